@@ -1,0 +1,36 @@
+"""Metadata of the package; the version is parsed as text, never imported."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "torchmix" / "__init__.py").read_text(), re.MULTILINE)
+assert VERSION is not None
+
+setup(
+    name="torchmix",
+    version=VERSION[1],
+    description="The data plane of a large-model training run: mixes, packs and balances before reading a byte",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["torchmix", "torchmix.*"]),
+    package_data={"torchmix": ["py.typed"]},
+    install_requires=[
+        "torch>=2.6",
+        "torchdata>=0.11",
+        "pyarrow>=17",
+        "numpy>=1.26",
+        "msgspec>=0.18",
+        "PyYAML>=6",
+        "tqdm>=4.64",
+    ],
+    extras_require={
+        "test": ["pytest>=8", "pytest-xdist>=3.5", "ruff", "mypy", "types-PyYAML", "types-tqdm"],
+        "megatron": ["megatron-core>=0.16,<0.17"],
+    },
+    entry_points={"console_scripts": ["torchmix = torchmix.cli.main:main"]},
+)

@@ -1,0 +1,1 @@
+"""what data exists. Files in reading order: (listed when they land)."""

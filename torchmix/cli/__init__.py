@@ -1,0 +1,1 @@
+"""the command line. Files in reading order: (listed when they land)."""

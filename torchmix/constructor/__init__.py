@@ -1,0 +1,1 @@
+"""documents -> tensors. Files in reading order: (listed when they land)."""

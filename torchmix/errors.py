@@ -1,0 +1,120 @@
+"""Every error torchmix raises on purpose, as one tree.
+
+    TorchmixError
+    |-- RecipeError (ValueError)        the user's text: unknown key, wrong type, shares that do not sum
+    |-- CatalogError                    what lies on disk
+    |   |-- CatalogMissing              no catalog yet, or not for these sources
+    |   |-- CatalogStale                the catalog was built for other settings or another format version
+    |   |-- SourceUnreadable            missing file or column, wrong type, no documents
+    |   |-- SourceChanged               a file is not the one that was indexed
+    |   `-- CorruptPage                 bytes that do not decode, or decode to other sizes than planned
+    |-- PlanError                       a step that cannot be planned
+    |   |-- SourceExhausted             a source gave its `max_epochs` and the recipe says `error`
+    |   |-- DocumentTooLong             `overflow: error` met a document longer than a sample
+    |   `-- PlanDiverged                two leaders planned the same step differently
+    |-- TopologyError (ValueError)      sizes that do not divide, ranks that do not exist
+    |-- StateError (ValueError)         a state that this loader cannot continue from
+    |   |-- StateVersion                written by another format version
+    |   `-- StateMismatch               of another recipe, catalog or (inside a step) layout
+    |-- RankLost                        another rank was killed, stopped or failed
+    `-- LoaderClosed (RuntimeError)     used after close()
+
+A message says what failed with its values, where, and what to do. Facts a program may want are
+attributes with defaults, so that every error survives pickling by torch's worker queue.
+"""
+
+from __future__ import annotations
+
+
+class TorchmixError(Exception):
+    """Any error that torchmix raises on purpose."""
+
+
+class RecipeError(TorchmixError, ValueError):
+    """The recipe, or a value given in its place, is wrong.
+
+    `where` is the path of keys ("sources.web.max_epochs"); `line` counts from 1, 0 if not from a file.
+    """
+
+    def __init__(self, message: str = "", where: str = "", line: int = 0) -> None:
+        super().__init__(message, where, line)
+        self.message = message
+        self.where = where
+        self.line = line
+
+    def __str__(self) -> str:
+        place = f"line {self.line}: " if self.line else ""
+        key = f"{self.where}: " if self.where else ""
+        return f"{place}{key}{self.message}"
+
+
+class CatalogError(TorchmixError):
+    """Something on disk is missing, changed or damaged."""
+
+
+class CatalogMissing(CatalogError):
+    """There is no catalog at the place the recipe names, or it lacks a source."""
+
+
+class CatalogStale(CatalogError):
+    """The catalog was built for other settings, or by another version of the format."""
+
+
+class SourceUnreadable(CatalogError):
+    """A file or column is missing, has the wrong type, or holds no documents."""
+
+
+class SourceChanged(CatalogError):
+    """A file is not the one that was indexed: its size or its footer differs."""
+
+
+class CorruptPage(CatalogError):
+    """Bytes of a page that do not decode, or decode to other sizes than the catalog holds."""
+
+
+class PlanError(TorchmixError):
+    """A step cannot be planned."""
+
+
+class SourceExhausted(PlanError):
+    """A source has given `max_epochs` epochs and the recipe says `on_exhausted: error`."""
+
+
+class DocumentTooLong(PlanError):
+    """A document does not fit a sample and the recipe says `overflow: error`."""
+
+
+class PlanDiverged(PlanError):
+    """Two leaders hold different plans of the same step."""
+
+
+class TopologyError(TorchmixError, ValueError):
+    """Parallel sizes that do not divide, or a rank outside them."""
+
+
+class StateError(TorchmixError, ValueError):
+    """A state that this loader cannot continue from."""
+
+
+class StateVersion(StateError):
+    """The state was written by another version of the state's format."""
+
+
+class StateMismatch(StateError):
+    """The state belongs to another recipe, catalog or (inside a step) layout."""
+
+
+class RankLost(TorchmixError):
+    """Another rank was killed, stopped, or failed; `rank` is its global rank, -1 if not known."""
+
+    def __init__(self, message: str = "", rank: int = -1) -> None:
+        super().__init__(message, rank)
+        self.message = message
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class LoaderClosed(TorchmixError, RuntimeError):
+    """The loader was used after `close()`."""

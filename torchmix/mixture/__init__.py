@@ -1,0 +1,1 @@
+"""which document comes next. Files in reading order: (listed when they land)."""

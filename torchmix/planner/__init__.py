@@ -1,0 +1,1 @@
+"""who gets what, when. Files in reading order: (listed when they land)."""

@@ -1,0 +1,1 @@
+"""how bytes are read. Files in reading order: (listed when they land)."""

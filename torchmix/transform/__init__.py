@@ -1,0 +1,1 @@
+"""row -> sample. Files in reading order: (listed when they land)."""
