@@ -1,0 +1,68 @@
+"""Sizes of a source's documents: all that planning needs to know of the data.
+
+In: arrays, memory-mapped from the catalog or made by hand in a test. Out: `SourceSizes`, read-only. Must hold: pages tile
+the rows, so page p is rows `first_row_of_page[p]:first_row_of_page[p + 1]` and the last entry is the number of documents.
+Cost: holding one is free; `check()` reads every entry once (about 1 ns each), so it runs when a catalog is written and in
+tests, not when one is opened.
+
+P is pages, N documents (rows) of one source, both in manifest order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.errors import CatalogError
+
+MAX_DOCUMENT_TOKENS = 2**31 - 1
+"""Longest document: lengths are int32 (positions and sums are int64)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SourceSizes:
+    """What a draw reads of one source."""
+
+    first_row_of_page: NDArray[np.int64]
+    """[P + 1] ascending row numbers, from 0 to N; a page may hold no row."""
+    tokens: NDArray[np.int32]
+    """[N] tokens of each document, 0 or more."""
+    window_pages: int
+    """Pages of one shuffle window, 1 or more; fixed when the source was indexed."""
+
+    @property
+    def num_pages(self) -> int:
+        """P, pages of the source."""
+        return len(self.first_row_of_page) - 1
+
+    @property
+    def num_documents(self) -> int:
+        """N, rows of the source, the empty ones included."""
+        return len(self.tokens)
+
+    def check(self) -> None:
+        """Check every invariant above, in O(P + N).
+
+        Raises:
+            CatalogError: Naming the first value that breaks one.
+        """
+        first, tokens = self.first_row_of_page, self.tokens
+        if first.ndim != 1 or first.dtype != np.int64 or len(first) < 2:
+            raise CatalogError(
+                f"first_row_of_page must be int64 [P + 1] with P >= 1, not {first.dtype} {list(first.shape)}"
+            )
+        if tokens.ndim != 1 or tokens.dtype != np.int32:
+            raise CatalogError(f"tokens must be int32 [N], not {tokens.dtype} {list(tokens.shape)}")
+        if first[0] != 0 or first[-1] != len(tokens):
+            raise CatalogError(f"pages cover rows {first[0]} to {first[-1]}, documents are 0 to {len(tokens)}")
+        steps = np.diff(first)
+        if (steps < 0).any():
+            page = int(np.argmax(steps < 0))
+            raise CatalogError(f"page {page} starts at row {first[page]}, the next one at {first[page + 1]}, before it")
+        if len(tokens) and tokens.min() < 0:
+            row = int(np.argmax(tokens < 0))
+            raise CatalogError(f"row {row} has {tokens[row]} tokens; lengths are 0 to {MAX_DOCUMENT_TOKENS}")
+        if self.window_pages < 1:
+            raise CatalogError(f"window_pages is {self.window_pages}, it must be 1 or more")
