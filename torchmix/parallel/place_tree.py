@@ -1,0 +1,200 @@
+"""Who shares what at each axis of the job, and who leads: the ClientPlaceTree of MegaScale-Data (section 4.1).
+
+In: a `Topology`, and optionally a leader per replica or a role per rank that differ from the default. Out: the tree, as
+numbers: for every rank its replica, its role and its leader; for every axis its buckets.
+
+The levels below the root are the axes in the order in which they divide the data, which is not the order of ranks:
+
+    DP      other samples than the next bucket                dp buckets of tp*cp*pp ranks, the replicas
+    CP      the same samples, another slice of the sequence   dp*cp buckets of tp*pp ranks
+    PP      the same slice, the tensors of one stage          dp*cp*pp buckets of tp ranks
+    TP      identical content                                 the leaves, one rank each; "WORLD" names the same level
+
+A *leader* plans, fetches and builds for one replica; its *peers* are the other ranks of the replica. A *role* (stage
+and CP slice) names what a rank receives: ranks of one replica and role, the TP peers, receive identical bytes.
+
+Invariants: each replica has one leader, which is one of its ranks; each rank has one role; every rank of the job that
+builds the tree from the same arguments gets the same tree. Cost: O(world size) integers, no torch, no communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torchmix.errors import TopologyError
+from torchmix.parallel.topology import Topology
+
+Stage = Literal["only", "first", "middle", "last"]
+Axis = Literal["WORLD", "DP", "CP", "PP", "TP"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Role:
+    """What a rank receives of its replica's global batch."""
+
+    stage: Stage
+    """Pipeline stage: "only" when there is one, else "first", "middle" (no sequence tensors) or "last"."""
+    cp_rank: int
+    """Slice of the sequence, in [0, cp)."""
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this role feeds the embedding: it needs tokens and position_ids."""
+        return self.stage in ("only", "first")
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this role computes the loss: it needs labels and loss_mask."""
+        return self.stage in ("only", "last")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientPlaceTree:
+    """The places of all ranks of a job. Build it with `from_topology`."""
+
+    topology: Topology
+    """Sizes of the axes and the rank this process is."""
+    leader_of_replica: tuple[int, ...]
+    """[dp] global rank that leads each replica."""
+    replica_of_rank: tuple[int, ...]
+    """[world_size] replica of each rank."""
+    role_of_rank: tuple[Role, ...]
+    """[world_size] role of each rank."""
+    _ranks_of_place: Mapping[tuple[int, Role], tuple[int, ...]] = field(repr=False, compare=False)
+
+    @classmethod
+    def from_topology(
+        cls,
+        topology: Topology,
+        *,
+        leaders: Mapping[int, int] | None = None,
+        roles: Mapping[int, Role] | None = None,
+    ) -> ClientPlaceTree:
+        """Infer the tree from the parallel sizes, then apply what the user overrides.
+
+        Args:
+            topology: The job.
+            leaders: Replica -> the global rank that leads it, for those replicas whose leader is not the rank at
+                tp = cp = pp = 0 (say, to spread leaders over nodes).
+            roles: Global rank -> its role, for those ranks that need other tensors than their stage says (say, a middle
+                stage that predicts several tokens and needs labels).
+
+        Raises:
+            TopologyError: An override names a replica, a rank or a CP slice that does not exist, or a leader from
+                another replica.
+        """
+        views = [topology.with_rank(rank) for rank in range(topology.world_size)]
+        replica_of_rank = tuple(view.replica for view in views)
+        leader_of_replica = [topology.rank_at(dp=replica) for replica in range(topology.dp)]
+        for replica, rank in (leaders or {}).items():
+            if not 0 <= replica < topology.dp:
+                raise TopologyError(f"leaders: there is no replica {replica}; dp is {topology.dp}")
+            _check_rank(rank, topology, where="leaders")
+            if replica_of_rank[rank] != replica:
+                members = [member for member, place in enumerate(replica_of_rank) if place == replica]
+                raise TopologyError(
+                    f"leaders: rank {rank} belongs to replica {replica_of_rank[rank]}, not to replica {replica}; "
+                    f"choose one of {members}"
+                )
+            leader_of_replica[replica] = rank
+        role_of_rank = [_role_of(view) for view in views]
+        for rank, role in (roles or {}).items():
+            _check_rank(rank, topology, where="roles")
+            if not 0 <= role.cp_rank < topology.cp:
+                raise TopologyError(f"roles: rank {rank} has cp_rank {role.cp_rank}, but cp is {topology.cp}")
+            role_of_rank[rank] = role
+        ranks_of_place: dict[tuple[int, Role], list[int]] = {}
+        for rank, place in enumerate(zip(replica_of_rank, role_of_rank, strict=True)):
+            ranks_of_place.setdefault(place, []).append(rank)
+        return cls(
+            topology=topology,
+            leader_of_replica=tuple(leader_of_replica),
+            replica_of_rank=replica_of_rank,
+            role_of_rank=tuple(role_of_rank),
+            _ranks_of_place={place: tuple(ranks) for place, ranks in ranks_of_place.items()},
+        )
+
+    @property
+    def replica(self) -> int:
+        """Replica of this process."""
+        return self.replica_of_rank[self.topology.rank]
+
+    @property
+    def role(self) -> Role:
+        """Role of this process."""
+        return self.role_of_rank[self.topology.rank]
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process leads its replica."""
+        return self.leader_of_replica[self.replica] == self.topology.rank
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """[dp] global ranks of the leaders, by replica."""
+        return self.leader_of_replica
+
+    def leader_of(self, rank: int) -> int:
+        """The global rank that fetches for `rank` (itself, for a leader)."""
+        _check_rank(rank, self.topology, where="place tree")
+        return self.leader_of_replica[self.replica_of_rank[rank]]
+
+    def peers(self, leader: int) -> tuple[int, ...]:
+        """The ranks that `leader` serves, ascending, without itself.
+
+        Raises:
+            TopologyError: `leader` does not lead a replica.
+        """
+        if leader not in self.leader_of_replica:
+            raise TopologyError(f"rank {leader} leads no replica; the leaders are {list(self.leader_of_replica)}")
+        replica = self.replica_of_rank[leader]
+        return tuple(rank for rank, place in enumerate(self.replica_of_rank) if place == replica and rank != leader)
+
+    def roles(self, replica: int) -> tuple[Role, ...]:
+        """The roles that occur in a replica, sorted by (stage, cp_rank) so that every rank lists them alike."""
+        return tuple(sorted(role for place, role in self._ranks_of_place if place == replica))
+
+    def ranks_of_role(self, replica: int, role: Role) -> tuple[int, ...]:
+        """The ranks of a replica with this role, ascending; empty if there are none."""
+        return self._ranks_of_place.get((replica, role), ())
+
+    def buckets(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
+        """The sets of ranks that receive the same data at a level of the tree.
+
+        Buckets are ordered as the tree is read: by replica, then CP slice, then stage, then TP rank. A planner that
+        distributes at `axis` divides the data over these buckets.
+
+        Args:
+            axis: A level of the tree, as in the table above.
+        """
+        depth_of_axis = {"DP": 1, "CP": 2, "PP": 3, "TP": 4, "WORLD": 4}
+        if axis not in depth_of_axis:
+            raise TopologyError(f"unknown axis {axis!r}; the levels are {', '.join(depth_of_axis)}")
+        ranks_of_bucket: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.topology.world_size):
+            place = self.topology.with_rank(rank).coordinates
+            path = (place.dp, place.cp, place.pp, place.tp)[: depth_of_axis[axis]]
+            ranks_of_bucket.setdefault(path, []).append(rank)
+        return tuple(tuple(ranks_of_bucket[path]) for path in sorted(ranks_of_bucket))
+
+
+def _role_of(topology: Topology) -> Role:
+    """The default role of a rank: by its stage and CP slice."""
+    place = topology.coordinates
+    stage: Stage
+    if topology.pp == 1:
+        stage = "only"
+    elif place.pp == 0:
+        stage = "first"
+    elif place.pp == topology.pp - 1:
+        stage = "last"
+    else:
+        stage = "middle"
+    return Role(stage=stage, cp_rank=place.cp)
+
+
+def _check_rank(rank: int, topology: Topology, *, where: str) -> None:
+    if not 0 <= rank < topology.world_size:
+        raise TopologyError(f"{where}: there is no rank {rank}; the job has ranks 0 to {topology.world_size - 1}")

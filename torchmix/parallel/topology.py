@@ -1,0 +1,168 @@
+"""Where one rank stands in the training job: coordinates in (tp, cp, pp, dp), from numbers alone.
+
+In: the parallel sizes and a global rank, as numbers or from torchrun's environment. Out: a frozen `Topology`.
+
+Invariant: tp * cp * pp * dp ranks, numbered as Megatron numbers them ("tp-cp-ep-dp-pp" with ep = 1): tp is the fastest
+axis, then cp, then dp, and pp is the slowest, so
+
+    rank = tp_rank + tp * (cp_rank + cp * (dp_rank + dp * pp_rank))
+
+A *replica* is one whole copy of the model: tp * cp * pp ranks that train on the same samples. The order of the data never
+depends on anything in this file; only who receives what does.
+
+Cost: integer arithmetic. No torch, no sockets, nothing is initialised.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from torchmix.errors import TopologyError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coordinates:
+    """Position of a rank on each axis, each in [0, size of the axis)."""
+
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topology:
+    """Sizes of the parallel axes and the rank this process is.
+
+    Raises:
+        TopologyError: A size is below 1, or the rank is not in [0, world_size).
+    """
+
+    tp: int = 1
+    """Tensor-parallel ranks: identical content."""
+    cp: int = 1
+    """Context-parallel ranks: the same samples, each its slice of the sequence."""
+    pp: int = 1
+    """Pipeline stages: the same samples, each stage the tensors it needs."""
+    dp: int = 1
+    """Data-parallel replicas: different samples."""
+    rank: int = 0
+    """Global rank in [0, world_size)."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            # A bool or a float here is a slip of arguments; both would pass the comparisons below.
+            if type(value) is not int:
+                raise TopologyError(f"topology: {field.name}={value!r} is not an integer; pass a plain int")
+            if field.name != "rank" and value < 1:
+                raise TopologyError(
+                    f"topology: {field.name}={value} is below 1; use 1 for an axis that is not parallel"
+                )
+        if not 0 <= self.rank < self.world_size:
+            raise TopologyError(
+                f"topology: rank {self.rank} is not in [0, {self.world_size}) = [0, tp {self.tp} * cp {self.cp} * "
+                f"pp {self.pp} * dp {self.dp}); give the sizes of the whole job and this process' global rank"
+            )
+
+    @classmethod
+    def single(cls) -> Topology:
+        """The topology of one process without any parallelism."""
+        return cls()
+
+    @classmethod
+    def from_torchrun(
+        cls, tp: int = 1, cp: int = 1, pp: int = 1, *, environ: Mapping[str, str] | None = None
+    ) -> Topology:
+        """Read the rank and the world size that torchrun sets; what tp, cp and pp leave over is dp.
+
+        Args:
+            tp: Tensor-parallel size, at least 1.
+            cp: Context-parallel size, at least 1.
+            pp: Pipeline-parallel size, at least 1.
+            environ: Stands in for `os.environ`. With neither RANK nor WORLD_SIZE in it, the job is one process.
+
+        Raises:
+            TopologyError: The variables are incomplete or not integers, or tp * cp * pp does not divide WORLD_SIZE.
+        """
+        variables = os.environ if environ is None else environ
+        texts = {name: variables.get(name) for name in ("RANK", "WORLD_SIZE")}
+        if None not in texts.values():
+            rank, world_size = (_int_of_variable(name, str(text)) for name, text in texts.items())
+        elif set(texts.values()) == {None}:
+            rank, world_size = 0, 1
+        else:
+            raise TopologyError(
+                f"environment: RANK={texts['RANK']!r} but WORLD_SIZE={texts['WORLD_SIZE']!r}; set both, as torchrun "
+                "does, or neither for a single process"
+            )
+        return cls.from_world(world_size=world_size, rank=rank, tp=tp, cp=cp, pp=pp)
+
+    @classmethod
+    def from_world(cls, *, world_size: int, rank: int, tp: int = 1, cp: int = 1, pp: int = 1) -> Topology:
+        """The topology of `world_size` ranks; what tp, cp and pp leave over is dp.
+
+        Raises:
+            TopologyError: A size is below 1, the rank is outside, or tp * cp * pp does not divide `world_size`.
+        """
+        model_ranks = cls(tp=tp, cp=cp, pp=pp).world_size
+        if world_size < 1 or world_size % model_ranks:
+            raise TopologyError(
+                f"world size {world_size} is not a positive multiple of tp {tp} * cp {cp} * pp {pp} = {model_ranks}; "
+                f"start a multiple of {model_ranks} processes (torchrun --nproc-per-node {model_ranks}), or pass sizes "
+                f"whose product divides {world_size}"
+            )
+        return cls(tp=tp, cp=cp, pp=pp, dp=world_size // model_ranks, rank=rank)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Position of this rank on each axis."""
+        rest, tp = divmod(self.rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
+        pp, dp = divmod(rest, self.dp)
+        return Coordinates(tp=tp, cp=cp, pp=pp, dp=dp)
+
+    @property
+    def replica(self) -> int:
+        """The data-parallel replica this rank belongs to, in [0, dp)."""
+        return self.coordinates.dp
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank fetches for its replica in the default place tree (tp = cp = pp = 0).
+
+        A job with a place tree of its own asks `ClientPlaceTree.is_leader` instead.
+        """
+        return self.rank == self.rank_at(dp=self.replica)
+
+    def with_rank(self, rank: int) -> Topology:
+        """The same job, seen from another rank."""
+        return replace(self, rank=rank)
+
+    def rank_at(self, *, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
+        """The global rank at these coordinates.
+
+        Raises:
+            TopologyError: A coordinate is not in [0, size of its axis).
+        """
+        for axis, index in (("tp", tp), ("cp", cp), ("dp", dp), ("pp", pp)):
+            size: int = getattr(self, axis)
+            if not 0 <= index < size:
+                raise TopologyError(f"no rank at {axis} {index}: the axis has {size} ranks, 0 to {size - 1}")
+        return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
+
+
+def _int_of_variable(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise TopologyError(
+            f"environment: {name}={text!r} is not an integer; torchrun sets it, unset a stale one"
+        ) from None
