@@ -1,0 +1,148 @@
+"""What every kind of source gives: a scan of each file, and the documents of a run of pages.
+
+In: a file, and later bytes of it. Out: `FileScan`, which the catalog keeps, and `Documents`, which become tensors.
+Must hold: both are pure functions of the file's bytes and the source's settings, and `decode` gives each document
+exactly the number of tokens that `scan` found. Cost: a scan reads and decodes the column once; `decode` touches only
+the bytes it is given, so the caller decides what is read, kept, or read ahead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Documents:
+    """Token ids of consecutive documents, end to end; document i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: NDArray[np.integer[Any]]
+    """Token ids of any integer dtype, [offsets[-1]]; may be read-only."""
+    offsets: Int64Array
+    """[documents + 1], starts at 0, never falls. A null row is a document of no tokens."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FileScan:
+    """One file as the catalog keeps it: P pages in row order, over C column chunks in file order, with N documents."""
+
+    num_bytes: int
+    """Size of the file."""
+    footer_hash: str
+    """32 hex digits: the file's identity, with its size."""
+    num_rows: int
+    """N; equals `page_rows.sum()` and `len(tokens)`."""
+    chunk_of_page: Int32Array
+    """[P], in 0 ... C - 1, never falls."""
+    page_offset: Int64Array
+    """[P], the first byte of the page in the file: its header."""
+    page_bytes: Int64Array
+    """[P], header and body of one or more whole data pages."""
+    page_rows: Int64Array
+    """[P], at least 1."""
+    dict_offset: Int64Array
+    """[C], the first byte of the chunk's dictionary page; -1 if it has none."""
+    dict_bytes: Int64Array
+    """[C], 0 if it has none."""
+    codec: NDArray[np.int8]
+    """[C], compression, in the file format's own numbers."""
+    decoded_bytes: Int64Array
+    """[C], bytes of the chunk's pages without compression."""
+    tokens: Int32Array
+    """[N], tokens of each document."""
+    schema: bytes
+    """What `decode` must know of the file beside its pages; opaque to all but the source."""
+    whole_chunks: bool
+    """Rows are split over the writer's pages, so that some page is a whole column chunk."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PageRun:
+    """One page, or several adjacent ones of the same column chunk, as bytes read from a file."""
+
+    pages: bytes | memoryview
+    """Bytes of the pages: `page_bytes` summed over the run, from the `page_offset` of its first."""
+    dictionary: bytes | memoryview
+    """Bytes of the chunk's dictionary page; empty if it has none."""
+    schema: bytes
+    """`FileScan.schema` of the file."""
+    codec: int
+    """`FileScan.codec` of the chunk."""
+    num_rows: int
+    """Sum of `page_rows`."""
+    path: str
+    """The file; with `offset` and `first_row` only for messages."""
+    offset: int
+    """`page_offset` of the first page."""
+    first_row: int
+    """Row of the source at which the run begins."""
+
+
+class Source(Protocol):
+    """One source of the recipe: its name, its column, and how its files are read. Safe to share between threads."""
+
+    @property
+    def name(self) -> str:
+        """The source's name in the recipe."""
+
+    @property
+    def column(self) -> str:
+        """The column that holds the documents."""
+
+    @property
+    def transform_id(self) -> str:
+        """What turns a row into tokens, with its version; sizes in the catalog are true for this alone."""
+
+    def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
+        """Size in bytes and `footer_hash` of an open file, from its last bytes alone.
+
+        Raises:
+            SourceUnreadable: the file has no whole footer.
+        """
+
+    def scan(self, path: Path, progress: Callable[[int], None] | None = None) -> FileScan:
+        """Find the pages of a file and the tokens of each of its documents.
+
+        `progress` is called with the bytes of the column that were scanned since the last call.
+
+        Raises:
+            SourceUnreadable: no such file or column, a wrong type, or not a file of this kind.
+            CorruptPage: a page does not decode.
+        """
+
+    def decode(self, run: PageRun) -> Documents:
+        """The documents of a run of pages, `run.num_rows` of them.
+
+        Raises:
+            CorruptPage: the bytes do not decode, or to another number of rows.
+        """
+
+
+def read_range(file_descriptor: int, offset: int, num_bytes: int) -> bytes:
+    """Bytes [offset, offset + num_bytes) of an open file; fewer only where the file ends.
+
+    Leaves the file's position alone, so that threads may share the descriptor.
+    """
+    first = os.pread(file_descriptor, num_bytes, offset)
+    if len(first) == num_bytes or not first:
+        return first
+    parts, done_bytes = [first], len(first)
+    while done_bytes < num_bytes:  # the kernel gives at most 2 GiB a call
+        part = os.pread(file_descriptor, num_bytes - done_bytes, offset + done_bytes)
+        if not part:
+            break
+        parts.append(part)
+        done_bytes += len(part)
+    return b"".join(parts)
