@@ -1,9 +1,9 @@
 """Sizes of a source's documents: all that planning needs to know of the data.
 
-In: arrays, memory-mapped from the catalog or made by hand in a test. Out: `SourceSizes`, read-only. Must hold: pages tile
-the rows, so page p is rows `first_row_of_page[p]:first_row_of_page[p + 1]` and the last entry is the number of documents.
-Cost: holding one is free; `check()` reads every entry once (about 1 ns each), so it runs when a catalog is written and in
-tests, not when one is opened.
+In: arrays, memory-mapped from the catalog or made by hand in a test. Out: `SourceSizes`, read-only. Must hold: pages
+tile the rows, so page p is rows `first_row_of_page[p]:first_row_of_page[p + 1]` and the last entry is the number of
+documents. Cost: holding one is free; `check()` reads every entry once (about 1 ns each), so it runs when a catalog is
+written and in tests, not when one is opened.
 
 P is pages, N documents (rows) of one source, both in manifest order.
 """
