@@ -7,7 +7,7 @@ axis, then cp, then dp, and pp is the slowest, so
 
     rank = tp_rank + tp * (cp_rank + cp * (dp_rank + dp * pp_rank))
 
-A *replica* is one whole copy of the model: tp * cp * pp ranks that train on the same samples. The order of the data never
+A *replica* is one copy of the model: tp * cp * pp ranks that train on the same samples. The order of the data never
 depends on anything in this file; only who receives what does.
 
 Cost: integer arithmetic. No torch, no sockets, nothing is initialised.
