@@ -1,1 +1,1 @@
-"""which document comes next. Files in reading order: (listed when they land)."""
+"""Which document comes next. Files in reading order: keys.py, permutation.py, order.py, schedule.py, draw.py."""

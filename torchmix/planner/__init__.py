@@ -1,1 +1,1 @@
-"""who gets what, when. Files in reading order: (listed when they land)."""
+"""Who gets what, when. Files in reading order: cost.py, pack.py, balance.py, plan.py, planner.py."""

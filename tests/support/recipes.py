@@ -1,0 +1,36 @@
+"""Recipes made in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchmix.recipe import Balance, Batch, Model, Packing, Recipe, Source, check_recipe
+
+
+def make_recipe(
+    shares: Mapping[str, str],
+    *,
+    samples: int = 16,
+    length: int = 256,
+    seed: int = 7,
+    packing: Mapping[str, Any] | None = None,
+    sources: Mapping[str, Mapping[str, Any]] | None = None,
+    balance: str = "rows",
+) -> Recipe:
+    """A checked recipe over token sources named as in `shares`; `sources` adds keys of single sources."""
+    extra = sources or {}
+    return check_recipe(
+        Recipe(
+            version=1,
+            seed=seed,
+            batch=Batch(samples=samples, length=length),
+            sources={
+                name: Source(**{"path": f"{name}.parquet", "tokens": "input_ids", **extra.get(name, {})})
+                for name in shares
+            },
+            mixture=dict(shares),
+            packing=Packing(**(packing or {})),
+            balance=Balance(method=balance, model=Model(layers=32, hidden=4096, ffn=11008, heads=32)),
+        )
+    )

@@ -1,0 +1,169 @@
+"""Shares -> the documents of a step.
+
+In: where each source stands, and how many tokens are asked. Out: documents, and where the sources stand then. Must
+hold: after every draw the tokens drawn from a source are within half its longest document of its share of all tokens
+ever asked; nothing is lost or repeated within an epoch. Cost: one binary search per source and window.
+
+A source is charged with exact integers: `debt` whole tokens it still owes and `residue` / 2^32 of one more. It gives
+documents while the midpoint of the next one lies below its debt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.errors import SourceExhausted
+from torchmix.mixture.order import SourceOrder, Window
+
+MAX_ASKED_TOKENS = 1 << 30
+"""Of one draw: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Position:
+    """Where every source stands. All arrays int64 [S], by sorted source name."""
+
+    epoch: Ints
+    window: Ints
+    offset: Ints
+    """Documents already taken from the window."""
+    debt: Ints
+    """Tokens owed; negative when a long document was taken early."""
+    residue: Ints
+    """In [0, 2^32): the fraction of a token owed beyond `debt`."""
+
+    @staticmethod
+    def start(num_sources: int) -> Position:
+        """Nothing drawn yet."""
+        zeros = np.zeros(num_sources, np.int64)
+        return Position(epoch=zeros, window=zeros, offset=zeros, debt=zeros, residue=zeros)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Documents:
+    """Documents drawn, in order. All arrays int64 [n]."""
+
+    source: Ints
+    """Index by sorted source name: local to this process, in no key and no digest."""
+    epoch: Ints
+    row: Ints
+    tokens: Ints
+    """Tokens that count: after truncation, if the recipe truncates."""
+    document_tokens: Ints
+    """Tokens of the whole document, as the catalog has them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Draw:
+    """What one draw gave."""
+
+    documents: Documents
+    position: Position
+    asked: Ints
+    """[S] whole tokens charged to each source."""
+    ran_out: tuple[int, ...]
+    """Sources that could not give what they owe: they have given their `max_epochs`."""
+
+
+def draw(
+    orders: Sequence[SourceOrder],
+    shares: Ints,
+    position: Position,
+    asked_tokens: int,
+    *,
+    max_epochs: Ints,
+) -> Draw:
+    """Draw about `asked_tokens` tokens of whole documents, each source its share.
+
+    Args:
+        orders: [S] the sources' orders, sorted by name.
+        shares: int64 [S], sum 2^32; 0 for a source that has run out.
+        position: Where the sources stand; not changed.
+        asked_tokens: Tokens to charge, in [0, 2^30].
+        max_epochs: int64 [S] epochs a source may give.
+
+    Returns:
+        Documents sorted by source, in each source's own order. A source in `ran_out` stands at
+        (max_epochs, 0, 0) with its debt forgiven: what it did not give is asked again of the others.
+    """
+    assert 0 <= asked_tokens <= MAX_ASKED_TOKENS, asked_tokens
+    charged = position.residue + shares * asked_tokens
+    asked = charged >> 32
+    residue = charged & 0xFFFFFFFF
+    debt = position.debt + asked
+    epoch, window, offset = position.epoch.copy(), position.window.copy(), position.offset.copy()
+    taken: list[_Run] = []
+    ran_out: list[int] = []
+    for s in np.flatnonzero((debt > 0) & (shares > 0)).tolist():
+        order, owed = orders[s], int(debt[s])
+        e, w, k = int(epoch[s]), int(window[s]), int(offset[s])
+        while owed > 0:
+            if e >= max_epochs[s]:
+                ran_out.append(s)
+                owed = residue[s] = 0
+                break
+            documents = order.window(e, w)
+            before = int(documents.ends[k])
+            stop = max(k, int(np.searchsorted(documents.middles, 2 * (owed + before))))
+            if stop > k:
+                taken.append(_Run(s, e, documents, k, stop))
+                owed -= int(documents.ends[stop]) - before
+            k = stop
+            if k < len(documents.rows):
+                break
+            k, w = 0, w + 1
+            if w == order.num_windows:
+                w, e = 0, e + 1
+        epoch[s], window[s], offset[s], debt[s] = e, w, k, owed
+    return Draw(
+        documents=_join(taken),
+        position=replace(position, epoch=epoch, window=window, offset=offset, debt=debt, residue=residue),
+        asked=asked,
+        ran_out=tuple(ran_out),
+    )
+
+
+class _Run(NamedTuple):
+    source: int
+    epoch: int
+    window: Window
+    start: int
+    stop: int
+
+
+def _join(runs: list[_Run]) -> Documents:
+    """One table of the runs taken; documents that count for nothing are passed over here."""
+    counts = np.array([run.stop - run.start for run in runs], np.int64)
+    empty = np.zeros(0, np.int64)
+    tokens = np.concatenate([empty, *(np.diff(r.window.ends[r.start : r.stop + 1]) for r in runs)])
+    whole = np.concatenate([empty, *(r.window.document_tokens[r.start : r.stop] for r in runs)])
+    rows = np.concatenate([empty, *(r.window.rows[r.start : r.stop] for r in runs)])
+    kept = tokens > 0
+    return Documents(
+        source=np.repeat(np.array([run.source for run in runs], np.int64), counts)[kept],
+        epoch=np.repeat(np.array([run.epoch for run in runs], np.int64), counts)[kept],
+        row=rows[kept],
+        tokens=tokens[kept],
+        document_tokens=whole[kept],
+    )
+
+
+def exhausted_error(name: str, epochs: int, step: int, *, all_sources: bool) -> SourceExhausted:
+    """The error for a source that has run out, with what the user can do."""
+    if all_sources:
+        return SourceExhausted(
+            f"every source has given its max_epochs: no data is left for step {step}; stop before it "
+            f"(`max_steps={step}`) or raise `max_epochs` in the recipe"
+        )
+    return SourceExhausted(
+        f"source '{name}' has given its max_epochs ({epochs}) and step {step} asks for more; raise `max_epochs`, "
+        f"set `on_exhausted: renormalise` to go on with the other sources, or lower its share. "
+        f"`torchmix check RECIPE --steps N` shows when each source runs out"
+    )

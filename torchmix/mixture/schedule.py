@@ -1,0 +1,42 @@
+"""Integer shares of the sources.
+
+In: exact fractions that sum to 1. Out: integers that sum to 2^32, by sorted source name. Must hold: a share above
+zero never rounds to zero; equal input gives equal output whatever the order of the recipe. Cost: once per decision.
+
+Only constant shares live here today; stages, ramps and logged decisions of a policy will join them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHARE_ONE = 1 << 32
+
+
+def integer_shares(fractions: Mapping[str, Fraction]) -> NDArray[np.int64]:
+    """Largest-remainder rounding of shares to integers that sum to 2^32.
+
+    Args:
+        fractions: Share of each source, in [0, 1], with a positive sum (it need not be 1: what is
+            left after a source has run out is scaled up).
+
+    Returns:
+        int64 [S] by sorted name; positive where the fraction is positive.
+
+    Source: Hamilton's method; ties go to the name that sorts first.
+    """
+    names = sorted(fractions)
+    total = sum(fractions.values(), Fraction(0))
+    exact = [fractions[name] / total * SHARE_ONE for name in names]
+    shares = [max(int(share), 1) if share > 0 else 0 for share in exact]
+    missing = SHARE_ONE - sum(shares)
+    by_remainder = sorted(range(len(names)), key=lambda s: (-(exact[s] - int(exact[s])), names[s]))
+    for s in by_remainder[: max(missing, 0)]:
+        shares[s] += 1
+    if missing < 0:  # shares lifted from zero to one are paid by the largest
+        shares[max(range(len(names)), key=lambda s: (shares[s], names[s]))] += missing
+    return np.array(shares, np.int64)

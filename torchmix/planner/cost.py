@@ -1,0 +1,61 @@
+"""Sizes -> cost: what a sample costs its rank.
+
+In: lengths of pieces and their samples. Out: int64 cost of each sample, in units of 2 x hidden multiply-adds per layer.
+Must hold: integers, so that every leader and every later run computes the same. Cost: one pass over the pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.recipe import Model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostModel:
+    """cost = per_token x tokens + per_pair x sum(length^2), lengths being those that attend to each other."""
+
+    per_token: int
+    per_pair: int
+    whole_sample: bool
+    """Attention runs over the whole sample (`boundaries: none`), not inside documents."""
+
+    def of_samples(
+        self, tokens: NDArray[np.int64], sample: NDArray[np.int64], *, num_samples: int, length: int
+    ) -> NDArray[np.int64]:
+        """Cost of each sample.
+
+        Args:
+            tokens: [n] tokens of each piece.
+            sample: [n] its sample, ascending.
+            num_samples, length: Samples of the global batch, tokens of each. Padding is computed like
+                any token by all that is linear in tokens, so every sample has `length` of them.
+
+        Returns:
+            int64 [num_samples].
+        """
+        if self.whole_sample:
+            return np.full(num_samples, self.per_token * length + self.per_pair * length * length, np.int64)
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens * tokens)])
+        edges = np.searchsorted(sample, np.arange(num_samples + 1))
+        return self.per_token * length + self.per_pair * np.diff(before[edges])
+
+
+def cost_model(model: Model | None, *, boundaries: str) -> CostModel:
+    """The cost model of a dense causal transformer.
+
+    Multiply-adds per token and layer: 4h^2 + 4h x h_kv of the attention's projections (h_kv is the
+    width of keys or values), 6h x ffn of a gated MLP; per attended pair 2h, half of them masked. The
+    output layer adds 2h x vocab once. Divided by 2h and kept whole by counting layers.
+
+    Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, per document.
+    """
+    whole_sample = boundaries == "none"
+    if model is None:
+        return CostModel(per_token=1, per_pair=0, whole_sample=whole_sample)
+    kv_hidden = model.hidden * (model.kv_heads or model.heads) // model.heads
+    per_layer = 2 * model.hidden + 2 * kv_hidden + 3 * model.ffn
+    return CostModel(per_token=model.layers * per_layer + model.vocab, per_pair=model.layers, whole_sample=whole_sample)

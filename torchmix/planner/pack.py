@@ -1,0 +1,253 @@
+"""Pieces -> samples of fixed capacity, over the whole global batch.
+
+In: the pool and the step's new documents. Out: pieces with their sample and slot, and the next pool. Must hold: every
+piece is placed once or deferred once; no sample exceeds its capacity in aligned tokens; a pool of at most half a batch
+is gone in one step (older pieces go first). Cost: `best_fit` about 0.4 us a piece, `concat` less.
+
+Why the pool stays small: best fit opens an empty sample only if no used one fits, so any two used samples sum to more
+than a sample's capacity; if anything is deferred, all samples are used and more than half the batch is delivered.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.mixture.keys import hash_columns, keyed_order, named_key, order_by
+
+Ints = NDArray[np.int64]
+MAX_CLASS = 3
+"""Pieces deferred this often or oftener are one class, and go first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pieces:
+    """Parts of documents that fit a sample. All arrays int64 [n]."""
+
+    source: Ints
+    epoch: Ints
+    row: Ints
+    start: Ints
+    """First token of the piece in its document."""
+    tokens: Ints
+    drawn_step: Ints
+    document_tokens: Ints
+    """Tokens of the whole document, as the catalog has them."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, order: Ints | NDArray[np.bool_]) -> Pieces:
+        """The pieces at `order` (positions or a mask)."""
+        return Pieces(**{f.name: getattr(self, f.name)[order] for f in fields(self)})
+
+    @staticmethod
+    def concatenate(parts: list[Pieces]) -> Pieces:
+        """All pieces of `parts`, in order."""
+        return Pieces(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Pieces)})
+
+    @staticmethod
+    def empty() -> Pieces:
+        """No pieces."""
+        return Pieces(**{f.name: np.zeros(0, np.int64) for f in fields(Pieces)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Packed:
+    """The samples of a step: pieces sorted by (sample, slot), and the pool that is left."""
+
+    pieces: Pieces
+    sample: Ints
+    """[n] in [0, num_samples)."""
+    slot: Ints
+    """[n] place of the piece in its sample, from 0."""
+    sample_offset: Ints
+    """[n] first token of the piece in its sample, a multiple of `align_tokens`."""
+    pool: Pieces
+
+
+def split_long(pieces: Pieces, length: int) -> Pieces:
+    """Cut documents longer than a sample into parts of `length` tokens and a rest, in order."""
+    parts = -(-pieces.tokens // length)
+    if not len(parts) or parts.max() == 1:
+        return pieces
+    part = np.arange(int(parts.sum()), dtype=np.int64) - np.repeat(np.cumsum(parts) - parts, parts)
+    cut = pieces.take(np.repeat(np.arange(len(pieces)), parts))
+    return replace(cut, start=cut.start + part * length, tokens=np.minimum(cut.tokens - part * length, length))
+
+
+def aligned(tokens: Ints, align_tokens: int) -> Ints:
+    """Lengths rounded up to a multiple of `align_tokens`."""
+    return -(-tokens // align_tokens) * align_tokens
+
+
+def concat(pool: Pieces, new: Pieces, tie: NDArray[np.uint64], *, num_samples: int, length: int) -> Packed:
+    """Lay pool and new documents end to end and cut every `length` tokens.
+
+    Args:
+        pool: Pieces left by the step before, in order.
+        new: Documents drawn now; laid in the order of `tie`.
+        tie: uint64 [len(new)] a hash of each.
+        num_samples, length: Samples of the global batch, tokens of each; pool and new hold enough to fill them.
+    """
+    stream = Pieces.concatenate([pool, new.take(order_by(np.zeros_like(tie), tie, major_bits=0))])
+    stops = np.cumsum(stream.tokens)
+    starts = stops - stream.tokens
+    capacity = num_samples * length
+    assert stops[-1] >= capacity, (int(stops[-1]), capacity)
+    # A piece is cut wherever a sample ends inside it; the batch's end cuts the pool off.
+    cuts = np.arange(1, num_samples + 1, dtype=np.int64) * length
+    ends = np.union1d(stops, cuts)
+    owner = np.searchsorted(stops, ends)  # the piece that ends at or holds each cut
+    part_start = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    parts = stream.take(owner)
+    parts = replace(parts, start=parts.start + part_start - starts[owner], tokens=ends - part_start)
+    inside = int(np.searchsorted(ends, capacity)) + 1
+    sample = part_start[:inside] // length
+    first = np.searchsorted(sample, np.arange(num_samples))
+    # Deferred documents stay whole: only the one cut by the batch's end has given a part already.
+    rest = int(np.searchsorted(stops, capacity, side="right"))
+    given = np.maximum(capacity - starts[rest:], 0)
+    left = stream.take(np.arange(rest, len(stream)))
+    return Packed(
+        pieces=parts.take(np.arange(inside)),
+        sample=sample,
+        slot=np.arange(inside, dtype=np.int64) - first[sample],
+        sample_offset=part_start[:inside] % length,
+        pool=replace(left, start=left.start + given, tokens=left.tokens - given),
+    )
+
+
+def best_fit(
+    pool: Pieces,
+    new: Pieces,
+    tie: NDArray[np.uint64],
+    *,
+    num_samples: int,
+    length: int,
+    align_tokens: int,
+    step: int,
+) -> Packed:
+    """Best-fit decreasing by age class: whole pieces, the longest first, each where least room is left.
+
+    What exceeds the batch is held back by hash before packing: left to itself best fit always
+    defers the shortest documents.
+
+    Args:
+        pool: Pieces deferred so far, in order.
+        new: Pieces of the documents drawn now, none longer than `length`.
+        tie: uint64 [len(pool) + len(new)] hash of each piece: decides between equal lengths, who is
+            held back, and the order inside a sample.
+        num_samples, length: Samples of the global batch, tokens of each.
+        align_tokens: Every piece takes a multiple of this; divides `length`.
+        step: The step being packed; a piece's age is `step - drawn_step`.
+
+    Source: best-fit decreasing, Johnson 1973.
+    """
+    pieces = Pieces.concatenate([pool, new])
+    units = -(-pieces.tokens // align_tokens)
+    unit_capacity = length // align_tokens
+    held = _held_back(units[len(pool) :], tie[len(pool) :], int(units.sum()) - num_samples * unit_capacity)
+    ready = np.concatenate([np.arange(len(pool)), len(pool) + np.flatnonzero(~held)])
+    age_class = np.minimum(step - pieces.drawn_step[ready], MAX_CLASS)
+    unit_bits = unit_capacity.bit_length()
+    major = (((MAX_CLASS - age_class) << unit_bits) | (unit_capacity - units[ready])).astype(np.uint64)
+    ready = ready[order_by(major, tie[ready], major_bits=2 + unit_bits)]
+    class_sizes = np.bincount(MAX_CLASS - np.minimum(step - pieces.drawn_step[ready], MAX_CLASS), minlength=4)
+    sample_of_ready = _best_fit_runs(units[ready], class_sizes, num_samples, unit_capacity)
+
+    sample_of_piece = np.full(len(pieces), -1, np.int64)
+    sample_of_piece[ready] = sample_of_ready
+    placed = np.flatnonzero(sample_of_piece >= 0)
+    major = sample_of_piece[placed].astype(np.uint64)
+    placed = placed[order_by(major, tie[placed], major_bits=max(1, (num_samples - 1).bit_length()))]
+    sample = sample_of_piece[placed]
+    ends = np.cumsum(units[placed])
+    first = np.searchsorted(sample, sample)
+    return Packed(
+        pieces=pieces.take(placed),
+        sample=sample,
+        slot=np.arange(len(placed), dtype=np.int64) - first,
+        sample_offset=(ends - units[placed] - (ends - units[placed])[first]) * align_tokens,
+        pool=pieces.take(sample_of_piece < 0),
+    )
+
+
+def _held_back(units: Ints, tie: NDArray[np.uint64], surplus: int) -> NDArray[np.bool_]:
+    """Mask of the new pieces to hold back: in the order of their hash, while they sum to at most the surplus."""
+    held = np.zeros(len(units), np.bool_)
+    if surplus > 0 and len(units):
+        order = order_by(np.zeros_like(tie), tie, major_bits=0)
+        held[order[: int(np.searchsorted(np.cumsum(units[order]), surplus, side="right"))]] = True
+    return held
+
+
+def _best_fit_runs(units: Ints, class_sizes: Ints, num_samples: int, capacity: int) -> Ints:
+    """Sample of each item, -1 if none has room; items come in classes, longest first in each.
+
+    Exact best fit, a run of items at a time: a sample that took an item stays the best one for the
+    following, shorter items while they fit and are longer than the room left in any sample that was
+    too full for the first. Both ends of such a run are found by bisection, on the lengths and on their
+    running sum. Of samples with equal room the lowest number is taken.
+    """
+    sample_of_run: list[int] = []
+    start_of_run: list[int] = []
+    used: list[int] = []  # room << 32 | sample, sorted, of samples with room
+    opened, first = 0, 0
+    for size in class_sizes.tolist():
+        shortest_first = (-units[first : first + size]).tolist()
+        ends = np.cumsum(units[first : first + size]).tolist()
+        i = 0
+        while i < size:
+            length = -shortest_first[i]
+            at = bisect_left(used, length << 32)
+            if at < len(used):
+                room, sample = used[at] >> 32, used[at] & 0xFFFFFFFF
+                del used[at]
+            elif opened < num_samples:
+                room, sample = capacity, opened
+                opened += 1
+            else:  # no room for this one: go on with the first item that fits the roomiest sample
+                start_of_run.append(first + i)
+                sample_of_run.append(-1)
+                i = bisect_left(shortest_first, -(used[-1] >> 32), i + 1, size) if used else size
+                continue
+            start_of_run.append(first + i)
+            sample_of_run.append(sample)
+            room -= length
+            i += 1
+            if i < size and ends[i] - ends[i - 1] <= room:  # the next item fits too
+                too_full = used[at - 1] >> 32 if at else 0
+                stop = bisect_right(ends, ends[i - 1] + room, i, size)
+                stop = min(stop, bisect_left(shortest_first, -too_full, i, stop))
+                room -= ends[stop - 1] - ends[i - 1]
+                i = stop
+            if room:
+                insort(used, room << 32 | sample)
+        first += size
+    starts = np.array([*start_of_run, len(units)], np.int64)
+    return np.repeat(np.array(sample_of_run, np.int64), starts[1:] - starts[:-1])
+
+
+def piece_hashes(seed: int, step: int, name_hash: NDArray[np.uint64], pieces: Pieces) -> NDArray[np.uint64]:
+    """uint64 [n] hash of each piece in this step, by source name; `name_hash` is [S]."""
+    key = named_key(seed, "pack", step)
+    return hash_columns(key, name_hash[pieces.source], pieces.epoch, pieces.row, pieces.start)
+
+
+def renumber(packed: Packed, *, seed: int, step: int, num_samples: int) -> Packed:
+    """Give the samples numbers that do not tell how they were packed (best fit emits them by length)."""
+    number_of_sample = np.empty(num_samples, np.int64)
+    number_of_sample[keyed_order(named_key(seed, "samples", step), num_samples)] = np.arange(num_samples)
+    sample = number_of_sample[packed.sample]
+    order = np.argsort(sample, kind="stable")
+    return Packed(
+        pieces=packed.pieces.take(order),
+        sample=sample[order],
+        slot=packed.slot[order],
+        sample_offset=packed.sample_offset[order],
+        pool=packed.pool,
+    )

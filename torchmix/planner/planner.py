@@ -1,0 +1,261 @@
+"""The fold: `step(cursor) -> (StepPlan, cursor')`, pure.
+
+In: the recipe, the sizes of every source, a layout (dp, micro_batch_size) and a cursor. Out: the step's plan and the
+next cursor. Must hold: pieces, samples and order digest depend on the recipe, the sizes and the cursor alone, never on the
+layout. Cost: see docs/performance.md; the first step after a start makes one window of every source.
+
+    cursor --draw--> documents --split, pack--> samples --cost, balance--> StepPlan
+       \\______________________________________________________________________ cursor'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.sizes import SourceSizes
+from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError
+from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, Position, draw, exhausted_error
+from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.schedule import integer_shares
+from torchmix.planner import balance, pack
+from torchmix.planner.cost import cost_model
+from torchmix.planner.pack import Packed, Pieces
+from torchmix.planner.plan import START_DIGEST, StepPlan, name_hashes, order_digest, plan_digest
+from torchmix.recipe import Recipe, parse_shares
+
+Ints = NDArray[np.int64]
+UNLIMITED_EPOCHS = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """A logged change of the shares: from the next draw of `step` on, `source` has run out."""
+
+    step: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Cursor:
+    """Everything that the coming steps depend on besides the recipe and the catalog."""
+
+    step: int
+    """The step to plan next."""
+    position: Position
+    pool: Pieces
+    order_digest: bytes
+    """Of the steps before."""
+    decisions: tuple[Decision, ...]
+
+
+class Planner:
+    """Plans steps; holds the recipe's numbers and the windows last used, no position."""
+
+    def __init__(
+        self, recipe: Recipe, sizes: Mapping[str, SourceSizes], *, dp: int = 1, micro_batch_size: int = 1
+    ) -> None:
+        """Prepare to plan.
+
+        Args:
+            recipe: A checked recipe.
+            sizes: Sizes of each source of the recipe.
+            dp, micro_batch_size: The layout that samples are placed on.
+
+        Raises:
+            TopologyError: The global batch does not divide by dp x micro_batch_size.
+            DocumentTooLong: `overflow: error`, and a document exceeds a sample.
+            PlanError: A source would give no tokens at all.
+            CatalogMissing: A source has no sizes.
+        """
+        balance.check_divides(recipe.batch.samples, dp=dp, micro_batch_size=micro_batch_size)
+        missing = sorted(set(recipe.sources) - set(sizes))
+        if missing:
+            raise CatalogMissing(f"no sizes of source(s) {', '.join(missing)}; run `torchmix index` with this recipe")
+        self.recipe = recipe
+        self.sources = tuple(sorted(recipe.sources))
+        self.dp, self.micro_batch_size = dp, micro_batch_size
+        self.orders = tuple(_source_order(recipe, name, sizes[name]) for name in self.sources)
+        self._fractions = parse_shares(recipe)
+        self._shares_after: tuple[tuple[Decision, ...], Ints] = ((), integer_shares(self._fractions))
+        self._max_epochs = np.array([recipe.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources])
+        self._name_hash = name_hashes(self.sources)
+        self._cost = cost_model(recipe.balance.model, boundaries=recipe.packing.boundaries)
+        concat = recipe.packing.method == "concat"
+        self._align_tokens = 1 if concat else recipe.packing.align_tokens
+
+    def start(self) -> Cursor:
+        """The cursor before step 0."""
+        return Cursor(
+            step=0,
+            position=Position.start(len(self.sources)),
+            pool=Pieces.empty(),
+            order_digest=START_DIGEST,
+            decisions=(),
+        )
+
+    def step(self, cursor: Cursor) -> tuple[StepPlan, Cursor]:
+        """Plan the step at the cursor.
+
+        Raises:
+            SourceExhausted: A source with `on_exhausted: error` cannot give what it owes, or none can.
+        """
+        drawn, position, asked, decisions = self._draw(cursor)
+        packed = self._pack(cursor, drawn)
+        digest = order_digest(cursor.order_digest, cursor.step, packed, self._name_hash)
+        num_samples, length = self.recipe.batch.samples, self.recipe.batch.length
+        cost = self._cost.of_samples(packed.pieces.tokens, packed.sample, num_samples=num_samples, length=length)
+        placement = self._place(cost)
+        pieces = packed.pieces
+        ends_document = pieces.start + pieces.tokens == pieces.document_tokens
+        plan = StepPlan(
+            step=cursor.step,
+            sources=self.sources,
+            pieces=pieces,
+            sample=packed.sample,
+            slot=packed.slot,
+            sample_offset=packed.sample_offset,
+            placement=placement,
+            dp=self.dp,
+            micro_batch_size=self.micro_batch_size,
+            capacity_tokens=num_samples * length,
+            asked_tokens=asked,
+            drawn_tokens=self._by_source(drawn),
+            delivered_tokens=self._by_source(pieces),
+            pool_tokens=self._by_source(packed.pool),
+            num_tokens_global=int(pieces.tokens.sum()) - int(np.count_nonzero(ends_document)),
+            balance=balance.report(cost, placement, dp=self.dp, micro_batch_size=self.micro_batch_size),
+            order_digest=digest,
+            plan_digest=plan_digest(digest, placement, dp=self.dp, micro_batch_size=self.micro_batch_size),
+        )
+        return plan, Cursor(
+            step=cursor.step + 1, position=position, pool=packed.pool, order_digest=digest, decisions=decisions
+        )
+
+    def shares(self, decisions: tuple[Decision, ...]) -> Ints:
+        """int64 [S], sum 2^32: the recipe's shares, scaled up where sources have run out.
+
+        Raises:
+            SourceExhausted: All have.
+        """
+        if self._shares_after[0] == decisions:
+            return self._shares_after[1]
+        gone = {decision.source for decision in decisions}
+        left = {name: Fraction(0) if name in gone else share for name, share in self._fractions.items()}
+        if not any(left.values()):
+            raise exhausted_error("", 0, max(decision.step for decision in decisions), all_sources=True)
+        self._shares_after = (decisions, integer_shares(left))
+        return self._shares_after[1]
+
+    def _draw(self, cursor: Cursor) -> tuple[Pieces, Position, Ints, tuple[Decision, ...]]:
+        """Documents enough to fill the batch: capacity less pool, topped up until it is full."""
+        capacity, length = self.recipe.batch.samples * self.recipe.batch.length, self.recipe.batch.length
+        position, decisions = cursor.position, cursor.decisions
+        shares = self.shares(decisions)
+        asked = np.zeros(len(self.sources), np.int64)
+        parts: list[Pieces] = []
+        have = self._aligned_sum(cursor.pool)
+        # At least a sample's worth each time: a few tokens would fall below every source's midpoint.
+        while have < capacity:
+            more = draw(
+                self.orders,
+                shares,
+                position,
+                min(max(capacity - have, length if parts else 0), MAX_ASKED_TOKENS),
+                max_epochs=self._max_epochs,
+            )
+            position = more.position
+            asked += more.asked
+            parts.append(_whole(more.documents, cursor.step))
+            have += self._aligned_sum(parts[-1])
+            for s in more.ran_out:
+                name = self.sources[s]
+                if self.recipe.sources[name].on_exhausted == "error":
+                    raise exhausted_error(name, int(self._max_epochs[s]), cursor.step, all_sources=False)
+                decisions = (*decisions, Decision(step=cursor.step, source=name))
+            if more.ran_out:
+                shares = self.shares(decisions)
+        drawn = Pieces.concatenate([Pieces.empty(), *parts])
+        if len(parts) > 1:
+            drawn = drawn.take(np.argsort(drawn.source, kind="stable"))
+        return drawn, position, asked, decisions
+
+    def _pack(self, cursor: Cursor, drawn: Pieces) -> Packed:
+        packing, batch = self.recipe.packing, self.recipe.batch
+        seed, step = self.recipe.seed, cursor.step
+        if packing.method == "concat":
+            tie = pack.piece_hashes(seed, step, self._name_hash, drawn)
+            packed = pack.concat(cursor.pool, drawn, tie, num_samples=batch.samples, length=batch.length)
+        else:
+            drawn = pack.split_long(drawn, batch.length)
+            tie = pack.piece_hashes(seed, step, self._name_hash, Pieces.concatenate([cursor.pool, drawn]))
+            packed = pack.best_fit(
+                cursor.pool,
+                drawn,
+                tie,
+                num_samples=batch.samples,
+                length=batch.length,
+                align_tokens=self._align_tokens,
+                step=step,
+            )
+        return pack.renumber(packed, seed=seed, step=step, num_samples=batch.samples)
+
+    def _place(self, cost_of_sample: Ints) -> balance.Placement:
+        if self.recipe.balance.method == "rows":
+            return balance.in_rows(cost_of_sample, dp=self.dp, micro_batch_size=self.micro_batch_size)
+        return balance.in_hash_order(len(cost_of_sample), dp=self.dp, micro_batch_size=self.micro_batch_size)
+
+    def _aligned_sum(self, pieces: Pieces) -> int:
+        if self._align_tokens == 1:
+            return int(pieces.tokens.sum())
+        # A long document is split into whole samples and a rest, so rounding it up as one is the same.
+        return int(pack.aligned(pieces.tokens, self._align_tokens).sum())
+
+    def _by_source(self, pieces: Pieces) -> Ints:
+        sums = np.zeros(len(self.sources), np.int64)
+        np.add.at(sums, pieces.source, pieces.tokens)
+        return sums
+
+
+def _whole(documents: Documents, step: int) -> Pieces:
+    return Pieces(
+        source=documents.source,
+        epoch=documents.epoch,
+        row=documents.row,
+        start=np.zeros_like(documents.row),
+        tokens=documents.tokens,
+        drawn_step=np.full_like(documents.row, step),
+        document_tokens=documents.document_tokens,
+    )
+
+
+def _source_order(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrder:
+    """The source's order, with the recipe's overflow rule applied to the documents before any draw."""
+    length, overflow = recipe.batch.length, recipe.packing.overflow
+    longest = int(sizes.tokens.max(initial=0))
+    if overflow == "error" and longest > length:
+        raise DocumentTooLong(
+            f"source '{name}': the document at row {int(np.argmax(sizes.tokens))} has {longest} tokens, a sample holds "
+            f"{length}, and the recipe says `overflow: error`; use split, truncate or drop, or a longer batch.length"
+        )
+    if longest == 0 or (overflow == "drop" and not np.any((sizes.tokens > 0) & (sizes.tokens <= length))):
+        why = "all documents are empty" if longest == 0 else f"`overflow: drop` drops all: each exceeds {length} tokens"
+        raise PlanError(f"source '{name}' would give no tokens: {why}; remove it from the recipe or change `overflow`")
+    if longest <= length or overflow not in ("truncate", "drop"):
+        counted = None
+    else:
+        counted = partial(_truncated if overflow == "truncate" else _without_long, length)
+    return SourceOrder(name, sizes, seed=recipe.seed, counted=counted)
+
+
+def _truncated(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.minimum(tokens, length)
+
+
+def _without_long(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.where(tokens <= length, tokens, 0)
