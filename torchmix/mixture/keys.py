@@ -44,7 +44,7 @@ def mix64(values: U64) -> U64:
 
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014; variant 13 of Stafford).
     """
-    mixed = values ^ (values >> np.uint64(30))
+    mixed: U64 = values ^ (values >> np.uint64(30))
     mixed = mixed * np.uint64(0xBF58476D1CE4E5B9)
     mixed = mixed ^ (mixed >> np.uint64(27))
     mixed = mixed * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
 """The fold: `step(cursor) -> (StepPlan, cursor')`, pure.
 
 In: the recipe, the sizes of every source, a layout (dp, micro_batch_size) and a cursor. Out: the step's plan and the
-next cursor. Must hold: pieces, samples and order digest depend on the recipe, the sizes and the cursor alone, never on the
-layout. Cost: see docs/performance.md; the first step after a start makes one window of every source.
+next cursor. Must hold: pieces, samples and order digest depend on the recipe, the sizes and the cursor alone, never on
+the layout. Cost: see docs/performance.md; the first step after a start makes one window of every source.
 
     cursor --draw--> documents --split, pack--> samples --cost, balance--> StepPlan
        \\______________________________________________________________________ cursor'
