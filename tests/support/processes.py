@@ -1,6 +1,6 @@
 """Real processes for tests: started one by one, each with its output in a file, none left behind.
 
-In: a program and its arguments. Out: `Child`, whose exit code and output a test reads under a deadline. Every process leads
+In: a program and its arguments. Out: `Child`, whose exit code and output are read under a deadline. Every process leads
 a session of its own; leaving `Processes` kills each session whole, stopped processes included, whatever the test did.
 Nothing here sleeps to synchronise: waits poll until a deadline and fail with the output of the child that is late.
 """
