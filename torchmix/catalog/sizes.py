@@ -66,3 +66,16 @@ class SourceSizes:
             raise CatalogError(f"row {row} has {tokens[row]} tokens; lengths are 0 to {MAX_DOCUMENT_TOKENS}")
         if self.window_pages < 1:
             raise CatalogError(f"window_pages is {self.window_pages}, it must be 1 or more")
+
+
+def window_pages_of(*, num_pages: int, decoded_bytes: int, most_pages: int, most_bytes: int) -> int:
+    """Pages of a source's shuffle window: as many mean pages as fit `most_bytes`, in [1, most_pages].
+
+    Args:
+        num_pages: P of the source.
+        decoded_bytes: Bytes of all its pages without compression.
+        most_pages: The recipe's `shuffle.window_pages`.
+        most_bytes: The recipe's `shuffle.window_bytes`.
+    """
+    fitting = most_bytes * num_pages // max(1, decoded_bytes)
+    return max(1, min(fitting, most_pages))

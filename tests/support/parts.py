@@ -1,0 +1,61 @@
+"""Parts of catalogs made from numbers alone, without data files, and catalogs published from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from torchmix.catalog.lock import catalog_lock
+from torchmix.catalog.manifest import Manifest
+from torchmix.catalog.page_table import PageTable
+from torchmix.catalog.parts import FilePart
+from torchmix.catalog.publish import publish, write_source
+from torchmix.catalog.store import catalog_directory, settings_of
+from torchmix.recipe import Recipe
+
+
+def make_table(rows_of_chunk: Sequence[Sequence[int]], *, dictionary: bool = False) -> PageTable:
+    """The table of one file: for each chunk the rows of its pages; a page has 100 bytes and one more per row."""
+    rows = np.array([rows for chunk in rows_of_chunk for rows in chunk], np.int64)
+    chunks = len(rows_of_chunk)
+    num_bytes = 100 + rows
+    return PageTable(
+        chunk_of_page=np.repeat(np.arange(chunks, dtype=np.int32), [len(chunk) for chunk in rows_of_chunk]),
+        offset=4 + np.cumsum(num_bytes) - num_bytes,
+        num_bytes=num_bytes,
+        first_row=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64),
+        file_of_chunk=np.zeros(chunks, np.int32),
+        dict_offset=np.full(chunks, 4 if dictionary else -1, np.int64),
+        dict_bytes=np.full(chunks, 7 if dictionary else 0, np.int64),
+        codec=np.arange(chunks).astype(np.int8),
+        decoded_bytes=np.array([1000 * len(chunk) for chunk in rows_of_chunk], np.int64),
+    )
+
+
+def make_part(rows_of_chunk: Sequence[Sequence[int]], *, seed: int = 0, schema: bytes = b"schema") -> FilePart:
+    """The part of one file of that shape, with lengths drawn in 0 ... 49."""
+    table = make_table(rows_of_chunk)
+    tokens = np.random.default_rng(seed).integers(0, 50, table.num_rows).astype(np.int32)
+    return FilePart(
+        num_bytes=10_000 + seed,
+        footer_hash=f"{seed:032x}",
+        whole_chunks=False,
+        schema=schema,
+        pages=table,
+        tokens=tokens,
+    )
+
+
+def publish_parts(
+    recipe: Recipe, directory: Path, files: Mapping[str, Sequence[tuple[str, FilePart]]], old: Manifest | None = None
+) -> Manifest:
+    """Publish these parts as the recipe's sources, as an index run does."""
+    folder = catalog_directory(recipe, directory)
+    with catalog_lock(folder):
+        entries = {
+            name: write_source(folder, name, settings_of(recipe, name), "none-1", parts)
+            for name, parts in files.items()
+        }
+        return publish(folder, entries, old)

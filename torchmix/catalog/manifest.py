@@ -1,0 +1,142 @@
+"""The manifest: all that a catalog knows except its arrays, as one JSON file that a person can read.
+
+In: a folder. Out: `Manifest`, checked against its types. Must hold: whatever the manifest names was on disk before the
+manifest was, so replacing this one file publishes a catalog, and a crash before that publishes nothing. Cost: about
+200 bytes of JSON per data file.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from torchmix.catalog.array_files import ArrayEntry
+from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
+
+CATALOG_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+NEW_MANIFEST_NAME = "manifest.json.new"
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One data file of a source."""
+
+    path: str
+    """As the recipe gives it: relative to the recipe's folder, or absolute."""
+    num_bytes: int
+    """Size; with `footer_hash` the file's identity. Modification times are none of it: they differ between nodes."""
+    footer_hash: str
+    """Hash of the bytes at its end that describe the rest."""
+    first_row: int
+    """Row of the source at which the file begins."""
+    num_rows: int
+    """Documents of the file."""
+    num_pages: int
+    """Pages of the file."""
+    whole_chunks: bool
+    """Some page of it is a whole column chunk, because its writer split rows over smaller ones."""
+    schema: int
+    """Which of the source's `schemas` describes its pages."""
+
+
+class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One source, as it was indexed."""
+
+    patterns: tuple[str, ...]
+    """The recipe's path or paths, from which `files` followed."""
+    column: str
+    """The column that holds the documents."""
+    tokenizer: str | None
+    """What turns text into ids; null where the column holds ids."""
+    transform_id: str
+    """Version of what turns a row into tokens; the lengths are true for this alone."""
+    fingerprint: str
+    """16 hex digits over all that decides the order of the source's documents."""
+    window_pages: int
+    """Pages of a shuffle window."""
+    decoded_bytes: int
+    """Bytes of all pages without compression."""
+    num_documents: int
+    """Rows of all files, the empty ones included."""
+    num_tokens: int
+    """Tokens of all documents."""
+    num_empty: int
+    """Documents without tokens."""
+    max_document_tokens: int
+    """Tokens of the longest document."""
+    folder: str
+    """Folder of the arrays, in the catalog's `arrays`."""
+    arrays: dict[str, ArrayEntry]
+    """Entry of each array, by its name."""
+    schemas: tuple[bytes, ...]
+    """What decoding must know of a file beside its pages, each kind once; base64 in JSON."""
+    files: tuple[FileEntry, ...]
+    """In the order in which rows are counted: sorted when first indexed, new files at the end."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything in a catalog's folder."""
+
+    version: int
+    """CATALOG_VERSION of the code that wrote it."""
+    sources: dict[str, SourceEntry]
+    """By name, sorted; also those of other recipes that share the folder."""
+    superseded: tuple[str, ...]
+    """Folders of the manifest before this one, kept for jobs on other nodes that have them mapped."""
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of a catalog.
+
+    Raises:
+        CatalogMissing: There is none.
+        CatalogStale: It was written by another version of the format.
+        CatalogError: It is damaged or cannot be read.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CatalogMissing(f"there is no catalog at {directory}; run torchmix index to build it") from error
+    except OSError as error:
+        raise CatalogError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        version = msgspec.json.decode(content, type=_Version).version
+        if version != CATALOG_VERSION:
+            raise CatalogStale(
+                f"the catalog at {directory} has format version {version}, this torchmix reads {CATALOG_VERSION}; "
+                "run torchmix index to build it again"
+            )
+        return msgspec.json.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CatalogError(f"{path} is damaged ({error}); run torchmix index to build the catalog again") from error
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Replace the manifest of a catalog in one step: a reader, or a crash at any moment, sees the old or the new one.
+
+    Raises:
+        OSError: The disk is full or the folder not writable; the old manifest stays.
+    """
+    new = directory / NEW_MANIFEST_NAME
+    with new.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(directory / MANIFEST_NAME)
+    flush_folder(directory)
+
+
+def flush_folder(directory: Path) -> None:
+    """Flush the names in a folder to disk, after files in it were made or renamed."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

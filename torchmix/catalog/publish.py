@@ -1,0 +1,161 @@
+"""Writing the catalog: arrays in fresh folders, then the manifest in one step.
+
+In: the parts of all files of a source. Out: a `SourceEntry`, and the catalog on disk. Must hold: a crash, a full disk
+or a kill at any point leaves the catalog that was there before, valid; what such a run left is removed by the next one.
+All of it runs under the catalog's lock. Cost: each changed source's arrays are written once, unchanged ones are kept.
+
+    catalog/
+        manifest.json                the only name that readers start from
+        arrays/<source>.<8 hex>/     arrays of one version of one source, never altered
+        parts/                       files scanned by a run that has not been published
+        .lock
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from torchmix.catalog.array_files import write_array
+from torchmix.catalog.manifest import (
+    CATALOG_VERSION,
+    NEW_MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    SourceEntry,
+    flush_folder,
+    write_manifest,
+)
+from torchmix.catalog.page_table import join_tables
+from torchmix.catalog.parts import FilePart, remove_parts
+from torchmix.catalog.store import ARRAYS_FOLDER, SourceSettings, source_fingerprint
+
+ARRAYS_NAME = re.compile(r".+\.[0-9a-f]{8}")
+
+
+def write_source(
+    directory: Path, name: str, settings: SourceSettings, transform_id: str, files: Sequence[tuple[str, FilePart]]
+) -> SourceEntry:
+    """Write the arrays of one source into a fresh folder, on disk when this returns, and describe them.
+
+    Args:
+        directory: The catalog's folder, locked by the caller.
+        name: The source.
+        settings: What the recipe says of it.
+        transform_id: Version of what turned rows into tokens.
+        files: Path and part of each file, in the order in which rows are to be counted; at least one page in all.
+
+    Raises:
+        CatalogError: A part breaks an invariant.
+        OSError: The disk is full, or not writable; the unfinished folder is removed.
+    """
+    pages = join_tables([part.pages for _, part in files])
+    pages.check()
+    decoded_bytes = int(pages.decoded_bytes.sum())
+    window_pages = settings.window_pages(num_pages=pages.num_pages, decoded_bytes=decoded_bytes)
+    schemas = tuple(dict.fromkeys(part.schema for _, part in files))
+    entries = _file_entries(files, schemas)
+    folder = directory / ARRAYS_FOLDER / f"{name}.{secrets.token_hex(4)}"
+    folder.mkdir(parents=True)
+    try:
+        arrays = {key: write_array(folder / f"{key}.npy", [array]) for key, array in pages.arrays()}
+        arrays["tokens"] = write_array(folder / "tokens.npy", [part.tokens for _, part in files])
+        flush_folder(folder)
+        flush_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    lengths = [part.tokens for _, part in files if len(part.tokens)]
+    return SourceEntry(
+        patterns=settings.patterns,
+        column=settings.column,
+        tokenizer=settings.tokenizer,
+        transform_id=transform_id,
+        fingerprint=source_fingerprint(entries, settings.column, transform_id, window_pages),
+        window_pages=window_pages,
+        decoded_bytes=decoded_bytes,
+        num_documents=pages.num_rows,
+        num_tokens=sum(int(tokens.sum(dtype=np.int64)) for tokens in lengths),
+        num_empty=sum(int((tokens == 0).sum()) for tokens in lengths),
+        max_document_tokens=max(int(tokens.max()) for tokens in lengths),
+        folder=folder.name,
+        arrays=arrays,
+        schemas=schemas,
+        files=entries,
+    )
+
+
+def _file_entries(files: Sequence[tuple[str, FilePart]], schemas: tuple[bytes, ...]) -> tuple[FileEntry, ...]:
+    entries: list[FileEntry] = []
+    first_row = 0
+    for path, part in files:
+        entry = FileEntry(
+            path=path,
+            num_bytes=part.num_bytes,
+            footer_hash=part.footer_hash,
+            first_row=first_row,
+            num_rows=part.pages.num_rows,
+            num_pages=part.pages.num_pages,
+            whole_chunks=part.whole_chunks,
+            schema=schemas.index(part.schema),
+        )
+        entries.append(entry)
+        first_row += entry.num_rows
+    return tuple(entries)
+
+
+def with_settings(entry: SourceEntry, settings: SourceSettings, files: tuple[FileEntry, ...]) -> SourceEntry:
+    """The entry of a source whose arrays stay, under other patterns, another window or other names of its files."""
+    window_pages = settings.window_pages(num_pages=entry.arrays["offset"].length, decoded_bytes=entry.decoded_bytes)
+    return msgspec.structs.replace(
+        entry,
+        patterns=settings.patterns,
+        window_pages=window_pages,
+        files=files,
+        fingerprint=source_fingerprint(files, entry.column, entry.transform_id, window_pages),
+    )
+
+
+def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest | None) -> Manifest:
+    """Make sources the catalog's, in one step.
+
+    Args:
+        directory: The catalog's folder, locked by the caller.
+        entries: The sources to add or replace; their arrays are on disk.
+        old: What was published before; its other sources stay.
+
+    Returns:
+        What is published now; `old` itself, and nothing is written, if `entries` alter nothing.
+
+    Raises:
+        OSError: The disk is full, or not writable; `old` stays published.
+    """
+    sources = {**(old.sources if old else {}), **entries}
+    sources = {name: sources[name] for name in sorted(sources)}
+    if old is not None and sources == old.sources:
+        return old
+    used = {entry.folder for entry in sources.values()}
+    superseded = {entry.folder for entry in old.sources.values()} - used if old else set()
+    manifest = Manifest(version=CATALOG_VERSION, sources=sources, superseded=tuple(sorted(superseded)))
+    write_manifest(directory, manifest)
+    return manifest
+
+
+def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:
+    """Remove what a killed run or an older version left: all that `manifest` does not name, and nothing of others.
+
+    Finished parts stay: `remove_parts` is for them. Needs the catalog's lock.
+    """
+    (directory / NEW_MANIFEST_NAME).unlink(missing_ok=True)
+    remove_parts(directory, None)
+    named = {*manifest.superseded, *(entry.folder for entry in manifest.sources.values())} if manifest else set()
+    folder = directory / ARRAYS_FOLDER
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in named and ARRAYS_NAME.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,228 @@
+"""The catalog as it is opened: what data exists, in which order, with sizes ready for planning.
+
+In: a recipe and its folder. Out: `Catalog`: the recipe's sources, sorted by name, over memory-mapped arrays. Must hold:
+what is opened was published whole, for the settings that the recipe has now; anything else is an error that says so.
+Data files are not touched: whether they are still the indexed ones is checked where they are read. Cost: one read of
+the manifest and one mapping per array, whatever the size of the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.array_files import open_array
+from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry, read_manifest
+from torchmix.catalog.page_table import PageTable
+from torchmix.catalog.sizes import SourceSizes, window_pages_of
+from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
+from torchmix.recipe import Recipe, parse_bytes
+
+ARRAYS_FOLDER = "arrays"
+PAGE_ARRAYS = tuple(PageTable.__dataclass_fields__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceSettings:
+    """What a recipe says of one source, as far as the catalog depends on it."""
+
+    patterns: tuple[str, ...]
+    """Paths and globs, as the recipe gives them."""
+    column: str
+    """The column that holds the documents."""
+    tokenizer: str | None
+    """What turns text into ids; None where the column holds ids."""
+    most_pages: int
+    """`shuffle.window_pages`."""
+    most_bytes: int
+    """`shuffle.window_bytes`."""
+
+    def window_pages(self, *, num_pages: int, decoded_bytes: int) -> int:
+        """Pages of the source's shuffle window."""
+        return window_pages_of(
+            num_pages=num_pages, decoded_bytes=decoded_bytes, most_pages=self.most_pages, most_bytes=self.most_bytes
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SourceCatalog:
+    """One source, open."""
+
+    name: str
+    """Its name in the recipe."""
+    column: str
+    """The column that holds the documents."""
+    tokenizer: str | None
+    """What turns text into ids; None where the column holds ids."""
+    transform_id: str
+    """Version of what turned rows into tokens when lengths were taken."""
+    files: tuple[FileEntry, ...]
+    """Data files, in the order in which rows are counted."""
+    schemas: tuple[bytes, ...]
+    """What decoding must know of files beside their pages; `FileEntry.schema` counts in it."""
+    pages: PageTable
+    """Where the pages lie."""
+    sizes: SourceSizes
+    """What planning reads."""
+    fingerprint: str
+    """16 hex digits over all that decides the order of the source's documents."""
+    num_documents: int
+    """Rows, the empty ones included."""
+    num_tokens: int
+    """Tokens of all documents."""
+    num_empty: int
+    """Documents without tokens."""
+    max_document_tokens: int
+    """Tokens of the longest document."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Catalog:
+    """The sources of one recipe, open."""
+
+    directory: Path
+    """The catalog's folder."""
+    sources: dict[str, SourceCatalog]
+    """By name, sorted by name."""
+    fingerprint: str
+    """16 hex digits over the names and fingerprints of these sources."""
+
+
+def catalog_directory(recipe: Recipe, directory: Path) -> Path:
+    """The catalog's folder; `directory` is the recipe's."""
+    return directory / recipe.catalog
+
+
+def settings_of(recipe: Recipe, name: str) -> SourceSettings:
+    """What a checked recipe says of its source `name`."""
+    source = recipe.sources[name]
+    column = source.tokens if source.text is None else source.text
+    assert column is not None, "check_recipe lets exactly one of text and tokens through"
+    return SourceSettings(
+        patterns=(source.path,) if isinstance(source.path, str) else tuple(source.path),
+        column=column,
+        tokenizer=source.tokenizer,
+        most_pages=recipe.shuffle.window_pages,
+        most_bytes=parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes"),
+    )
+
+
+def open_catalog(recipe: Recipe, directory: Path) -> Catalog:
+    """Open the catalog of a recipe, memory-mapped and read-only.
+
+    Args:
+        recipe: A checked recipe.
+        directory: The recipe's folder, which `catalog` and the files' paths are relative to.
+
+    Raises:
+        CatalogMissing: There is no catalog, or it lacks a source of the recipe.
+        CatalogStale: A source was indexed with other settings, or by another version of the format.
+        CatalogError: The catalog is damaged.
+    """
+    folder = catalog_directory(recipe, directory)
+    manifest = read_manifest(folder)
+    try:
+        return _open(recipe, folder, manifest)
+    except CatalogError:
+        newer = read_manifest(folder)  # published while we opened the older one's arrays
+        if newer == manifest:
+            raise
+        return _open(recipe, folder, newer)
+
+
+def _open(recipe: Recipe, folder: Path, manifest: Manifest) -> Catalog:
+    sources: dict[str, SourceCatalog] = {}
+    for name in sorted(recipe.sources):
+        entry = manifest.sources.get(name)
+        if entry is None:
+            held = ", ".join(manifest.sources) or "none"
+            raise CatalogMissing(f"the catalog at {folder} lacks source {name!r} (it has {held}); run torchmix index")
+        _check_settings(name, entry, settings_of(recipe, name), folder)
+        sources[name] = open_source(folder, name, entry)
+    return Catalog(directory=folder, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
+
+
+def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, folder: Path) -> None:
+    """Raise CatalogStale where a source was indexed for other settings than the recipe has."""
+    window_pages = settings.window_pages(num_pages=entry.arrays["offset"].length, decoded_bytes=entry.decoded_bytes)
+    for what, indexed, wanted in (
+        ("path", list(entry.patterns), list(settings.patterns)),
+        ("column", entry.column, settings.column),
+        ("tokenizer", entry.tokenizer, settings.tokenizer),
+        ("a shuffle window in pages", entry.window_pages, window_pages),
+    ):
+        if indexed != wanted:
+            raise CatalogStale(
+                f"source {name!r}: the catalog at {folder} was built with {what} {indexed!r}, the recipe says "
+                f"{wanted!r}; run torchmix index"
+            )
+
+
+def open_source(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog:
+    """Map the arrays of one source.
+
+    Raises:
+        CatalogError: An array is missing, or has another size or type than its entry says.
+    """
+    if missing := {*PAGE_ARRAYS, "tokens"} - set(entry.arrays):
+        raise CatalogError(f"source {name!r}: {folder} lacks arrays {sorted(missing)}; run torchmix index")
+    arrays: dict[str, NDArray[np.generic]] = {
+        key: open_array(folder / ARRAYS_FOLDER / entry.folder / f"{key}.npy", array)
+        for key, array in entry.arrays.items()
+    }
+    pages = PageTable(**{key: arrays[key] for key in PAGE_ARRAYS})  # type: ignore[arg-type]
+    tokens: NDArray[np.int32] = arrays["tokens"]  # type: ignore[assignment]
+    sizes = SourceSizes(first_row_of_page=pages.first_row, tokens=tokens, window_pages=entry.window_pages)
+    if pages.num_rows != sizes.num_documents:
+        raise CatalogError(
+            f"source {name!r}: {folder} holds {pages.num_rows} rows in pages but {sizes.num_documents} lengths; "
+            "run torchmix index"
+        )
+    return SourceCatalog(
+        name=name,
+        column=entry.column,
+        tokenizer=entry.tokenizer,
+        transform_id=entry.transform_id,
+        files=entry.files,
+        schemas=entry.schemas,
+        pages=pages,
+        sizes=sizes,
+        fingerprint=entry.fingerprint,
+        num_documents=entry.num_documents,
+        num_tokens=entry.num_tokens,
+        num_empty=entry.num_empty,
+        max_document_tokens=entry.max_document_tokens,
+    )
+
+
+def source_fingerprint(files: Iterable[FileEntry], column: str, transform_id: str, window_pages: int) -> str:
+    """Fingerprint of what decides a source's order and lengths: its files' identities in order, not their paths.
+
+    Returns:
+        16 hex digits: the head of the SHA-256 of compact ASCII JSON (`docs/formats.md`).
+    """
+    return _digest(
+        {
+            "format": CATALOG_VERSION,
+            "files": [[file.num_bytes, file.footer_hash] for file in files],
+            "column": column,
+            "transform": transform_id,
+            "window_pages": window_pages,
+        }
+    )
+
+
+def catalog_fingerprint(sources: Iterable[SourceCatalog]) -> str:
+    """Fingerprint of a set of sources by name; 16 hex digits, made as `source_fingerprint`."""
+    return _digest({source.name: source.fingerprint for source in sources})
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
