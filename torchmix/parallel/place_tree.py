@@ -20,7 +20,7 @@ builds the tree from the same arguments gets the same tree. Cost: O(world size) 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torchmix.errors import TopologyError
@@ -115,6 +115,10 @@ class ClientPlaceTree:
             role_of_rank=tuple(role_of_rank),
             _ranks_of_place={place: tuple(ranks) for place, ranks in ranks_of_place.items()},
         )
+
+    def with_rank(self, rank: int) -> ClientPlaceTree:
+        """The same tree, seen from another rank."""
+        return replace(self, topology=self.topology.with_rank(rank))
 
     @property
     def replica(self) -> int:

@@ -1,0 +1,36 @@
+"""A whole job inside one process: a thread per rank, joined under a deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def run_ranks(ends: Sequence[T], program: Callable[[T], R], *, deadline_s: float = 30.0) -> list[R]:
+    """Run `program` once per rank, each in a thread, and return the results by rank.
+
+    The first failure by rank is raised; a rank that is still running at the deadline fails the test.
+    """
+    results: dict[int, R] = {}
+    failures: dict[int, BaseException] = {}
+
+    def run(rank: int, end: T) -> None:
+        try:
+            results[rank] = program(end)
+        except BaseException as error:
+            failures[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank, end), daemon=True) for rank, end in enumerate(ends)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(deadline_s)
+    if failures:
+        raise failures[min(failures)]
+    late = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+    assert not late, f"ranks {late} did not end within {deadline_s} s"
+    return [results[rank] for rank in range(len(ends))]

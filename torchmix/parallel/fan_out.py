@@ -1,0 +1,254 @@
+"""Leader to peers: one exchange per global batch and replica, each rank its role's share.
+
+In, at a leader: a `Share` per role, a header of bytes and named tensors. Out, at each peer: the share of its role; the
+tensors are views into one buffer, pinned if asked for. Leaders also compare what they planned.
+
+Everything runs in the caller's thread, which is the loader's background thread: an exchange is never on the path
+between pipeline stages, where a collective per microbatch would deadlock. The bytes are described in `wire.py`; no
+pickle, no object collectives.
+
+Invariants: leaders send, peers receive, each the same number of times; a role without peers is not sent; TP peers get
+identical bytes; after `send_end` no exchange follows. A broken or foreign exchange is a `RankLost` that names the
+sender.
+
+Cost: one copy per role at the leader, one broadcast of 96 bytes and one of the payload per role, all roles at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from torchmix.errors import PlanDiverged
+from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, open_gloo_groups
+from torchmix.parallel.local_groups import LocalGroups, open_local_groups
+from torchmix.parallel.place_tree import ClientPlaceTree, Role
+from torchmix.parallel.topology import Topology
+from torchmix.parallel.wire import (
+    DTYPES,
+    ENVELOPE_FIELDS,
+    KIND_DATA,
+    KIND_END,
+    STAGES,
+    Block,
+    Envelope,
+    decode_envelope,
+    decode_payload,
+    encode_envelope,
+    encode_payload,
+)
+
+_DTYPE_OF_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+_NAME_OF_DTYPE = {dtype: name for name, dtype in _DTYPE_OF_NAME.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Share:
+    """What the ranks of one role receive of one global batch."""
+
+    header: bytes
+    """The caller's own message; not looked into."""
+    tensors: dict[str, torch.Tensor]
+    """CPU tensors of any shape, in an order that is kept; dtypes as in `wire.DTYPES`."""
+
+
+class FanOut:
+    """One rank's end of the exchanges in its replica."""
+
+    def __init__(self, tree: ClientPlaceTree, groups: GlooGroups | LocalGroups | None, *, pin: bool = False) -> None:
+        """Use `open_fan_out` or `local_world`; `groups` is None in a job of one rank."""
+        self._tree = tree
+        self._groups = groups
+        self._pin = pin
+        self._num_exchanges = 0
+        self._has_ended = False
+        self._buffer_of_role: dict[Role, NDArray[np.uint8]] = {}
+        self.roles_to_send: tuple[Role, ...] = ()
+        """Leader: the roles that have ranks besides the leader; `send` needs a share for each. Empty on a peer."""
+        if tree.is_leader:
+            rank = tree.topology.rank
+            self.roles_to_send = tuple(
+                role
+                for role in tree.roles(tree.replica)
+                if any(peer != rank for peer in tree.ranks_of_role(tree.replica, role))
+            )
+
+    def send(self, shares: Mapping[Role, Share]) -> None:
+        """Leader: give every peer its share of the next global batch; returns when the tensors may be reused.
+
+        Args:
+            shares: For each of `roles_to_send` its share, at most 16 GiB; others are ignored.
+
+        Raises:
+            RankLost: A peer is gone.
+        """
+        assert self._tree.is_leader, "peers receive"
+        assert not self._has_ended, "send after send_end"
+        for role in self.roles_to_send:
+            share = shares[role]
+            blocks = [_block_of(name, tensor) for name, tensor in share.tensors.items()]
+            size, payload = encode_payload(share.header, blocks, buffer=self._buffer_of_role.get(role))
+            if payload.size > self._buffer_of_role.get(role, payload[:0]).size:
+                self._buffer_of_role[role] = payload
+            self._start(
+                role, KIND_DATA, description_bytes=size, header_bytes=len(share.header), payload_bytes=payload.size
+            )
+            self._open_groups.start_broadcast(role, payload)
+        self._finish()
+
+    def send_end(self) -> None:
+        """Leader: tell every peer that no exchange follows. A second call does nothing."""
+        assert self._tree.is_leader, "peers receive"
+        if self._has_ended:
+            return
+        self._has_ended = True
+        for role in self.roles_to_send:
+            self._start(role, KIND_END)
+        self._finish()
+
+    def receive(self) -> Share | None:
+        """Peer: this rank's share of the next global batch, or None when the leader has ended the stream.
+
+        Raises:
+            RankLost: The leader is gone, or what came is not the exchange this rank waits for.
+        """
+        assert not self._tree.is_leader, "leaders send"
+        if self._has_ended:
+            return None
+        values = np.empty(ENVELOPE_FIELDS, dtype=np.int64)
+        self._open_groups.receive_into(values)
+        envelope = decode_envelope(
+            values,
+            sequence=self._num_exchanges,
+            leader=self._tree.leader_of(self._tree.topology.rank),
+            replica=self._tree.replica,
+            role=self._tree.role,
+        )
+        self._num_exchanges += 1
+        if envelope.kind == KIND_END:
+            self._has_ended = True
+            return None
+        payload = torch.empty(envelope.payload_bytes, dtype=torch.uint8, pin_memory=self._pin)
+        self._open_groups.receive_into(payload.numpy())
+        header, blocks = decode_payload(envelope, payload.numpy())
+        return Share(header=header, tensors={block.name: _tensor_of(block, payload) for block in blocks})
+
+    def drain(self) -> int:
+        """Peer: receive and drop what the leader still sends until it ends the stream; the number of exchanges dropped.
+
+        For closing: a leader that is in the middle of `send` cannot end before its peers have taken the rest.
+        """
+        num_dropped = 0
+        while self.receive() is not None:
+            num_dropped += 1
+        return num_dropped
+
+    def compare(self, step: int, order_digest: str, plan_digest: str) -> None:
+        """Leader: check that all leaders planned this step alike. A collective among leaders.
+
+        It has a group of its own, so that it may run in another thread than `send`.
+
+        Args:
+            step: The step, the same on all leaders.
+            order_digest: Order digest after the step, 16 hex digits.
+            plan_digest: Plan digest of the step, 16 hex digits.
+
+        Raises:
+            PlanDiverged: They did not; the message names the step, the ranks and both values.
+            RankLost: A leader is gone.
+        """
+        assert self._tree.is_leader, "peers plan nothing"
+        if len(self._tree.leaders) == 1:
+            return
+        words = (step, int(order_digest, 16), int(plan_digest, 16))
+        mine = np.array(words, dtype=np.uint64).view(np.int64)
+        rows = self._open_groups.gather(mine).view(np.uint64)
+        for rank, row in zip(self._tree.leaders, rows, strict=True):
+            if (row != mine.view(np.uint64)).any():
+                _refuse_plan(self._tree.topology.rank, words, rank, tuple(row.tolist()))
+
+    def close(self) -> None:
+        """Give the groups back. The other ranks see broken groups if they still use them."""
+        if self._groups is not None:
+            self._groups.close()
+
+    @property
+    def _open_groups(self) -> GlooGroups | LocalGroups:
+        assert self._groups is not None, "a job of one rank has nobody to talk to"
+        return self._groups
+
+    def _start(
+        self, role: Role, kind: int, *, description_bytes: int = 0, header_bytes: int = 0, payload_bytes: int = 0
+    ) -> None:
+        envelope = Envelope(
+            kind=kind,
+            sequence=self._num_exchanges,
+            leader=self._tree.topology.rank,
+            replica=self._tree.replica,
+            stage=STAGES.index(role.stage),
+            cp_rank=role.cp_rank,
+            description_bytes=description_bytes,
+            header_bytes=header_bytes,
+            payload_bytes=payload_bytes,
+        )
+        self._open_groups.start_broadcast(role, encode_envelope(envelope))
+
+    def _finish(self) -> None:
+        self._num_exchanges += 1
+        if self.roles_to_send:
+            self._open_groups.finish()
+
+
+def open_fan_out(tree: ClientPlaceTree, *, pin: bool = False, timeout_s: float = TIMEOUT_S) -> FanOut:
+    """This process' end of the exchanges. A collective when the job has several ranks.
+
+    Args:
+        tree: The place tree as this rank sees it.
+        pin: Receive into pinned memory; needs CUDA.
+        timeout_s: How long an exchange may wait for another rank, in seconds. Long: a lost rank is noticed by liveness.
+
+    Raises:
+        TopologyError: The job has several ranks and torch.distributed is not initialised, or disagrees with the tree.
+    """
+    groups = open_gloo_groups(tree, timeout_s=timeout_s) if tree.topology.world_size > 1 else None
+    return FanOut(tree, groups, pin=pin)
+
+
+def local_world(topology: Topology | ClientPlaceTree, *, timeout_s: float = 60.0) -> list[FanOut]:
+    """The ends of all ranks of a job inside this process, by global rank: one thread each, same code, same bytes.
+
+    Args:
+        topology: The job, as any rank sees it; a topology gets its default place tree.
+        timeout_s: Longest wait of one thread for another, in seconds.
+    """
+    tree = ClientPlaceTree.from_topology(topology) if isinstance(topology, Topology) else topology
+    locals_of_rank = open_local_groups(tree, timeout_s=timeout_s)
+    return [FanOut(tree.with_rank(rank), groups) for rank, groups in enumerate(locals_of_rank)]
+
+
+def _block_of(name: str, tensor: torch.Tensor) -> Block:
+    assert tensor.device.type == "cpu", f"tensor {name!r} is on {tensor.device}; the exchange runs on the CPU"
+    assert tensor.dtype in _NAME_OF_DTYPE, f"tensor {name!r} is {tensor.dtype}; the wire carries {DTYPES}"
+    values = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return Block(name=name, dtype=_NAME_OF_DTYPE[tensor.dtype], shape=tuple(tensor.shape), values=values)
+
+
+def _tensor_of(block: Block, payload: torch.Tensor) -> torch.Tensor:
+    """The block as a view of the torch buffer, so that it knows whether it is pinned."""
+    start = block.values.ctypes.data - payload.data_ptr() if block.values.size else 0
+    flat = payload[start : start + block.values.size].view(_DTYPE_OF_NAME[block.dtype])
+    return flat.view(block.shape)
+
+
+def _refuse_plan(rank: int, words: tuple[int, ...], other: int, others: tuple[int, ...]) -> None:
+    step, order, plan = words
+    other_step, other_order, other_plan = others
+    raise PlanDiverged(
+        f"leaders planned differently: rank {rank} step {step}, order digest {order:016x}, plan digest {plan:016x}; "
+        f"rank {other} step {other_step}, order digest {other_order:016x}, plan digest {other_plan:016x}. Give all "
+        "ranks the same recipe, catalog, state and version of torchmix"
+    )

@@ -1,0 +1,93 @@
+"""The groups of a whole world inside one process: ranks are threads, a broadcast is a queue.
+
+In: a place tree. Out: one `LocalGroups` per rank, with the methods of `GlooGroups`, so that an exchange between all
+ranks of a job runs in one test, through the same code and the same bytes.
+
+Invariants: as with gloo, a rank receives copies, in the order they were sent; a sender waits while its peers are more
+than one exchange behind; a rank whose partner is silent for `timeout_s` gets an error instead of waiting for ever.
+
+Cost: one copy per receiving rank. No torch, no sockets.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.errors import RankLost
+from torchmix.parallel.place_tree import ClientPlaceTree, Role
+
+ARRAYS_OF_AN_EXCHANGE = 2  # envelope and payload
+
+_Lane = queue.Queue[NDArray[Any]]
+
+
+class LocalGroups:
+    """What one thread of a local world may say to which others."""
+
+    def __init__(self, tree: ClientPlaceTree, lanes: Mapping[tuple[int, int], _Lane], *, timeout_s: float) -> None:
+        """`tree` is this rank's; `lanes` from (sender, receiver) to a queue are shared by all ranks."""
+        self._tree = tree
+        self._rank = tree.topology.rank
+        self._lanes = lanes
+        self._timeout_s = timeout_s
+        self._pending: list[tuple[int, NDArray[Any]]] = []
+
+    def start_broadcast(self, role: Role, values: NDArray[Any]) -> None:
+        """Leader: begin to send `values` to the ranks of a role in its replica."""
+        for rank in self._tree.ranks_of_role(self._tree.replica, role):
+            if rank != self._rank:
+                self._pending.append((rank, values.copy()))
+
+    def finish(self) -> None:
+        """Leader: wait until all that was started has been taken."""
+        for rank, values in self._pending:
+            self._put(rank, values)
+        self._pending.clear()
+
+    def receive_into(self, values: NDArray[Any]) -> None:
+        """Peer: fill `values` with the leader's next array, which must have its size."""
+        taken = self._take(self._tree.leader_of(self._rank))
+        values[...] = taken
+
+    def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Leader: the values int64 [n] of all leaders, as int64 [dp, n] by replica."""
+        others = [rank for rank in self._tree.leaders if rank != self._rank]
+        for rank in others:
+            self._put(rank, values.copy())
+        taken = {rank: self._take(rank) for rank in others} | {self._rank: values}
+        return np.stack([taken[rank] for rank in self._tree.leaders])
+
+    def close(self) -> None:
+        """Nothing to give back; the queues go with the world."""
+
+    def _put(self, rank: int, values: NDArray[Any]) -> None:
+        try:
+            self._lanes[self._rank, rank].put(values, timeout=self._timeout_s)
+        except queue.Full:
+            raise RankLost(f"rank {rank} took nothing from rank {self._rank} for {self._timeout_s} s", rank) from None
+
+    def _take(self, rank: int) -> NDArray[Any]:
+        try:
+            return self._lanes[rank, self._rank].get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise RankLost(f"rank {rank} sent nothing to rank {self._rank} for {self._timeout_s} s", rank) from None
+
+
+def open_local_groups(tree: ClientPlaceTree, *, timeout_s: float = 60.0) -> list[LocalGroups]:
+    """The groups of every rank of the tree's job, by global rank.
+
+    Args:
+        tree: The place tree as any rank sees it.
+        timeout_s: Longest wait for another thread, in seconds.
+    """
+    pairs = {(tree.leader_of(rank), rank) for rank in range(tree.topology.world_size)}
+    pairs |= {(sender, receiver) for sender in tree.leaders for receiver in tree.leaders}
+    lanes: dict[tuple[int, int], _Lane] = {
+        pair: queue.Queue(maxsize=ARRAYS_OF_AN_EXCHANGE) for pair in pairs if pair[0] != pair[1]
+    }
+    return [LocalGroups(tree.with_rank(rank), lanes, timeout_s=timeout_s) for rank in range(tree.topology.world_size)]
