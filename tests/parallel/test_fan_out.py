@@ -1,0 +1,205 @@
+"""Fan-out in one process: a thread per rank, through the same code and bytes as between processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.worlds import run_ranks
+from torchmix.errors import PlanDiverged, RankLost, TopologyError
+from torchmix.parallel.fan_out import FanOut, Share, local_world, open_fan_out
+from torchmix.parallel.local_groups import open_local_groups
+from torchmix.parallel.place_tree import ClientPlaceTree, Role
+from torchmix.parallel.topology import Topology
+from torchmix.parallel.wire import DTYPES
+
+LAYOUTS = [
+    Topology(),
+    Topology(dp=3),
+    Topology(tp=2, dp=2),
+    Topology(cp=2, dp=2),
+    Topology(pp=2, dp=2),
+    Topology(tp=2, cp=2, pp=3, dp=2),
+]
+NUM_STEPS = 3
+
+
+def share_for(replica: int, role: Role, step: int) -> Share:
+    """A share whose every value tells whom it is for."""
+    stage = ("only", "first", "middle", "last").index(role.stage)
+    key = 1000 * step + 100 * replica + 10 * stage + role.cp_rank
+    tensors = {"cu_seqlens": torch.arange(step + 1, dtype=torch.int32) * key}
+    if role.is_first_stage:
+        tensors["tokens"] = torch.full((2, 4), key)
+    if role.is_last_stage:
+        tensors["loss_mask"] = torch.full((2, 4), float(key), dtype=torch.float32)
+    return Share(header=f"{key}".encode(), tensors=tensors)
+
+
+def assert_equal(found: Share, expected: Share) -> None:
+    assert found.header == expected.header
+    assert list(found.tensors) == list(expected.tensors)
+    for name, tensor in expected.tensors.items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert torch.equal(found.tensors[name], tensor)
+
+
+@pytest.mark.parametrize("topology", LAYOUTS, ids=str)
+def test_each_rank_receives_its_roles_share_of_its_replica(topology: Topology) -> None:
+    ends = local_world(topology)
+    tree = ClientPlaceTree.from_topology(topology)
+
+    def program(rank: int) -> int:
+        end, view = ends[rank], tree.with_rank(rank)
+        if view.is_leader:
+            for step in range(NUM_STEPS):
+                end.send({role: share_for(view.replica, role, step) for role in end.roles_to_send})
+            end.send_end()
+            return NUM_STEPS
+        received = 0
+        while (share := end.receive()) is not None:
+            assert_equal(share, share_for(view.replica, view.role, received))
+            received += 1
+        assert end.receive() is None
+        return received
+
+    assert run_ranks(range(topology.world_size), program) == [NUM_STEPS] * topology.world_size
+
+
+def test_only_roles_with_peers_are_sent() -> None:
+    tree = ClientPlaceTree.from_topology(Topology(cp=2))
+    leader, peer = (FanOut(tree.with_rank(rank), None) for rank in (0, 1))
+    assert leader.roles_to_send == (Role(stage="only", cp_rank=1),)
+    assert peer.roles_to_send == ()
+    assert FanOut(ClientPlaceTree.from_topology(Topology()), None).roles_to_send == ()
+
+
+def test_a_role_of_the_leader_with_peers_is_sent() -> None:
+    tree = ClientPlaceTree.from_topology(Topology(tp=2))
+    assert FanOut(tree, None).roles_to_send == (Role(stage="only", cp_rank=0),)
+
+
+def exchange(share: Share) -> Share:
+    leader, peer = local_world(Topology(tp=2))
+    role = leader.roles_to_send[0]
+    received = run_ranks([lambda: leader.send({role: share}), peer.receive], lambda program: program())[1]
+    assert received is not None
+    return received
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3, 4)], ids=str)
+def test_every_dtype_and_shape_travels_bit_for_bit(name: str, shape: tuple[int, ...]) -> None:
+    values = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(3)).to(getattr(torch, name))
+    assert_equal(exchange(Share(header=b"", tensors={"a": values})), Share(header=b"", tensors={"a": values}))
+
+
+def test_a_tensor_that_is_not_contiguous_travels() -> None:
+    values = torch.arange(12).view(3, 4).t()
+    assert_equal(exchange(Share(header=b"h", tensors={"a": values})), Share(header=b"h", tensors={"a": values}))
+
+
+def test_received_tensors_are_views_of_one_aligned_buffer() -> None:
+    share = Share(header=b"odd", tensors={"a": torch.arange(5), "b": torch.ones(3, dtype=torch.float32)})
+    received = exchange(share)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in received.tensors.values()}
+    assert len(storages) == 1
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in received.tensors.values())
+
+
+def test_what_was_received_survives_the_next_exchange() -> None:
+    leader, peer = local_world(Topology(tp=2))
+    role = leader.roles_to_send[0]
+
+    def send() -> None:
+        for step in (1, 2):
+            leader.send({role: share_for(0, role, step)})
+
+    _, received = run_ranks([send, lambda: [peer.receive(), peer.receive()]], lambda program: program())
+    for step, share in zip((1, 2), received, strict=True):
+        assert_equal(share, share_for(0, role, step))
+
+
+def test_a_closing_peer_takes_what_is_under_way() -> None:
+    leader, peer = local_world(Topology(tp=2))
+    role = leader.roles_to_send[0]
+
+    def send() -> None:
+        for step in range(5):
+            leader.send({role: share_for(0, role, step)})
+        leader.send_end()
+        leader.send_end()
+
+    assert run_ranks([send, peer.drain], lambda program: program()) == [None, 5]
+
+
+def test_leaders_with_equal_plans_agree() -> None:
+    ends = [end for end in local_world(Topology(tp=2, dp=3)) if end.roles_to_send]
+    assert len(ends) == 3
+    digests = ("ffffffffffffffff", "0123456789abcdef")
+    assert run_ranks(ends, lambda end: [end.compare(step, *digests) for step in range(3)]) == [[None] * 3] * 3
+
+
+@pytest.mark.parametrize("changed", [(8, "a" * 16, "b" * 16), (7, "c" * 16, "b" * 16), (7, "a" * 16, "d" * 16)])
+def test_diverged_plans_name_step_ranks_and_both_values(changed: tuple[int, str, str]) -> None:
+    same = (7, "a" * 16, "b" * 16)
+    ends = [end for end in local_world(Topology(tp=2, dp=2)) if end.roles_to_send]
+
+    def compare(end: FanOut, plan: tuple[int, str, str]) -> str:
+        with pytest.raises(PlanDiverged) as caught:
+            end.compare(*plan)
+        return str(caught.value)
+
+    for text in run_ranks(list(zip(ends, (same, changed), strict=True)), lambda pair: compare(*pair)):
+        for rank, (step, order, plan) in ((0, same), (2, changed)):
+            assert f"rank {rank} step {step}, order digest {order}, plan digest {plan}" in text
+
+
+def test_a_single_leader_has_nobody_to_compare_with() -> None:
+    open_fan_out(ClientPlaceTree.from_topology(Topology())).compare(0, "0" * 16, "0" * 16)
+
+
+def test_a_peer_of_another_place_tree_refuses_the_exchange() -> None:
+    tree = ClientPlaceTree.from_topology(Topology(tp=2))
+    other = ClientPlaceTree.from_topology(Topology(tp=2, rank=1), roles={1: Role(stage="last", cp_rank=0)})
+    groups = open_local_groups(tree)
+    leader, confused = FanOut(tree, groups[0]), FanOut(other, groups[1])
+    leader.send({role: share_for(0, role, 0) for role in leader.roles_to_send})
+    with pytest.raises(RankLost, match="stage is 0, this rank waits for 3"):
+        confused.receive()
+
+
+def test_a_silent_leader_is_named_at_the_local_timeout() -> None:
+    peer = local_world(Topology(tp=2), timeout_s=0.05)[1]
+    with pytest.raises(RankLost, match="rank 0 sent nothing to rank 1") as caught:
+        peer.receive()
+    assert caught.value.rank == 0
+
+
+def test_several_ranks_need_an_initialised_job() -> None:
+    with pytest.raises(
+        TopologyError, match=r"4 ranks, but torch.distributed is not initialised in rank 0; call .*init_process_group"
+    ):
+        open_fan_out(ClientPlaceTree.from_topology(Topology(dp=4)))
+
+
+def test_a_payload_that_shrinks_and_grows_reuses_its_buffer() -> None:
+    leader, peer = local_world(Topology(tp=2))
+    role = leader.roles_to_send[0]
+    sizes = [100, 10, 300, 299, 1]
+    shares = [Share(header=b"", tensors={"a": torch.arange(size)}) for size in sizes]
+
+    def send() -> list[int]:
+        addresses = []
+        for share in shares:
+            leader.send({role: share})
+            addresses.append(leader._buffer_of_role[role].ctypes.data)
+        return addresses
+
+    addresses, received = run_ranks([send, lambda: [peer.receive() for _ in sizes]], lambda program: program())
+    for share, expected in zip(received, shares, strict=True):
+        assert_equal(share, expected)
+    assert addresses[0] == addresses[1]
+    assert addresses[2] == addresses[3] == addresses[4]
+    assert np.unique(addresses).size == 2
