@@ -1,0 +1,238 @@
+"""What each source will give in N steps: the plan, run ahead without data.
+
+In: a checked recipe, the sizes of its sources, and N. Out: for each source its first step, tokens, epochs, the step at
+which it runs out, and how often one document comes in a step. Must hold: up to `simulated_steps` every number is that
+of the real plan, since the same planner makes it; beyond, numbers are expected ones, at the rate of the steps planned.
+Cost: `simulated_steps` times the planning time of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.sizes import SourceSizes
+from torchmix.errors import SourceExhausted
+from torchmix.planner.plan import StepPlan
+from torchmix.planner.planner import Cursor, Planner
+from torchmix.recipe import Recipe, parse_shares
+
+SIMULATED_STEPS = 1000
+"""Steps that are planned in full before rates take over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceForecast:
+    """One source over N steps."""
+
+    name: str
+    share: float
+    """Of trained tokens, as the recipe has it."""
+    epoch_tokens: int
+    """Tokens that one epoch gives, after the recipe's overflow rule."""
+    first_step: int | None
+    """Step of its first token; None if it gives nothing while the data lasts."""
+    delivered_tokens: int
+    """In all N steps, or until the data ends."""
+    epochs: float
+    """Passes over the source until then."""
+    runs_out_step: int | None
+    """First step that asks for more than `max_epochs`; None if there is none in N steps."""
+    most_repeats: int
+    """Most times that one document came in one of the simulated steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """A run of N steps."""
+
+    num_steps: int
+    simulated_steps: int
+    """The first steps, for which every number is exact."""
+    stop_step: int | None
+    """Step that cannot be planned, because a source ran out and the recipe says `error`, or all did."""
+    capacity_tokens: int
+    fill: float
+    """Tokens over capacity, mean of the simulated steps."""
+    sources: tuple[SourceForecast, ...]
+    """By sorted name."""
+
+
+def forecast(
+    recipe: Recipe,
+    sizes: Mapping[str, SourceSizes],
+    num_steps: int,
+    *,
+    simulated_steps: int = SIMULATED_STEPS,
+    progress: Callable[[], object] = lambda: None,
+) -> Forecast:
+    """Run the plan ahead.
+
+    Args:
+        recipe: A checked recipe.
+        sizes: Sizes of each of its sources.
+        num_steps: N, at least 1.
+        simulated_steps: Most steps to plan in full.
+        progress: Called after each of them.
+
+    Raises:
+        PlanError: What the planner refuses from the start: a source without tokens, a document too long.
+    """
+    seen = _simulate(recipe, sizes, min(num_steps, simulated_steps), progress)
+    _extrapolate(recipe, seen, num_steps)
+    sources = tuple(
+        SourceForecast(
+            name=name,
+            share=float(share),
+            epoch_tokens=int(seen.epoch_tokens[s]),
+            first_step=seen.first_step.get(s),
+            delivered_tokens=int(seen.delivered[s]),
+            epochs=float(seen.drawn[s] / seen.epoch_tokens[s]),
+            runs_out_step=seen.runs_out_step.get(s),
+            most_repeats=int(seen.most_repeats[s]),
+        )
+        for s, (name, share) in enumerate(parse_shares(recipe).items())
+    )
+    capacity = recipe.batch.samples * recipe.batch.length
+    return Forecast(
+        num_steps=num_steps,
+        simulated_steps=seen.steps,
+        stop_step=seen.stop_step,
+        capacity_tokens=capacity,
+        fill=seen.simulated_tokens / (capacity * seen.steps) if seen.steps else 0.0,
+        sources=sources,
+    )
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Seen:
+    """Sums over the steps so far; arrays are [S] by sorted name."""
+
+    planner: Planner
+    cursor: Cursor
+    epoch_tokens: NDArray[np.int64]
+    delivered: NDArray[np.float64]
+    drawn: NDArray[np.float64]
+    most_repeats: NDArray[np.int64]
+    first_step: dict[int, int]
+    runs_out_step: dict[int, int]
+    steps: int = 0
+    simulated_tokens: int = 0
+    stop_step: int | None = None
+
+
+def _simulate(
+    recipe: Recipe, sizes: Mapping[str, SourceSizes], num_steps: int, progress: Callable[[], object]
+) -> _Seen:
+    # With `renormalise` everywhere the plan is the same up to the first step that runs out, and the
+    # decision it logs names the source and the step.
+    patient = {name: msgspec.structs.replace(each, on_exhausted="renormalise") for name, each in recipe.sources.items()}
+    planner = Planner(msgspec.structs.replace(recipe, sources=patient), sizes)
+    names = planner.sources
+    seen = _Seen(
+        planner=planner,
+        cursor=planner.start(),
+        epoch_tokens=np.array([epoch_tokens(recipe, sizes[name]) for name in names], np.int64),
+        delivered=np.zeros(len(names)),
+        drawn=np.zeros(len(names)),
+        most_repeats=np.zeros(len(names), np.int64),
+        first_step={},
+        runs_out_step={},
+    )
+    for step in range(num_steps):
+        try:
+            plan, cursor = planner.step(seen.cursor)
+        except SourceExhausted:
+            seen.stop_step = step
+            seen.runs_out_step |= {s: step for s in range(len(names)) if s not in seen.runs_out_step}
+            break
+        for decision in cursor.decisions[len(seen.cursor.decisions) :]:
+            seen.runs_out_step[names.index(decision.source)] = step
+            if recipe.sources[decision.source].on_exhausted == "error":
+                seen.stop_step = step
+        if seen.stop_step is not None:
+            break
+        _add_step(seen, plan, cursor)
+        progress()
+    return seen
+
+
+def _add_step(seen: _Seen, plan: StepPlan, cursor: Cursor) -> None:
+    for s in np.flatnonzero(plan.delivered_tokens).tolist():
+        seen.first_step.setdefault(s, plan.step)
+    seen.delivered += plan.delivered_tokens
+    seen.drawn += plan.drawn_tokens
+    np.maximum(seen.most_repeats, _repeats(plan), out=seen.most_repeats)
+    seen.simulated_tokens += int(plan.delivered_tokens.sum())
+    seen.cursor, seen.steps = cursor, plan.step + 1
+
+
+def _repeats(plan: StepPlan) -> NDArray[np.int64]:
+    """[S] most times that one document of the source begins in this step."""
+    pieces = plan.pieces
+    repeats = np.zeros(len(plan.sources), np.int64)
+    begins = pieces.start == 0
+    # Only a source in which an epoch ends within the step can give a document twice.
+    for s in np.unique(pieces.source).tolist():
+        own = (pieces.source == s) & begins
+        epoch = pieces.epoch[own]
+        if len(epoch):
+            several = epoch.min() != epoch.max()
+            repeats[s] = np.unique(pieces.row[own], return_counts=True)[1].max() if several else 1
+    return repeats
+
+
+def _extrapolate(recipe: Recipe, seen: _Seen, num_steps: int) -> None:
+    """Carry the sums on to `num_steps` at the rate of the simulated steps, from one run-out to the next."""
+    names = seen.planner.sources
+    shares = np.array([float(share) for share in parse_shares(recipe).values()])
+    shares[list(seen.runs_out_step)] = 0
+    # What is delivered, not what is drawn: in the first steps the draw also fills the pool.
+    step_tokens = seen.simulated_tokens / max(seen.steps, 1)
+    most = np.array([float(recipe.sources[name].max_epochs or math.inf) for name in names]) * seen.epoch_tokens
+    wait = {s: _wait(seen, s) for s in range(len(names)) if s not in seen.first_step}
+    now = float(seen.steps)
+    while now < num_steps and seen.stop_step is None:
+        if not shares.any():
+            seen.stop_step = math.ceil(now)
+            break
+        rate = shares / shares.sum() * step_tokens
+        left = np.divide(np.maximum(most - seen.drawn, 0), rate, out=np.full(len(rate), math.inf), where=rate > 0)
+        stride = min(num_steps - now, float(left.min()))
+        for s in wait:
+            if s not in seen.first_step and wait[s] < rate[s] * stride:
+                seen.first_step[s] = math.floor(now + wait[s] / rate[s])
+            wait[s] -= float(rate[s]) * stride
+        seen.drawn += rate * stride
+        seen.delivered += rate * stride
+        now += stride
+        for s in np.flatnonzero((left <= stride) & (now < num_steps)).tolist():
+            seen.runs_out_step[s] = math.floor(now)
+            shares[s] = 0
+            if recipe.sources[names[s]].on_exhausted == "error":
+                seen.stop_step = math.floor(now)
+
+
+def _wait(seen: _Seen, s: int) -> float:
+    """Tokens that a source must still be charged before it gives its next document: that one's half, less the debt."""
+    position, order = seen.cursor.position, seen.planner.orders[s]
+    ends = order.window(int(position.epoch[s]), int(position.window[s])).ends
+    ahead = ends[int(position.offset[s]) :] - ends[int(position.offset[s])]
+    next_tokens = int(ahead[np.argmax(ahead > 0)])
+    return max(next_tokens / 2 - float(position.debt[s]) - float(position.residue[s]) / 2**32, 0.0)
+
+
+def epoch_tokens(recipe: Recipe, sizes: SourceSizes) -> int:
+    """Tokens that one epoch of a source gives under the recipe's overflow rule."""
+    length, overflow = recipe.batch.length, recipe.packing.overflow
+    tokens = np.asarray(sizes.tokens)
+    if overflow == "truncate":
+        tokens = np.minimum(tokens, length)
+    elif overflow == "drop":
+        tokens = tokens[tokens <= length]
+    return int(tokens.sum(dtype=np.int64))

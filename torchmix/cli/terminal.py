@@ -1,0 +1,102 @@
+"""What every verb takes and prints: counts, tables for people, JSON for programs, progress, and the exit code.
+
+In: words of the command line, and values of finished work. Out: numbers; text on stdout, with `--json` one JSON object
+and nothing else there. Must hold: progress and messages go to stderr, so that stdout can be piped. Costs nothing beside
+the work it reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+
+class ExitCode(enum.IntEnum):
+    """What a command returns to the shell."""
+
+    OK = 0
+    FINDINGS = 1
+    """The command worked and found something to mend."""
+    USAGE = 2
+    """Wrong arguments, or a fault in the recipe."""
+    DATA = 3
+    """Files, columns, catalog: what lies on disk, or runs out."""
+    INTERRUPTED = 130
+    """Ctrl-C, as shells count it."""
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """A type of argument: whole numbers from `lowest` on."""
+
+    def whole_number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
+        if value < lowest:
+            raise argparse.ArgumentTypeError(f"{value} is less than {lowest}")
+        return value
+
+    return whole_number
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """Print one JSON object on stdout."""
+    print(json.dumps(values, indent=2, ensure_ascii=False))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under a header: the first column flush left, the others flush right.
+
+    Args:
+        header: Name of each column.
+        rows: Texts, as many in each row as there are columns.
+    """
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    for line in lines:
+        cells = [
+            line[0].ljust(widths[0]),
+            *(text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True)),
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def count_text(count: int) -> str:
+    """12,345,678."""
+    return f"{count:,}"
+
+
+def bytes_text(num_bytes: float) -> str:
+    """A size in the largest unit that leaves at least one: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.1f} TiB"
+
+
+def percent_text(share: float) -> str:
+    """A share with four significant digits, so that a tiny one does not show as 0: 69.97 %, 0.001003 %."""
+    return f"{100 * share:.4g} %" if share < 0.9999 else f"{100 * share:.2f} %"
+
+
+def progress_bar(total: int, *, unit: str, title: str, as_json: bool, scale: bool = False) -> tqdm[Any]:
+    """A bar with rate and time left on stderr; silent where nobody watches (no terminal, or `--json`).
+
+    Args:
+        total: Units of the whole work.
+        unit: What is counted, as "step" or "B".
+        title: What is being done.
+        as_json: The user asked for JSON.
+        scale: Shorten large numbers: 1.2G.
+    """
+    silent = as_json or not sys.stderr.isatty()
+    tqdm.monitor_interval = 0  # no watching thread: a command ends when its work does
+    return tqdm(total=total, unit=unit, desc=title, disable=silent, unit_scale=scale, leave=False, file=sys.stderr)
