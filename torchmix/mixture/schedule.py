@@ -34,7 +34,8 @@ def integer_shares(fractions: Mapping[str, Fraction]) -> NDArray[np.int64]:
     exact = [fractions[name] / total * SHARE_ONE for name in names]
     shares = [max(int(share), 1) if share > 0 else 0 for share in exact]
     missing = SHARE_ONE - sum(shares)
-    by_remainder = sorted(range(len(names)), key=lambda s: (-(exact[s] - int(exact[s])), names[s]))
+    # Of what it has been given: a share lifted from zero to one is above its own, and comes last.
+    by_remainder = sorted(range(len(names)), key=lambda s: (shares[s] - exact[s], names[s]))
     for s in by_remainder[: max(missing, 0)]:
         shares[s] += 1
     if missing < 0:  # shares lifted from zero to one are paid by the largest
