@@ -8,8 +8,8 @@ between pipeline stages, where a collective per microbatch would deadlock. The b
 pickle, no object collectives.
 
 Invariants: leaders send, peers receive, each the same number of times; a role without peers is not sent; TP peers get
-identical bytes; after `send_end` no exchange follows. A broken or foreign exchange is a `RankLost` that names the
-sender.
+identical bytes. A stream of exchanges ends with `send_end`, on all leaders before another begins. A broken or foreign
+exchange is a `RankLost` that names the sender.
 
 Cost: one copy per role at the leader, one broadcast of 96 bytes and one of the payload per role, all roles at once.
 """
@@ -65,7 +65,6 @@ class FanOut:
         self._groups = groups
         self._pin = pin
         self._num_exchanges = 0
-        self._has_ended = False
         self._buffer_of_role: dict[Role, NDArray[np.uint8]] = {}
         self.roles_to_send: tuple[Role, ...] = ()
         """Leader: the roles that have ranks besides the leader; `send` needs a share for each. Empty on a peer."""
@@ -87,7 +86,6 @@ class FanOut:
             RankLost: A peer is gone.
         """
         assert self._tree.is_leader, "peers receive"
-        assert not self._has_ended, "send after send_end"
         for role in self.roles_to_send:
             share = shares[role]
             blocks = [_block_of(name, tensor) for name, tensor in share.tensors.items()]
@@ -101,24 +99,30 @@ class FanOut:
         self._finish()
 
     def send_end(self) -> None:
-        """Leader: tell every peer that no exchange follows. A second call does nothing."""
+        """Leader: tell every peer that this stream has ended, and wait until all leaders end theirs.
+
+        Leaders prepare steps ahead, so one that closes may be some steps behind another, which still
+        waits for it in `compare`. Here it answers, without a step, until nobody asks any more.
+
+        Raises:
+            RankLost: A rank is gone.
+        """
         assert self._tree.is_leader, "peers receive"
-        if self._has_ended:
-            return
-        self._has_ended = True
         for role in self.roles_to_send:
             self._start(role, KIND_END)
         self._finish()
+        if len(self._tree.leaders) > 1:
+            ending = np.array([0, 0, 0, 1], dtype=np.int64)
+            while not self._open_groups.gather(ending)[:, 3].all():
+                pass
 
     def receive(self) -> Share | None:
-        """Peer: this rank's share of the next global batch, or None when the leader has ended the stream.
+        """Peer: this rank's share of the next global batch, or None once when the leader has ended the stream.
 
         Raises:
             RankLost: The leader is gone, or what came is not the exchange this rank waits for.
         """
         assert not self._tree.is_leader, "leaders send"
-        if self._has_ended:
-            return None
         values = np.empty(ENVELOPE_FIELDS, dtype=np.int64)
         self._open_groups.receive_into(values)
         envelope = decode_envelope(
@@ -130,7 +134,6 @@ class FanOut:
         )
         self._num_exchanges += 1
         if envelope.kind == KIND_END:
-            self._has_ended = True
             return None
         payload = torch.empty(envelope.payload_bytes, dtype=torch.uint8, pin_memory=self._pin)
         self._open_groups.receive_into(payload.numpy())
@@ -147,15 +150,15 @@ class FanOut:
             num_dropped += 1
         return num_dropped
 
-    def compare(self, step: int, order_digest: str, plan_digest: str) -> None:
+    def compare(self, step: int, order_digest: bytes, plan_digest: bytes) -> None:
         """Leader: check that all leaders planned this step alike. A collective among leaders.
 
-        It has a group of its own, so that it may run in another thread than `send`.
+        A leader that is ending its stream takes part in `send_end` and is not compared.
 
         Args:
             step: The step, the same on all leaders.
-            order_digest: Order digest after the step, 16 hex digits.
-            plan_digest: Plan digest of the step, 16 hex digits.
+            order_digest: Order digest after the step, 8 bytes.
+            plan_digest: Plan digest of the step, 8 bytes.
 
         Raises:
             PlanDiverged: They did not; the message names the step, the ranks and both values.
@@ -164,11 +167,11 @@ class FanOut:
         assert self._tree.is_leader, "peers plan nothing"
         if len(self._tree.leaders) == 1:
             return
-        words = (step, int(order_digest, 16), int(plan_digest, 16))
+        words = (step, int.from_bytes(order_digest, "big"), int.from_bytes(plan_digest, "big"), 0)
         mine = np.array(words, dtype=np.uint64).view(np.int64)
         rows = self._open_groups.gather(mine).view(np.uint64)
         for rank, row in zip(self._tree.leaders, rows, strict=True):
-            if (row != mine.view(np.uint64)).any():
+            if not row[3] and (row != mine.view(np.uint64)).any():
                 _refuse_plan(self._tree.topology.rank, words, rank, tuple(row.tolist()))
 
     def close(self) -> None:
@@ -245,8 +248,8 @@ def _tensor_of(block: Block, payload: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse_plan(rank: int, words: tuple[int, ...], other: int, others: tuple[int, ...]) -> None:
-    step, order, plan = words
-    other_step, other_order, other_plan = others
+    step, order, plan, _ = words
+    other_step, other_order, other_plan, _ = others
     raise PlanDiverged(
         f"leaders planned differently: rank {rank} step {step}, order digest {order:016x}, plan digest {plan:016x}; "
         f"rank {other} step {other_step}, order digest {other_order:016x}, plan digest {other_plan:016x}. Give all "

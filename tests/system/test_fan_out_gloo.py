@@ -1,0 +1,34 @@
+"""Fan-out between real processes over gloo, while their main threads use the default group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Processes
+
+WORLD_SIZE = 4
+NUM_STEPS = 5
+DEADLINE_S = 90.0
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("tp", "cp", "pp"), [(2, 1, 1), (1, 2, 1), (1, 1, 4), (2, 1, 2), (1, 1, 1)])
+def test_every_rank_receives_its_share_from_its_leader(tmp_path: Path, tp: int, cp: int, pp: int) -> None:
+    with Processes(tmp_path) as processes:
+        ranks = [
+            processes.start_python(
+                "-m",
+                "tests.support.fan_out_rank",
+                *(str(number) for number in (rank, WORLD_SIZE, tp, cp, pp)),
+                str(tmp_path / "store"),
+                str(NUM_STEPS),
+                name=f"rank-{rank}",
+                environment={"OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(WORLD_SIZE)
+        ]
+        codes = [rank.wait(deadline_s=DEADLINE_S) for rank in ranks]
+        assert codes == [0] * WORLD_SIZE, processes.report()
+        assert [rank.stdout() for rank in ranks] == [f"received {NUM_STEPS}\n"] * WORLD_SIZE
