@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.sizes import SourceSizes
+from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError
 from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, Position, draw, exhausted_error
 from torchmix.mixture.order import SourceOrder
@@ -220,6 +221,12 @@ class Planner:
         sums = np.zeros(len(self.sources), np.int64)
         np.add.at(sums, pieces.source, pieces.tokens)
         return sums
+
+
+def open_planner(recipe: Recipe, catalog: Catalog, *, dp: int = 1, micro_batch_size: int = 1) -> Planner:
+    """A planner over an opened catalog; see `Planner`."""
+    sizes = {name: source.sizes for name, source in catalog.sources.items()}
+    return Planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size)
 
 
 def _whole(documents: Documents, step: int) -> Pieces:
