@@ -146,7 +146,7 @@ def test_diverged_plans_name_step_ranks_and_both_values(changed: tuple[int, byte
 
     def compare(end: FanOut, plan: tuple[int, bytes, bytes]) -> str:
         with pytest.raises(PlanDiverged) as caught:
-            end.compare(plan[0], *map(bytes.fromhex, plan[1:]))
+            end.compare(*plan)
         return str(caught.value)
 
     for text in run_ranks(list(zip(ends, (same, changed), strict=True)), lambda pair: compare(*pair)):
