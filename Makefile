@@ -1,0 +1,57 @@
+# Set up, check, test and train, with nothing but Python 3.10 or newer on the machine.
+#
+#     make train    a small Megatron GPT on 4 local ranks, from text that this machine has
+#     make test     ruff, mypy and all tests
+#
+# Another build of torch:  make train PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+# Another layout:          make train TRAIN_ARGS="--pp 2 --cp 2"
+
+VENV ?= .venv
+PYTHON ?= python3
+PIP_ARGS ?=
+TRAIN_ARGS ?= --tp 2
+PYTEST_ARGS ?= -n 2
+
+BIN := $(VENV)/bin
+RECIPE := examples/megatron/recipe.yaml
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: train test test-fast check format venv clean
+
+train: runs/corpus
+	$(BIN)/torchmix index $(RECIPE)
+	$(BIN)/torchrun --nproc-per-node 4 examples/megatron/train.py --data-recipe $(RECIPE) $(TRAIN_ARGS)
+
+test: check
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: venv
+	$(BIN)/python -m pytest -m "not system"
+
+check: venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: venv
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+venv: $(VENV)/.installed
+
+# Made once, whole; remove it to make it anew.
+runs/corpus: | venv
+	$(BIN)/python examples/megatron/make_corpus.py $@
+
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt torch
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch setup.py pyproject.toml
+	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt --editable '.[test,megatron]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

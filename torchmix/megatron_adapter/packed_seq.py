@@ -1,0 +1,58 @@
+"""The boundaries of a microbatch as Megatron's `PackedSeqParams`, for attention that stays inside documents.
+
+In: a `Microbatch`. Out: Megatron's dataclass in the `thd` format: all samples of the microbatch as one row of tokens.
+
+Must hold: `cu_seqlens` (true lengths) and `cu_seqlens_padded` (where documents lie) go over the whole microbatch, not cut
+by context parallelism, as Megatron and Transformer Engine expect. Queries and keys have the same boundaries. Only fields
+that the installed Megatron knows are filled, since the dataclass grows from version to version.
+
+Megatron is imported inside the function: torchmix does not depend on it. Cost: a transfer of two small arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchmix.constructor.fields import Microbatch
+
+if TYPE_CHECKING:
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+
+def packed_seq_params(microbatch: Microbatch, *, device: torch.device | str | None = None) -> PackedSeqParams:
+    """Build Megatron's packing of one microbatch.
+
+    The model then takes its tokens as one row, [1, micro_batch_size * length / cp].
+
+    Args:
+        microbatch: From a torchmix loader, on any rank.
+        device: Where the boundaries should live; where they are if not given.
+
+    Returns:
+        `PackedSeqParams` with `qkv_format` "thd", int32 boundaries [segments + 1], and `max_seqlen` in tokens.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+
+    Source: Megatron-LM `pretrain_gpt.py`, `forward_step`.
+    """
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    cu_seqlens, cu_seqlens_padded = microbatch.cu_seqlens, microbatch.cu_seqlens_padded
+    if device is not None:
+        cu_seqlens = cu_seqlens.to(device, non_blocking=True)
+        cu_seqlens_padded = cu_seqlens_padded.to(device, non_blocking=True)
+    wanted: dict[str, Any] = {
+        "qkv_format": "thd",
+        "cu_seqlens_q": cu_seqlens,
+        "cu_seqlens_kv": cu_seqlens,
+        "cu_seqlens_q_padded": cu_seqlens_padded,
+        "cu_seqlens_kv_padded": cu_seqlens_padded,
+        "max_seqlen_q": microbatch.max_seqlen,
+        "max_seqlen_kv": microbatch.max_seqlen,
+    }
+    known = {field.name for field in dataclasses.fields(PackedSeqParams)}
+    return PackedSeqParams(**{name: value for name, value in wanted.items() if name in known})
