@@ -1,0 +1,92 @@
+"""Where attention must stop: cu_seqlens and cu_seqlens_padded of every microbatch of a replica's step.
+
+In: the pieces of the replica's samples, in order. Out: both arrays for all microbatches end to end, as Megatron and
+Transformer Engine read them: cumulative, from 0, over the tokens of a microbatch, sample after sample. Their meaning
+stands in `fields.py`.
+
+Must hold: the padded lengths of a sample's segments sum to its length, so padded boundaries also mark where a sample
+ends, and a segment never spans two samples. Cost: a few numpy passes over the pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Boundaries:
+    """The boundaries of M microbatches, end to end."""
+
+    cu_seqlens: Int32Array
+    """[stop[-1]] true lengths, summed up from 0 in each microbatch."""
+    cu_seqlens_padded: Int32Array
+    """[stop[-1]] lengths with padding, summed up from 0 in each microbatch."""
+    stop: Int64Array
+    """[M] where each microbatch's part of the two arrays ends."""
+    max_seqlen: Int32Array
+    """[M] longest segment, with padding: rotary tables must reach it, and it bounds every true length."""
+
+
+def boundaries_of_samples(num_samples: int, *, length: int, micro_batch_size: int) -> Boundaries:
+    """One segment per sample, all of `length` tokens.
+
+    Args:
+        num_samples: Samples of the replica, a multiple of micro_batch_size.
+        length: Tokens of a sample.
+        micro_batch_size: Samples of a microbatch.
+    """
+    lengths = np.full(num_samples, length, np.int64)
+    segments = np.full(num_samples // micro_batch_size, micro_batch_size, np.int64)
+    return _sum_up(lengths, lengths, segments)
+
+
+def boundaries_of_documents(
+    sample: Int64Array,
+    tokens: Int64Array,
+    *,
+    num_samples: int,
+    length: int,
+    micro_batch_size: int,
+    align_tokens: int,
+) -> Boundaries:
+    """One segment per piece, and one of true length 0 for what a sample's pieces leave of it.
+
+    Args:
+        sample: [n] sample of each piece, in [0, num_samples), never falling.
+        tokens: [n] tokens of each piece, 1 or more.
+        num_samples: Samples of the replica, a multiple of micro_batch_size.
+        length: Tokens of a sample.
+        micro_batch_size: Samples of a microbatch.
+        align_tokens: Each piece takes its tokens, rounded up to a multiple of this; 1 where pieces touch.
+    """
+    padded = -(-tokens // align_tokens) * align_tokens
+    pieces_of_sample = np.bincount(sample, minlength=num_samples)
+    pieces_stop = np.cumsum(pieces_of_sample)
+    padded_stop = np.concatenate([[0], np.cumsum(padded)])
+    tail_tokens = length - (padded_stop[pieces_stop] - padded_stop[pieces_stop - pieces_of_sample])
+    assert tail_tokens.min() >= 0, "aligned pieces fit their sample"
+    # Insert a tail after the last piece of each sample that has one.
+    with_tail = np.flatnonzero(tail_tokens)
+    true_lengths = np.insert(tokens, pieces_stop[with_tail], 0)
+    padded_lengths = np.insert(padded, pieces_stop[with_tail], tail_tokens[with_tail])
+    segments_of_sample = pieces_of_sample + (tail_tokens > 0)
+    return _sum_up(true_lengths, padded_lengths, segments_of_sample.reshape(-1, micro_batch_size).sum(axis=1))
+
+
+def _sum_up(true_lengths: Int64Array, padded_lengths: Int64Array, segments_of_microbatch: Int64Array) -> Boundaries:
+    """Cumulative lengths, starting again from 0 at each microbatch."""
+    entries = segments_of_microbatch + 1
+    stop = np.cumsum(entries)
+    first_segment = np.cumsum(segments_of_microbatch) - segments_of_microbatch
+    cumulative = []
+    for lengths in (true_lengths, padded_lengths):
+        total = np.cumsum(np.insert(lengths, first_segment, 0))
+        cumulative.append((total - np.repeat(total[stop - entries], entries)).astype(np.int32))
+    max_seqlen = np.maximum.reduceat(padded_lengths, first_segment).astype(np.int32)
+    return Boundaries(cu_seqlens=cumulative[0], cu_seqlens_padded=cumulative[1], stop=stop, max_seqlen=max_seqlen)

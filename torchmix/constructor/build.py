@@ -1,0 +1,243 @@
+"""StepPlan + documents -> the microbatches of one replica, at full length.
+
+In: a step's plan, of which `pieces_of_replica` takes the replica's pieces in the order in which they will lie in
+memory; then the reader's values for those pieces, each piece followed by the token that succeeds it in its document.
+Out: `StepTensors` with every field, tokens in samples at the offsets that the plan says.
+
+Must hold: a pure function of its arguments, so every leader that builds a piece builds the same bytes.
+
+Cost: 3 to 4 ns a token on one core for 32 bytes written (64 x 8192 tokens, pieces of 800 and of 60 tokens on average).
+Nothing loops over pieces or tokens in Python, and only padding is addressed by an index per token.
+
+n is pieces, S samples of the replica, N = S * length tokens with padding, M microbatches, B the micro_batch_size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from torchmix.constructor.boundaries import Boundaries, boundaries_of_documents, boundaries_of_samples
+from torchmix.constructor.fields import StepTensors
+from torchmix.constructor.memory import StepMemory
+from torchmix.constructor.ramps import fill_ramps
+from torchmix.constructor.ranges import copy_ranges
+from torchmix.planner.plan import StepPlan
+from torchmix.recipe import Packing
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReplicaPieces:
+    """The pieces of one replica's step, sorted by microbatch, place in the microbatch, slot in the sample."""
+
+    step: int
+    """Step of the global batch, from 0."""
+    num_tokens_global: int
+    """Sum of loss_mask over the whole global batch, all replicas."""
+    num_samples: int
+    """S; a sample may have no piece."""
+    micro_batch_size: int
+    """B, which divides S."""
+    sample: Int64Array
+    """[n] place of the sample in the replica: microbatch * B + place in the microbatch; never falls."""
+    sample_offset: Int64Array
+    """[n] where in its sample the piece begins, rises within a sample."""
+    source: NDArray[np.int32]
+    """[n] number of the source, sources sorted by name."""
+    row: Int64Array
+    """[n] row in the source."""
+    start: Int64Array
+    """[n] first token of the piece in its document."""
+    tokens: Int64Array
+    """[n] tokens of the piece, 1 or more."""
+    ends_document: NDArray[np.bool_]
+    """[n] whether the piece's last token is its document's."""
+
+
+def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
+    """Select one replica's pieces and put them in the order in which its samples are consumed.
+
+    Args:
+        plan: The step.
+        replica: Data-parallel rank, in [0, plan.dp).
+    """
+    placement = plan.placement
+    samples = np.flatnonzero(placement.dp_rank_of_sample == replica)
+    place = placement.microbatch_of_sample[samples] * plan.micro_batch_size + placement.slot_of_sample[samples]
+    sample_at_place = np.empty(len(samples), np.int64)
+    sample_at_place[place] = samples
+    # The plan is sorted by sample, so a sample's pieces are one range of its rows.
+    first = np.searchsorted(plan.sample, sample_at_place, side="left")
+    count = np.searchsorted(plan.sample, sample_at_place, side="right") - first
+    chosen = np.arange(count.sum()) + np.repeat(first - (np.cumsum(count) - count), count)
+    start, tokens = plan.pieces.start[chosen], plan.pieces.tokens[chosen]
+    return ReplicaPieces(
+        step=plan.step,
+        num_tokens_global=plan.num_tokens_global,
+        num_samples=len(samples),
+        micro_batch_size=plan.micro_batch_size,
+        sample=np.repeat(np.arange(len(samples)), count),
+        sample_offset=plan.sample_offset[chosen],
+        source=plan.pieces.source[chosen].astype(np.int32),
+        row=plan.pieces.row[chosen],
+        start=start,
+        tokens=tokens,
+        ends_document=start + tokens == plan.pieces.document_tokens[chosen],
+    )
+
+
+def build(
+    pieces: ReplicaPieces,
+    values: NDArray[np.integer[Any]],
+    *,
+    length: int,
+    packing: Packing,
+    memory: StepMemory | None = None,
+) -> StepTensors:
+    """Fill every field of a replica's step.
+
+    Args:
+        pieces: From `pieces_of_replica`.
+        values: [sum(tokens) + n] token ids of any integer dtype: for each piece its tokens, then the token that follows
+            in its document, any value where the document ends.
+        length: Tokens of a sample.
+        packing: The recipe's; `method` and `align_tokens` say where pieces lie, `boundaries` what a segment is.
+        memory: Where the tensors' memory comes from; fresh memory if None.
+
+    Returns:
+        Tensors [M, B, length] with every sequence field.
+    """
+    assert len(values) == pieces.tokens.sum() + len(pieces.tokens), "a value per token, and one more per piece"
+    memory = memory or StepMemory()
+    spans = _spans(pieces, length)
+    tokens = _tokens(values, pieces, spans, memory)
+    labels = _labels(tokens, values, pieces, spans, memory)
+    loss_mask = _loss_mask(pieces, spans, memory)
+    position_ids = _position_ids(spans, length, packing, memory)
+    source_index = _source_index(pieces, spans, memory)
+    boundaries = _boundaries(pieces, length, packing)
+    shape = (pieces.num_samples // pieces.micro_batch_size, pieces.micro_batch_size, length)
+    return StepTensors(
+        step=pieces.step,
+        num_tokens_global=pieces.num_tokens_global,
+        tokens=torch.from_numpy(tokens).view(shape),
+        labels=torch.from_numpy(labels).view(shape),
+        loss_mask=torch.from_numpy(loss_mask).view(shape),
+        position_ids=torch.from_numpy(position_ids).view(shape),
+        source_index=torch.from_numpy(source_index).view(shape),
+        cu_seqlens=torch.from_numpy(boundaries.cu_seqlens),
+        cu_seqlens_padded=torch.from_numpy(boundaries.cu_seqlens_padded),
+        cu_seqlens_stop=torch.from_numpy(boundaries.stop),
+        max_seqlen=torch.from_numpy(boundaries.max_seqlen),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Spans:
+    """Where pieces and padding lie among the N tokens of the replica."""
+
+    num_tokens: int
+    """N."""
+    start: Int64Array
+    """[n] first token of each piece, rising."""
+    stop: Int64Array
+    """[n] token after its last."""
+    gap_tokens: Int64Array
+    """[n + 1] tokens of padding before each piece, and behind the last."""
+    padding: Int64Array
+    """Every token of padding, rising."""
+
+
+def _spans(pieces: ReplicaPieces, length: int) -> _Spans:
+    num_tokens = pieces.num_samples * length
+    start = pieces.sample * length + pieces.sample_offset
+    stop = start + pieces.tokens
+    gap_start = np.concatenate([[0], stop])
+    gap_tokens = np.append(start, num_tokens) - gap_start
+    assert gap_tokens.min() >= 0, "pieces do not overlap"
+    before = np.cumsum(gap_tokens) - gap_tokens
+    padding = np.arange(gap_tokens.sum()) + np.repeat(gap_start - before, gap_tokens)
+    return _Spans(num_tokens=num_tokens, start=start, stop=stop, gap_tokens=gap_tokens, padding=padding)
+
+
+def _tokens(values: NDArray[np.integer[Any]], pieces: ReplicaPieces, spans: _Spans, memory: StepMemory) -> Int64Array:
+    """[N] copied from where the reader left them: a successor behind each piece, and no padding."""
+    num_pieces = len(pieces.tokens)
+    cuts = np.zeros(2 * num_pieces + 1, np.int64)
+    cuts[1::2] = pieces.tokens
+    cuts[2::2] = 1
+    np.cumsum(cuts, out=cuts)
+    wanted = np.arange(0, 2 * num_pieces, 2)
+    if len(spans.padding):
+        # Zeros behind the values, cut into the gaps, so that the same copy lays them between the pieces.
+        cuts = np.concatenate([cuts, len(values) + np.cumsum(spans.gap_tokens)])
+        gaps_and_pieces = np.arange(2 * num_pieces, 4 * num_pieces + 1)
+        gaps_and_pieces[0::2] = np.arange(2 * num_pieces, 3 * num_pieces + 1)
+        gaps_and_pieces[1::2] = wanted
+        wanted = gaps_and_pieces
+        with_zeros = memory.empty(2 * spans.num_tokens, values.dtype)[: len(values) + len(spans.padding)]
+        with_zeros[: len(values)] = values
+        with_zeros[len(values) :] = 0
+        values = with_zeros
+    tokens = memory.empty(spans.num_tokens, np.int64)
+    copy_ranges(np.ascontiguousarray(values), cuts, wanted, out=tokens)
+    return tokens
+
+
+def _labels(
+    tokens: Int64Array, values: NDArray[np.integer[Any]], pieces: ReplicaPieces, spans: _Spans, memory: StepMemory
+) -> Int64Array:
+    """[N] the next token, which lies in the sample too unless the piece ends."""
+    labels = memory.empty(spans.num_tokens, np.int64)
+    labels[:-1] = tokens[1:]
+    successor = values[np.cumsum(pieces.tokens + 1) - 1]
+    labels[spans.stop - 1] = np.where(pieces.ends_document, 0, successor)
+    labels[spans.padding] = 0
+    return labels
+
+
+def _loss_mask(pieces: ReplicaPieces, spans: _Spans, memory: StepMemory) -> NDArray[np.float32]:
+    """[N] 1 at each token that has a successor in its document."""
+    mask = memory.empty(spans.num_tokens, np.float32)
+    mask[:] = 1
+    mask[spans.stop[pieces.ends_document] - 1] = 0
+    mask[spans.padding] = 0
+    return mask
+
+
+def _position_ids(spans: _Spans, length: int, packing: Packing, memory: StepMemory) -> Int64Array:
+    """[N] counted from 0 in each piece or sample."""
+    positions = memory.empty(spans.num_tokens, np.int64)
+    if packing.boundaries == "document":
+        fill_ramps(spans.start, np.zeros_like(spans.start), slope=1, out=positions)
+    else:
+        positions.reshape(-1, length)[:] = np.arange(length)
+    positions[spans.padding] = 0
+    return positions
+
+
+def _source_index(pieces: ReplicaPieces, spans: _Spans, memory: StepMemory) -> NDArray[np.int32]:
+    """[N] the source of each token."""
+    index = memory.empty(spans.num_tokens, np.int32)
+    fill_ramps(spans.start, pieces.source, slope=0, out=index)
+    index[spans.padding] = -1
+    return index
+
+
+def _boundaries(pieces: ReplicaPieces, length: int, packing: Packing) -> Boundaries:
+    if packing.boundaries == "none":
+        return boundaries_of_samples(pieces.num_samples, length=length, micro_batch_size=pieces.micro_batch_size)
+    return boundaries_of_documents(
+        pieces.sample,
+        pieces.tokens,
+        num_samples=pieces.num_samples,
+        length=length,
+        micro_batch_size=pieces.micro_batch_size,
+        align_tokens=packing.align_tokens if packing.method == "best_fit" else 1,
+    )
