@@ -67,7 +67,7 @@ def main() -> None:
         max_steps=options.steps,
     ) as loader:
         if data_state is not None:
-            loader.load_state_dict(json.loads(data_state))
+            loader.load_state_dict({"torchmix_state": data_state})
         microbatches = iter(loader)
         while step < options.steps:
             started_s = time.perf_counter()
@@ -128,7 +128,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save", type=Path, help="folder for checkpoints; one is saved at the end")
     parser.add_argument("--save-interval", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--load", type=Path, help="folder of checkpoints; continue from the latest")
-    parser.add_argument("--log", type=Path, help="append a JSON line per step to this file")
+    # The second name is for torchrun, which takes `--log` for one of its own, unless `--` stands before the script.
+    parser.add_argument("--log", "--log-file", type=Path, help="append a JSON line per step to this file")
     parser.add_argument("--workers", type=int, default=1, choices=(0, 1), help="loader processes of a leader")
     parser.add_argument("--look-ahead", type=int, default=2, help="steps that are prepared ahead of training")
     return parser.parse_args()
@@ -227,9 +228,8 @@ def restore(options: argparse.Namespace, model: list[Any], optimizer: Any) -> tu
 
 def save(options: argparse.Namespace, step: int, model: list[Any], optimizer: Any, loader: Any) -> None:
     """Save a checkpoint; all ranks call it."""
-    checkpoint.save(
-        options.save, step=step, model=model, optimizer=optimizer, data_state=json.dumps(loader.state_dict()).encode()
-    )
+    data_state = loader.state_dict()["torchmix_state"]
+    checkpoint.save(options.save, step=step, model=model, optimizer=optimizer, data_state=data_state)
     announce(f"saved step {step} in {options.save}")
 
 
