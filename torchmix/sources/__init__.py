@@ -2,7 +2,18 @@
 
 source.py           what every kind of source gives: scans of files, documents of pages
 thrift.py           the compact encoding of Parquet's headers and footers
-parquet_layout.py   a Parquet file's footer -> column chunks -> pages
+parquet_footer.py   a Parquet file's footer -> one column's chunks
+parquet_layout.py   a chunk -> its pages
 parquet_page.py     bytes of pages -> an Arrow array, by a Parquet file in memory
+parquet_column.py   an Arrow array -> documents
 parquet.py          the Parquet source: a column of token lists or of text
+formats.py          which source reads which files
+find_files.py       paths and globs -> files
+file_changes.py     which files are known, new, changed, moved or gone
+scan_files.py       files -> their shares of the catalog, many at once
+scan.py             a recipe -> its catalog
+page_cache.py       what was read lately, within a budget of bytes
+open_files.py       bytes of files, checked against the catalog
+source_pages.py     pages -> documents
+reader.py           pieces of documents -> tokens
 """

@@ -1,0 +1,277 @@
+"""Pieces of documents -> their tokens, each page read and decoded once while it is kept.
+
+In: an open catalog; then, per call, any pieces of any sources: source, row, start, tokens. Out: one array with the
+tokens of each piece and the one that follows it in the document, in the order asked. Must hold: what comes out is a
+pure function of what is asked; the cache, coalesced reads and `warm` decide only how often a page is decoded. One
+reader belongs to one thread at a time.
+
+Cost beyond decoding: a memoryview slice per piece, straight from the page to its place, about 0.3 microseconds and
+0.1 ns a token. Measured, in ns a token for pieces of 100, 800 and 4000 tokens: memoryview slices 2.1, 0.4, 0.3; numpy
+slices 3.2, 0.6, 0.3; Arrow list views per page 6, 3, 2; an index per token 5, 4, 4; np.concatenate 2.5, 0.4, 0.2, but
+with all pages of a call in memory at once. Memory: the cache, the result, and one run of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.store import Catalog
+from torchmix.errors import CatalogStale, LoaderClosed, PlanError
+from torchmix.sources.formats import choose_source
+from torchmix.sources.open_files import Descriptors, OpenFiles
+from torchmix.sources.page_cache import PageCache
+from torchmix.sources.source import Int64Array, Source
+from torchmix.sources.source_pages import DecodedPage, SourcePages
+
+DICTIONARY_BYTES = 32 << 20
+"""Dictionary pages kept, of all sources together."""
+
+
+class Reader:
+    """Reads any piece of any source of a catalog."""
+
+    def __init__(
+        self, catalog: Catalog, directory: Path, *, cache_bytes: int, sources: Mapping[str, Source] | None = None
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            catalog: Its sources are numbered in its order, by sorted name.
+            directory: The recipe's folder, which paths of files are relative to.
+            cache_bytes: Decoded pages kept, of all sources together.
+            sources: How each source is read, by name; by default as the catalog says.
+
+        Raises:
+            CatalogStale: The catalog holds lengths of another version of a transform.
+        """
+        self._descriptors = Descriptors()
+        self._cache: PageCache[int, DecodedPage] = PageCache(cache_bytes)
+        dictionaries: PageCache[tuple[str, int], bytes] = PageCache(DICTIONARY_BYTES)
+        self._sources: list[SourcePages] = []
+        for name, source in catalog.sources.items():
+            if sources is not None:
+                decoder = sources[name]
+            else:
+                paths = (file.path for file in source.files)
+                decoder = choose_source(name, source.column, source.tokenizer, paths)
+            if decoder.transform_id != source.transform_id:
+                raise CatalogStale(
+                    f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "
+                    f"{source.transform_id!r}, this torchmix has {decoder.transform_id!r}; run torchmix index"
+                )
+            files = OpenFiles(decoder, source.files, directory, self._descriptors)
+            self._sources.append(SourcePages(source, decoder, files, dictionaries))
+        # Pages are numbered over all sources, as keys of the cache.
+        pages_of_source = [source.catalog.pages.num_pages for source in self._sources]
+        self._first_key = np.cumsum([0, *pages_of_source])
+        self._closed = False
+        self._bytes_served = self._cache_hits = self._cache_misses = 0
+
+    def read(
+        self, source: NDArray[np.integer[Any]], rows: Int64Array, starts: Int64Array, tokens: Int64Array
+    ) -> NDArray[np.integer[Any]]:
+        """Tokens of n pieces, each followed by its successor: the next token of its document, 0 where that ends.
+
+        Args:
+            source: [n] index of the source, by sorted name.
+            rows: [n] row of the source.
+            starts: [n] first token of the piece in its document.
+            tokens: [n] tokens of the piece; `starts + tokens` is at most the document's.
+
+        Returns:
+            [sum(tokens + 1)] in the order asked: int32, or int64 if a page that was read holds an id that needs it.
+
+        Raises:
+            SourceChanged, SourceUnreadable: A file is not the indexed one, or cannot be read.
+            CorruptPage: A page does not decode, or to other documents than were indexed.
+            PlanError: A piece lies outside its document or source: the plan is of another catalog.
+            LoaderClosed: After `close()`.
+        """
+        self._check_open()
+        key, row_in_page, document_tokens = self._locate(source, rows)
+        self._check_inside(source, rows, starts, tokens, document_tokens)
+        stops = np.cumsum(tokens + 1)
+        order = np.argsort(key, kind="stable")
+        keys, first_piece = np.unique(key[order], return_index=True)
+        pieces = _Pieces(
+            first_piece=[*first_piece.tolist(), len(order)],
+            rows=row_in_page[order].tolist(),
+            starts=starts[order].tolist(),
+            sizes=(tokens + 1)[order].tolist(),
+            places=(stops - tokens - 1)[order].tolist(),
+            out=np.empty(int(stops[-1]) if len(stops) else 0, np.int32),
+        )
+        missing: list[tuple[int, int]] = []
+        for k, page_key in enumerate(keys.tolist()):
+            kept = self._cache.use(page_key)
+            if kept is None:
+                missing.append((k, page_key))
+            else:  # copied before anything is decoded, which may push it out
+                self._bytes_served += pieces.copy(k, kept)
+        self._cache_hits += len(keys) - len(missing)
+        self._cache_misses += len(missing)
+        decoded = self._decode([page_key for _, page_key in missing])
+        for (k, _), page in zip(missing, decoded, strict=True):
+            self._bytes_served += pieces.copy(k, page)
+        pieces.out[stops[starts + tokens == document_tokens] - 1] = 0
+        return pieces.out
+
+    def warm(self, source: int, page_ids: Int64Array) -> None:
+        """Decode pages ahead of need, as many as fit the cache without pushing anything out.
+
+        Args:
+            source: Index of the source, by sorted name.
+            page_ids: [k] pages of it, in the order of need; those that are kept already are passed over.
+
+        Raises:
+            SourceChanged, SourceUnreadable, CorruptPage, LoaderClosed: As `read`.
+        """
+        self._check_open()
+        first_key, chosen = int(self._first_key[source]), set[int]()
+        planned_bytes = 0
+        for page in page_ids.tolist():
+            if first_key + page not in self._cache and first_key + page not in chosen:
+                planned_bytes += self._sources[source].planned_bytes(page)
+                if not self._cache.has_room(planned_bytes):
+                    break
+                chosen.add(first_key + page)
+        for _ in self._decode(sorted(chosen)):
+            pass
+
+    def forget(self, source: int, page_ids: Int64Array) -> None:
+        """Drop pages that will not be needed soon, as those of a finished window, so that `warm` has room."""
+        for page in page_ids.tolist():
+            self._cache.forget(int(self._first_key[source]) + page)
+
+    def stats(self) -> dict[str, int | float]:
+        """Figures since the reader was made.
+
+        Returns:
+            bytes_read: from files, footers not counted.
+            bytes_decoded, bytes_served: of tokens, 2, 4 or 8 bytes each as they are kept.
+            decode_amplification: their ratio; 0 before anything is served.
+            pages_decoded: ahead of need or not.
+            cache_hits, cache_misses: pages of a call that were kept, and that had to be decoded.
+            cache_bytes, cache_pages, files_open: now.
+            read_s, decode_s: seconds.
+        """
+        bytes_decoded = sum(source.bytes_decoded for source in self._sources)
+        return {
+            "bytes_read": sum(source.bytes_read for source in self._sources),
+            "bytes_decoded": bytes_decoded,
+            "bytes_served": self._bytes_served,
+            "decode_amplification": bytes_decoded / self._bytes_served if self._bytes_served else 0.0,
+            "pages_decoded": sum(source.pages_decoded for source in self._sources),
+            "cache_hits": self._cache_hits,
+            "cache_misses": self._cache_misses,
+            "cache_bytes": self._cache.num_bytes,
+            "cache_pages": len(self._cache),
+            "files_open": len(self._descriptors),
+            "read_s": sum(source.read_s for source in self._sources),
+            "decode_s": sum(source.decode_s for source in self._sources),
+        }
+
+    def close(self) -> None:
+        """Close all files and drop all pages; may be called again."""
+        self._closed = True
+        self._descriptors.close_all()
+        self._cache.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LoaderClosed("the reader was used after close(); make a new one")
+
+    def _locate(self, source: NDArray[np.integer[Any]], rows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Of each piece: the key of its page, its row in that page, and the tokens of its document."""
+        key, row_in_page, document_tokens = (np.empty(len(rows), np.int64) for _ in range(3))
+        order = np.argsort(source, kind="stable")
+        numbers, first = np.unique(source[order], return_index=True)
+        for s, pieces in zip(numbers.tolist(), np.split(order, first[1:]), strict=False):
+            catalog, asked = self._sources[s].catalog, rows[pieces]
+            if asked.min() < 0 or asked.max() >= catalog.num_documents:
+                raise PlanError(
+                    f"source {catalog.name!r}: a plan asks for row {asked.min()} or {asked.max()}, there are "
+                    f"{catalog.num_documents}; the plan is of another catalog"
+                )
+            page = catalog.pages.page_of_rows(asked)
+            key[pieces] = page + self._first_key[s]
+            row_in_page[pieces] = asked - catalog.pages.first_row[page]
+            document_tokens[pieces] = catalog.sizes.tokens[asked]
+        return key, row_in_page, document_tokens
+
+    def _check_inside(
+        self,
+        source: NDArray[np.integer[Any]],
+        rows: Int64Array,
+        starts: Int64Array,
+        tokens: Int64Array,
+        document_tokens: Int64Array,
+    ) -> None:
+        outside = (starts < 0) | (tokens < 0) | (starts + tokens > document_tokens)
+        if outside.any():
+            i = int(np.argmax(outside))
+            raise PlanError(
+                f"source {self._sources[int(source[i])].catalog.name!r}: a plan asks for tokens {starts[i]} to "
+                f"{starts[i] + tokens[i]} of row {rows[i]}, which has {document_tokens[i]}; it is of another catalog"
+            )
+
+    def _decode(self, keys: Sequence[int]) -> Iterator[DecodedPage]:
+        """Decode pages by ascending key, and keep them."""
+
+        def source_of(key: int) -> int:
+            return int(np.searchsorted(self._first_key, key, side="right")) - 1
+
+        for s, of_source in groupby(keys, key=source_of):
+            first_key = int(self._first_key[s])
+            pages = [key - first_key for key in of_source]
+            for page, decoded in zip(pages, self._sources[s].decode(pages), strict=True):
+                self._cache.keep(first_key + page, decoded, decoded.num_bytes)
+                yield decoded
+
+
+class _Pieces:
+    """Where the pieces of one call come from and go to, sorted by page."""
+
+    __slots__ = ("_cells", "_first_piece", "_places", "_rows", "_sizes", "_starts", "out")
+
+    def __init__(
+        self,
+        *,
+        first_piece: list[int],
+        rows: list[int],
+        starts: list[int],
+        sizes: list[int],
+        places: list[int],
+        out: NDArray[np.integer[Any]],
+    ) -> None:
+        self._first_piece = first_piece
+        self._rows = rows
+        self._starts = starts
+        self._sizes = sizes
+        self._places = places
+        self.out = out
+        self._cells = out.data
+
+    def copy(self, k: int, page: DecodedPage) -> int:
+        """Copy the pieces of the k-th page to their places; returns bytes served, successors not counted."""
+        if page.values.dtype.itemsize > self.out.dtype.itemsize:
+            self.out = self.out.astype(page.values.dtype)
+            self._cells = self.out.data
+        # memoryviews of one dtype, or else numpy arrays, which convert
+        same = page.values.dtype == self.out.dtype
+        target: Any = self._cells if same else self.out
+        cells: Any = page.cells if same else page.values
+        rows, starts, sizes, places, offsets = self._rows, self._starts, self._sizes, self._places, page.offsets
+        num_values = 0
+        first, stop = self._first_piece[k], self._first_piece[k + 1]
+        for i in range(first, stop):
+            begin, size, place = offsets[rows[i]] + starts[i], sizes[i], places[i]
+            target[place : place + size] = cells[begin : begin + size]
+            num_values += size
+        return (num_values - (stop - first)) * page.values.itemsize

@@ -1,0 +1,276 @@
+"""A recipe -> its catalog: find files, scan what is new, publish.
+
+In: a recipe and its folder. Out: the catalog, opened. Must hold: only new and changed files are scanned; a run that is
+killed loses at most the files it was scanning; the catalog that was there stays valid until the new one is whole; the
+result is the same whichever runs led to it, save that new files come after those known before. Sources that the recipe
+does not have stay in the catalog. Cost: the footers of all files are read, the catalog's arrays are read once to check
+them, and the columns of new files are decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from torchmix.catalog.array_files import check_content
+from torchmix.catalog.lock import catalog_lock
+from torchmix.catalog.manifest import Manifest, SourceEntry, read_manifest
+from torchmix.catalog.parts import FilePart, part_path, remove_parts
+from torchmix.catalog.publish import publish, remove_leftovers, with_settings, write_source
+from torchmix.catalog.store import (
+    ARRAYS_FOLDER,
+    Catalog,
+    SourceCatalog,
+    SourceSettings,
+    catalog_directory,
+    open_catalog,
+    open_source,
+    settings_of,
+)
+from torchmix.errors import CatalogError, CatalogMissing, SourceUnreadable
+from torchmix.recipe import Recipe
+from torchmix.sources.file_changes import FileChange, WantedFile, match_files
+from torchmix.sources.find_files import find_files
+from torchmix.sources.formats import choose_source
+from torchmix.sources.scan_files import Progress, ScannedFile, ScanTask, fingerprint_files, scan_files
+from torchmix.sources.source import Source
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class IndexReport:
+    """What an index run did."""
+
+    catalog: Catalog
+    """The catalog, opened."""
+    changes: tuple[FileChange, ...]
+    """Files that differ from the catalog before."""
+    scanned_files: int
+    """Files that were scanned in this run."""
+    resumed_files: int
+    """Files whose scan by an earlier, unfinished run was used."""
+    kept_files: int
+    """Files that the catalog held already."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _SourceWork:
+    """One source of the recipe against the catalog before."""
+
+    name: str
+    settings: SourceSettings
+    source: Source
+    entry: SourceEntry | None
+    """What the catalog says of it, if it was indexed for the same column and transform."""
+    held: SourceCatalog | None
+    """Its arrays, if they are whole."""
+    files: tuple[WantedFile, ...]
+    changes: tuple[FileChange, ...]
+
+
+def index_recipe(recipe: Recipe, directory: Path, *, progress: Progress | None = None, force: bool = False) -> Catalog:
+    """Bring the catalog of a recipe up to date and open it; all of it as `index_sources`."""
+    return index_sources(recipe, directory, progress=progress, force=force).catalog
+
+
+def index_sources(
+    recipe: Recipe, directory: Path, *, progress: Progress | None = None, force: bool = False
+) -> IndexReport:
+    """Bring the catalog of a recipe up to date.
+
+    Waits, with a log message, while another process does so.
+
+    Args:
+        recipe: A checked recipe.
+        directory: The recipe's folder.
+        progress: Called while files are scanned.
+        force: Scan every file again, and count rows in the sorted order of paths, as if there were no catalog.
+
+    Raises:
+        SourceUnreadable: A file or column is missing, of a wrong type or format, or a source holds no tokens.
+        SourceChanged: A file was altered while it was scanned.
+        CorruptPage: A page does not decode.
+        CatalogError: The catalog's folder cannot be written.
+    """
+    folder = catalog_directory(recipe, directory)
+    with catalog_lock(folder):
+        old = _published(folder)
+        try:
+            _clean(folder)
+            if force:
+                remove_parts(folder, frozenset(recipe.sources))
+            work = _compare(recipe, directory, folder, {} if force or old is None else old.sources)
+            scanned = scan_files([_task(folder, *file) for file in _to_scan(work)], directory, progress)
+            parts = _parts_of_sources(work, scanned)
+            for source in work:
+                _check_not_empty(source, parts[source.name])
+            entries = {source.name: _entry(folder, source, parts[source.name]) for source in work}
+            publish(folder, entries, old)
+            remove_parts(folder, frozenset(recipe.sources))
+        except OSError as error:
+            raise CatalogError(f"cannot write the catalog at {folder}: {error}; mend that, then index again") from error
+        finally:  # after an error, too: what was not published must not stay
+            _clean(folder)
+        catalog = open_catalog(recipe, directory)
+    num_files = sum(len(source.files) for source in work)
+    resumed = sum(file.resumed for file in scanned)
+    return IndexReport(
+        catalog=catalog,
+        changes=tuple(change for source in work for change in source.changes),
+        scanned_files=len(scanned) - resumed,
+        resumed_files=resumed,
+        kept_files=num_files - len(scanned),
+    )
+
+
+def _published(folder: Path) -> Manifest | None:
+    """The manifest, or None if there is none that can be built upon."""
+    try:
+        return read_manifest(folder)
+    except CatalogMissing:
+        return None
+    except CatalogError as error:
+        logger.warning("%s - it is built anew", error)
+        return None
+
+
+def _clean(folder: Path) -> None:
+    """Remove what is not published, unless what is published is not ours to judge."""
+    try:
+        remove_leftovers(folder, read_manifest(folder))
+    except CatalogMissing:
+        remove_leftovers(folder, None)
+    except CatalogError:
+        return  # of another version, or damaged: its arrays stay until ours are published
+
+
+def _compare(
+    recipe: Recipe, directory: Path, folder: Path, before: Mapping[str, SourceEntry]
+) -> tuple[_SourceWork, ...]:
+    names = sorted(recipe.sources)
+    settings = {name: settings_of(recipe, name) for name in names}
+    paths = {name: find_files(name, settings[name].patterns, directory) for name in names}
+    sources = {
+        name: choose_source(name, settings[name].column, settings[name].tokenizer, paths[name]) for name in names
+    }
+    found = iter(fingerprint_files([(sources[name], path) for name in names for path in paths[name]], directory))
+    work: list[_SourceWork] = []
+    for name in names:
+        entry = before.get(name)
+        if entry is not None and not _same_reading(entry, settings[name], sources[name]):
+            logger.warning("source %r: column, tokenizer or transform differ from the catalog's; all is scanned", name)
+            entry = None
+        files, changes = match_files(name, [next(found) for _ in paths[name]], entry.files if entry is not None else ())
+        for change in changes if entry is not None else ():
+            logger.warning("source %r: %s %s", name, change.change, change.path)
+        work.append(
+            _SourceWork(
+                name=name,
+                settings=settings[name],
+                source=sources[name],
+                entry=entry,
+                held=_held(folder, name, entry) if entry is not None else None,
+                files=files,
+                changes=changes,
+            )
+        )
+    return tuple(work)
+
+
+def _same_reading(entry: SourceEntry, settings: SourceSettings, source: Source) -> bool:
+    indexed = (entry.column, entry.tokenizer, entry.transform_id)
+    return indexed == (settings.column, settings.tokenizer, source.transform_id)
+
+
+def _held(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog | None:
+    """What the catalog holds of a source; None, with a message, if any of it is damaged."""
+    try:
+        for key, array in entry.arrays.items():
+            check_content(folder / ARRAYS_FOLDER / entry.folder / f"{key}.npy", array)
+        return open_source(folder, name, entry)
+    except CatalogError as error:
+        logger.warning("source %r: %s - all is scanned", name, error)
+        return None
+
+
+def _task(folder: Path, work: _SourceWork, file: WantedFile) -> ScanTask:
+    found = file.found
+    identity = (found.path, found.num_bytes, found.footer_hash)
+    part = part_path(folder, work.name, identity, (work.settings.column, work.source.transform_id))
+    return ScanTask(source=work.source, found=found, part=part)
+
+
+def _to_scan(work: Sequence[_SourceWork]) -> list[tuple[_SourceWork, WantedFile]]:
+    return [(source, file) for source in work for file in source.files if file.entry is None or source.held is None]
+
+
+def _parts_of_sources(work: Sequence[_SourceWork], scanned: Sequence[ScannedFile]) -> dict[str, list[FilePart]]:
+    """Parts of all files of each source, in the order of rows: just scanned, or held by the catalog."""
+    new = {
+        (source.name, file.found.path): done.part for (source, file), done in zip(_to_scan(work), scanned, strict=True)
+    }
+    parts: dict[str, list[FilePart]] = {}
+    for source in work:
+        parts[source.name] = []
+        for file in source.files:
+            part = new.get((source.name, file.found.path))
+            if part is None:
+                assert source.held is not None and file.entry is not None, "a file is held, or it was scanned"
+                part = _held_part(source.held, file.entry)
+            parts[source.name].append(part)
+    return parts
+
+
+def _entry(folder: Path, work: _SourceWork, parts: Sequence[FilePart]) -> SourceEntry:
+    """The catalog's entry of a source; its arrays are written, unless they are there already."""
+    if work.entry is not None and work.held is not None and _is_unchanged(work, work.entry):
+        files = tuple(
+            msgspec.structs.replace(entry, path=file.found.path)
+            for entry, file in zip(work.entry.files, work.files, strict=True)
+        )
+        return with_settings(work.entry, work.settings, files)
+    paths = [file.found.path for file in work.files]
+    split = [path for path, part in zip(paths, parts, strict=True) if part.whole_chunks]
+    if split:
+        logger.warning(
+            "source %r: in %d of %d files, as %s, rows are split over pages, so whole column chunks are read; writing "
+            "them again with a page index makes single pages readable",
+            work.name,
+            len(split),
+            len(parts),
+            split[0],
+        )
+    named = list(zip(paths, parts, strict=True))
+    return write_source(folder, work.name, work.settings, work.source.transform_id, named)
+
+
+def _is_unchanged(work: _SourceWork, entry: SourceEntry) -> bool:
+    return [file.entry for file in work.files] == list(range(len(entry.files)))
+
+
+def _held_part(held: SourceCatalog, file: int) -> FilePart:
+    entry = held.files[file]
+    return FilePart(
+        num_bytes=entry.num_bytes,
+        footer_hash=entry.footer_hash,
+        whole_chunks=entry.whole_chunks,
+        schema=held.schemas[entry.schema],
+        pages=held.pages.of_file(file),
+        tokens=held.sizes.tokens[entry.first_row : entry.first_row + entry.num_rows],
+    )
+
+
+def _check_not_empty(work: _SourceWork, parts: Sequence[FilePart]) -> None:
+    if any(part.tokens.any() for part in parts):
+        return
+    num_documents = sum(len(part.tokens) for part in parts)
+    what = f"{num_documents} documents, all without tokens" if num_documents else "no documents"
+    raise SourceUnreadable(
+        f"source {work.name!r}: column {work.settings.column!r} of {', '.join(work.settings.patterns)} holds {what}; "
+        "remove the source, or name another file or column"
+    )

@@ -1,0 +1,195 @@
+"""Files -> their shares of the catalog, many at once.
+
+In: files with the sources they are of. Out: identities, or parts, in the same order. Must hold: a scanned file is kept
+on disk as soon as it is done, so that a run that is killed or fails is continued by the next; a file that was altered
+while it was scanned is an error. The first error ends all threads within one step of their progress. Cost: the column
+of each file is read and decoded once, in as many threads as the process has processors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event, Lock
+from typing import TypeVar
+
+import numpy as np
+
+from torchmix.catalog.page_table import PageTable
+from torchmix.catalog.parts import FilePart, load_part, save_part
+from torchmix.errors import SourceChanged, SourceUnreadable
+from torchmix.sources.file_changes import FoundFile
+from torchmix.sources.source import FileScan, Source
+
+MOST_THREADS = 32
+
+Result = TypeVar("Result")
+
+Progress = Callable[[int, int, str, str], None]
+"""Called with bytes done, bytes in all, source and file; from several threads, but one call at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanTask:
+    """A file to scan."""
+
+    source: Source
+    """How it is read."""
+    found: FoundFile
+    """Its path and identity."""
+    part: Path
+    """Where its part is kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScannedFile:
+    """A file's share of the catalog."""
+
+    part: FilePart
+    """The share."""
+    resumed: bool
+    """It was scanned by an earlier run that did not finish."""
+
+
+def fingerprint_files(files: Sequence[tuple[Source, str]], directory: Path) -> list[FoundFile]:
+    """Read the identity of each file from its end.
+
+    Args:
+        files: Source and path of each.
+        directory: The recipe's folder.
+
+    Raises:
+        SourceUnreadable: A file cannot be opened, or has no whole footer.
+    """
+    return _in_parallel([partial(_fingerprint, source, path, directory) for source, path in files], Event())
+
+
+def scan_files(tasks: Sequence[ScanTask], directory: Path, progress: Progress | None = None) -> list[ScannedFile]:
+    """Scan files, or load what an earlier run kept of them.
+
+    Args:
+        tasks: The files.
+        directory: The recipe's folder.
+        progress: Told of bytes of files; those of other columns are added when a file is done.
+
+    Raises:
+        SourceUnreadable: A column is missing or of a wrong type, or a file is not of a known format.
+        SourceChanged: A file is not the one that was fingerprinted.
+        CorruptPage: A page does not decode.
+        OSError: A part cannot be written.
+    """
+    stop = Event()
+    told = _Told(tasks, progress, stop)
+    return _in_parallel([partial(_scan, task, directory, told) for task in tasks], stop)
+
+
+class _Stopped(BaseException):
+    """Ends a thread because another one failed."""
+
+
+class _Told:
+    """Progress of all threads together."""
+
+    def __init__(self, tasks: Sequence[ScanTask], progress: Progress | None, stop: Event) -> None:
+        self._progress = progress
+        self._stop = stop
+        self._lock = Lock()
+        self._done_bytes = 0
+        self._total_bytes = sum(task.found.num_bytes for task in tasks)
+
+    def advance(self, task: ScanTask, num_bytes: int) -> None:
+        """Tell of bytes more of a file."""
+        if self._stop.is_set():
+            raise _Stopped
+        with self._lock:
+            self._done_bytes += num_bytes
+            if self._progress is not None:
+                self._progress(self._done_bytes, self._total_bytes, task.source.name, task.found.path)
+
+
+def _scan(task: ScanTask, directory: Path, told: _Told) -> ScannedFile:
+    left_bytes = task.found.num_bytes
+
+    def advance(num_bytes: int) -> None:
+        nonlocal left_bytes
+        told.advance(task, min(num_bytes, left_bytes))
+        left_bytes -= min(num_bytes, left_bytes)
+
+    advance(0)
+    part = load_part(task.part)
+    resumed = part is not None
+    if part is None:
+        place = directory / task.found.path
+        scan = task.source.scan(place, progress=advance)
+        if (scan.num_bytes, scan.footer_hash) != (task.found.num_bytes, task.found.footer_hash):
+            raise SourceChanged(
+                f"source {task.source.name!r}: {place} was altered while it was indexed; wait until it is written, "
+                "then run torchmix index again"
+            )
+        part = part_of_scan(scan)
+        part.check()
+        save_part(task.part, part)
+    advance(left_bytes)
+    return ScannedFile(part=part, resumed=resumed)
+
+
+def part_of_scan(scan: FileScan) -> FilePart:
+    """A file's share of the catalog, from its scan."""
+    return FilePart(
+        num_bytes=scan.num_bytes,
+        footer_hash=scan.footer_hash,
+        whole_chunks=scan.whole_chunks,
+        schema=scan.schema,
+        pages=PageTable(
+            chunk_of_page=scan.chunk_of_page,
+            offset=scan.page_offset,
+            num_bytes=scan.page_bytes,
+            first_row=np.concatenate([np.zeros(1, np.int64), np.cumsum(scan.page_rows, dtype=np.int64)]),
+            file_of_chunk=np.zeros(len(scan.codec), np.int32),
+            dict_offset=scan.dict_offset,
+            dict_bytes=scan.dict_bytes,
+            codec=scan.codec,
+            decoded_bytes=scan.decoded_bytes,
+        ),
+        tokens=scan.tokens,
+    )
+
+
+def _fingerprint(source: Source, path: str, directory: Path) -> FoundFile:
+    place = directory / path
+    try:
+        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SourceUnreadable(
+            f"source {source.name!r}: cannot open {place}: {error.strerror}; make it readable, or name another file"
+        ) from error
+    try:
+        num_bytes, footer_hash = source.fingerprint(descriptor, str(place))
+    finally:
+        os.close(descriptor)
+    return FoundFile(path=path, num_bytes=num_bytes, footer_hash=footer_hash)
+
+
+def _in_parallel(calls: Sequence[Callable[[], Result]], stop: Event) -> list[Result]:
+    """Results of calls in their order; the first error, in that order, after all threads have ended."""
+    with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))), "torchmix-index") as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:  # also when the main thread is interrupted
+            if not all(map(_succeeded, futures)):
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+    failures = [future.exception() for future in futures if not future.cancelled()]
+    for failure in failures:
+        if failure is not None and not isinstance(failure, _Stopped):
+            raise failure
+    return [future.result() for future in futures]
+
+
+def _succeeded(future: Future[Result]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
