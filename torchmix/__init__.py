@@ -1,3 +1,58 @@
-"""torchmix: the data plane of a large-model training run."""
+"""torchmix: the data plane of a large-model training run.
+
+It mixes sources as they lie on disk, packs and balances every global batch before a byte of it is read, and hands each
+rank exactly the tensors it needs. Rooms in reading order, which is data-flow order, which is import order:
+
+    errors             one tree of errors
+    recipe             what the user writes
+    catalog            what data exists
+    transform          row -> sample
+    sources            how bytes are read
+    mixture            which document comes next
+    parallel           who consumes
+    planner            who gets what, when
+    constructor        documents -> tensors
+    stateful           what the user holds
+    megatron_adapter   Megatron's names and hooks
+    cli                torchmix check | index | plan
+
+Names that need torch are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.topology import Topology
+from torchmix.recipe import Recipe, check_recipe, load_recipe
+
+if TYPE_CHECKING:
+    from torchmix.constructor.fields import Microbatch
+    from torchmix.stateful.loader import StatefulDataLoader
+    from torchmix.stateful.open import build_loader
 
 __version__ = "0.1.0"
+__all__ = [
+    "ClientPlaceTree",
+    "Microbatch",
+    "Recipe",
+    "StatefulDataLoader",
+    "Topology",
+    "build_loader",
+    "check_recipe",
+    "load_recipe",
+]
+
+_HOME_OF_LAZY_NAME = {
+    "Microbatch": "torchmix.constructor.fields",
+    "StatefulDataLoader": "torchmix.stateful.loader",
+    "build_loader": "torchmix.stateful.open",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF_LAZY_NAME:
+        return getattr(import_module(_HOME_OF_LAZY_NAME[name]), name)
+    raise AttributeError(f"module 'torchmix' has no attribute {name!r}")

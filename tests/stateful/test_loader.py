@@ -1,0 +1,199 @@
+"""What the user holds: iteration, state of the last consumed microbatch, a second iter, reloading, closing, figures."""
+
+from __future__ import annotations
+
+import threading
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
+
+from tests.support.loaders import Rank, open_job, run_job, same_microbatches, same_tensors, take, write_job
+from torchmix.errors import LoaderClosed, RecipeError, StateError, StateMismatch, TopologyError
+from torchmix.parallel.topology import Topology
+from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.open import build_loader
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp("job"))
+
+
+def first_microbatches(job: Path, count: int) -> Rank:
+    return run_job(job, Topology(), microbatches=count)[0]
+
+
+def test_it_is_a_torchdata_loader(job: Path) -> None:
+    with build_loader(job, topology=Topology(), workers=0) as loader:
+        assert isinstance(loader, TorchdataLoader)
+        assert isinstance(loader, StatefulDataLoader)
+
+
+def test_one_process_needs_no_torchrun(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with build_loader(str(job), workers=0) as loader:
+        microbatch = next(iter(loader))
+    assert microbatch.tokens is not None and microbatch.tokens.shape == (1, 64)
+    assert (microbatch.step, microbatch.index, microbatch.is_last_of_step) == (0, 0, False)
+
+
+def test_a_second_iter_continues(job: Path) -> None:
+    expected = first_microbatches(job, 20).microbatches
+    with build_loader(job, topology=Topology(), workers=0) as loader:
+        found = [*islice(iter(loader), 5), *islice(iter(loader), 9), *islice(loader, 6)]
+    assert same_microbatches(expected, found)
+
+
+def test_the_state_is_that_of_the_last_microbatch_handed_out(job: Path) -> None:
+    whole = first_microbatches(job, 30)
+    for stop in (0, 1, 7, 8, 9, 16, 21):
+        state = run_job(job, Topology(), microbatches=stop, look_ahead=4)[0].state
+        rest = run_job(job, Topology(), microbatches=30 - stop, state=state)[0]
+        assert same_microbatches(whole.microbatches[stop:], rest.microbatches), stop
+        assert rest.digests == whole.digests[stop // 8 :]
+        assert rest.state == whole.state
+
+
+def test_loading_into_a_running_loader_discards_what_was_ahead(job: Path) -> None:
+    whole = first_microbatches(job, 24)
+    with build_loader(job, topology=Topology(), workers=0, look_ahead=3) as loader:
+        rank = Rank()
+        take(loader, rank, 11)
+        state = loader.state_dict()
+        running = iter(loader)
+        take(loader, rank, 6)
+        loader.load_state_dict(state)
+        again = list(islice(running, 13))
+    assert same_microbatches(whole.microbatches[11:], again)
+
+
+def test_inside_a_step_another_layout_may_go_back_to_its_start(job: Path) -> None:
+    whole = first_microbatches(job, 24)
+    state = run_job(job, Topology(), microbatches=11)[0].state
+
+    def resume(loader: StatefulDataLoader, rank: Rank) -> None:
+        with pytest.raises(StateMismatch, match="inside step 1"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, from_step_start=True)
+        take(loader, rank, 8)
+
+    ranks = run_job(job, Topology(dp=2), program=resume)
+    assert [rank.digests for rank in ranks] == [whole.digests[1:3]] * 2
+
+
+def test_it_ends_before_max_steps_also_after_a_resume(job: Path) -> None:
+    ended = run_job(job, Topology(), microbatches=None, max_steps=2)[0]
+    assert [m.step for m in ended.microbatches] == [0] * 8 + [1] * 8
+    rest = run_job(job, Topology(), microbatches=None, max_steps=3, state=ended.state)[0]
+    assert [m.step for m in rest.microbatches] == [2] * 8
+    assert rest.digests == run_job(job, Topology(), steps=3)[0].digests[2:]
+
+
+def test_the_callers_random_numbers_stay_what_they_are(job: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    first_microbatches(job, 3)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_closed_loader_says_so_and_leaves_no_thread(job: Path) -> None:
+    before = set(threading.enumerate())
+    loader = build_loader(job, topology=Topology(), workers=0)
+    iterator = iter(loader)
+    next(iterator)
+    assert any(thread.name.startswith("torchmix") for thread in threading.enumerate())
+    loader.close()
+    loader.close()
+    assert set(threading.enumerate()) <= before
+    for call in (lambda: next(iterator), loader.__enter__, lambda: loader.load_state_dict({})):
+        with pytest.raises(LoaderClosed):
+            call()
+
+
+def test_stats_tell_of_the_step_in_hand(job: Path) -> None:
+    with build_loader(job, topology=Topology(), workers=0) as loader:
+        assert set(loader.stats()) == {"data_wait_s", "total_data_wait_s"}
+        microbatches = list(islice(iter(loader), 8))
+        stats = loader.stats()
+    tokens = {"prose": 0, "tiny": 0, "web": 0}
+    for microbatch in microbatches:
+        for index, name in enumerate(sorted(tokens)):
+            tokens[name] += int((microbatch.source_index == index).sum())
+    assert stats["tokens_of_source"] == tokens
+    assert stats["step"] == 0
+    assert stats["fill"] == sum(tokens.values()) / (8 * 64)
+    assert 1 <= stats["balance_ratio"] <= stats["hash_order_ratio"]
+    assert stats["decode_amplification"] >= 1
+
+
+def test_all_ranks_hold_equal_states_and_figures(job: Path) -> None:
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        take(loader, rank, 3)
+        rank.result = loader.stats()
+
+    ranks = run_job(job, Topology(tp=2, pp=2, dp=2), program=program)
+    assert all(rank.state == ranks[0].state for rank in ranks)
+    assert all(rank.result["tokens_of_source"] == ranks[0].result["tokens_of_source"] for rank in ranks)
+
+
+def test_a_job_can_load_a_state_while_it_runs(job: Path) -> None:
+    whole = run_job(job, Topology(), steps=6)[0]
+
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        per_step = loader.num_microbatches
+        take(loader, rank, 2 * per_step)
+        state = loader.state_dict()
+        take(loader, rank, 2 * per_step)
+        loader.load_state_dict(state)
+        take(loader, rank, 4 * per_step)
+
+    for rank in run_job(job, Topology(tp=2, dp=2), program=program):
+        assert rank.digests == whole.digests[:4] + whole.digests[2:6]
+
+
+def test_leaders_that_stop_at_different_steps_still_close(job: Path) -> None:
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        # What is prepared ahead differs between ranks: one has asked for nothing, another for three steps.
+        take(loader, rank, loader.num_microbatches * {0: 3, 1: 3, 2: 3, 3: 3}[loader._tree.topology.rank])
+
+    assert len(run_job(job, Topology(dp=4), program=program, look_ahead=4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "match"),
+    [
+        ({"micro_batch_size": 0}, RecipeError, "micro_batch_size"),
+        ({"workers": 2}, RecipeError, "0 or 1"),
+        ({"look_ahead": 0}, RecipeError, "look_ahead"),
+        ({"max_steps": -1}, RecipeError, "max_steps"),
+        ({"micro_batch_size": 3}, TopologyError, "does not divide"),
+        ({"topology": Topology(cp=8)}, TopologyError, "align_tokens"),
+        ({"topology": Topology(dp=2)}, TopologyError, "init_process_group"),
+    ],
+)
+def test_wrong_arguments_are_named(job: Path, bad: dict[str, object], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        build_loader(job, **{"topology": Topology(), "workers": 0, **bad})
+
+
+@pytest.mark.parametrize("state", [{}, {"torchmix_state": "text"}, {"torchmix_state": b"other"}, b"bytes", None])
+def test_a_foreign_state_is_refused_and_changes_nothing(job: Path, state: object) -> None:
+    whole = first_microbatches(job, 4)
+    with build_loader(job, topology=Topology(), workers=0) as loader:
+        found = list(islice(loader, 2))
+        with pytest.raises(StateError):
+            loader.load_state_dict(state)  # type: ignore[arg-type]
+        found += islice(loader, 2)
+    assert same_microbatches(whole.microbatches, found)
+
+
+def test_two_jobs_of_one_process_do_not_meddle(job: Path) -> None:
+    first, second = (open_job(job, Topology())[0] for _ in range(2))
+    with first, second:
+        for one, other in zip(islice(first, 10), islice(second, 10), strict=True):
+            assert same_tensors(one, other)

@@ -1,0 +1,109 @@
+"""A state is small, checked bytes; it leads back to the same cursor, and refuses what it is not for."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.support.recipes import make_recipe
+from tests.support.sizes import synthetic_sizes
+from torchmix.errors import StateError, StateMismatch, StateVersion
+from torchmix.planner.planner import Cursor, Planner
+from torchmix.stateful.state import (
+    check_layout,
+    cursor_of_state,
+    decode_state,
+    encode_state,
+    start_state,
+    state_of_cursor,
+)
+
+RECIPE, CATALOG = "0123456789abcdef", "fedcba9876543210"
+
+
+def planner_of(shares: dict[str, str], dp: int = 1) -> Planner:
+    sizes = {
+        name: synthetic_sizes(400, shortest=3, longest=700, salt=index) for index, name in enumerate(sorted(shares))
+    }
+    return Planner(make_recipe(shares), sizes, dp=dp)
+
+
+def cursor_after(planner: Planner, steps: int) -> Cursor:
+    cursor = planner.start()
+    for _ in range(steps):
+        _, cursor = planner.step(cursor)
+    return cursor
+
+
+SHARES = {"alpha": "60%", "beta": "39.9%", "gamma": "0.1%"}
+
+
+@pytest.mark.parametrize("steps", [1, 7, 40])
+def test_a_state_leads_back_to_the_same_steps(steps: int) -> None:
+    planner = planner_of(SHARES)
+    cursor = cursor_after(planner, steps)
+    data = encode_state(state_of_cursor(cursor, planner, recipe=RECIPE, catalog=CATALOG))
+    other = planner_of(dict(reversed(SHARES.items())), dp=2)
+    again = cursor_of_state(decode_state(data, recipe=RECIPE), other, catalog=CATALOG)
+    assert np.array_equal(again.pool.document_tokens, cursor.pool.document_tokens)
+    for _ in range(5):
+        plan, cursor = planner.step(cursor)
+        plan_again, again = other.step(again)
+        assert plan.order_digest == plan_again.order_digest
+    assert encode_state(state_of_cursor(again, other, recipe=RECIPE, catalog=CATALOG)) != data
+
+
+def test_the_start_needs_no_catalog() -> None:
+    planner = planner_of(SHARES)
+    data = encode_state(start_state(recipe=RECIPE, dp=1, micro_batch_size=1))
+    cursor = cursor_of_state(decode_state(data, recipe=RECIPE), planner, catalog=CATALOG)
+    assert planner.step(cursor)[0].order_digest == planner.step(planner.start())[0].order_digest
+
+
+def test_a_state_is_small() -> None:
+    planner = planner_of({f"source-{s:02d}": "1%" for s in range(100)})
+    data = encode_state(state_of_cursor(cursor_after(planner, 20), planner, recipe=RECIPE, catalog=CATALOG))
+    pool = cursor_after(planner, 20).pool
+    assert len(data) <= 1024 + 40 * 100 + 20 * len(pool)
+
+
+def some_state() -> bytes:
+    planner = planner_of(SHARES)
+    return encode_state(state_of_cursor(cursor_after(planner, 3), planner, recipe=RECIPE, catalog=CATALOG))
+
+
+def test_any_changed_or_missing_byte_is_refused() -> None:
+    data = some_state()
+    for at in range(len(data)):
+        with pytest.raises(StateError):
+            decode_state(data[:at], recipe=RECIPE)
+        with pytest.raises(StateError):
+            decode_state(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :], recipe=RECIPE)
+
+
+def test_another_version_is_named() -> None:
+    data = some_state()
+    with pytest.raises(StateVersion, match="version 9"):
+        decode_state(data[:14] + bytes([9]) + data[15:], recipe=RECIPE)
+
+
+def test_another_recipe_is_named() -> None:
+    with pytest.raises(StateMismatch, match=f"{RECIPE}.*{'f' * 16}"):
+        decode_state(some_state(), recipe="f" * 16)
+
+
+def test_another_catalog_or_other_sources_are_named() -> None:
+    state = decode_state(some_state(), recipe=RECIPE)
+    with pytest.raises(StateMismatch, match=CATALOG):
+        cursor_of_state(state, planner_of(SHARES), catalog="0" * 16)
+    with pytest.raises(StateMismatch, match="delta"):
+        cursor_of_state(state, planner_of({"alpha": "60%", "beta": "39.9%", "delta": "0.1%"}), catalog=CATALOG)
+
+
+def test_inside_a_step_another_layout_is_refused_with_the_way_out() -> None:
+    state = msgspec.structs.replace(decode_state(some_state(), recipe=RECIPE), microbatch=3)
+    check_layout(state, dp=1, micro_batch_size=1)
+    with pytest.raises(StateMismatch, match="from_step_start=True"):
+        check_layout(state, dp=2, micro_batch_size=1)
+    check_layout(msgspec.structs.replace(state, microbatch=0), dp=2, micro_batch_size=1)

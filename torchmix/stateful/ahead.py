@@ -1,0 +1,96 @@
+"""Run an iterator in a thread, a few items ahead of its consumer.
+
+In: an iterator and how many items may wait. Out: the same items, in order; an error of the iterator is raised where its
+item would have come. Must hold: `close()` ends the thread and closes the iterator inside it, so a generator's `finally`
+runs in the thread that ran its body; nothing is lost that `close()` did not discard. Cost: one lock per item.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Ahead(Generic[Item]):
+    """An iterator over `items`, made up to `depth` items ahead by a thread of its own."""
+
+    def __init__(self, items: Iterator[Item], *, depth: int, name: str) -> None:
+        """Start at once.
+
+        Args:
+            items: Used by the new thread alone from now on.
+            depth: Finished items that may wait, 1 or more.
+            name: Of the thread, as debuggers show it.
+        """
+        self._items = items
+        self._depth = depth
+        self._waiting: deque[Item] = deque()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Ahead[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        return self.take()
+
+    def take(self, timeout_s: float | None = None) -> Item:
+        """The next item.
+
+        Raises:
+            StopIteration: There is none.
+            TimeoutError: None has come within `timeout_s`.
+        """
+        with self._changed:
+            arrived = self._changed.wait_for(lambda: self._waiting or self._ended or self._closed, timeout_s)
+            if not arrived:
+                raise TimeoutError
+            if self._waiting and not self._closed:
+                item = self._waiting.popleft()
+                self._changed.notify_all()
+                return item
+            if self._error is not None:
+                raise self._error
+            raise StopIteration
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Discard what waits and end the thread; whether it has ended within `timeout_s`."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            try:
+                for item in self._items:
+                    if not self._put(item):
+                        break
+            finally:
+                close = getattr(self._items, "close", None)
+                if close is not None:
+                    close()
+        except BaseException as raised:  # the edge of a thread: carried to the consumer
+            error = raised
+        with self._changed:
+            self._error, self._ended = error, True
+            self._changed.notify_all()
+
+    def _put(self, item: Item) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._waiting) < self._depth or self._closed)
+            if not self._closed:
+                self._waiting.append(item)
+                self._changed.notify_all()
+            return not self._closed

@@ -1,0 +1,92 @@
+"""What travels with a step's tensors: its digests, the state after it, and a report.
+
+In: a plan, the cursor after it, what reading cost. Out: bytes, made by the leader (or its worker process) and read by
+every rank of the replica. Must hold: with a step's header any rank can answer `state_dict()` and `stats()`. Size: that
+of the state.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from torchmix.planner.plan import StepPlan
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one step, for logs."""
+
+    tokens_of_source: list[int]
+    """Delivered tokens of each source, by sorted name; padding not counted."""
+    capacity_tokens: int
+    balance_cost: int
+    hash_order_cost: int
+    lower_bound: int
+    plan_s: float
+    """Time to plan the step, in the planning thread."""
+    read_s: float
+    """Time to read and decode this replica's pieces."""
+    build_s: float
+    """Time to fill this replica's tensors."""
+    reading: dict[str, int | float]
+    """The leader's reader since it started; see `Reader.stats`."""
+
+
+class StepHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """One step, less its tensors."""
+
+    step: int
+    sources: list[str]
+    """Sorted names."""
+    order_digest: bytes
+    plan_digest: bytes
+    next_state: bytes
+    """Encoded LoaderState at the boundary after this step."""
+    report: StepReport
+
+
+def encode_header(
+    plan: StepPlan, next_state: bytes, *, plan_s: float, read_s: float, build_s: float, reading: dict[str, int | float]
+) -> bytes:
+    """Bytes of a step's header."""
+    return msgspec.msgpack.encode(
+        StepHeader(
+            step=plan.step,
+            sources=list(plan.sources),
+            order_digest=plan.order_digest,
+            plan_digest=plan.plan_digest,
+            next_state=next_state,
+            report=StepReport(
+                tokens_of_source=plan.delivered_tokens.tolist(),
+                capacity_tokens=plan.capacity_tokens,
+                balance_cost=plan.balance.cost,
+                hash_order_cost=plan.balance.hash_order_cost,
+                lower_bound=plan.balance.lower_bound,
+                plan_s=plan_s,
+                read_s=read_s,
+                build_s=build_s,
+                reading=reading,
+            ),
+        )
+    )
+
+
+def decode_header(data: bytes) -> StepHeader:
+    """The inverse of `encode_header`."""
+    return msgspec.msgpack.decode(data, type=StepHeader)
+
+
+def stats_of(header: StepHeader) -> dict[str, object]:
+    """The report as a flat dict, for `StatefulDataLoader.stats`."""
+    report = header.report
+    delivered = sum(report.tokens_of_source)
+    return {
+        "step": header.step,
+        "tokens_of_source": dict(zip(header.sources, report.tokens_of_source, strict=True)),
+        "fill": delivered / report.capacity_tokens,
+        "balance_ratio": report.balance_cost / report.lower_bound,
+        "hash_order_ratio": report.hash_order_cost / report.lower_bound,
+        "plan_s": report.plan_s,
+        "read_s": report.read_s,
+        "build_s": report.build_s,
+        **report.reading,
+    }

@@ -1,0 +1,138 @@
+"""build_loader: from a recipe and a topology to the loader of this rank.
+
+In: a recipe (a file, or the Structs with their directory) and where this rank stands. Out: a `StatefulDataLoader`. Must
+hold: what can be refused from numbers alone is refused on every rank before anything is read or any group is made; a
+peer opens no data file. A missing catalog is built by the first leader that holds its lock; the others wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from torchmix.catalog.store import open_catalog
+from torchmix.constructor.context_parallel import check_context_parallel
+from torchmix.errors import CatalogMissing, RecipeError
+from torchmix.parallel.fan_out import FanOut, open_fan_out
+from torchmix.parallel.liveness import Liveness, open_liveness
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.topology import Topology
+from torchmix.planner.balance import check_divides
+from torchmix.recipe import Recipe, check_recipe, load_recipe, recipe_directory
+from torchmix.sources.scan import index_recipe
+from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.serve import ReceivedSteps
+from torchmix.stateful.stream import StepStream, StreamSettings
+
+logger = logging.getLogger(__name__)
+
+
+def build_loader(
+    recipe: str | Path | Recipe,
+    *,
+    topology: Topology | ClientPlaceTree | None = None,
+    micro_batch_size: int = 1,
+    workers: int = 1,
+    look_ahead: int = 2,
+    max_steps: int | None = None,
+    directory: str | Path | None = None,
+    fan_out: FanOut | None = None,
+) -> StatefulDataLoader:
+    """The loader of this rank. Every rank of the job calls this alike; close it, or use it in a `with`.
+
+    Args:
+        recipe: A YAML file, or a `Recipe` built in Python.
+        topology: Where this rank stands; from torchrun's environment with tp = cp = pp = 1 if not given.
+            A `ClientPlaceTree` if leaders or roles are not the default ones.
+        micro_batch_size: Samples of a microbatch; with dp it divides the recipe's samples.
+        workers: 1 to plan and read in a process beside a leader, 0 in threads of it.
+        look_ahead: Finished steps that may wait on each rank, 1 or more.
+        max_steps: Stop before this step; counted from the run's beginning, not from a resume.
+        directory: What paths in a `Recipe` are relative to; the current directory if not given.
+        fan_out: The exchange with the other ranks, where the caller has made it: for a whole job in one
+            process, `torchmix.parallel.local_world`.
+
+    Raises:
+        RecipeError: The recipe, or one of the numbers above, is wrong.
+        TopologyError: Sizes that do not divide, an `align_tokens` that does not suit cp, or a job of
+            several ranks without torch.distributed.
+        CatalogError: Files are missing, unreadable or changed.
+    """
+    recipe, folder = _recipe_and_folder(recipe, directory)
+    topology = Topology.from_torchrun() if topology is None else topology
+    tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
+    _check_numbers(micro_batch_size=micro_batch_size, look_ahead=look_ahead, workers=workers, max_steps=max_steps)
+    check_divides(recipe.batch.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
+    check_context_parallel(tree.topology.cp, length=recipe.batch.length, packing=recipe.packing)
+    liveness: Liveness | None = None
+    if fan_out is None and tree.topology.world_size > 1:
+        fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
+        liveness = open_liveness(tree)
+    try:
+        return StatefulDataLoader(
+            _stream(recipe, folder, tree, fan_out, micro_batch_size, look_ahead, max_steps),
+            recipe=recipe,
+            tree=tree,
+            micro_batch_size=micro_batch_size,
+            workers=workers,
+            look_ahead=look_ahead,
+            fan_out=fan_out,
+            liveness=liveness,
+        )
+    except BaseException as error:
+        if liveness is not None:
+            liveness.post_abort(error)
+        raise
+
+
+def _stream(
+    recipe: Recipe,
+    folder: Path,
+    tree: ClientPlaceTree,
+    fan_out: FanOut | None,
+    micro_batch_size: int,
+    look_ahead: int,
+    max_steps: int | None,
+) -> StepStream | ReceivedSteps:
+    if not tree.is_leader:
+        assert fan_out is not None
+        return ReceivedSteps(fan_out)
+    _ensure_catalog(recipe, folder)
+    settings = StreamSettings(
+        recipe=recipe,
+        directory=str(folder),
+        replica=tree.replica,
+        dp=tree.topology.dp,
+        micro_batch_size=micro_batch_size,
+        look_ahead=look_ahead,
+        max_steps=max_steps,
+    )
+    return StepStream(settings)
+
+
+def _ensure_catalog(recipe: Recipe, folder: Path) -> None:
+    """Index the recipe's sources if nobody has; the catalog's lock lets one process do it."""
+    try:
+        open_catalog(recipe, folder)
+    except CatalogMissing as missing:
+        logger.warning("%s; indexing now (run `torchmix index` beforehand to see its progress)", missing)
+        index_recipe(recipe, folder)
+
+
+def _recipe_and_folder(recipe: str | Path | Recipe, directory: str | Path | None) -> tuple[Recipe, Path]:
+    if isinstance(recipe, Recipe):
+        return check_recipe(recipe), Path(directory or ".").absolute()
+    return load_recipe(recipe), recipe_directory(recipe) if directory is None else Path(directory).absolute()
+
+
+def _check_numbers(**numbers: int | None) -> None:
+    lowest = {"micro_batch_size": 1, "look_ahead": 1, "workers": 0, "max_steps": 0}
+    highest = {"workers": 1}
+    for name, value in numbers.items():
+        if value is None and name == "max_steps":
+            continue
+        if type(value) is not int or value < lowest[name] or value > highest.get(name, value):
+            allowed = "0 or 1" if name == "workers" else f"an int of at least {lowest[name]}"
+            raise RecipeError(f"build_loader: {name}={value!r} must be {allowed}")

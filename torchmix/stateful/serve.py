@@ -1,0 +1,72 @@
+"""A step's road from the replica's leader to this rank.
+
+In: on a leader, steps of the whole replica; on a peer, the exchange. Out: steps of this rank's role. Must hold: leaders
+compare their plans before any rank can consume the step; a leader ends the exchange when it stops, and a peer hears it
+out, so that neither waits for the other. Cost: one exchange per step and role, in the background.
+
+These are generators for a thread of the loader; closing them runs their `finally` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from torch.utils.data import IterableDataset
+
+from torchmix.constructor.context_parallel import CpSlices, cp_slices, share_of
+from torchmix.constructor.fields import StepTensors
+from torchmix.parallel.fan_out import FanOut, Share
+from torchmix.parallel.place_tree import ClientPlaceTree, Role
+from torchmix.recipe import Recipe
+from torchmix.stateful.header import decode_header
+
+
+def serve_steps(
+    steps: Iterator[StepTensors], *, fan_out: FanOut | None, tree: ClientPlaceTree, recipe: Recipe
+) -> Generator[StepTensors, None, None]:
+    """On a leader: give each role of the replica its share, and yield the leader's own.
+
+    Raises:
+        PlanDiverged: Another leader holds another plan of the same step.
+        RankLost: A rank went away.
+    """
+    in_step = True
+    try:
+        for step in steps:
+            slices = cp_slices(step, tree.topology.cp, length=recipe.batch.length, packing=recipe.packing)
+            if fan_out is not None:
+                header = decode_header(step.header)
+                in_step = False
+                fan_out.compare(step.step, order_digest=header.order_digest, plan_digest=header.plan_digest)
+                fan_out.send({role: _share(step, role, slices) for role in fan_out.roles_to_send})
+                in_step = True
+            yield share_of(step, tree.role, slices)
+    finally:
+        # Not after a failed exchange: the ranks are no longer in step, and the failure is what to tell.
+        if fan_out is not None and in_step:
+            fan_out.send_end()
+
+
+def _share(step: StepTensors, role: Role, slices: CpSlices) -> Share:
+    return Share(header=step.header, tensors=share_of(step, role, slices).to_tensors())
+
+
+class ReceivedSteps(IterableDataset[StepTensors]):
+    """On a peer: the steps that its leader sends, as a dataset."""
+
+    def __init__(self, fan_out: FanOut) -> None:
+        super().__init__()
+        self._fan_out = fan_out
+        self._ended = False
+
+    def __iter__(self) -> Iterator[StepTensors]:
+        self._ended = False
+        while (share := self._fan_out.receive()) is not None:
+            yield StepTensors.from_tensors(share.tensors, header=share.header)
+        self._ended = True
+
+    def hear_out(self) -> None:
+        """Discard what the leader still sends, up to its end."""
+        if not self._ended:
+            self._fan_out.drain()
+            self._ended = True

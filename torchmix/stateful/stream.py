@@ -1,0 +1,160 @@
+"""StepStream: one global step at a time, for one replica.
+
+In: a recipe with its catalog, the replica's number, and a state to start from. Out: `StepTensors`, each with a header
+that holds the state after it. Must hold: the same steps in whatever process or thread it runs; planning runs in a
+thread of its own, `look_ahead` steps ahead of reading. Cost: that of the reader and of `build`.
+
+It is a torch IterableDataset, so it runs in a worker process or in the caller's, and an object with
+`state_dict`/`load_state_dict`, so that a plain torchdata loader can resume it as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from torchmix.catalog.store import open_catalog
+from torchmix.constructor.build import build, pieces_of_replica
+from torchmix.constructor.fields import StepTensors
+from torchmix.errors import StateError
+from torchmix.planner.plan import StepPlan
+from torchmix.planner.planner import Cursor, Planner, open_planner
+from torchmix.recipe import Recipe, parse_bytes, recipe_fingerprint
+from torchmix.sources.reader import Reader
+from torchmix.stateful.ahead import Ahead
+from torchmix.stateful.header import decode_header, encode_header
+from torchmix.stateful.state import (
+    check_layout,
+    cursor_of_state,
+    decode_state,
+    encode_state,
+    start_state,
+    state_of_cursor,
+)
+from torchmix.stateful.windows_ahead import WindowsAhead
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamSettings:
+    """What a stream is made of; plain values, so that it can travel to a worker process."""
+
+    recipe: Recipe
+    directory: str
+    """The recipe's directory: paths in the recipe are relative to it."""
+    replica: int
+    """Data-parallel rank, in [0, dp)."""
+    dp: int
+    micro_batch_size: int
+    look_ahead: int
+    """Plans that may wait."""
+    max_steps: int | None
+    """The step before which the stream ends; counted from the run's beginning, not from a resume."""
+
+
+class StepStream(IterableDataset[StepTensors]):
+    """The steps of one replica, endless unless `max_steps` says otherwise."""
+
+    def __init__(self, settings: StreamSettings) -> None:
+        super().__init__()
+        self._settings = settings
+        self._fingerprint = recipe_fingerprint(settings.recipe)
+        start = start_state(recipe=self._fingerprint, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
+        self._state = encode_state(start)
+        self._running: Generator[StepTensors, None, None] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state at the boundary after the last step given, as bytes."""
+        return {"torchmix_state": self._state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a boundary with the next `iter()`.
+
+        Raises:
+            StateError: Not a state, of another version or recipe, or inside a step of another layout.
+        """
+        data = state_bytes(state_dict)
+        state = decode_state(data, recipe=self._fingerprint)
+        check_layout(state, dp=self._settings.dp, micro_batch_size=self._settings.micro_batch_size)
+        self._state = data
+
+    def __iter__(self) -> Iterator[StepTensors]:
+        self.close()
+        self._running = self._steps()
+        return self._running
+
+    def close(self) -> None:
+        """End the running iterator, with its thread and its files. Not while another thread is in it."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def _steps(self) -> Generator[StepTensors, None, None]:
+        settings = self._settings
+        recipe = settings.recipe
+        catalog = open_catalog(recipe, Path(settings.directory))
+        planner = open_planner(recipe, catalog, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
+        state = decode_state(self._state, recipe=self._fingerprint)
+        cursor = cursor_of_state(state, planner, catalog=catalog.fingerprint)
+        reader = Reader(
+            catalog, Path(settings.directory), cache_bytes=parse_bytes(recipe.read.cache, where="read.cache")
+        )
+        windows = WindowsAhead(planner, reader)
+        plans = Ahead(_plans(planner, cursor, settings.max_steps), depth=settings.look_ahead, name="torchmix-plan")
+        try:
+            for plan, next_cursor, plan_s in plans:
+                step = self._build(plan, next_cursor, planner, reader, catalog.fingerprint, plan_s)
+                self._state = decode_header(step.header).next_state
+                yield step
+                windows.follow(next_cursor)
+        finally:
+            plans.close()
+            reader.close()
+
+    def _build(
+        self, plan: StepPlan, next_cursor: Cursor, planner: Planner, reader: Reader, catalog: str, plan_s: float
+    ) -> StepTensors:
+        recipe = self._settings.recipe
+        began = time.perf_counter()
+        pieces = pieces_of_replica(plan, self._settings.replica)
+        values = reader.read(pieces.source, pieces.row, pieces.start, pieces.tokens)
+        read = time.perf_counter()
+        step = build(pieces, values, length=recipe.batch.length, packing=recipe.packing)
+        built = time.perf_counter()
+        after = state_of_cursor(next_cursor, planner, recipe=self._fingerprint, catalog=catalog)
+        header = encode_header(
+            plan,
+            encode_state(after),
+            plan_s=plan_s,
+            read_s=read - began,
+            build_s=built - read,
+            reading=reader.stats(),
+        )
+        return replace(step, header=header)
+
+
+def state_bytes(state_dict: dict[str, Any]) -> bytes:
+    """The bytes in what `state_dict()` returned.
+
+    Raises:
+        StateError: It is something else.
+    """
+    data = state_dict.get("torchmix_state") if isinstance(state_dict, dict) else None
+    if not isinstance(data, bytes):
+        found = sorted(map(str, state_dict)) if isinstance(state_dict, dict) else type(state_dict).__name__
+        raise StateError(f"expected the dict that state_dict() returned, with bytes at 'torchmix_state'; got {found}")
+    return data
+
+
+def _plans(
+    planner: Planner, cursor: Cursor, max_steps: int | None
+) -> Generator[tuple[StepPlan, Cursor, float], None, None]:
+    """Plans from the cursor on, each with the cursor after it and the seconds it took."""
+    while max_steps is None or cursor.step < max_steps:
+        began = time.perf_counter()
+        plan, cursor = planner.step(cursor)
+        yield plan, cursor, time.perf_counter() - began

@@ -1,0 +1,75 @@
+"""Decode the next window of each source while the present one is consumed.
+
+In: the cursor after each step. Out: pages decoded ahead in the reader's cache. Must hold: what is read and in which
+order is not changed, only when it is decoded. Without this, the steps after a window's border would decode nearly all
+its pages at once, and a training step would wait for them. Cost: one comparison per source and step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.mixture.order import SourceOrder
+from torchmix.planner.planner import Cursor, Planner
+from torchmix.sources.reader import Reader
+
+
+class WindowsAhead:
+    """Follows the cursor and keeps each source's next window as far decoded as the present one is consumed."""
+
+    def __init__(self, planner: Planner, reader: Reader) -> None:
+        self._orders = planner.orders
+        self._reader = reader
+        self._windows: list[_Present | None] = [None] * len(planner.orders)
+
+    def follow(self, cursor: Cursor) -> None:
+        """Decode what the progress to `cursor` makes due."""
+        at = cursor.position
+        places = zip(at.epoch.tolist(), at.window.tolist(), at.offset.tolist(), strict=True)
+        for s, (epoch, window, offset) in enumerate(places):
+            if self._orders[s].num_windows == 1:
+                continue  # the next window has the same pages
+            present = self._windows[s]
+            if present is None or present.place != (epoch, window):
+                finished = present
+                present = self._windows[s] = _present_window(self._orders[s], epoch, window)
+                if finished is not None:
+                    needed = np.concatenate([present.pages, present.next_pages])
+                    present.outlived = np.setdiff1d(finished.pages, needed)
+            elif len(present.outlived):
+                # One step late: pieces deferred from the finished window were in the step just built.
+                self._reader.forget(s, present.outlived)
+                present.outlived = present.outlived[:0]
+            due = -(-len(present.next_pages) * offset // present.num_rows)
+            if due > present.num_warmed:
+                self._reader.warm(s, present.next_pages[present.num_warmed : due])
+                present.num_warmed = due
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Present:
+    """The window that a source is in, and how far the next one is decoded."""
+
+    place: tuple[int, int]
+    num_rows: int
+    pages: NDArray[np.int64]
+    next_pages: NDArray[np.int64]
+    outlived: NDArray[np.int64]
+    """Pages of the window before that neither this one nor the next has."""
+    num_warmed: int = 0
+
+
+def _present_window(order: SourceOrder, epoch: int, window: int) -> _Present:
+    # From pages alone: `order.window` keeps what it made, and belongs to the planning thread.
+    pages, first_row = order.pages(epoch, window), order.sizes.first_row_of_page
+    following = (epoch, window + 1) if window + 1 < order.num_windows else (epoch + 1, 0)
+    return _Present(
+        place=(epoch, window),
+        num_rows=max(1, int((first_row[pages + 1] - first_row[pages]).sum())),
+        pages=pages,
+        next_pages=order.pages(*following),
+        outlived=pages[:0],
+    )
