@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from torchmix.planner.cost import CostModel, cost_model
+from torchmix.recipe import Model
+
+LLAMA_8B = Model(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128_256)
+
+
+def flops_of_a_document(model: Model, tokens: int) -> int:
+    """Forward floating-point operations of one document, two for each multiply-add, causal attention."""
+    kv = model.hidden * (model.kv_heads or model.heads) // model.heads
+    projections = 2 * tokens * (2 * model.hidden**2 + 2 * model.hidden * kv)
+    mlp = 2 * tokens * 3 * model.hidden * model.ffn
+    attention = 2 * 2 * model.hidden * tokens * tokens // 2  # scores and values, half of the pairs masked
+    return model.layers * (projections + mlp + attention) + 2 * tokens * model.hidden * model.vocab
+
+
+@pytest.mark.parametrize(
+    "model",
+    [LLAMA_8B, Model(layers=2, hidden=64, ffn=256, heads=4), Model(layers=4, hidden=96, ffn=1, heads=3, kv_heads=1)],
+)
+@pytest.mark.parametrize("tokens", [1, 100, 8192, 131_072])
+def test_cost_is_the_work_of_a_transformer_in_units_of_twice_its_width(model, tokens):
+    cost = cost_model(model, boundaries="document")
+    alone = cost.of_samples(np.array([tokens]), np.array([0]), num_samples=1, length=tokens)
+    assert int(alone[0]) * 2 * model.hidden == flops_of_a_document(model, tokens)
+
+
+def test_a_sample_costs_its_length_once_and_the_square_of_each_of_its_pieces():
+    rng = np.random.default_rng(40)
+    for _ in range(30):
+        num_samples = int(rng.integers(1, 9))
+        sample = np.sort(rng.integers(0, num_samples, int(rng.integers(0, 40))))
+        tokens = rng.integers(1, 300, len(sample))
+        expected = [7 * 1024] * num_samples
+        for piece_sample, piece_tokens in zip(sample.tolist(), tokens.tolist(), strict=True):
+            expected[piece_sample] += 3 * piece_tokens**2
+        cost = CostModel(per_token=7, per_pair=3, whole_sample=False)
+        made = cost.of_samples(tokens, sample, num_samples=num_samples, length=1024)
+        assert made.dtype == np.int64
+        assert made.tolist() == expected
+
+
+def test_attention_across_documents_makes_all_samples_equal():
+    cost = cost_model(LLAMA_8B, boundaries="none")
+    made = cost.of_samples(np.array([5, 900, 3]), np.array([0, 0, 2]), num_samples=3, length=1000)
+    assert len(set(made.tolist())) == 1
+    whole = cost_model(LLAMA_8B, boundaries="document")
+    assert made[0] == whole.of_samples(np.array([1000]), np.array([0]), num_samples=1, length=1000)[0]
+
+
+def test_without_a_model_every_sample_costs_its_tokens():
+    cost = cost_model(None, boundaries="document")
+    assert cost.of_samples(np.array([5, 900]), np.array([0, 1]), num_samples=2, length=1000).tolist() == [1000, 1000]
+
+
+def test_a_batch_of_million_token_samples_of_a_large_model_stays_inside_64_bits():
+    model = Model(layers=128, hidden=16_384, ffn=65_536, heads=128, vocab=256_000)
+    length, num_samples = 2**20, 2**10
+    cost = cost_model(model, boundaries="document")
+    made = cost.of_samples(np.full(num_samples, length), np.arange(num_samples), num_samples=num_samples, length=length)
+    assert made[0] * 2 * model.hidden == flops_of_a_document(model, length)
+    assert len(set(made.tolist())) == 1
+    assert sum(made.tolist()) < 2**63
