@@ -13,10 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from torchmix.catalog.store import open_catalog
 from torchmix.constructor.build import build, pieces_of_replica
@@ -85,6 +86,10 @@ class StepStream(IterableDataset[StepTensors]):
     def __iter__(self) -> Iterator[StepTensors]:
         self.close()
         self._running = self._steps()
+        if get_worker_info() is not None:
+            # torch's worker leaves its dataset as it is; a thread that is still planning at the
+            # interpreter's end could take the process down with a signal.
+            Finalize(None, self.close, exitpriority=1)
         return self._running
 
     def close(self) -> None:
