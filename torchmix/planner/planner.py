@@ -138,18 +138,18 @@ class Planner:
             step=cursor.step + 1, position=position, pool=packed.pool, order_digest=digest, decisions=decisions
         )
 
-    def shares(self, decisions: tuple[Decision, ...]) -> Ints:
+    def shares(self, decisions: tuple[Decision, ...], *, step: int) -> Ints:
         """int64 [S], sum 2^32: the recipe's shares, scaled up where sources have run out.
 
         Raises:
-            SourceExhausted: All have.
+            SourceExhausted: All have, so nothing can be drawn for `step`.
         """
         if self._shares_after[0] == decisions:
             return self._shares_after[1]
         gone = {decision.source for decision in decisions}
         left = {name: Fraction(0) if name in gone else share for name, share in self._fractions.items()}
         if not any(left.values()):
-            raise exhausted_error("", 0, max(decision.step for decision in decisions), all_sources=True)
+            raise exhausted_error("", 0, step, all_sources=True)
         self._shares_after = (decisions, integer_shares(left))
         return self._shares_after[1]
 
@@ -157,7 +157,6 @@ class Planner:
         """Documents enough to fill the batch: capacity less pool, topped up until it is full."""
         capacity, length = self.recipe.batch.samples * self.recipe.batch.length, self.recipe.batch.length
         position, decisions = cursor.position, cursor.decisions
-        shares = self.shares(decisions)
         asked = np.zeros(len(self.sources), np.int64)
         parts: list[Pieces] = []
         have = self._aligned_sum(cursor.pool)
@@ -165,7 +164,7 @@ class Planner:
         while have < capacity:
             more = draw(
                 self.orders,
-                shares,
+                self.shares(decisions, step=cursor.step),
                 position,
                 min(max(capacity - have, length if parts else 0), MAX_ASKED_TOKENS),
                 max_epochs=self._max_epochs,
@@ -179,8 +178,6 @@ class Planner:
                 if self.recipe.sources[name].on_exhausted == "error":
                     raise exhausted_error(name, int(self._max_epochs[s]), cursor.step, all_sources=False)
                 decisions = (*decisions, Decision(step=cursor.step, source=name))
-            if more.ran_out:
-                shares = self.shares(decisions)
         drawn = Pieces.concatenate([Pieces.empty(), *parts])
         if len(parts) > 1:
             drawn = drawn.take(np.argsort(drawn.source, kind="stable"))
