@@ -8,6 +8,8 @@ In reading order:
     groups.py         private gloo groups along the tree                                  (torch)
     local_groups.py   the same inside one process, for tests
     fan_out.py        one exchange per global batch, leader to peers; plans compared      (torch)
+    ring.py           is the next rank alive: judged by beats and by the kernel
+    liveness.py       heartbeats and the abort key: a lost rank is named by all others    (torch)
 
 The names below need no torch. The torch files are imported from where they are defined.
 """

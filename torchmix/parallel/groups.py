@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from torchmix.errors import RankLost, TopologyError
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
+from torchmix.parallel.topology import Topology
 
 TIMEOUT_S = 24 * 3600.0
 
@@ -137,16 +138,7 @@ def open_gloo_groups(tree: ClientPlaceTree, *, timeout_s: float = TIMEOUT_S) -> 
         TopologyError: torch.distributed is not initialised, or has another world size or rank than the tree.
     """
     topology = tree.topology
-    if not (dist.is_available() and dist.is_initialized()):
-        raise TopologyError(
-            f"the topology has {topology.world_size} ranks, but torch.distributed is not initialised in rank "
-            f"{topology.rank}; call torch.distributed.init_process_group() first, in every rank"
-        )
-    if (dist.get_world_size(), dist.get_rank()) != (topology.world_size, topology.rank):
-        raise TopologyError(
-            f"the topology says rank {topology.rank} of {topology.world_size}, torch.distributed says rank "
-            f"{dist.get_rank()} of {dist.get_world_size()}; build the topology from the same world"
-        )
+    check_job(topology)
     timeout = timedelta(seconds=timeout_s)
     group_of_role: dict[Role, dist.ProcessGroup] = {}
     for replica, leader in enumerate(tree.leaders):
@@ -162,3 +154,21 @@ def open_gloo_groups(tree: ClientPlaceTree, *, timeout_s: float = TIMEOUT_S) -> 
         group = dist.new_group(sorted(tree.leaders), timeout=timeout, backend="gloo")
         leaders = group if tree.is_leader else None
     return GlooGroups(tree, group_of_role=group_of_role, leaders=leaders)
+
+
+def check_job(topology: Topology) -> None:
+    """Check that torch.distributed runs the job that a topology describes.
+
+    Raises:
+        TopologyError: It is not initialised, or has another world size or rank.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise TopologyError(
+            f"the topology has {topology.world_size} ranks, but torch.distributed is not initialised in rank "
+            f"{topology.rank}; call torch.distributed.init_process_group() first, in every rank"
+        )
+    if (dist.get_world_size(), dist.get_rank()) != (topology.world_size, topology.rank):
+        raise TopologyError(
+            f"the topology says rank {topology.rank} of {topology.world_size}, torch.distributed says rank "
+            f"{dist.get_rank()} of {dist.get_world_size()}; build the topology from the same world"
+        )

@@ -1,0 +1,69 @@
+"""One real rank of the abort tests: `python -m tests.support.abort_rank TP BEHAVIOUR...`, a behaviour per rank.
+
+Started with torchrun's environment, one by one. Each opens the fan-out and liveness of a job, says that it delivered
+step 41, prints `ready`, and then does what its behaviour says:
+
+    check      asks for lost ranks until one is found, as a loader does that waits for its next step
+    barrier    waits in a collective of the default group that never completes
+    idle       waits for a signal and touches nothing, as a rank does that is to be killed
+    raise      fails with a ValueError outside of the loader
+    leave      ends without closing
+    close      closes and ends
+    close-late closes and ends after a line appears in the file named by GO
+    failed     its loader fails with an error of its own
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from torchmix.parallel.fan_out import open_fan_out
+from torchmix.parallel.liveness import Liveness, open_liveness
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.topology import Topology
+
+
+def behave(behaviour: str, liveness: Liveness) -> None:
+    if behaviour == "barrier":
+        dist.barrier()
+    elif behaviour == "idle":
+        signal.pause()
+    elif behaviour == "raise":
+        raise ValueError("a mistake in the training script")
+    elif behaviour == "failed":
+        liveness.post_abort(KeyError("no such shard"))
+        dist.barrier()
+    elif behaviour in ("check", "close-late"):
+        go = Path(os.environ.get("GO", "never"))
+        while not (behaviour == "close-late" and go.exists()):
+            liveness.check()
+            time.sleep(0.05)
+    if behaviour.startswith("close"):
+        liveness.close()
+
+
+def main(tp: int, behaviours: list[str]) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(minutes=30))
+    topology = Topology.from_torchrun(tp=tp)
+    tree = ClientPlaceTree.from_topology(topology)
+    end = open_fan_out(tree)
+    liveness = open_liveness(tree)
+    liveness.note_step(41)
+    while liveness._num_beats < 3:  # until the others can know the step
+        time.sleep(0.01)
+    print("ready", flush=True)
+    behave(behaviours[topology.rank], liveness)
+    end.close()
+    dist.destroy_process_group()
+    print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,349 @@
+"""Heartbeats and the abort key: a rank that is killed, stopped or failed is named by all others, which then end.
+
+In: the job's store, a rank and its world. Out: `check()` raises RankLost in whichever thread asks; if the process is
+still there after a grace, because its main thread is stuck in a collective, it is ended with the reason on stderr.
+
+    beat     each rank writes its beat every poll, and reads that of the next rank in the ring (see `ring.py`)
+    abort    who finds a lost rank, or fails itself, writes the reason under one key: the first writer wins, all read it
+    store    a store that does not answer is the loss of whoever hosts it: rank 0, or the launcher
+
+Two threads, because a request to a store whose host is stopped never returns: the *pulse* talks to the store through a
+connection of its own, the *guard* never touches it, measures the pulse and ends the process.
+
+Invariants: nothing listens; keys carry an id drawn for this job and loader, so that restarts and second loaders do not
+meet old keys; a rank that closed is not lost; a failure that may follow from another rank's loss is held back until
+that loss has had time to be found, so that the cause is named, not its victims. Cost: 4 small requests a poll.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+import msgspec
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore  # typed here alone
+
+from torchmix.errors import RankLost
+from torchmix.parallel.groups import check_job
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.ring import (
+    Beat,
+    Loss,
+    Patience,
+    RankIdentity,
+    RingWatch,
+    Silence,
+    identity_of_this_process,
+    text_of_step,
+)
+
+logger = logging.getLogger(__name__)
+
+_beats = msgspec.json.Decoder(Beat)
+_identities = msgspec.json.Decoder(RankIdentity)
+_losses = msgspec.json.Decoder(Loss)
+_encode = msgspec.json.encode
+
+_NO_ABORT = "-"
+_num_opened = 0
+"""Loaders this process has opened; equal on all ranks."""
+_kept_stores: list[Store] = []
+"""The server of a store ends with its last reference: kept from `destroy_process_group` to the process' end."""
+
+
+class Liveness:
+    """One rank's pulse and guard; opened with the loader, closed with it."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        store_host: int = -1,
+        patience: Patience | None = None,
+        end_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        """Use `open_liveness`.
+
+        Args:
+            store: A connection that nobody else uses, under a prefix of this loader's own.
+            rank: Global rank.
+            world_size: Ranks of the job.
+            store_host: The rank that hosts the store, -1 if it is none of them.
+            patience: Other limits than the default.
+            end_process: Stands in for `os._exit` in tests.
+        """
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._store_host = store_host
+        self._patience = Patience() if patience is None else patience
+        self._end_process = end_process
+        self._hold_s = self._patience.silence_s + 2 * self._patience.poll_s
+        self._identity = identity_of_this_process()
+        self._identity_of_rank: dict[int, RankIdentity] = {}
+        self._num_beats = 0
+        self._step = -1
+        self._is_host_done = False
+        self._failure: tuple[str, float] | None = None
+        """Why this rank failed, and when (monotonic seconds) that may be told."""
+        self._lost: Loss | None = None
+        self._lost_lock = threading.Lock()
+        self._is_lost = threading.Event()
+        self._was_told = False
+        self._is_closing = threading.Event()
+        self._may_rest = threading.Event()
+        self._is_closed = False
+        self._ring = RingWatch(rank=rank, world_size=world_size, patience=self._patience, now_s=time.monotonic())
+        self._pulse = threading.Thread(target=self._run_pulse, name="torchmix-pulse", daemon=True)
+        self._guard = threading.Thread(target=self._run_guard, name="torchmix-guard", daemon=True)
+        if world_size == 1:
+            self._is_closed = True
+            return
+        store.compare_set("abort", "", _NO_ABORT)
+        self._beat(is_done=False)
+        store.set(f"who/{rank}", _encode(self._identity).decode())  # after the beat: who is known has a beat
+        if store_host >= 0:
+            self._read(store_host)  # its name, for the day when the store cannot be asked
+        self._pulse.start()
+        self._guard.start()
+        atexit.register(self._at_exit)
+
+    def note_step(self, step: int) -> None:
+        """Say which step was delivered last; others name it if this rank is lost."""
+        self._step = step
+
+    def check(self) -> None:
+        """Return while no rank is known to be lost.
+
+        Raises:
+            RankLost: A rank was killed, stopped, or failed; `rank` is its global rank.
+        """
+        if self._lost is not None:
+            raise self._error(self._lost)
+
+    def post_abort(self, reason: str | BaseException) -> None:
+        """Tell all ranks that this one has failed; returns at once. The process ends after the grace.
+
+        An exception that is this rank's own doing is told at the next poll. A RuntimeError, an OSError, a RankLost or a
+        mere text may be the consequence of another rank's loss, and is held back until that would have been found.
+        """
+        text = f"failed: {reason}" if isinstance(reason, str) else f"failed: {type(reason).__name__}: {reason}"
+        is_own = isinstance(reason, BaseException) and not isinstance(reason, RuntimeError | OSError | RankLost)
+        self._fail(text, hold_s=0.0 if is_own else self._hold_s)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """What to raise for an error of this rank: the RankLost behind it if there is one, else the error itself.
+
+        Posts the error, and waits until it has been told or explained: a few seconds at most.
+        """
+        self.post_abort(error)
+        if not self._is_closed:
+            self._is_lost.wait(self._hold_s + 4 * self._patience.poll_s)
+        if self._lost is None or self._lost.rank == self._rank:
+            return error
+        return self._error(self._lost)
+
+    def close(self) -> None:
+        """Say that this rank is done and stop watching. Nothing after a loss or `post_abort`: the process ends."""
+        if self._is_closed or self._lost is not None or self._failure is not None:
+            return
+        self._is_closed = True
+        self._is_closing.set()
+        self._pulse.join(self._patience.store_s)
+        self._may_rest.set()
+        self._guard.join(self._patience.store_s)
+        if self._store_host != self._rank:
+            atexit.unregister(self._at_exit)
+
+    def _error(self, lost: Loss) -> RankLost:
+        self._was_told = True
+        return RankLost(f"{lost.text}; restart the job from its last checkpoint", lost.rank)
+
+    def _fail(self, text: str, *, hold_s: float) -> None:
+        if not self._is_closed and self._failure is None:
+            self._failure = (text, time.monotonic() + hold_s)
+
+    def _run_pulse(self) -> None:
+        try:
+            while self._lost is None:
+                self._look()
+                if self._is_closing.wait(self._patience.poll_s):
+                    self._beat(is_done=True)
+                    break
+            if self._lost is None or self._lost.rank != self._rank:
+                self._store.add("farewells", 1)
+        except (RuntimeError, msgspec.MsgspecError) as error:  # torch's store errors are RuntimeErrors
+            if self._is_host_done or self._is_closing.is_set():
+                logger.info("rank %d: the store is gone, its host had closed; lost ranks are not noticed", self._rank)
+            else:
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                self._declare(self._loss_of_store(f"the connection is lost ({reason})"))
+
+    def _look(self) -> None:
+        """One poll: beat, read the abort key, look at the next rank, tell an own failure."""
+        store = self._store
+        self._beat(is_done=False)
+        abort = store.get("abort")
+        if abort != _NO_ABORT.encode():
+            self._declare(_losses.decode(abort))
+            return
+        if self._store_host not in (-1, self._rank):
+            host_beat, _ = self._read(self._store_host)
+            self._is_host_done = host_beat is not None and host_beat.is_done
+        target = self._ring.target
+        if target is not None:
+            loss = self._ring.look(*self._read(target), now_s=time.monotonic())
+            if loss is not None:
+                self._post(loss)
+        if self._failure is not None and time.monotonic() >= self._failure[1]:
+            text = f"rank {self._rank} ({self._identity}) {self._failure[0]}; {text_of_step(self._step)}"
+            self._post(Loss(rank=self._rank, text=text))
+
+    def _beat(self, *, is_done: bool) -> None:
+        self._num_beats += 1
+        beat = Beat(count=self._num_beats, step=self._step, is_done=is_done)
+        self._store.set(f"beat/{self._rank}", _encode(beat).decode())
+
+    def _read(self, rank: int) -> tuple[Beat | None, RankIdentity | None]:
+        """Latest beat and identity of a rank, None before it has opened its loader. Never waits for a key."""
+        if rank not in self._identity_of_rank:
+            if not self._store.check([f"who/{rank}"]):
+                return None, None
+            self._identity_of_rank[rank] = _identities.decode(self._store.get(f"who/{rank}"))
+        return _beats.decode(self._store.get(f"beat/{rank}")), self._identity_of_rank[rank]
+
+    def _post(self, loss: Loss) -> None:
+        """Write the loss unless another rank was first, and act on the one that stands."""
+        self._declare(_losses.decode(self._store.compare_set("abort", _NO_ABORT, _encode(loss).decode())))
+
+    def _declare(self, loss: Loss) -> None:
+        """A rank is lost: say so at once, on stderr too, because this process may end in any way from here on."""
+        with self._lost_lock:
+            if self._lost is not None:
+                return
+            self._lost = loss
+        who = f"rank {loss.rank}" if loss.rank >= 0 else "the launcher"
+        with contextlib.suppress(OSError):
+            # Not sys.stderr: a stuck main thread may hold its lock.
+            os.write(2, f"torchmix: {who} lost: {loss.text} [seen by rank {self._rank}]\n".encode())
+        self._is_lost.set()
+
+    def _loss_of_store(self, reason: str) -> Loss:
+        who = "the launcher"
+        if self._store_host >= 0:
+            who = f"rank {self._store_host} ({self._identity_of_rank.get(self._store_host, 'host not known')})"
+        return Loss(rank=self._store_host, text=f"{who}, which hosts the job's store, is gone or stopped: {reason}")
+
+    def _run_guard(self) -> None:
+        """Without the store: notice that the pulse is stuck in a request, and end the process after a loss."""
+        tick_s = self._patience.poll_s / 2
+        pulse = Silence(poll_s=tick_s, now_s=time.monotonic())
+        end_s = 0.0
+        while not self._may_rest.wait(tick_s):
+            now_s = time.monotonic()
+            if self._lost is None:
+                silent_s = pulse.look(self._num_beats, now_s=now_s)
+                if silent_s >= self._patience.store_s and self._pulse.is_alive():
+                    self._declare(self._loss_of_store(f"it did not answer for {silent_s:.1f} s"))
+            elif end_s == 0.0:
+                end_s = now_s + self._patience.grace_s
+            elif now_s >= end_s:
+                self._await_farewells(self._patience.grace_s)
+                self._end_process(1)
+                return
+
+    def _await_farewells(self, limit_s: float) -> None:
+        """On the rank that hosts the store: keep it until the others have read what they need, at most `limit_s`."""
+        if self._store_host != self._rank:
+            return
+        give_up_s = time.monotonic() + limit_s
+        self._pulse.join(limit_s)  # then the connection is free
+        with contextlib.suppress(RuntimeError, msgspec.MsgspecError):
+            while not self._pulse.is_alive() and time.monotonic() < give_up_s:
+                if self._lost is None and (abort := self._store.get("abort")) != _NO_ABORT.encode():
+                    self._declare(_losses.decode(abort))
+                missing = self._world_size - int(self._store.add("farewells", 0))
+                if missing <= (0 if self._lost is None else 1):  # the lost rank says none
+                    return
+                time.sleep(self._patience.poll_s / 10)
+
+    def _at_exit(self) -> None:
+        """The interpreter ends: tell others if the loader was not closed, and outlive their need of the store."""
+        if os.getpid() != self._identity.pid:
+            return  # a forked child, which is no rank
+        if not self._is_closed:
+            if (error := getattr(sys, "last_value", None)) is not None:  # what ended the main thread
+                self.post_abort(error)
+            # Others fail when this rank's connections close, but they hold back for longer than this.
+            self._fail("ended without closing its loader", hold_s=3 * self._patience.poll_s)
+            self._pulse.join(self._hold_s + 4 * self._patience.poll_s)  # it ends when it has told
+        self._await_farewells(self._patience.farewell_s if self._lost is None else self._patience.grace_s)
+        if self._lost is not None and not self._is_closed:
+            if not self._was_told:  # it ended without asking for another step: its exit code would be 0
+                sys.stdout.flush()
+                self._end_process(1)
+            # What is destroyed now may wait for the lost rank, and our threads run no more: the kernel ends it then.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, self._patience.grace_s)
+
+
+def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) -> Liveness:
+    """Begin to watch and to be watched. A collective: all ranks call it, as often and in the same order.
+
+    Args:
+        tree: The place tree as this rank sees it.
+        patience: Other limits than the default.
+
+    Raises:
+        TopologyError: torch.distributed is not initialised, or disagrees with the tree.
+    """
+    global _num_opened
+    topology = tree.topology
+    if topology.world_size == 1:
+        return Liveness(HashStore(), rank=0, world_size=1)
+    check_job(topology)
+    default = dist.distributed_c10d._get_default_store()
+    own, store_host = _connect(default)
+    # The default store is asked once, here: it separates attempts of torchrun, and its later use is not ours to delay.
+    _num_opened += 1
+    key = f"torchmix/liveness/{_num_opened}"
+    run = uuid.uuid4().hex if topology.rank == 0 else default.get(key).decode()
+    liveness = Liveness(
+        PrefixStore(f"torchmix/{run}", own),
+        rank=topology.rank,
+        world_size=topology.world_size,
+        store_host=store_host,
+        patience=patience,
+    )
+    if topology.rank == 0:
+        default.set(key, run)
+    if store_host == topology.rank:
+        _kept_stores.append(default)
+    return liveness
+
+
+def _connect(store: Store) -> tuple[Store, int]:
+    """A connection of our own to the store behind `store`, and the rank that hosts it, -1 for none.
+
+    A request that waits holds a connection, and the training's own requests may wait for minutes.
+    """
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        own = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
+        return own, -1 if is_launchers else 0
+    if isinstance(store, FileStore):
+        return FileStore(str(store.path)), -1  # type: ignore[attr-defined]  # missing from its stub
+    return store, -1

@@ -1,0 +1,224 @@
+"""Is the next rank alive? The judgement behind liveness, without threads, store or sockets.
+
+In: what a rank tells of itself (`RankIdentity` once, a `Beat` every poll), read by the rank before it in the ring, at
+times that this rank's own clock tells. Out: a `Loss` when the watched rank is lost, else None.
+
+A beat that does not change is silence, and silence has several meanings. On the same host the kernel knows which:
+
+    gone       the process ended without saying so: lost as soon as a second look finds no farewell
+    stopped    SIGSTOP, a debugger, a frozen container: lost after `silence_s`
+    running    alive, but Python did not run: a long call that keeps the interpreter's lock; lost after `stall_s`
+    unknown    another host or another container: lost after `silence_s`
+
+Invariants: a rank that said it is done is never lost, the ring closes over it. Time in which this process did not run
+itself (stopped, or starved) is not held against others: silence grows by at most two polls per look. Clocks of
+different hosts are never compared. Cost per look: four small reads of /proc for a silent rank, nothing otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+Evidence = Literal["running", "stopped", "gone", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long what may last, in seconds. The defaults end a job within 10 s of a lost rank."""
+
+    poll_s: float = 0.5
+    """Between two looks; a rank costs the store about 4 requests a look."""
+    silence_s: float = 3.0
+    """Silence of a rank that is stopped, or of which nothing else is known."""
+    stall_s: float = 60.0
+    """Silence of a process that is seen to run."""
+    store_s: float = 5.0
+    """Silence of the store."""
+    join_s: float = 600.0
+    """From this rank's first look to the first beat of another."""
+    grace_s: float = 2.0
+    """From noticing a lost rank to the end of this process."""
+    farewell_s: float = 10.0
+    """How long the rank that hosts the store stays for ranks that have not closed yet."""
+
+
+class RankIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which process a rank is."""
+
+    host: str
+    pid: int
+    started: str
+    """Kernel's start time of the process: tells it from a later one with the same pid. Empty if not known."""
+    pid_space: str
+    """Equal for processes that see each other's pids. Empty if not known."""
+
+    def __str__(self) -> str:
+        return f"host {self.host}, pid {self.pid}"
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a rank says at each poll."""
+
+    count: int
+    """Grows with every beat."""
+    step: int
+    """Last step that the rank's loader delivered, -1 before the first."""
+    is_done: bool
+    """Whether the rank closed its loader; its last beat."""
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rank that is lost, as it is told to all."""
+
+    rank: int
+    """-1 for the launcher."""
+    text: str
+    """Who it is and how it was lost."""
+
+
+class Silence:
+    """Seconds for which a count has not changed, as far as this process could see."""
+
+    def __init__(self, *, poll_s: float, now_s: float) -> None:
+        self._longest_look_s = 2 * poll_s
+        self._looked_s = now_s
+        self._count: object = None
+        self.seconds = 0.0
+
+    def look(self, count: object, *, now_s: float) -> float:
+        """Note the count at a time of this process' monotonic clock; the seconds of silence so far."""
+        passed_s = min(now_s - self._looked_s, self._longest_look_s)
+        self._looked_s = now_s
+        self.seconds = 0.0 if count != self._count else self.seconds + passed_s
+        self._count = count
+        return self.seconds
+
+
+class RingWatch:
+    """One rank's eye on the next rank that is not done."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        patience: Patience,
+        now_s: float,
+        evidence_of: Callable[[RankIdentity], Evidence] | None = None,
+    ) -> None:
+        """`now_s` is the time of the first look; `evidence_of` stands in for `evidence_of_process` in tests."""
+        self._rank = rank
+        self._world_size = world_size
+        self._patience = patience
+        self._evidence_of = evidence_of_process if evidence_of is None else evidence_of
+        self._was_gone = False
+        self._silence = Silence(poll_s=patience.poll_s, now_s=now_s)
+        self.target: int | None = rank
+        """The rank to look at next; None when all others are done."""
+        self._advance(now_s)
+
+    def look(self, beat: Beat | None, identity: RankIdentity | None, *, now_s: float) -> Loss | None:
+        """Judge the target.
+
+        Args:
+            beat: Its latest beat; None if there is none yet.
+            identity: Who it is; None if there is no beat yet.
+            now_s: This process' monotonic clock.
+
+        Returns:
+            How it was lost; None while it is not.
+        """
+        if self.target is None:
+            return None
+        silent_s = self._silence.look(None if beat is None else beat.count, now_s=now_s)
+        if beat is None or identity is None:
+            if silent_s < self._patience.join_s:
+                return None
+            return self._loss("", f"has not opened its loader for {silent_s:.0f} s; every rank of the job must")
+        if beat.is_done:
+            self._advance(now_s)
+            return None
+        if silent_s == 0.0:
+            self._was_gone = False
+            return None
+        evidence = self._evidence_of(identity)
+        if evidence == "gone":
+            if self._was_gone:
+                return self._loss(
+                    f" ({identity})", f"was killed or ended without closing its loader; {text_of_step(beat.step)}"
+                )
+            self._was_gone = True  # its farewell, if there is one, was written before it ended: look once more
+            return None
+        limit_s = self._patience.stall_s if evidence == "running" else self._patience.silence_s
+        if silent_s < limit_s:
+            return None
+        state = {"stopped": ": the process is stopped", "running": ": it runs, but Python in it does not"}
+        reason = f"silent for {silent_s:.1f} s{state.get(evidence, '')}; {text_of_step(beat.step)}"
+        return self._loss(f" ({identity})", reason)
+
+    def _loss(self, identity: str, reason: str) -> Loss:
+        assert self.target is not None
+        return Loss(rank=self.target, text=f"rank {self.target}{identity} {reason}")
+
+    def _advance(self, now_s: float) -> None:
+        """Watch the next rank that may not be done."""
+        assert self.target is not None
+        following = (self.target + 1) % self._world_size
+        self.target = None if following == self._rank else following
+        self._silence = Silence(poll_s=self._patience.poll_s, now_s=now_s)
+        self._was_gone = False
+
+
+def identity_of_this_process() -> RankIdentity:
+    """Who this process is, as other ranks will name it."""
+    pid_space = ""
+    try:
+        # Where /proc was mounted in another namespace its numbers are not those that others know.
+        if Path("/proc/self").readlink().name == str(os.getpid()):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            # Of one user: a /proc that hides the processes of others would make them seem gone.
+            pid_space = f"{boot} {Path('/proc/self/ns/pid').readlink()} uid:{os.geteuid()}"
+    except OSError:
+        pass  # not Linux, or /proc is hidden: silence decides alone
+    state = _stat_of(os.getpid())
+    return RankIdentity(
+        host=socket.gethostname(), pid=os.getpid(), started=state[1] if state else "", pid_space=pid_space
+    )
+
+
+def evidence_of_process(identity: RankIdentity) -> Evidence:
+    """What the kernel says of a process on this host.
+
+    Returns:
+        "gone" also for a zombie, and where a later process has taken the pid; "unknown" for a process elsewhere.
+    """
+    mine = identity_of_this_process()
+    if not identity.pid_space or identity.pid_space != mine.pid_space or not identity.started:
+        return "unknown"
+    state = _stat_of(identity.pid)
+    if state is None or state[0] in "ZXx" or state[1] != identity.started:
+        return "gone"
+    return "stopped" if state[0] in "Tt" else "running"
+
+
+def text_of_step(step: int) -> str:
+    """How far a rank was, -1 before its first step."""
+    return f"the last step it delivered was {step}" if step >= 0 else "it had delivered no step"
+
+
+def _stat_of(pid: int) -> tuple[str, str] | None:
+    """State letter and start time of a process, from /proc/PID/stat; None if it cannot be read."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name of the program, in parentheses, may hold spaces and parentheses itself.
+    numbers = text[text.rindex(")") + 2 :].split()
+    return numbers[0], numbers[19]
