@@ -1,0 +1,65 @@
+"""One real rank of a job that consumes data and trains nothing.
+
+    RANK=.. WORLD_SIZE=.. MASTER_..=.. python -m tests.support.loader_rank RECIPE SAVES TP CP PP WORKERS LOOK_AHEAD STEPS
+
+It continues from the state in the folder SAVES if there is one, and saves one there after each step, aside and renamed.
+It prints `step S digest D` after each step, `opened PATH` for each data file it opened, and `done` at the end. Every
+microbatch ends in an all-reduce over all ranks on the default group, as a training step would.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import torchmix
+
+
+def watch_opened_files() -> set[str]:
+    """Names of Parquet files and catalog arrays that this process opens from now on."""
+    opened: set[str] = set()
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str | os.PathLike):
+            path = os.fspath(arguments[0])
+            if str(path).endswith((".parquet", ".npy")):
+                opened.add(str(path))
+
+    sys.addaudithook(hook)
+    return opened
+
+
+def main(arguments: list[str]) -> None:
+    recipe, saves = arguments[0], Path(arguments[1])
+    tp, cp, pp, workers, look_ahead, steps = map(int, arguments[2:])
+    opened = watch_opened_files()
+    dist.init_process_group("gloo")
+    topology = torchmix.Topology.from_torchrun(tp=tp, cp=cp, pp=pp)
+    saved = saves / "state"
+    with torchmix.build_loader(
+        recipe, topology=topology, workers=workers, look_ahead=look_ahead, max_steps=steps
+    ) as loader:
+        if saved.exists():
+            loader.load_state_dict({"torchmix_state": saved.read_bytes()})
+        for microbatch in loader:
+            dist.all_reduce(torch.tensor([microbatch.step]))
+            if microbatch.is_last_of_step:
+                if topology.rank == 0:
+                    aside = saves / "state.tmp"
+                    aside.write_bytes(loader.state_dict()["torchmix_state"])
+                    aside.replace(saved)
+                dist.barrier()
+                print(f"step {microbatch.step} digest {loader.order_digest}", flush=True)
+    for path in sorted(opened):
+        print(f"opened {path}", flush=True)
+    print("done", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
