@@ -1,6 +1,6 @@
 """One real rank of a job that consumes data and trains nothing.
 
-    RANK=.. WORLD_SIZE=.. MASTER_..=.. python -m tests.support.loader_rank RECIPE SAVES TP CP PP WORKERS LOOK_AHEAD STEPS
+    RANK=.. WORLD_SIZE=.. MASTER_..=.. python -m tests.support.loader_rank RECIPE SAVES TP CP PP WORKERS AHEAD STEPS
 
 It continues from the state in the folder SAVES if there is one, and saves one there after each step, aside and renamed.
 It prints `step S digest D` after each step, `opened PATH` for each data file it opened, and `done` at the end. Every
