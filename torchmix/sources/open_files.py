@@ -86,8 +86,8 @@ class OpenFiles:
                 return content
         raise AssertionError("the last attempt returns or raises")
 
-    def _key(self, file: int) -> tuple[int, int]:
-        return id(self), file
+    def _key(self, file: int) -> tuple[str, int]:
+        return self._source.name, file
 
     def _descriptor(self, file: int) -> int:
         descriptor = self._descriptors.use(self._key(file))
@@ -131,25 +131,25 @@ class Descriptors:
 
     def __init__(self, most_files: int = MOST_FILES) -> None:
         self._most_files = most_files
-        self._open: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._open: OrderedDict[tuple[str, int], int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def use(self, key: tuple[int, int]) -> int | None:
+    def use(self, key: tuple[str, int]) -> int | None:
         """The descriptor, if it is open."""
         descriptor = self._open.get(key)
         if descriptor is not None:
             self._open.move_to_end(key)
         return descriptor
 
-    def keep(self, key: tuple[int, int], descriptor: int) -> None:
+    def keep(self, key: tuple[str, int], descriptor: int) -> None:
         """Own a descriptor that was opened."""
         while len(self._open) >= self._most_files:
             os.close(self._open.popitem(last=False)[1])
         self._open[key] = descriptor
 
-    def close(self, key: tuple[int, int]) -> None:
+    def close(self, key: tuple[str, int]) -> None:
         """Close a descriptor, if it is open."""
         descriptor = self._open.pop(key, None)
         if descriptor is not None:

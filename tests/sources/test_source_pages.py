@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.catalogs import World, make_world
+from tests.support.files import flip_byte, random_tokens
+from torchmix.errors import CorruptPage
+from torchmix.sources import source_pages
+from torchmix.sources.open_files import Descriptors, OpenFiles
+from torchmix.sources.page_cache import PageCache
+from torchmix.sources.parquet import ParquetSource
+from torchmix.sources.source import Documents, PageRun
+from torchmix.sources.source_pages import DecodedPage, SourcePages
+
+SOURCE = ParquetSource(name="web", column="input_ids", kind="tokens")
+REAL_DECODE = ParquetSource.decode
+
+
+class Wrong:
+    """A source whose documents are altered after decoding, as by a file that was overwritten in place."""
+
+    name, column, transform_id = SOURCE.name, SOURCE.column, SOURCE.transform_id
+    fingerprint = staticmethod(SOURCE.fingerprint)
+    scan = staticmethod(SOURCE.scan)
+
+    def __init__(self, alter: Callable[[Documents], Documents]) -> None:
+        self._alter = alter
+
+    def decode(self, run: PageRun) -> Documents:
+        return self._alter(SOURCE.decode(run))
+
+
+def make_files(tmp_path: Path, **choices) -> World:
+    files = {"web": [random_tokens(1, 100), random_tokens(2, 300, mean_tokens=50)]}
+    return make_world(tmp_path, files, choices={"web": choices})
+
+
+MakePages = Callable[..., SourcePages]
+
+
+@pytest.fixture
+def make_pages() -> Iterator[MakePages]:
+    """The pages of source `web` of a world; its files are closed after the test."""
+    descriptors = Descriptors()
+
+    def make(world: World, source=SOURCE, dictionary_bytes: int = 1 << 20) -> SourcePages:
+        web = world.index().sources["web"]
+        return SourcePages(
+            web, source, OpenFiles(source, web.files, world.directory, descriptors), PageCache(dictionary_bytes)
+        )
+
+    yield make
+    descriptors.close_all()
+
+
+def documents_of(decoded: DecodedPage) -> list[list[int]]:
+    return [decoded.values[start:stop].tolist() for start, stop in pairwise(decoded.offsets)]
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_each_page_holds_its_rows_and_one_value_more(tmp_path, dictionary, make_pages):
+    world = make_files(tmp_path, dictionary=dictionary)
+    pages = make_pages(world)
+    table = pages.catalog.pages
+    asked = [0, 1, 2, 5, 6, table.num_pages - 1]
+    for page, decoded in zip(asked, pages.decode(asked), strict=True):
+        rows = range(int(table.first_row[page]), int(table.first_row[page + 1]))
+        assert documents_of(decoded) == [world.documents["web"][row].tolist() for row in rows]
+        assert len(decoded.values) == decoded.offsets[-1] + 1
+        assert decoded.values.flags.owndata and decoded.cells.obj is decoded.values
+
+
+def test_a_run_is_no_larger_than_its_bound_unless_one_page_is(tmp_path, monkeypatch, make_pages):
+    world = make_files(tmp_path)
+    pages = make_pages(world)
+    table = pages.catalog.pages
+    runs: list[PageRun] = []
+    monkeypatch.setattr(ParquetSource, "decode", lambda self, run: runs.append(run) or REAL_DECODE(self, run))
+    bound = int(table.num_bytes[:5].sum())
+    monkeypatch.setattr(source_pages, "RUN_BYTES", bound)
+    everything = list(pages.decode(range(table.num_pages)))
+    assert len(everything) == table.num_pages
+    assert all(len(run.pages) <= bound for run in runs) and len(runs) < table.num_pages / 2
+    assert sum(len(run.pages) for run in runs) == table.num_bytes.sum() == pages.bytes_read
+    runs.clear()
+    monkeypatch.setattr(source_pages, "RUN_BYTES", 1)
+    list(pages.decode(range(4)))
+    assert [len(run.pages) for run in runs] == table.num_bytes[:4].tolist()
+
+
+def test_a_dictionary_is_read_once_per_chunk_while_it_is_kept(tmp_path, make_pages):
+    world = make_files(tmp_path, dictionary=True, row_group_rows=150)
+    for kept_bytes, reads in [(1 << 20, 1), (0, 2)]:
+        pages = make_pages(world, dictionary_bytes=kept_bytes)
+        table = pages.catalog.pages
+        first, second = np.flatnonzero(table.chunk_of_page == 1)[[0, 2]].tolist()
+        for page in (first, second):
+            next(pages.decode([page]))
+        dictionary = int(table.dict_bytes[1])
+        assert dictionary > 0
+        assert pages.bytes_read == int(table.num_bytes[[first, second]].sum()) + reads * dictionary
+
+
+def test_planned_bytes_are_those_of_the_decoded_page(tmp_path, make_pages):
+    pages = make_pages(make_files(tmp_path))
+    for page, decoded in enumerate(pages.decode(range(10))):
+        assert pages.planned_bytes(page) == decoded.num_bytes
+
+
+def longer_document(documents: Documents) -> Documents:
+    offsets = documents.offsets.copy()
+    offsets[4] -= 1  # row 3 gets shorter by one, row 4 longer
+    return dataclasses.replace(documents, offsets=offsets)
+
+
+def fewer_documents(documents: Documents) -> Documents:
+    return dataclasses.replace(documents, offsets=documents.offsets[:-1])
+
+
+@pytest.mark.parametrize(
+    ("alter", "says"),
+    [
+        (longer_document, r"give row \d+ \d+ tokens, the catalog says \d+ \(page {page}, row 3 of the file\)"),
+        (fewer_documents, r"decode to \d+ documents, the catalog says \d+ \(page {page}, row 0 of the file\)"),
+    ],
+)
+def test_documents_of_other_lengths_than_planned_are_an_error_that_names_page_and_row(
+    tmp_path, alter, says, make_pages
+):
+    world = make_files(tmp_path)
+    pages = make_pages(world, Wrong(alter))
+    first = int(pages.catalog.pages.page_of_rows(np.array([100]))[0])  # the first page of the second file
+    assert pages.catalog.pages.first_row[first + 1] > 104
+    with pytest.raises(CorruptPage, match=f"source 'web': .*web/1.parquet {says.format(page=first)}"):
+        next(pages.decode([first]))
+    assert pages.pages_decoded == 0
+
+
+def test_a_flipped_byte_of_a_page_with_checksums_is_an_error_that_names_the_file(tmp_path, make_pages):
+    world = make_files(tmp_path, checksums=True)
+    pages = make_pages(world)
+    table = pages.catalog.pages
+    flip_byte(tmp_path / "web" / "0.parquet", int(table.offset[2] + table.num_bytes[2]) - 3)
+    next(pages.decode([1]))
+    with pytest.raises(CorruptPage, match=r"source 'web': .*web/0\.parquet"):
+        next(pages.decode([2]))
