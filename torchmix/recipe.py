@@ -153,7 +153,7 @@ def load_recipe(path: str | Path) -> Recipe:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"cannot read the recipe {str(path)!r}: {error}") from error
+        raise RecipeError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', error)}") from error
     plain, lines = parse_yaml(text)
     try:
         return _recipe_of_plain(plain)

@@ -78,10 +78,29 @@ def test_the_first_step_of_a_rare_source_is_foreseen(simulated_steps: int) -> No
     assert expected is not None and abs(expected - exact) <= max(2, exact // 10)
 
 
-def test_a_source_that_comes_too_late_has_no_first_step() -> None:
-    recipe = make_recipe({"web": "99.9999%", "tiny": "0.0001%"}, samples=16, length=256)
+def test_a_first_step_beyond_the_run_is_estimated() -> None:
+    recipe = make_recipe({"web": "99.98%", "tiny": "0.02%"}, samples=16, length=256)
+    exact = of(forecast(recipe, SIZES, 200), "tiny").first_step
+    assert exact is not None
     for simulated_steps in (3, 1000):
-        assert of(forecast(recipe, SIZES, 20, simulated_steps=simulated_steps), "tiny").first_step is None
+        result = forecast(recipe, SIZES, 5, simulated_steps=simulated_steps)
+        first = of(result, "tiny").first_step
+        assert first is not None and first >= 5 and abs(first - exact) <= 2
+        assert not result.is_exact(first)
+        assert of(result, "tiny").delivered_tokens < 5
+
+
+def test_a_source_has_no_first_step_where_the_data_ends_before() -> None:
+    recipe = make_recipe(
+        {"web": "60%", "code": "39.9999%", "tiny": "0.0001%"},
+        samples=16,
+        length=256,
+        sources={"code": {"max_epochs": 1}},
+    )
+    for simulated_steps in (3, 1000):
+        result = forecast(recipe, SIZES, 10_000, simulated_steps=simulated_steps)
+        assert result.stop_step is not None
+        assert of(result, "tiny").first_step is None
 
 
 def test_the_run_stops_where_the_planner_says_that_a_source_is_exhausted() -> None:

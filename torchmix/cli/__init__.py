@@ -1,1 +1,13 @@
-"""the command line. Files in reading order: (listed when they land)."""
+"""The command line. Files in reading order:
+
+terminal.py        exit codes, counts, tables, JSON, progress: what every verb shares
+index.py           torchmix index: build the catalog
+forecast.py        what each source will give in N steps
+findings.py        what is wrong with the mixture, or worth knowing
+file_findings.py   what is wrong with files and columns
+check.py           torchmix check: will this recipe train as it says?
+plan_summary.py    steps of a plan, summed
+plan_files.py      every piece of a plan, as Parquet
+plan.py            torchmix plan: the steps of a run before it runs
+main.py            arguments, errors, exit codes
+"""

@@ -36,7 +36,7 @@ class SourceForecast:
     epoch_tokens: int
     """Tokens that one epoch gives, after the recipe's overflow rule."""
     first_step: int | None
-    """Step of its first token; None if it gives nothing while the data lasts."""
+    """Step of its first token, estimated also beyond N; None if the data ends before."""
     delivered_tokens: int
     """In all N steps, or until the data ends."""
     epochs: float
@@ -56,11 +56,17 @@ class Forecast:
     """The first steps, for which every number is exact."""
     stop_step: int | None
     """Step that cannot be planned, because a source ran out and the recipe says `error`, or all did."""
+    stop_is_exact: bool
+    """The planner itself came to `stop_step`."""
     capacity_tokens: int
     fill: float
     """Tokens over capacity, mean of the simulated steps."""
     sources: tuple[SourceForecast, ...]
     """By sorted name."""
+
+    def is_exact(self, step: int) -> bool:
+        """What happens in this step was planned, not estimated."""
+        return step < self.simulated_steps or (self.stop_is_exact and step == self.stop_step)
 
 
 def forecast(
@@ -84,6 +90,7 @@ def forecast(
         PlanError: What the planner refuses from the start: a source without tokens, a document too long.
     """
     seen = _simulate(recipe, sizes, min(num_steps, simulated_steps), progress)
+    stop_is_exact = seen.stop_step is not None
     _extrapolate(recipe, seen, num_steps)
     sources = tuple(
         SourceForecast(
@@ -103,6 +110,7 @@ def forecast(
         num_steps=num_steps,
         simulated_steps=seen.steps,
         stop_step=seen.stop_step,
+        stop_is_exact=stop_is_exact,
         capacity_tokens=capacity,
         fill=seen.simulated_tokens / (capacity * seen.steps) if seen.steps else 0.0,
         sources=sources,
@@ -216,6 +224,10 @@ def _extrapolate(recipe: Recipe, seen: _Seen, num_steps: int) -> None:
             shares[s] = 0
             if recipe.sources[names[s]].on_exhausted == "error":
                 seen.stop_step = math.floor(now)
+    if seen.stop_step is None:
+        rate = shares / shares.sum() * step_tokens
+        late = {s: math.floor(now + wait[s] / rate[s]) for s in wait if s not in seen.first_step and rate[s] > 0}
+        seen.first_step |= late
 
 
 def _wait(seen: _Seen, s: int) -> float:

@@ -17,7 +17,8 @@ from torchmix.cli.forecast import epoch_tokens
 from torchmix.cli.plan_files import paths_of, write_plan_files
 from torchmix.cli.plan_summary import PlanSummary, print_summary
 from torchmix.cli.terminal import ExitCode, at_least, print_json, progress_bar
-from torchmix.planner.planner import Planner
+from torchmix.errors import PlanError
+from torchmix.planner.planner import open_planner
 from torchmix.recipe import load_recipe, parse_shares, recipe_directory, recipe_fingerprint
 
 HELP = "show what the steps of a run will hold"
@@ -42,10 +43,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """
     recipe = load_recipe(arguments.recipe)
     catalog = open_catalog(recipe, recipe_directory(arguments.recipe))
-    sizes = {name: source.sizes for name, source in catalog.sources.items()}
-    planner = Planner(recipe, sizes, dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
+    planner = open_planner(recipe, catalog, dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
     shares = {name: float(share) for name, share in parse_shares(recipe).items()}
-    summary = PlanSummary(shares, [epoch_tokens(recipe, sizes[name]) for name in shares])
+    summary = PlanSummary(shares, [epoch_tokens(recipe, catalog.sources[name].sizes) for name in shares])
     stop = arguments.start + arguments.steps
     with ExitStack() as stack:
         bar = stack.enter_context(progress_bar(stop, unit="step", title="planning", as_json=arguments.json))
@@ -53,7 +53,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         cursor = planner.start()
         for step in range(stop):
             began = time.perf_counter()
-            plan, cursor = planner.step(cursor)
+            try:
+                plan, cursor = planner.step(cursor)
+            except PlanError:  # the data ended: what there is before it is still worth a look
+                bar.close()
+                if not arguments.json:
+                    print_summary({"dp": arguments.dp, **summary.values()})
+                raise
             if step < arguments.start:
                 summary.pass_over(plan)
             else:

@@ -127,11 +127,16 @@ def print_summary(values: Mapping[str, Any]) -> None:
     ]
     print_table(header, rows)
     planning = values["planning_ms"]
+    balance = "nothing to balance at dp 1; see --dp"
+    if values.get("dp") != 1:
+        balance = (
+            f"{values['balance_ratio']:.4f} x the lower bound, worst {values['worst_balance_ratio']:.4f} "
+            f"in step {values['worst_balance_step']}; hash order {values['hash_order_ratio']:.4f}"
+        )
     print(f"""
 fill      {percent_text(values["fill"])} of {count_text(values["capacity_tokens"])} tokens a step; \
 lowest {percent_text(values["lowest_fill"])} in step {values["lowest_fill_step"]}
-balance   {values["balance_ratio"]:.4f} x the lower bound, worst {values["worst_balance_ratio"]:.4f} \
-in step {values["worst_balance_step"]}; hash order {values["hash_order_ratio"]:.4f}
+balance   {balance}
 deferred  {percent_text(values["late_pieces"])} of the pieces came late, the latest by \
 {values["oldest_piece_steps"]} step(s)
 planning  {planning["median"]:.2f} ms a step (p95 {planning["p95"]:.2f}, longest {planning["max"]:.2f})

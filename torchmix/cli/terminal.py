@@ -84,7 +84,7 @@ def bytes_text(num_bytes: float) -> str:
 
 def percent_text(share: float) -> str:
     """A share with four significant digits, so that a tiny one does not show as 0: 69.97 %, 0.001003 %."""
-    return f"{100 * share:.4g} %" if share < 0.9999 else f"{100 * share:.2f} %"
+    return f"{100 * share:.4g} %"
 
 
 def progress_bar(total: int, *, unit: str, title: str, as_json: bool, scale: bool = False) -> tqdm[Any]:

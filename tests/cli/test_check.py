@@ -1,0 +1,205 @@
+"""`torchmix check`: each fault is found, alone, and decides the exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.files import make_text_file, make_tokens_file, random_tokens
+from tests.support.projects import make_project
+from torchmix.catalog.store import open_catalog
+from torchmix.cli.findings import sources_findings
+from torchmix.cli.main import main
+from torchmix.recipe import load_recipe
+
+
+def indexed(folder: Path, *edits: tuple[str, str]) -> Path:
+    recipe = make_project(folder, *edits)
+    assert main(["index", str(recipe)]) == 0
+    return recipe
+
+
+def check(recipe: Path, capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["check", str(recipe), "--json", *words]) == code
+    output = capsys.readouterr()
+    assert output.err == ""
+    values: dict[str, Any] = json.loads(output.out)
+    assert values["exit_code"] == code
+    return values
+
+
+def messages(values: dict[str, Any], level: str, where: str) -> list[str]:
+    return [one["message"] for one in values["findings"] if (one["level"], one["where"]) == (level, where)]
+
+
+def test_a_sound_recipe_is_exit_code_0_with_the_numbers_of_each_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = indexed(tmp_path)
+    values = check(recipe, capsys, 0, "--steps", "30")
+    assert [one["name"] for one in values["sources"]] == ["code", "tiny", "web"]
+    for one in values["sources"]:
+        assert one["first_step"] <= 2
+        assert one["runs_out_step"] is None
+        assert one["delivered_tokens"] == pytest.approx(one["share"] * values["fill"] * 30 * 4096, abs=2000)
+    assert main(["check", str(recipe), "--steps", "30"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("30 steps of 4,096 tokens")
+    assert [line.split()[0] for line in lines[2:6]] == ["source", "code", "tiny", "web"]
+
+
+def test_check_changes_nothing_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    check(recipe, capsys, 1)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_a_catalog_files_and_columns_are_still_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_project(tmp_path)
+    values = check(recipe, capsys, 1)
+    assert "run torchmix index" in messages(values, "finding", "catalog")[0]
+    (tmp_path / "tiny.parquet").unlink()
+    make_text_file(tmp_path / "code.parquet", ["a"], column="body")
+    (tmp_path / "data" / "web-1.parquet").write_bytes(b"not parquet")
+    values = check(recipe, capsys, 3)
+    assert "tiny.parquet" in messages(values, "data", "sources.tiny.path")[0]
+    assert "no column 'text'" in messages(values, "data", "sources.code.text")[0]
+    (message,) = messages(values, "data", "sources.web.tokens")
+    assert "web-1.parquet" in message
+
+
+def test_a_column_of_another_type_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path)
+    make_text_file(tmp_path / "tiny.parquet", ["a", "b"], column="input_ids")
+    values = check(recipe, capsys, 3)
+    assert "is string, not a list of integers" in messages(values, "data", "sources.tiny.tokens")[0]
+
+
+def test_a_new_file_waits_for_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = indexed(tmp_path)
+    make_tokens_file(tmp_path / "data" / "web-7.parquet", random_tokens(9, 50))
+    (message,) = messages(check(recipe, capsys, 1), "finding", "sources.web.path")
+    assert "1 file(s) added - data/web-7.parquet" in message and "run torchmix index" in message
+
+
+def test_a_changed_file_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = indexed(tmp_path)
+    make_tokens_file(tmp_path / "data" / "web-1.parquet", random_tokens(9, 50))
+    (message,) = messages(check(recipe, capsys, 3), "data", "sources.web.path")
+    assert "1 file(s) changed - data/web-1.parquet" in message
+
+
+def test_a_file_that_is_gone_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = indexed(tmp_path)
+    (tmp_path / "data" / "web-0.parquet").unlink()
+    (message,) = messages(check(recipe, capsys, 3), "data", "sources.web.path")
+    assert "1 file(s) removed - data/web-0.parquet" in message
+
+
+def test_a_catalog_of_other_settings_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = indexed(tmp_path)
+    recipe.write_text(recipe.read_text().replace("tokens: input_ids}\n  web", "tokens: id}\n  web"))
+    values = check(recipe, capsys, 3)  # `id` is no list, which is worse than a stale catalog
+    assert "built with column" in messages(values, "finding", "catalog")[0]
+    assert values["sources"] == []
+
+
+def test_a_source_of_less_than_a_sample_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = indexed(tmp_path, ("79%", "79.99%"), ("tiny: 1%", "tiny: 0.01%"))
+    values = check(recipe, capsys, 1, "--steps", "20")
+    (message,) = messages(values, "finding", "sources.tiny")
+    assert "less than one sample of 256" in message
+    tiny = values["sources"][1]
+    assert tiny["delivered_tokens"] < 256
+    check(recipe, capsys, 0, "--steps", "2000")
+
+
+def test_a_source_that_runs_out_is_a_finding_with_its_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = indexed(tmp_path, ("tokenizer: bytes", "tokenizer: bytes, max_epochs: 1"))
+    values = check(recipe, capsys, 1)
+    (message,) = messages(values, "finding", "sources.code")
+    step = values["stop_step"]
+    assert f"runs out in step {step}, after max_epochs 1, and the run stops there" in message
+    assert main(["plan", str(recipe), "--steps", str(step)]) == 0
+    assert main(["plan", str(recipe), "--steps", str(step + 1)]) == 3
+    check(recipe, capsys, 0, "--steps", str(step))
+
+
+def test_a_source_that_hands_its_share_on_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = indexed(tmp_path, ("tokenizer: bytes", "tokenizer: bytes, max_epochs: 1, on_exhausted: renormalise"))
+    values = check(recipe, capsys, 0, "--steps", "60")
+    (message,) = messages(values, "note", "sources.code")
+    assert "runs out in step" in message and "the other sources have its share" in message
+    assert main(["plan", str(recipe), "--steps", "60"]) == 0
+
+
+def test_the_end_of_all_sources_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bounds = "max_epochs: 1, on_exhausted: renormalise"
+    recipe = indexed(
+        tmp_path,
+        ("tokenizer: bytes", f"tokenizer: bytes, {bounds}"),
+        ("tiny.parquet, tokens: input_ids", f"tiny.parquet, tokens: input_ids, {bounds}"),
+        ("web-*.parquet, tokens: input_ids", f"web-*.parquet, tokens: input_ids, {bounds}"),
+    )
+    values = check(recipe, capsys, 1)
+    (message,) = messages(values, "finding", "sources")
+    assert f"by step {values['stop_step']}" in message
+
+
+def test_empty_documents_and_repeats_are_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = indexed(tmp_path, ("web: 79%", "web: 40%"), ("tiny: 1%", "tiny: 40%"))
+    values = check(recipe, capsys, 0, "--steps", "5")
+    web = values["sources"][2]
+    (message,) = messages(values, "note", "sources.web")
+    assert message.startswith(f"{web['num_empty']} of 3,000 documents have no tokens")
+    tiny = values["sources"][1]
+    (message,) = messages(values, "note", "sources.tiny")
+    assert f"up to {tiny['most_repeats']} times in one step" in message and tiny["most_repeats"] > 3
+
+
+def test_a_document_longer_than_a_batch_is_a_note_with_a_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_project(tmp_path)
+    make_tokens_file(tmp_path / "tiny.parquet", [[1] * 10_000, [2] * 50])
+    assert main(["index", str(recipe)]) == 0
+    (message,) = messages(check(recipe, capsys, 0), "note", "sources.tiny")
+    assert "longest document has 10,000 tokens, a batch holds 4,096" in message
+    assert "up to 6 steps" in message  # 1 + ceil(2 x 10,000 / 4,096)
+
+
+def test_what_the_planner_refuses_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = indexed(tmp_path, ("balance:", "packing: {overflow: error}\nbalance:"))
+    values = check(recipe, capsys, 1)
+    assert "`overflow: error`" in messages(values, "finding", "sources")[0]
+
+
+def test_estimates_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = indexed(
+        tmp_path, ("web-*.parquet, tokens: input_ids", "web-*.parquet, tokens: input_ids, max_epochs: 100")
+    )
+    assert main(["check", str(recipe), "--steps", "1000000"]) == 1
+    output = capsys.readouterr().out
+    assert "runs out in about step" in output
+    assert "estimated from the first 1,000 steps" in output
+
+
+def test_rows_split_over_pages_are_a_note(tmp_path: Path) -> None:
+    path = indexed(tmp_path)
+    recipe = load_recipe(path)
+    catalog = open_catalog(recipe, tmp_path)
+    web = catalog.sources["web"]
+    files = (msgspec.structs.replace(web.files[0], whole_chunks=True), *web.files[1:])
+    altered = replace(catalog, sources=catalog.sources | {"web": replace(web, files=files)})
+    found = [one.message for one in sources_findings(recipe, altered) if "split over pages" in one.message]
+    assert len(found) == 1 and found[0].startswith("1 of 2 files")
+    assert not [one for one in sources_findings(recipe, catalog) if "split over pages" in one.message]

@@ -1,0 +1,117 @@
+"""The command line: exit codes, one clear message, and nothing heavy imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.projects import make_project
+from torchmix import __version__
+from torchmix.cli import plan
+from torchmix.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "required"),
+        (["serve", "recipe.yaml"], "invalid choice"),
+        (["plan", "recipe.yaml"], "--steps"),
+        (["plan", "recipe.yaml", "--steps", "0"], "0 is less than 1"),
+        (["plan", "recipe.yaml", "--steps", "many"], "'many' is not a whole number"),
+        (["plan", "recipe.yaml", "--steps", "1", "--start", "-1"], "-1"),
+        (["check", "recipe.yaml", "--out", "x"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_and_version_are_exit_code_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"torchmix {__version__}\n"
+    for verb in ("check", "index", "plan"):
+        assert main([verb, "--help"]) == 0
+        assert "exit codes: 0 ok, 1 findings, 2 usage or recipe, 3 data" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", [["check"], ["index"], ["plan", "--steps", "1"]])
+def test_a_fault_in_the_recipe_is_one_line_with_its_place(
+    tmp_path: Path, verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_project(tmp_path, ("seed: 5", "sead: 5"))
+    assert main([*verb, str(recipe)]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"torchmix: {recipe}: line 2: sead: unknown key (did you mean 'seed'?)")
+    assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", [["check"], ["index"], ["plan", "--steps", "1"]])
+def test_with_json_a_fault_is_an_object_too(
+    tmp_path: Path, verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_project(tmp_path, ("79%", "80%"))
+    assert main([*verb, str(recipe), "--json"]) == 2
+    output = capsys.readouterr()
+    values = json.loads(output.out)
+    assert values["exit_code"] == 2
+    assert values["error"]["kind"] == "RecipeError"
+    assert (values["error"]["where"], values["error"]["line"]) == ("mixture", 8)
+    assert "101%" in output.err
+
+
+def test_a_recipe_that_is_not_there_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "gone.yaml")]) == 2
+    assert "gone.yaml': No such file or directory" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(path: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan, "load_recipe", interrupted)
+    assert main(["plan", str(tmp_path / "recipe.yaml"), "--steps", "1"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_the_system_refuses_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path)
+    assert main(["index", str(recipe)]) == 0
+    (tmp_path / "out").write_text("a file, not a folder")
+    assert main(["plan", str(recipe), "--steps", "1", "--out", str(tmp_path / "out")]) == 3
+    assert str(tmp_path / "out") in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(plan, "load_recipe", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["plan", str(tmp_path / "recipe.yaml"), "--steps", "1"])
+
+
+def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path: Path) -> None:
+    recipe = make_project(tmp_path)
+    assert main(["index", str(recipe)]) == 0
+    code = "import sys, torchmix.cli.main as m; sys.exit(m.main(sys.argv[1:]))"
+    words = [sys.executable, "-c", code, "plan", str(recipe), "--steps", "1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) == 0
+
+
+def test_the_command_line_does_without_torch() -> None:
+    code = "import sys, torchmix.cli.main\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,167 @@
+"""`torchmix check`: will this recipe train as it says?
+
+In: a recipe and, if there is one, its catalog. Out: what each source will give in N steps, and findings. Must hold: it
+changes nothing on disk; the exit code is that of the worst finding. Cost: the footer of every data file, and planning
+of up to 1000 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torchmix.catalog.store import Catalog, open_catalog
+from torchmix.cli.file_findings import file_findings
+from torchmix.cli.findings import EXIT_CODE_OF_LEVEL, Finding, Level, forecast_findings, sources_findings
+from torchmix.cli.forecast import SIMULATED_STEPS, Forecast, forecast
+from torchmix.cli.terminal import (
+    ExitCode,
+    at_least,
+    count_text,
+    percent_text,
+    print_json,
+    print_table,
+    progress_bar,
+)
+from torchmix.errors import CatalogError, PlanError
+from torchmix.recipe import Recipe, load_recipe, recipe_directory, recipe_fingerprint
+
+HELP = "check a recipe, its files and what each source will give"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of this verb beside RECIPE and --json."""
+    parser.add_argument(
+        "--steps",
+        type=at_least(1),
+        default=SIMULATED_STEPS,
+        metavar="N",
+        help=f"steps of the run (default {SIMULATED_STEPS}); beyond {SIMULATED_STEPS} numbers are estimates",
+    )
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """Check, and print what was found.
+
+    Raises:
+        RecipeError: A fault in the recipe itself; nothing else can be checked then.
+    """
+    recipe = load_recipe(arguments.recipe)
+    directory = recipe_directory(arguments.recipe)
+    catalog, findings = _open(recipe, directory)
+    findings += file_findings(recipe, directory, catalog)
+    result: Forecast | None = None
+    if catalog is not None:
+        findings += sources_findings(recipe, catalog)
+        sizes = {name: source.sizes for name, source in catalog.sources.items()}
+        total = min(arguments.steps, SIMULATED_STEPS)
+        try:
+            with progress_bar(total, unit="step", title="planning", as_json=arguments.json) as bar:
+                result = forecast(recipe, sizes, arguments.steps, progress=bar.update)
+            findings += forecast_findings(recipe, result)
+        except PlanError as error:
+            findings.append(Finding(level=Level.FINDING, where="sources", message=str(error)))
+    findings.sort(key=lambda finding: -EXIT_CODE_OF_LEVEL[finding.level])
+    code = max((EXIT_CODE_OF_LEVEL[finding.level] for finding in findings), default=ExitCode.OK)
+    if arguments.json:
+        print_json(_values(arguments, recipe, catalog, result, findings, code))
+    else:
+        if catalog is not None and result is not None:
+            _print_sources(catalog, result)
+        _print_findings(findings)
+    return code
+
+
+def _open(recipe: Recipe, directory: Path) -> tuple[Catalog | None, list[Finding]]:
+    """The catalog, or why there is none that fits."""
+    try:
+        return open_catalog(recipe, directory), []
+    except CatalogError as error:
+        return None, [Finding(level=Level.FINDING, where="catalog", message=str(error))]
+
+
+def _print_sources(catalog: Catalog, result: Forecast) -> None:
+    header = ("source", "share", "documents", "tokens", "first step", "given", "epochs", "runs out")
+    rows = [
+        (
+            source.name,
+            percent_text(source.share),
+            count_text(catalog.sources[source.name].num_documents),
+            count_text(catalog.sources[source.name].num_tokens),
+            _step_text(result, source.first_step),
+            count_text(source.delivered_tokens),
+            f"{source.epochs:,.4g}",
+            _step_text(result, source.runs_out_step),
+        )
+        for source in result.sources
+    ]
+    stop = result.num_steps if result.stop_step is None else result.stop_step
+    print(
+        f"{count_text(stop)} steps of {count_text(result.capacity_tokens)} tokens, {percent_text(result.fill)} filled\n"
+    )
+    print_table(header, rows)
+    if result.simulated_steps < stop:
+        print(f"\n~ and all sums: estimated from the first {count_text(result.simulated_steps)} steps")
+    print()
+
+
+def _step_text(result: Forecast, step: int | None) -> str:
+    if step is None:
+        return "-"
+    return count_text(step) if result.is_exact(step) else f"~{count_text(step)}"
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    if not findings:
+        print("no findings")
+    for finding in findings:
+        print(f"{finding.level.value}: {finding.where}: {finding.message}")
+
+
+def _values(
+    arguments: argparse.Namespace,
+    recipe: Recipe,
+    catalog: Catalog | None,
+    result: Forecast | None,
+    findings: Sequence[Finding],
+    code: ExitCode,
+) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "recipe": str(arguments.recipe),
+        "recipe_fingerprint": recipe_fingerprint(recipe),
+        "catalog_fingerprint": catalog.fingerprint if catalog is not None else None,
+        "num_steps": arguments.steps,
+        "exit_code": int(code),
+        "findings": [
+            {"level": finding.level.value, "where": finding.where, "message": finding.message} for finding in findings
+        ],
+        "sources": [],
+    }
+    if catalog is not None and result is not None:
+        values |= {
+            "simulated_steps": result.simulated_steps,
+            "stop_step": result.stop_step,
+            "capacity_tokens": result.capacity_tokens,
+            "fill": result.fill,
+        }
+        for source in result.sources:
+            own = catalog.sources[source.name]
+            values["sources"].append(
+                {
+                    "name": source.name,
+                    "share": source.share,
+                    "num_documents": own.num_documents,
+                    "num_empty": own.num_empty,
+                    "num_tokens": own.num_tokens,
+                    "max_document_tokens": own.max_document_tokens,
+                    "epoch_tokens": source.epoch_tokens,
+                    "first_step": source.first_step,
+                    "delivered_tokens": source.delivered_tokens,
+                    "epochs": source.epochs,
+                    "runs_out_step": source.runs_out_step,
+                    "most_repeats": source.most_repeats,
+                }
+            )
+    return values

@@ -1,0 +1,133 @@
+"""What is wrong, or worth knowing, before a run starts.
+
+In: the recipe, its open catalog, and a forecast of N steps. Out: findings: what, where, and what to do. Must hold: a
+fault that would stop or starve a run is a finding; what a run survives as the recipe says is a note. Cost: none; the
+forecast has paid.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchmix.catalog.store import Catalog, SourceCatalog
+from torchmix.cli.forecast import Forecast, SourceForecast
+from torchmix.cli.terminal import ExitCode, count_text, percent_text
+from torchmix.recipe import Recipe
+
+
+class Level(enum.Enum):
+    """How much a finding matters; the value is how it is shown."""
+
+    NOTE = "note"
+    """Worth knowing; the run goes on."""
+    FINDING = "finding"
+    """The run would stop, or not do what the recipe seems to want."""
+    DATA = "data"
+    """What lies on disk is missing, changed or unreadable."""
+
+
+EXIT_CODE_OF_LEVEL = {Level.NOTE: ExitCode.OK, Level.FINDING: ExitCode.FINDINGS, Level.DATA: ExitCode.DATA}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing found."""
+
+    level: Level
+    where: str
+    """Path of keys in the recipe, as `sources.web`."""
+    message: str
+    """What is so, with values, and what to do."""
+
+
+def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
+    """Findings in what the catalog holds of each source, whatever the number of steps."""
+    capacity = recipe.batch.samples * recipe.batch.length
+    for name, source in catalog.sources.items():
+        where = f"sources.{name}"
+        if source.num_empty:
+            empty, documents = count_text(source.num_empty), count_text(source.num_documents)
+            yield Finding(
+                level=Level.NOTE,
+                where=where,
+                message=f"{empty} of {documents} documents have no tokens; they are passed over",
+            )
+        if source.max_document_tokens > capacity and recipe.packing.overflow == "split":
+            # A pool that exceeds the batch by o tokens is gone after 1 + ceil(2 o / capacity) steps.
+            steps = 1 + -(-2 * source.max_document_tokens // capacity)
+            longest = count_text(source.max_document_tokens)
+            message = (
+                f"its longest document has {longest} tokens, a batch holds {count_text(capacity)}: its pieces are "
+                f"spread over up to {steps} steps; to avoid that, use overflow: truncate or drop, or a larger batch"
+            )
+            yield Finding(level=Level.NOTE, where=where, message=message)
+        yield from _straddling(source, where)
+
+
+def _straddling(source: SourceCatalog, where: str) -> Iterator[Finding]:
+    whole = sum(file.whole_chunks for file in source.files)
+    if whole:
+        message = (
+            f"{whole} of {len(source.files)} files have rows split over pages, so whole column chunks are read at "
+            f"once; write them again with pages that end at rows to read less"
+        )
+        yield Finding(level=Level.NOTE, where=where, message=message)
+
+
+def forecast_findings(recipe: Recipe, result: Forecast) -> Iterator[Finding]:
+    """Findings in what the sources will give in N steps."""
+    for source in result.sources:
+        yield from _starved(recipe, result, source)
+        yield from _runs_out(recipe, result, source)
+        if source.most_repeats > 1:
+            step_tokens = count_text(round(source.share * result.fill * result.capacity_tokens))
+            message = (
+                f"one document comes up to {source.most_repeats} times in one step: an epoch has "
+                f"{count_text(source.epoch_tokens)} tokens, a step takes about {step_tokens}; a lower share avoids that"
+            )
+            yield Finding(level=Level.NOTE, where=f"sources.{source.name}", message=message)
+    if result.stop_step is not None and not _stops_by_error(recipe, result):
+        message = (
+            f"every source has given its max_epochs by step {result.stop_step}; train for fewer steps or raise them"
+        )
+        yield Finding(level=Level.FINDING, where="sources", message=message)
+
+
+def _starved(recipe: Recipe, result: Forecast, source: SourceForecast) -> Iterator[Finding]:
+    batch_tokens = result.capacity_tokens * (result.fill or 1.0)
+    all_tokens = batch_tokens * result.num_steps
+    # A run that stops early says little of what the source would give: go by its share then.
+    tokens = source.delivered_tokens if result.stop_step is None else source.share * all_tokens
+    if tokens < recipe.batch.length:
+        message = (
+            f"gives {count_text(int(tokens))} tokens in {count_text(result.num_steps)} steps, less than one sample of "
+            f"{count_text(recipe.batch.length)}; a share of at least {percent_text(recipe.batch.length / all_tokens)}, "
+            f"or more steps, would give one"
+        )
+        yield Finding(level=Level.FINDING, where=f"sources.{source.name}", message=message)
+
+
+def _runs_out(recipe: Recipe, result: Forecast, source: SourceForecast) -> Iterator[Finding]:
+    step = source.runs_out_step
+    if step is None:
+        return
+    about = "" if result.is_exact(step) else "about "
+    settings = recipe.sources[source.name]
+    fact = f"runs out in {about}step {count_text(step)}, after max_epochs {settings.max_epochs}"
+    if settings.on_exhausted == "error":
+        message = (
+            f"{fact}, and the run stops there; raise max_epochs, lower its share, or set on_exhausted: renormalise"
+        )
+        yield Finding(level=Level.FINDING, where=f"sources.{source.name}", message=message)
+    else:
+        message = f"{fact}; from there on the other sources have its share"
+        yield Finding(level=Level.NOTE, where=f"sources.{source.name}", message=message)
+
+
+def _stops_by_error(recipe: Recipe, result: Forecast) -> bool:
+    return any(
+        source.runs_out_step is not None and recipe.sources[source.name].on_exhausted == "error"
+        for source in result.sources
+    )

@@ -1,0 +1,113 @@
+"""`torchmix index`: build the catalog, or bring it up to date.
+
+In: a recipe. Out: its catalog on disk, and a table of what each source holds. Must hold: only files that are new or
+changed are scanned; a run that is stopped loses at most the files it was at. Cost: one pass over the columns of those
+files, with a progress bar of rate and time left.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import Any
+
+from torchmix.catalog.store import SourceCatalog
+from torchmix.cli.terminal import ExitCode, bytes_text, count_text, print_json, print_table, progress_bar
+from torchmix.recipe import load_recipe, recipe_directory, recipe_fingerprint
+from torchmix.sources.scan import IndexReport, index_sources
+
+HELP = "build the catalog of a recipe, or bring it up to date"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of this verb beside RECIPE and --json."""
+    parser.add_argument("--force", action="store_true", help="scan every file again, in the sorted order of paths")
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """Index, and print what each source holds.
+
+    Raises:
+        TorchmixError: A fault in the recipe, a file or a column; the catalog stays as it was.
+    """
+    recipe = load_recipe(arguments.recipe)
+    directory = recipe_directory(arguments.recipe)
+    with progress_bar(0, unit="B", title="indexing", as_json=arguments.json, scale=True) as bar:
+
+        def show(done_bytes: int, all_bytes: int, source: str, file: str) -> None:
+            bar.total = all_bytes
+            bar.set_postfix_str(source, refresh=False)
+            bar.update(done_bytes - bar.n)
+
+        report = index_sources(recipe, directory, progress=show, force=arguments.force)
+    if arguments.json:
+        print_json(
+            {"recipe": str(arguments.recipe), "recipe_fingerprint": recipe_fingerprint(recipe), **_values(report)}
+        )
+    else:
+        _print(report)
+    return ExitCode.OK
+
+
+def _values(report: IndexReport) -> dict[str, Any]:
+    return {
+        "catalog": str(report.catalog.directory),
+        "catalog_fingerprint": report.catalog.fingerprint,
+        "scanned_files": report.scanned_files,
+        "resumed_files": report.resumed_files,
+        "kept_files": report.kept_files,
+        "changes": [{"source": one.source, "path": one.path, "change": one.change} for one in report.changes],
+        "sources": [
+            {
+                "name": source.name,
+                "num_files": len(source.files),
+                "num_bytes": _num_bytes(source),
+                "num_documents": source.num_documents,
+                "num_empty": source.num_empty,
+                "num_tokens": source.num_tokens,
+                "max_document_tokens": source.max_document_tokens,
+                "num_pages": source.pages.num_pages,
+                "window_pages": source.sizes.window_pages,
+                "whole_chunk_files": _whole_chunk_files(source),
+                "fingerprint": source.fingerprint,
+            }
+            for source in report.catalog.sources.values()
+        ],
+    }
+
+
+def _print(report: IndexReport) -> None:
+    header = ("source", "files", "size", "documents", "empty", "tokens", "longest", "pages", "a window")
+    rows = [
+        (
+            source.name,
+            count_text(len(source.files)),
+            bytes_text(_num_bytes(source)),
+            count_text(source.num_documents),
+            count_text(source.num_empty),
+            count_text(source.num_tokens),
+            count_text(source.max_document_tokens),
+            count_text(source.pages.num_pages),
+            f"{count_text(source.sizes.window_pages)} pages",
+        )
+        for source in report.catalog.sources.values()
+    ]
+    print_table(header, rows)
+    scanned = f"{report.scanned_files} files scanned, {report.kept_files} kept"
+    resumed = f", {report.resumed_files} taken from an unfinished run" if report.resumed_files else ""
+    print(f"\n{report.catalog.directory}: {scanned}{resumed}")
+    for change, count in sorted(Counter(one.change for one in report.changes).items()):
+        print(f"{count_text(count)} {change}")
+    for source in report.catalog.sources.values():
+        if straddling := _whole_chunk_files(source):
+            print(
+                f"{source.name}: rows are split over pages in {straddling} files, so whole column chunks are read there"
+            )
+
+
+def _num_bytes(source: SourceCatalog) -> int:
+    return sum(file.num_bytes for file in source.files)
+
+
+def _whole_chunk_files(source: SourceCatalog) -> int:
+    return sum(file.whole_chunks for file in source.files)

@@ -1,0 +1,84 @@
+"""The command line: `torchmix check | index | plan RECIPE`.
+
+In: arguments. Out: an exit code: 0 ok, 1 findings, 2 usage or recipe, 3 data. Must hold: an error that torchmix raises
+on purpose is one clear message on stderr, without a traceback; any other is a bug and keeps its traceback. Logging is
+set up here and nowhere else. Costs the import of pyarrow, not of torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchmix import __version__
+from torchmix.cli import check, index, plan
+from torchmix.cli.terminal import ExitCode, print_json
+from torchmix.errors import RecipeError, TopologyError, TorchmixError
+
+EXIT_CODES = "exit codes: 0 ok, 1 findings, 2 usage or recipe, 3 data"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        words: The arguments, without the program's name; None for those of this process.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        arguments = _parser().parse_args(words)
+    except SystemExit as done:  # argparse has printed help, version or what is wrong
+        return int(done.code or 0)
+    logging.basicConfig(
+        level=logging.INFO if arguments.verbose else logging.WARNING, format="%(levelname)s %(message)s"
+    )
+    try:
+        return int(arguments.run(arguments))
+    except TorchmixError as error:
+        return _report(error, arguments)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has seen enough; its end must not fail at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+    except OSError as error:  # a full disk, a folder that may not be written
+        print(f"torchmix: {error}", file=sys.stderr)
+        return int(ExitCode.DATA)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchmix", description="The data plane of a training run.", epilog=EXIT_CODES
+    )
+    parser.add_argument("--version", action="version", version=f"torchmix {__version__}")
+    verbs = parser.add_subparsers(required=True, metavar="check | index | plan")
+    for name, verb in (("check", check), ("index", index), ("plan", plan)):
+        one = verbs.add_parser(
+            name, help=verb.HELP, description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.", epilog=EXIT_CODES
+        )
+        one.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe in YAML")
+        one.add_argument("--json", action="store_true", help="print one JSON object")
+        one.add_argument("--verbose", action="store_true", help="log what is done")
+        verb.add_arguments(one)
+        one.set_defaults(run=verb.run)
+    return parser
+
+
+def _report(error: TorchmixError, arguments: argparse.Namespace) -> int:
+    """Say what went wrong; the exit code that tells whose turn it is."""
+    code = ExitCode.USAGE if isinstance(error, RecipeError | TopologyError) else ExitCode.DATA
+    in_recipe = isinstance(error, RecipeError) and (error.where or error.line)
+    place = f"{arguments.recipe}: " if in_recipe else ""
+    print(f"torchmix: {place}{error}", file=sys.stderr)
+    if arguments.json:
+        fault: dict[str, str | int] = {"kind": type(error).__name__, "message": str(error)}
+        if isinstance(error, RecipeError):
+            fault |= {"where": error.where, "line": error.line}
+        print_json({"error": fault, "exit_code": int(code)})
+    return int(code)
