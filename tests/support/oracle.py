@@ -1,0 +1,202 @@
+"""What every rank must be handed, worked out without torchmix: from a plan's rows and whole files, token by token.
+
+In: `pieces.parquet` (a row per piece; docs/formats.md), the data files, and the job's numbers. Out: for each rank its
+microbatches, as plain dicts of numpy arrays. Nothing here is shared with the package, and nothing is clever: files are
+read whole by pyarrow, samples are Python lists, slices are cut by hand. It is slow, and meant to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+END_OF_DOCUMENT = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The numbers of a job that say what a rank gets."""
+
+    length: int
+    boundaries: str
+    method: str
+    align_tokens: int
+    micro_batch_size: int
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class Token:
+    """All that is known of one place in a sample; the defaults are padding."""
+
+    token: int = 0
+    label: int = 0
+    loss_mask: float = 0.0
+    position_id: int = 0
+    source_index: int = -1
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Places that attention sees together, and how many of them are real."""
+
+    places: list[Token]
+    true_length: int
+
+
+def read_text_documents(paths: Sequence[Path], column: str) -> list[list[int]]:
+    """Rows of all files in order of path: UTF-8 bytes and 256; a null row has no tokens."""
+    rows = [row for path in sorted(paths) for row in pq.read_table(path)[column].to_pylist()]
+    return [[] if row is None else [*row.encode(), END_OF_DOCUMENT] for row in rows]
+
+
+def read_token_documents(paths: Sequence[Path], column: str) -> list[list[int]]:
+    """Rows of all files in order of path, as they are; a null row has no tokens."""
+    rows = [row for path in sorted(paths) for row in pq.read_table(path)[column].to_pylist()]
+    return [[] if row is None else row for row in rows]
+
+
+def expected_microbatches(
+    pieces_file: Path, documents: Mapping[str, Sequence[Sequence[int]]], job: Job
+) -> list[list[dict[str, Any]]]:
+    """The microbatches of every rank, by global rank, in the order in which it gets them.
+
+    Args:
+        pieces_file: `pieces.parquet`, planned for the job's dp and micro_batch_size.
+        documents: Token ids of each row of each source.
+        job: The job's numbers.
+
+    Returns:
+        Dicts with tokens, labels, loss_mask, position_ids, source_index [micro_batch_size, length / cp] (None where the
+        rank's stage does not need them), cu_seqlens, cu_seqlens_padded, max_seqlen, step, index, is_last_of_step and
+        num_tokens_global.
+    """
+    pieces = pq.read_table(pieces_file).to_pylist()
+    # Samples of a microbatch are in ascending order of their number.
+    samples: dict[tuple[int, int, int], dict[int, list[dict[str, Any]]]] = {}
+    for piece in pieces:
+        microbatch = samples.setdefault((piece["step"], piece["dp_rank"], piece["microbatch"]), {})
+        microbatch.setdefault(piece["sample"], []).append(piece)
+    ranks: list[list[dict[str, Any]]] = []
+    for rank in range(job.world_size):
+        rest, _tp_rank = divmod(rank, job.tp)
+        rest, cp_rank = divmod(rest, job.cp)
+        pp_rank, dp_rank = divmod(rest, job.dp)
+        ranks.append([])
+        for step in sorted({piece["step"] for piece in pieces}):
+            of_step = [piece for piece in pieces if piece["step"] == step]
+            num_microbatches = 1 + max(piece["microbatch"] for piece in of_step)
+            for index in range(num_microbatches):
+                by_sample = samples[step, dp_rank, index]
+                segments_of_sample = [segments_of(by_sample[sample], documents, job) for sample in sorted(by_sample)]
+                assert len(segments_of_sample) == job.micro_batch_size
+                ranks[-1].append(
+                    {
+                        **fields_of_rank(segments_of_sample, job, cp_rank=cp_rank, pp_rank=pp_rank),
+                        **boundaries_of(segments_of_sample),
+                        "step": step,
+                        "index": index,
+                        "is_last_of_step": index + 1 == num_microbatches,
+                        "num_tokens_global": sum(count_labels(piece, documents) for piece in of_step),
+                    }
+                )
+    return ranks
+
+
+def segments_of(
+    pieces: Sequence[Mapping[str, Any]], documents: Mapping[str, Sequence[Sequence[int]]], job: Job
+) -> list[Segment]:
+    """One sample, place by place."""
+    segments = []
+    used = 0
+    for piece in sorted(pieces, key=lambda piece: piece["slot"]):
+        document = documents[piece["source"]][piece["row"]]
+        assert piece["sample_offset"] == used
+        assert piece["start"] + piece["tokens"] <= len(document)
+        places = []
+        for i in range(piece["tokens"]):
+            here = piece["start"] + i
+            is_last = here == len(document) - 1
+            places.append(
+                Token(
+                    token=document[here],
+                    label=0 if is_last else document[here + 1],
+                    loss_mask=0.0 if is_last else 1.0,
+                    position_id=i if job.boundaries == "document" else used + i,
+                    source_index=sorted(documents).index(piece["source"]),
+                )
+            )
+        while job.method == "best_fit" and len(places) % job.align_tokens != 0:
+            places.append(Token())
+        segments.append(Segment(places, piece["tokens"]))
+        used += len(places)
+    assert used <= job.length
+    if used < job.length:
+        segments.append(Segment([Token()] * (job.length - used), 0))
+    if job.boundaries == "none":
+        return [Segment([place for segment in segments for place in segment.places], job.length)]
+    return segments
+
+
+def boundaries_of(segments_of_sample: Sequence[Sequence[Segment]]) -> dict[str, Any]:
+    """The boundaries of a microbatch; every rank has them whole."""
+    true_sums, padded_sums = [0], [0]
+    for segments in segments_of_sample:
+        for segment in segments:
+            true_sums.append(true_sums[-1] + segment.true_length)
+            padded_sums.append(padded_sums[-1] + len(segment.places))
+    return {
+        "cu_seqlens": np.array(true_sums, np.int32),
+        "cu_seqlens_padded": np.array(padded_sums, np.int32),
+        "max_seqlen": max(len(segment.places) for segments in segments_of_sample for segment in segments),
+    }
+
+
+def fields_of_rank(
+    segments_of_sample: Sequence[Sequence[Segment]], job: Job, *, cp_rank: int, pp_rank: int
+) -> dict[str, Any]:
+    """The fields of a rank: its stage's, of its slice of each sample."""
+    rows = []
+    for segments in segments_of_sample:
+        if job.method == "best_fit" and job.boundaries == "document":
+            row = [place for segment in segments for place in slice_of(segment.places, job.cp, cp_rank)]
+        else:
+            row = slice_of([place for segment in segments for place in segment.places], job.cp, cp_rank)
+        assert len(row) == job.length // job.cp
+        rows.append(row)
+    is_first, is_last = pp_rank == 0, pp_rank == job.pp - 1
+    return {
+        "tokens": np.array([[p.token for p in row] for row in rows], np.int64) if is_first else None,
+        "position_ids": np.array([[p.position_id for p in row] for row in rows], np.int64) if is_first else None,
+        "labels": np.array([[p.label for p in row] for row in rows], np.int64) if is_last else None,
+        "loss_mask": np.array([[p.loss_mask for p in row] for row in rows], np.float32) if is_last else None,
+        "source_index": np.array([[p.source_index for p in row] for row in rows], np.int32) if is_last else None,
+    }
+
+
+def slice_of(places: list[Token], cp: int, cp_rank: int) -> list[Token]:
+    """One rank's part of a stretch: of 2 * cp equal parts, its own from the front and its own from the back."""
+    if cp == 1:
+        return places
+    assert len(places) % (2 * cp) == 0
+    size = len(places) // (2 * cp)
+    parts = [places[i * size : (i + 1) * size] for i in range(2 * cp)]
+    return parts[cp_rank] + list(reversed(parts))[cp_rank]
+
+
+def count_labels(piece: Mapping[str, Any], documents: Mapping[str, Sequence[Sequence[int]]]) -> int:
+    """Tokens of a piece that have a successor in their document."""
+    ends = piece["start"] + piece["tokens"] == len(documents[piece["source"]][piece["row"]])
+    return piece["tokens"] - 1 if ends else piece["tokens"]
