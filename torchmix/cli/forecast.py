@@ -182,16 +182,15 @@ def _add_step(seen: _Seen, plan: StepPlan, cursor: Cursor) -> None:
 
 def _repeats(plan: StepPlan) -> NDArray[np.int64]:
     """[S] most times that one document of the source begins in this step."""
-    pieces = plan.pieces
-    repeats = np.zeros(len(plan.sources), np.int64)
-    begins = pieces.start == 0
+    begins = plan.pieces.start == 0
+    source, row, epoch = (column[begins] for column in (plan.pieces.source, plan.pieces.row, plan.pieces.epoch))
+    first_epoch, last_epoch = np.full(len(plan.sources), np.iinfo(np.int64).max), np.full(len(plan.sources), -1)
+    np.minimum.at(first_epoch, source, epoch)
+    np.maximum.at(last_epoch, source, epoch)
+    repeats = (last_epoch >= 0).astype(np.int64)
     # Only a source in which an epoch ends within the step can give a document twice.
-    for s in np.unique(pieces.source).tolist():
-        own = (pieces.source == s) & begins
-        epoch = pieces.epoch[own]
-        if len(epoch):
-            several = epoch.min() != epoch.max()
-            repeats[s] = np.unique(pieces.row[own], return_counts=True)[1].max() if several else 1
+    for s in np.flatnonzero(first_epoch < last_epoch).tolist():
+        repeats[s] = np.unique(row[source == s], return_counts=True)[1].max()
     return repeats
 
 
