@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from torchmix.constructor import ranges
-from torchmix.constructor.ranges import copy_ranges
+from torchmix.constructor.ranges import copy_ranges, fill_ramps
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 18])
@@ -20,3 +20,26 @@ def test_ranges_are_copied_as_a_loop_copies_them(dtype: type, block: int, monkey
         out = np.full(len(expected), -1, np.int64)
         copy_ranges(values, cuts, wanted, out=out)
         assert out.tolist() == expected, f"seed {seed}"
+
+
+@pytest.mark.parametrize("slope", [0, 1])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_ramps_are_filled_as_a_loop_fills_them(dtype: type, slope: int) -> None:
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        start = np.unique(rng.integers(0, 40, 6))
+        value = rng.integers(-5, 100, len(start)).astype(dtype)
+        out = np.full(40, 12345, dtype)
+        fill_ramps(start, value, slope=slope, out=out)
+        expected = [
+            int(first) + slope * k
+            for first, tokens in zip(value, np.diff(start, append=40), strict=True)
+            for k in range(tokens)
+        ]
+        assert out[start[0] :].tolist() == expected, f"seed {seed}"
+
+
+def test_no_ramp_is_no_work() -> None:
+    out = np.zeros(3, np.int64)
+    fill_ramps(np.zeros(0, np.int64), np.zeros(0, np.int64), slope=1, out=out)
+    assert out.shape == (3,)
