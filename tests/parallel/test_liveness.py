@@ -1,0 +1,165 @@
+"""Liveness of several ranks in one process: threads over one store, and an end of process that is only noted."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch.distributed as dist
+
+from tests.support.processes import wait_until
+from torchmix.errors import RankLost, TopologyError
+from torchmix.parallel.liveness import Liveness, open_liveness
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.ring import Patience
+from torchmix.parallel.topology import Topology
+
+QUICK = Patience(poll_s=0.01, silence_s=0.2, store_s=60.0, grace_s=0.05)
+DEADLINE_S = 20.0
+
+
+@contextmanager
+def ranks(world_size: int, *, patience: Patience = QUICK) -> Iterator[tuple[list[Liveness], list[int]]]:
+    """The liveness of every rank, and the ranks whose process would have ended."""
+    store = dist.HashStore()
+    ended: list[int] = []
+    opened = [
+        Liveness(
+            store,
+            rank=rank,
+            world_size=world_size,
+            patience=patience,
+            end_process=lambda code, rank=rank: ended.append(rank),
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        yield opened, ended
+    finally:
+        for each in opened:
+            each.close()
+            # A rank that is lost does not close; its process would end instead.
+            atexit.unregister(each._at_exit)
+            each._may_rest.set()
+            each._is_closing.set()
+        wait_until(lambda: not own_threads(), deadline_s=DEADLINE_S, what="end of the threads")
+
+
+def let_beat(liveness: Liveness) -> None:
+    """Wait until the rank has looked around a few times more."""
+    enough = liveness._num_beats + 4
+    wait_until(lambda: liveness._num_beats >= enough, deadline_s=DEADLINE_S, what="beats")
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchmix-")]
+
+
+def is_lost(liveness: Liveness) -> bool:
+    try:
+        liveness.check()
+    except RankLost:
+        return True
+    return False
+
+
+def test_ranks_that_close_one_after_another_lose_nobody() -> None:
+    with ranks(3) as (opened, ended):
+        for rank, each in enumerate(opened):
+            each.close()
+            each.close()
+            for other in opened[rank + 1 :]:
+                let_beat(other)
+                other.check()
+        assert not ended
+    assert not own_threads()
+
+
+def test_a_failure_is_told_to_all_and_ends_every_process(capfd: pytest.CaptureFixture[str]) -> None:
+    with ranks(3) as (opened, ended):
+        opened[1].note_step(7)
+        opened[1].post_abort(KeyError("shard"))
+        wait_until(lambda: sorted(ended) == [0, 1, 2], deadline_s=DEADLINE_S, what="end of all processes")
+        for each in opened:
+            with pytest.raises(RankLost, match=r"rank 1 \(host .*, pid \d+\) failed: KeyError: 'shard'") as caught:
+                each.check()
+            assert caught.value.rank == 1
+            assert "the last step it delivered was 7; restart the job from its last checkpoint" in str(caught.value)
+    lines = capfd.readouterr().err.splitlines()
+    assert sorted(line.rpartition("[")[2] for line in lines) == [f"seen by rank {rank}]" for rank in range(3)]
+    assert all(line.startswith("torchmix: rank 1 lost: rank 1 (host ") for line in lines)
+
+
+def test_the_first_failure_that_is_told_stands() -> None:
+    with ranks(3) as (opened, _):
+        opened[2].post_abort(KeyError("first"))
+        wait_until(lambda: all(is_lost(each) for each in opened), deadline_s=DEADLINE_S, what="the first failure")
+        opened[0].post_abort(KeyError("second"))
+        for each in opened:
+            with pytest.raises(RankLost, match="first"):
+                each.check()
+
+
+def test_an_error_that_follows_from_a_loss_is_explained_by_it() -> None:
+    with ranks(3, patience=Patience(poll_s=0.01, silence_s=5.0, store_s=60.0, grace_s=0.05)) as (opened, _):
+        victim = threading.Thread(
+            target=lambda: explained.append(opened[0].explain(RuntimeError("Connection closed by peer")))
+        )
+        explained: list[BaseException] = []
+        victim.start()
+        wait_until(lambda: opened[0]._failure is not None, deadline_s=DEADLINE_S, what="the victim's report")
+        opened[2].post_abort(KeyError("cause"))
+        victim.join(DEADLINE_S)
+        assert isinstance(explained[0], RankLost)
+        assert explained[0].rank == 2
+        assert "KeyError: 'cause'" in str(explained[0])
+
+
+def test_an_error_that_nothing_explains_is_told_as_its_own() -> None:
+    with ranks(2) as (opened, _):
+        error = RuntimeError("out of luck")
+        assert opened[0].explain(error) is error
+        wait_until(lambda: is_lost(opened[1]), deadline_s=DEADLINE_S, what="the other rank's notice")
+        with pytest.raises(RankLost, match=r"rank 0 \(.*\) failed: RuntimeError: out of luck"):
+            opened[1].check()
+
+
+def test_closing_after_a_failure_does_not_hide_it() -> None:
+    with ranks(2) as (opened, ended):
+        opened[0].post_abort("the exchange broke")
+        opened[0].close()
+        wait_until(lambda: sorted(ended) == [0, 1], deadline_s=DEADLINE_S, what="end of both processes")
+
+
+def test_a_rank_that_falls_silent_is_lost() -> None:
+    with ranks(3) as (opened, ended):
+        opened[1].note_step(3)
+        let_beat(opened[1])
+        opened[1]._look = lambda: None  # type: ignore[method-assign]
+        for each in opened:  # its process is seen to run, being this one: give that no credit
+            each._ring._evidence_of = lambda identity: "unknown"
+        wait_until(lambda: {0, 2} <= set(ended), deadline_s=DEADLINE_S, what="end of the other processes")
+        with pytest.raises(
+            RankLost, match=r"rank 1 \(.*\) silent for .* s; the last step it delivered was 3"
+        ) as caught:
+            opened[0].check()
+        assert caught.value.rank == 1
+
+
+def test_a_job_of_one_rank_watches_nobody() -> None:
+    liveness = open_liveness(ClientPlaceTree.from_topology(Topology()))
+    liveness.check()
+    liveness.note_step(1)
+    liveness.post_abort("nobody to tell")
+    error = ValueError("mine")
+    assert liveness.explain(error) is error
+    liveness.close()
+    assert not own_threads()
+
+
+def test_several_ranks_need_an_initialised_job() -> None:
+    with pytest.raises(TopologyError, match=r"torch\.distributed is not initialised in rank 0; call"):
+        open_liveness(ClientPlaceTree.from_topology(Topology(dp=2)))
