@@ -1,0 +1,58 @@
+"""A process that reads single rows of source `web` and asks the kernel how many bytes it read for each.
+
+    python -m tests.support.read_rows RECIPE ROW ROW ...
+
+Prints one line of JSON per row: `kernel_bytes`, `page_bytes`, `dict_bytes` and `tokens`. The file of the rows is opened
+and checked, and all code imported, by one read of row 0, whose bytes are not counted. What the kernel counts (rchar of
+/proc/self/io: bytes of read calls of any file) includes our reading of that very counter, which is measured and taken
+off.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from torchmix.catalog.store import open_catalog
+from torchmix.recipe import load_recipe
+from torchmix.sources.reader import Reader
+
+
+def kernel_bytes() -> int:
+    """Bytes that this process has read by system calls."""
+    text = Path("/proc/self/io").read_text()
+    return int(text.split("rchar:")[1].split()[0])
+
+
+def main() -> None:
+    """Read the rows, one by one, each with a reader's cache that keeps no page."""
+    path, rows = Path(sys.argv[1]), [int(row) for row in sys.argv[2:]]
+    catalog = open_catalog(load_recipe(path), path.parent)
+    web = catalog.sources["web"]
+    reader = Reader(catalog, path.parent, cache_bytes=0)
+    for row in [0, *rows]:
+        tokens = web.sizes.tokens[[row]].astype(np.int64)
+        asked = (np.zeros(1, np.int32), np.array([row]), np.zeros(1, np.int64), tokens)
+        kernel_bytes()
+        first = kernel_bytes()
+        own_bytes = kernel_bytes() - first
+        before = kernel_bytes()
+        values = reader.read(*asked)
+        read = kernel_bytes() - before - own_bytes
+        page = int(web.pages.page_of_rows(asked[1])[0])
+        if row == 0:
+            continue
+        report = {
+            "kernel_bytes": read,
+            "page_bytes": int(web.pages.num_bytes[page]),
+            "dict_bytes": int(web.pages.dict_bytes[web.pages.chunk_of_page[page]]),
+            "tokens": values.tolist(),
+        }
+        print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()
