@@ -207,14 +207,6 @@ def test_words_that_yaml_reads_as_other_types_can_be_names(tmp_path: Path) -> No
     assert sorted(load_text(tmp_path, text).sources) == ["2024", "no", "web"]
 
 
-def test_sources_may_share_settings_by_anchor_and_merge(tmp_path: Path) -> None:
-    sources = "{web: &w {path: w, tokens: t, max_epochs: 2}, b: &b {<<: *w, path: b}, c: {<<: *b, max_epochs: 3}}"
-    text = f"version: 1\nseed: 0\nbatch: {{samples: 1, length: 8}}\nsources: {sources}\n"
-    recipe = load_text(tmp_path, text + "mixture: {web: 20%, b: 30%, c: 50%}\n")
-    assert recipe.sources["b"] == Source(path="b", tokens="t", max_epochs=2)
-    assert recipe.sources["c"] == Source(path="b", tokens="t", max_epochs=3)
-
-
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\xfa"])
 def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "gone.yaml"
@@ -222,12 +214,6 @@ def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None) -> N
         path.write_bytes(content)
     with pytest.raises(RecipeError, match=r"gone\.yaml"):
         load_recipe(path)
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n", "- 1\n", "just text"])
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(RecipeError, match="expected a mapping with the keys version"):
-        load_text(tmp_path, text)
 
 
 @pytest.mark.parametrize(
