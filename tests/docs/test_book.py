@@ -1,0 +1,162 @@
+"""The second implementation, written from docs/formats.md alone, against the vectors and against the planner.
+
+It shares nothing with the package. Where it and the vectors agree, the document says enough to write the formats again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.support import book_order
+from tests.support.book_order import BookSource
+from tests.support.book_steps import BookJob, Piece, name_hash, piece_hash, steps
+from tests.support.recipes import make_recipe
+from torchmix.catalog.sizes import SourceSizes
+from torchmix.planner.planner import Planner
+
+VECTORS = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))
+SOURCES = {name: BookSource(name=name, **sizes) for name, sizes in VECTORS["sources"].items()}
+
+
+def test_the_book_gives_every_hash_and_order_of_the_vectors() -> None:
+    for vector in VECTORS["named_key"]:
+        assert book_order.named_key(vector["seed"], *vector["path"]) == int(vector["key"], 16)
+    for vector in VECTORS["name_hash"]:
+        assert name_hash(vector["name"]) == int(vector["hash"], 16)
+    for vector in VECTORS["mix64"]:
+        assert book_order.mix64(int(vector["in"], 16)) == int(vector["out"], 16)
+    for vector in VECTORS["hash_columns"]:
+        assert book_order.hash_columns(int(vector["key"], 16), *vector["columns"]) == int(vector["hash"], 16)
+    for vector in VECTORS["keyed_order"]:
+        assert book_order.keyed_order(int(vector["key"], 16), vector["count"]) == vector["order"]
+    for vector in VECTORS["order_by"]:
+        ties = [int(tie, 16) for tie in vector["ties"]]
+        assert book_order.order_by(vector["majors"], ties, vector["major_bits"]) == vector["order"]
+    for vector in VECTORS["permute"]:
+        key = int(vector["key"], 16)
+        assert [book_order.permute(x, vector["n"], key) for x in vector["positions"]] == vector["images"]
+    for vector in VECTORS["integer_shares"]:
+        shares = {name: Fraction(share) for name, share in vector["shares"].items()}
+        assert book_order.integer_shares(shares) == vector["integers"]
+    for vector in VECTORS["window"]:
+        rows = SOURCES[vector["source"]].window(vector["seed"], vector["epoch"], vector["window"])
+        assert rows == vector["rows"]
+    for vector in VECTORS["piece_hash"]:
+        piece = Piece(vector["source"], vector["epoch"], vector["row"], vector["start"], 1, 0)
+        job = job_of_run({**VECTORS["runs"][0], "seed": vector["seed"]})
+        assert piece_hash(job, vector["step"], piece) == int(vector["hash"], 16)
+
+
+def test_fingerprints_are_hashes_of_the_texts_in_the_vectors() -> None:
+    for vector in VECTORS["recipe_fingerprint"] + VECTORS["source_fingerprint"]:
+        assert hashlib.sha256(vector["text"].encode("ascii")).hexdigest()[:16] == vector["fingerprint"]
+        assert json.dumps(json.loads(vector["text"]), sort_keys=True, separators=(",", ":")) == vector["text"]
+    for vector in VECTORS["catalog_fingerprint"]:
+        text = json.dumps(vector["sources"], sort_keys=True, separators=(",", ":"))
+        assert hashlib.sha256(text.encode("ascii")).hexdigest()[:16] == vector["fingerprint"]
+
+
+def test_a_state_is_magic_version_digest_and_one_map() -> None:
+    for vector in VECTORS["state"]:
+        data, fields = bytes.fromhex(vector["bytes"]), dict(vector["fields"])
+        assert data[:15] == b"torchmix-state\x01"
+        assert data[15:23] == hashlib.sha256(data[23:]).digest()[:8]
+        body = msgspec.msgpack.decode(data[23:])
+        assert {**body, "order_digest": body["order_digest"].hex()} == fields
+
+
+def job_of_run(run: dict[str, Any]) -> BookJob:
+    model = run["model"]
+    per_token = model["layers"] * (2 * model["hidden"] + 2 * model["hidden"] + 3 * model["ffn"])
+    whole = run["boundaries"] == "none"  # then every sample costs the same
+    return BookJob(
+        seed=run["seed"],
+        samples=run["samples"],
+        length=run["length"],
+        method=run["method"],
+        overflow=run["overflow"],
+        align_tokens=run["align_tokens"],
+        shares={name: Fraction(share) for name, share in run["shares"].items()},
+        max_epochs=run["max_epochs"],
+        dp=run["dp"],
+        micro_batch_size=run["micro_batch_size"],
+        cost=(per_token, 0 if whole else model["layers"]),
+    )
+
+
+@pytest.mark.parametrize("run", VECTORS["runs"], ids=lambda run: f"{run['method']}-{run['overflow']}")
+def test_the_book_gives_every_step_of_the_vectors(run: dict[str, Any]) -> None:
+    for wanted, found in zip(run["steps"], steps(job_of_run(run), SOURCES), strict=False):
+        if "pieces" in wanted:
+            assert [[sample, slot, offset, *piece] for sample, slot, offset, piece in found.rows] == wanted["pieces"]
+        assert [found.asked[name] for name in sorted(SOURCES)] == wanted["asked_tokens"]
+        pool = dict.fromkeys(sorted(SOURCES), 0)
+        for piece in found.pool:
+            pool[piece.source] += piece.tokens
+        assert list(pool.values()) == wanted["pool_tokens"]
+        assert (found.order_digest, found.plan_digest) == (wanted["order_digest"], wanted["plan_digest"])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
+    rng = random.Random(seed)
+    samples, length = rng.choice([(4, 32), (8, 48), (12, 64)])
+    dp, micro_batch_size = rng.choice([(1, 1), (2, 1), (2, 2), (4, 1), (1, 4)])
+    books = {name: random_source(rng, name) for name in ("a", "zeta", "Ä")}
+    sizes = {
+        name: SourceSizes(
+            first_row_of_page=np.array(book.first_row_of_page, np.int64),
+            tokens=np.array(book.tokens, np.int32),
+            window_pages=book.window_pages,
+        )
+        for name, book in books.items()
+    }
+    shares = {"a": "59.9%", "zeta": "40%", "Ä": "0.1%"}
+    packing = {
+        "method": ("best_fit", "concat")[seed % 2],
+        "overflow": rng.choice(["split", "truncate", "drop"]),
+        "align_tokens": rng.choice([1, 4, 8]),
+    }
+    max_epochs = {"a": rng.randint(1, 6)} if rng.random() < 0.5 else {}
+    limits = {name: {"max_epochs": most, "on_exhausted": "renormalise"} for name, most in max_epochs.items()}
+    recipe = make_recipe(shares, samples=samples, length=length, seed=seed, packing=packing, sources=limits)
+    model = recipe.balance.model
+    assert model is not None and model.kv_heads is None
+    planner = Planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size)
+    job = BookJob(
+        seed=seed,
+        samples=samples,
+        length=length,
+        **packing,
+        shares={name: Fraction(share[:-1]) / 100 for name, share in shares.items()},
+        max_epochs=max_epochs,
+        dp=dp,
+        micro_batch_size=micro_batch_size,
+        cost=(model.layers * (4 * model.hidden + 3 * model.ffn) + model.vocab, model.layers),
+    )
+    cursor = planner.start()
+    for book in islice(steps(job, books), 15):
+        plan, cursor = planner.step(cursor)
+        place = f"seed {seed}, step {plan.step}"
+        assert [row[2] for row in book.rows] == plan.sample_offset.tolist(), place
+        assert (book.order_digest, book.plan_digest) == (plan.order_digest.hex(), plan.plan_digest.hex()), place
+        assert list(book.asked.values()) == plan.asked_tokens.tolist(), place
+
+
+def random_source(rng: random.Random, name: str) -> BookSource:
+    """A few dozen documents, some empty, some longer than any sample, in pages of any number of rows."""
+    count = rng.randint(3, 60)
+    tokens = [rng.choice([0, 1, rng.randint(1, 20), rng.randint(1, 150)]) for _ in range(count)]
+    tokens[0] = 5  # nothing may be without tokens
+    cuts = sorted(rng.randint(0, count) for _ in range(rng.randint(0, 8)))
+    return BookSource(name=name, first_row_of_page=[0, *cuts, count], tokens=tokens, window_pages=rng.randint(1, 4))

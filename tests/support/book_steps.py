@@ -1,0 +1,247 @@
+"""The step of docs/formats.md, written again from its text: draw, pack, renumber, digests, placement.
+
+In: a job's numbers and the sizes of its sources. Out: one `BookStep` after another, as plain values. Like `book_order`
+it shares nothing with the package: an independent planner, slow and short, for jobs of a few hundred documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+from tests.support.book_order import BookSource, hash_columns, integer_shares, keyed_order, named_key, order_by
+
+
+class Piece(NamedTuple):
+    """A part of a document; `source` is its name."""
+
+    source: str
+    epoch: int
+    row: int
+    start: int
+    tokens: int
+    drawn_step: int
+
+
+Row = tuple[int, int, int, Piece]
+"""Sample, slot, offset in the sample, piece."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BookJob:
+    """What the order depends on, and a layout."""
+
+    seed: int
+    samples: int
+    length: int
+    method: str
+    overflow: str
+    align_tokens: int
+    shares: Mapping[str, Fraction]
+    max_epochs: Mapping[str, int] = field(default_factory=dict)
+    """Of those sources that have one; they renormalise."""
+    dp: int = 1
+    micro_batch_size: int = 1
+    cost: tuple[int, int] = (1, 0)
+    """Per token, and per pair of tokens of a piece."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BookStep:
+    """One step; pieces are in the order of (sample, slot)."""
+
+    rows: list[Row]
+    pool: list[Piece]
+    asked: dict[str, int]
+    order_digest: str
+    plan_digest: str
+
+
+@dataclass
+class Place:
+    """Where a source stands."""
+
+    epoch: int = 0
+    window: int = 0
+    offset: int = 0
+    debt: int = 0
+    residue: int = 0
+
+
+def name_hash(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+
+def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]:
+    """The steps of a job, from 0 on."""
+    names = sorted(sources)
+    places = {name: Place() for name in names}
+    fractions = dict(job.shares)
+    pool: list[Piece] = []
+    digest = hashlib.sha256(b"torchmix-order-1").digest()[:8]
+    step = 0
+    while True:
+        asked = dict.fromkeys(names, 0)
+        new: list[Piece] = []
+        unit = 1 if job.method == "concat" else job.align_tokens
+        capacity = job.samples * job.length
+        least = 0
+        while (have := sum(-(-piece.tokens // unit) * unit for piece in pool + new)) < capacity:
+            shares = integer_shares(fractions)
+            for name in names:
+                taken, ran_out = draw_source(
+                    job, sources[name], places[name], shares[name] * max(capacity - have, least), step, asked
+                )
+                new += taken
+                if ran_out:
+                    fractions[name] = Fraction(0)
+            least = job.length
+        new.sort(key=lambda piece: piece.source)  # stable: each source's own order stays
+        if job.method == "concat":
+            placed, pool = concat(job, pool, new, step)
+        else:
+            placed, pool = best_fit(job, pool, new, step)
+        number = {old: new for new, old in enumerate(keyed_order(named_key(job.seed, "samples", step), job.samples))}
+        rows = sorted((number[sample], slot, offset, piece) for sample, slot, offset, piece in placed)
+        message = digest + struct.pack("<q", step)
+        for sample, slot, _, piece in rows:
+            message += struct.pack("<qqQ", sample, slot, name_hash(piece.source))
+            message += struct.pack("<qqqq", piece.epoch, piece.row, piece.start, piece.tokens)
+        digest = hashlib.sha256(message).digest()[:8]
+        yield BookStep(
+            rows=rows, pool=pool, asked=asked, order_digest=digest.hex(), plan_digest=plan_digest(job, rows, digest)
+        )
+        step += 1
+
+
+def draw_source(
+    job: BookJob, source: BookSource, place: Place, charge: int, step: int, asked: dict[str, int]
+) -> tuple[list[Piece], bool]:
+    """Documents of one source in one draw, and whether it has run out. Moves `place`, adds to `asked`."""
+    whole, place.residue = divmod(place.residue + charge, 2**32)
+    asked[source.name] += whole
+    place.debt += whole
+    taken: list[Piece] = []
+    while place.debt > 0 and charge:
+        if place.epoch >= job.max_epochs.get(source.name, 2**62):
+            place.debt = place.residue = 0
+            return taken, True
+        rows = source.window(job.seed, place.epoch, place.window)
+        while place.offset < len(rows):
+            row = rows[place.offset]
+            tokens = counted(job, source.tokens[row])
+            if tokens >= 2 * place.debt:
+                return taken, False
+            if tokens:
+                taken.append(Piece(source.name, place.epoch, row, 0, tokens, step))
+            place.debt -= tokens
+            place.offset += 1
+        place.offset, place.window = 0, place.window + 1
+        if place.window == source.num_windows:
+            place.window, place.epoch = 0, place.epoch + 1
+    return taken, False
+
+
+def counted(job: BookJob, tokens: int) -> int:
+    """Tokens of a document that count, by the overflow rule."""
+    if job.overflow == "truncate":
+        return min(tokens, job.length)
+    return 0 if job.overflow == "drop" and tokens > job.length else tokens
+
+
+def piece_hash(job: BookJob, step: int, piece: Piece) -> int:
+    key = named_key(job.seed, "pack", step)
+    return hash_columns(key, name_hash(piece.source), piece.epoch, piece.row, piece.start)
+
+
+def concat(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
+    """Lay end to end, cut every `length` tokens."""
+    order = order_by([0] * len(new), [piece_hash(job, step, piece) for piece in new], 0)
+    stream = pool + [new[i] for i in order]
+    placed: list[Row] = []
+    sample = slot = used = 0
+    while sample < job.samples:
+        piece = stream.pop(0)
+        tokens = min(piece.tokens, job.length - used)
+        placed.append((sample, slot, used, piece._replace(tokens=tokens)))
+        if tokens < piece.tokens:
+            stream.insert(0, piece._replace(start=piece.start + tokens, tokens=piece.tokens - tokens))
+        slot, used = slot + 1, used + tokens
+        if used == job.length:
+            sample, slot, used = sample + 1, 0, 0
+    return placed, stream
+
+
+def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
+    """Oldest class first, longest first, each where least room is left."""
+    parts = [
+        piece._replace(start=start, tokens=min(job.length, piece.tokens - start))
+        for piece in new
+        for start in range(0, piece.tokens, job.length)
+    ]
+    pieces = pool + parts
+    units = [-(-piece.tokens // job.align_tokens) for piece in pieces]
+    room_of_sample = job.length // job.align_tokens
+    tie = [piece_hash(job, step, piece) for piece in pieces]
+    surplus = sum(units) - job.samples * room_of_sample
+    held: set[int] = set()
+    for i in order_by([0] * len(parts), tie[len(pool) :], 0):
+        surplus -= units[len(pool) + i]
+        if surplus < 0:
+            break
+        held.add(len(pool) + i)
+    ready = [i for i in range(len(pieces)) if i not in held]
+    bits = room_of_sample.bit_length()
+    major = [(3 - min(step - pieces[i].drawn_step, 3)) << bits | room_of_sample - units[i] for i in ready]
+    room: list[int] = []  # of each sample that holds something
+    sample_of: dict[int, int] = {}
+    for r in order_by(major, [tie[i] for i in ready], 2 + bits):
+        i = ready[r]
+        fitting = [(left, sample) for sample, left in enumerate(room) if left >= units[i]]
+        if fitting:
+            sample_of[i] = min(fitting)[1]
+        elif len(room) < job.samples:
+            sample_of[i] = len(room)
+            room.append(room_of_sample)
+        else:
+            continue
+        room[sample_of[i]] -= units[i]
+    chosen = sorted(sample_of)
+    bits = max(1, (job.samples - 1).bit_length())
+    order = order_by([sample_of[i] for i in chosen], [tie[i] for i in chosen], bits)
+    placed: list[Row] = []
+    slots, offsets = [0] * job.samples, [0] * job.samples
+    for i in (chosen[c] for c in order):
+        sample = sample_of[i]
+        placed.append((sample, slots[sample], offsets[sample], pieces[i]))
+        slots[sample] += 1
+        offsets[sample] += units[i] * job.align_tokens
+    return placed, [piece for i, piece in enumerate(pieces) if i not in sample_of]
+
+
+def plan_digest(job: BookJob, rows: list[Row], digest: bytes) -> str:
+    """Samples to ranks by `rows`, and the digest over it."""
+    per_token, per_pair = job.cost
+    costs = [per_token * job.length] * job.samples
+    for sample, _, _, piece in rows:
+        costs[sample] += per_pair * piece.tokens**2
+    dear_first = sorted(range(job.samples), key=lambda sample: (-costs[sample], sample))
+    row_samples = job.dp * job.micro_batch_size
+    count = job.samples // row_samples
+    in_time = [*reversed(range(1, count, 2)), *range(0, count, 2)]
+    load = [0] * job.dp
+    place: dict[int, tuple[int, int]] = {}
+    for start in range(0, job.samples, job.dp):
+        ranks = sorted(range(job.dp), key=lambda rank: (load[rank], rank))
+        for rank, sample in zip(ranks, dear_first[start : start + job.dp], strict=True):
+            load[rank] += costs[sample]
+            place[sample] = (rank, in_time.index(start // row_samples))
+    message = digest + struct.pack("<qq", job.dp, job.micro_batch_size)
+    for sample in range(job.samples):
+        slot = sum(place[earlier] == place[sample] for earlier in range(sample))
+        message += struct.pack("<qqq", *place[sample], slot)
+    return hashlib.sha256(message).digest()[:8].hex()
