@@ -83,7 +83,7 @@ def test_a_changed_file_keeps_its_place_and_is_scanned_alone(tmp_path, caplog):
     assert report.catalog.sources["web"].sizes.tokens[:2].tolist() == [2, 1]
     assert report.catalog.sources["web"].num_documents == 62
     assert report.catalog.fingerprint != old
-    assert "source 'web': changed web/0.parquet" in caplog.text
+    assert "source 'web', since it was indexed: changed web/0.parquet" in caplog.text
 
 
 def test_a_removed_file_takes_its_rows_along_and_is_reported(tmp_path, caplog):
@@ -97,6 +97,16 @@ def test_a_removed_file_takes_its_rows_along_and_is_reported(tmp_path, caplog):
         report.catalog.sources["web"].sizes.tokens, [len(document) for document in world.documents["web"][50:]]
     )
     assert "removed web/0.parquet" in caplog.text
+
+
+def test_many_changed_files_are_told_in_one_line(tmp_path, caplog):
+    world = make_world(tmp_path, {"web": [[[number]] for number in range(9)]})
+    indexed(world)
+    for number in range(1, 9):
+        (tmp_path / "web" / f"{number}.parquet").unlink()
+    assert len(indexed(world).changes) == 8
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) == 1 and told[0].endswith("web/4.parquet, web/5.parquet and 3 more")
 
 
 def test_touching_or_copying_files_alters_nothing(tmp_path):

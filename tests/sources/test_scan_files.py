@@ -45,6 +45,7 @@ def slow_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, fail) 
             fail()
         return real(self, path, progress=progress)
 
+    monkeypatch.setattr(scan_files, "_num_threads", lambda: 2)
     monkeypatch.setattr(ParquetSource, "scan", scan)
 
 
@@ -112,7 +113,7 @@ def test_the_first_error_ends_the_scans_of_other_threads(tmp_path, monkeypatch):
         return False
 
     monkeypatch.setattr(ParquetSource, "scan", scan)
-    monkeypatch.setattr(scan_files.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(scan_files, "_num_threads", lambda: 2)
     with pytest.raises(CorruptPage, match=r"page 3 of 0\.parquet"):
         indexed(world)
 

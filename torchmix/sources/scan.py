@@ -41,6 +41,9 @@ from torchmix.sources.source import Source
 
 logger = logging.getLogger(__name__)
 
+SHOWN_FILES = 5
+"""Files of one kind of change that a message names."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class IndexReport:
@@ -166,8 +169,8 @@ def _compare(
             logger.warning("source %r: column, tokenizer or transform differ from the catalog's; all is scanned", name)
             entry = None
         files, changes = match_files(name, [next(found) for _ in paths[name]], entry.files if entry is not None else ())
-        for change in changes if entry is not None else ():
-            logger.warning("source %r: %s %s", name, change.change, change.path)
+        if entry is not None:
+            _log_changes(name, changes)
         work.append(
             _SourceWork(
                 name=name,
@@ -180,6 +183,14 @@ def _compare(
             )
         )
     return tuple(work)
+
+
+def _log_changes(name: str, changes: Sequence[FileChange]) -> None:
+    """One line for each kind of change."""
+    for kind in sorted({change.change for change in changes}):
+        paths = [change.path for change in changes if change.change == kind]
+        more = f" and {len(paths) - SHOWN_FILES} more" if len(paths) > SHOWN_FILES else ""
+        logger.warning("source %r, since it was indexed: %s %s%s", name, kind, ", ".join(paths[:SHOWN_FILES]), more)
 
 
 def _same_reading(entry: SourceEntry, settings: SourceSettings, source: Source) -> bool:

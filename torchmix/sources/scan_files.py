@@ -176,7 +176,7 @@ def _fingerprint(source: Source, path: str, directory: Path) -> FoundFile:
 
 def _in_parallel(calls: Sequence[Callable[[], Result]], stop: Event) -> list[Result]:
     """Results of calls in their order; the first error, in that order, after all threads have ended."""
-    with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))), "torchmix-index") as pool:
+    with ThreadPoolExecutor(_num_threads(), "torchmix-index") as pool:
         futures = [pool.submit(call) for call in calls]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
@@ -189,6 +189,12 @@ def _in_parallel(calls: Sequence[Callable[[], Result]], stop: Event) -> list[Res
         if failure is not None and not isinstance(failure, _Stopped):
             raise failure
     return [future.result() for future in futures]
+
+
+def _num_threads() -> int:
+    # Some systems cannot say which processors are ours.
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_THREADS, available)
 
 
 def _succeeded(future: Future[Result]) -> bool:
