@@ -227,14 +227,10 @@ def test_a_source_that_would_give_nothing_is_refused_with_the_reason():
         recipe = make_recipe({"bad": "50%", "web": "50%"}, length=256, packing=packing)
         with pytest.raises(PlanError, match=f"'bad' would give no tokens: .*{why}"):
             Planner(recipe, {"bad": sizes, "web": SIZES["web"]})
-    plan_steps(Planner(make_recipe({"web": "100%"}, length=256, packing=drop), {"web": replace_first(long)}), 3)
-
-
-def replace_first(sizes: SourceSizes) -> SourceSizes:
-    """The same source with one document that fits."""
-    tokens = sizes.tokens.copy()
-    tokens[3] = 256
-    return replace(sizes, tokens=tokens)
+    # One document of exactly a sample is enough, and is all that is given.
+    one_fits = replace(long, tokens=np.where(np.arange(20) == 3, 256, long.tokens).astype(np.int32))
+    plans, _ = plan_steps(Planner(make_recipe({"web": "100%"}, length=256, packing=drop), {"web": one_fits}), 3)
+    assert {row for plan in plans for row in plan.pieces.row.tolist()} == {3}
 
 
 def test_sizes_that_are_missing_are_named_and_a_layout_that_does_not_divide_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import fields
 from fractions import Fraction
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
+from torchmix.mixture.draw import draw
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.schedule import SHARE_ONE, integer_shares
 from torchmix.planner.pack import Pieces
@@ -137,6 +139,28 @@ def test_accounts_of_a_plan_balance_and_shares_are_kept_at_every_step(packing):
         pool_aligned = aligned_tokens(cursor.pool, align)
         assert aligned_tokens(plan.pieces, align) + pool_aligned >= plan.capacity_tokens
     assert abs(int(drawn[planner.sources.index("tiny")]) - float(asked.sum()) * 1e-5) <= 40 / 2 + 1
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_step_asks_for_what_the_pool_lacks_and_then_at_least_a_sample_until_the_batch_is_full(packing):
+    recipe = make_recipe(SHARES, samples=16, length=256, packing=PACKINGS[packing])
+    planner, align = Planner(recipe, SIZES), align_of(packing)
+    shares, endless = integer_shares(parse_shares(recipe)), np.full(len(SIZES), 1 << 40)
+    plans, cursors = plan_steps(planner, 100)
+    several_draws = 0
+    for plan, before, after in zip(plans, cursors, cursors[1:], strict=False):
+        have, position = aligned_tokens(before.pool, align), before.position
+        asked, least = np.zeros(len(SIZES), np.int64), 0
+        while have < 16 * 256:
+            made = draw(planner.orders, shares, position, max(16 * 256 - have, least), max_epochs=endless)
+            asked, position = asked + made.asked, made.position
+            have += int((-(-made.documents.tokens // align) * align).sum())
+            several_draws += least > 0
+            least = 256
+        assert np.array_equal(plan.asked_tokens, asked)
+        for each in fields(position):
+            assert np.array_equal(getattr(after.position, each.name), getattr(position, each.name)), plan.step
+    assert several_draws > 0
 
 
 @pytest.mark.parametrize(("packing", "samples"), [("best_fit", 16), ("best_fit truncate", 16), ("best_fit", 2)])

@@ -1,0 +1,49 @@
+"""The order of a fixed mixture, as it was when it was frozen: any change of it breaks every run that resumes.
+
+Where the order changes on purpose, write the file anew and say so in the changelog (`ORDER:`), from the root of the
+tree: `python -m tests.golden.test_order > tests/golden/order.txt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.mixtures import SHARES, SIZES, plan_steps
+from tests.support.recipes import make_recipe
+from torchmix.planner.planner import Planner
+from torchmix.recipe import Recipe
+
+STEPS = 72
+FILE = Path(__file__).parent / "order.txt"
+HEADER = """\
+# Digests of 16 samples of 256 tokens a step, seed 20260; sizes and shares in tests/support/mixtures.py.
+# step, order of best_fit, order of concat, plan of best_fit at dp 4 x micro_batch_size 2"""
+
+
+def recipe_of(method: str) -> Recipe:
+    return make_recipe(SHARES, seed=20260, samples=16, length=256, packing={"method": method})
+
+
+def lines() -> Iterator[str]:
+    yield from HEADER.splitlines()
+    best_fit, _ = plan_steps(Planner(recipe_of("best_fit"), SIZES, dp=4, micro_batch_size=2), STEPS)
+    concat, _ = plan_steps(Planner(recipe_of("concat"), SIZES), STEPS)
+    for one, other in zip(best_fit, concat, strict=True):
+        yield f"{one.step} {one.order_digest.hex()} {other.order_digest.hex()} {one.plan_digest.hex()}"
+
+
+def test_the_order_is_the_one_in_the_tree() -> None:
+    frozen = FILE.read_text(encoding="ascii").splitlines()
+    assert len(frozen) == STEPS + len(HEADER.splitlines())
+    for made, kept in zip(lines(), frozen, strict=True):
+        assert made == kept, "the order of documents has changed"
+
+
+def test_every_frozen_digest_is_another_one() -> None:
+    digests = [digest for line in FILE.read_text().splitlines()[2:] for digest in line.split()[1:]]
+    assert len(digests) == 3 * STEPS == len(set(digests))
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))
