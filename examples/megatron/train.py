@@ -137,6 +137,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def start_megatron(options: argparse.Namespace) -> torch.device:
     """Start the process groups and seed the weights; without CUDA on the CPU, over gloo."""
+    # Megatron uses what torch deprecates; nobody who trains can do anything about it.
+    warnings.filterwarnings("ignore", module=r"megatron\.|torch\.(jit|distributed\.checkpoint)")
     cpu.enable()
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -239,6 +241,7 @@ def facts_of(loader: Any) -> dict[str, Any]:
     return {
         "tokens_of_source": stats["tokens_of_source"],
         "balance_ratio": stats["balance_ratio"],
+        "hash_order_ratio": stats["hash_order_ratio"],
         "data_wait_s": stats["data_wait_s"],
         "order_digest": loader.order_digest,
     }
@@ -250,7 +253,8 @@ def report(options: argparse.Namespace, facts: dict[str, Any]) -> None:
     mixture = " ".join(f"{name} {tokens / total:.1%}" for name, tokens in facts["tokens_of_source"].items())
     print(
         f"step {facts['step']:5d}/{options.steps}  loss {facts['loss']:.4f}  {total} tokens: {mixture}  "
-        f"balance {facts['balance_ratio']:.3f}  data wait {1000 * facts['data_wait_s']:.1f} ms  "
+        f"balance {facts['balance_ratio']:.3f} ({facts['hash_order_ratio']:.3f} in hash order)  "
+        f"data wait {1000 * facts['data_wait_s']:.1f} ms  "
         f"step {facts['step_s']:.2f} s  order {facts['order_digest']}",
         flush=True,
     )
