@@ -315,7 +315,9 @@ def recipe_fingerprint(recipe: Recipe) -> str:
     """Fingerprint of all in a checked recipe that alters the order of documents, and of nothing else.
 
     Covers seed, batch, packing method, overflow, alignment (not with `concat`), exact shares, shuffle, and of each
-    source its column, tokenizer and exhaustion. Equal sizes and shares written differently are equal.
+    source its column and tokenizer. Not `max_epochs` and `on_exhausted`: up to a source's end they decide nothing,
+    its end is a decision logged in the loader's state, and a run that stopped there must be able to go on with more
+    epochs. Equal sizes and shares written differently are equal.
 
     Returns:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).
@@ -335,14 +337,7 @@ def recipe_fingerprint(recipe: Recipe) -> str:
             parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes"),
         ],
         "sources": {
-            name: [
-                source.text,
-                source.tokens,
-                source.tokenizer,
-                source.max_epochs,
-                source.on_exhausted if source.max_epochs is not None else None,
-            ]
-            for name, source in recipe.sources.items()
+            name: [source.text, source.tokens, source.tokenizer] for name, source in recipe.sources.items()
         },
     }
     text = json.dumps(order, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -13,10 +13,11 @@ from collections.abc import Generator, Iterator
 
 from torch.utils.data import IterableDataset
 
-from torchmix.constructor.context_parallel import CpSlices, cp_slices, share_of
+from torchmix.constructor.context_parallel import cp_slices, share_of
 from torchmix.constructor.fields import StepTensors
+from torchmix.constructor.memory import StepMemory
 from torchmix.parallel.fan_out import FanOut, Share
-from torchmix.parallel.place_tree import ClientPlaceTree, Role
+from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe import Recipe
 from torchmix.stateful.header import decode_header
 
@@ -31,24 +32,27 @@ def serve_steps(
         RankLost: A rank went away.
     """
     in_step = True
+    memory = StepMemory()
+    length, packing = recipe.batch.length, recipe.packing
     try:
         for step in steps:
-            slices = cp_slices(step, tree.topology.cp, length=recipe.batch.length, packing=recipe.packing)
+            slices = cp_slices(step, tree.topology.cp, length=length, packing=packing, memory=memory)
             if fan_out is not None:
                 header = decode_header(step.header)
                 in_step = False
                 fan_out.compare(step.step, order_digest=header.order_digest, plan_digest=header.plan_digest)
-                fan_out.send({role: _share(step, role, slices) for role in fan_out.roles_to_send})
+                shares = {role: share_of(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
+                fan_out.send({role: _message(share) for role, share in shares.items()})
                 in_step = True
-            yield share_of(step, tree.role, slices)
+            yield share_of(step, tree.role, slices, memory=memory)
     finally:
         # Not after a failed exchange: the ranks are no longer in step, and the failure is what to tell.
         if fan_out is not None and in_step:
             fan_out.send_end()
 
 
-def _share(step: StepTensors, role: Role, slices: CpSlices) -> Share:
-    return Share(header=step.header, tensors=share_of(step, role, slices).to_tensors())
+def _message(share: StepTensors) -> Share:
+    return Share(header=share.header, tensors=share.to_tensors())
 
 
 class ReceivedSteps(IterableDataset[StepTensors]):

@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchmix.catalog.store import open_catalog
 from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.fields import StepTensors
+from torchmix.constructor.memory import StepMemory
 from torchmix.errors import StateError
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
@@ -109,10 +110,11 @@ class StepStream(IterableDataset[StepTensors]):
             catalog, Path(settings.directory), cache_bytes=parse_bytes(recipe.read.cache, where="read.cache")
         )
         windows = WindowsAhead(planner, reader)
+        memory = StepMemory()
         plans = Ahead(_plans(planner, cursor, settings.max_steps), depth=settings.look_ahead, name="torchmix-plan")
         try:
             for plan, next_cursor, plan_s in plans:
-                step = self._build(plan, next_cursor, planner, reader, catalog.fingerprint, plan_s)
+                step = self._build(plan, next_cursor, planner, reader, catalog.fingerprint, plan_s, memory)
                 self._state = decode_header(step.header).next_state
                 yield step
                 windows.follow(next_cursor)
@@ -121,14 +123,21 @@ class StepStream(IterableDataset[StepTensors]):
             reader.close()
 
     def _build(
-        self, plan: StepPlan, next_cursor: Cursor, planner: Planner, reader: Reader, catalog: str, plan_s: float
+        self,
+        plan: StepPlan,
+        next_cursor: Cursor,
+        planner: Planner,
+        reader: Reader,
+        catalog: str,
+        plan_s: float,
+        memory: StepMemory,
     ) -> StepTensors:
         recipe = self._settings.recipe
         began = time.perf_counter()
         pieces = pieces_of_replica(plan, self._settings.replica)
         values = reader.read(pieces.source, pieces.row, pieces.start, pieces.tokens)
         read = time.perf_counter()
-        step = build(pieces, values, length=recipe.batch.length, packing=recipe.packing)
+        step = build(pieces, values, length=recipe.batch.length, packing=recipe.packing, memory=memory)
         built = time.perf_counter()
         after = state_of_cursor(next_cursor, planner, recipe=self._fingerprint, catalog=catalog)
         header = encode_header(

@@ -1,0 +1,158 @@
+"""From Parquet to finished tensors: tokens per CPU-second against pure decoding and a plain DataLoader, in one run.
+
+    python benchmarks/reading.py [--tokens 30000000] [--rounds 3]
+
+Per page size it measures, interleaved, over the same file:
+  decode   pyarrow decodes every row group, and nothing else: the bound for whoever reads Parquet
+  plain    a torch DataLoader over shuffled row groups that cuts tokens and labels; no mixture, no boundaries, no resume
+  torchmix the whole road: plan, page reads, packing, five tensors per token
+CPU seconds are of all threads of the process. Then: latency per global batch, and how often a page is decoded when
+several leaders read the same source, or the cache is smaller than the windows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+sys.path.insert(0, str(Path(__file__).parent))
+from synthetic import write_recipe, write_tokens
+
+from torchmix.recipe import load_recipe
+from torchmix.sources.scan import index_recipe
+from torchmix.stateful.header import decode_header
+from torchmix.stateful.stream import StepStream, StreamSettings
+
+SAMPLES, LENGTH = 64, 4096
+
+
+class PlainRowGroups(IterableDataset):
+    """What people write first: row groups in random order, rows shuffled inside, tokens laid end to end and cut."""
+
+    def __init__(self, path: Path, micro_batch_size: int) -> None:
+        self.path, self.micro_batch_size = path, micro_batch_size
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        file = pq.ParquetFile(self.path, pre_buffer=False)
+        rng = np.random.default_rng(0)
+        want = self.micro_batch_size * LENGTH + 1
+        rest = np.zeros(0, np.int32)
+        for group in rng.permutation(file.num_row_groups):
+            column = file.read_row_group(group, columns=["input_ids"], use_threads=False)["input_ids"].combine_chunks()
+            shuffled = column.take(rng.permutation(len(column)))
+            rest = np.concatenate([rest, shuffled.flatten().to_numpy()])
+            start = 0
+            while len(rest) - start >= want:
+                block = rest[start : start + want].astype(np.int64)
+                shape = (self.micro_batch_size, LENGTH)
+                yield torch.from_numpy(block[:-1]).view(shape), torch.from_numpy(block[1:]).view(shape)
+                start += want - 1
+            rest = rest[start:]
+
+
+def decode_rate(path: Path) -> float:
+    began, tokens = time.process_time(), 0
+    file = pq.ParquetFile(path, pre_buffer=False)
+    for group in range(file.num_row_groups):
+        tokens += len(file.read_row_group(group, columns=["input_ids"], use_threads=False)["input_ids"].chunk(0).values)
+    return tokens / (time.process_time() - began)
+
+
+def plain_rate(path: Path) -> float:
+    began, tokens = time.process_time(), 0
+    for batch, _ in DataLoader(PlainRowGroups(path, 8), batch_size=None):
+        tokens += batch.numel()
+    return tokens / (time.process_time() - began)
+
+
+def open_stream(directory: Path, *, samples: int = SAMPLES, replica: int = 0, dp: int = 1, **recipe: object) -> StepStream:
+    path = write_recipe(directory, samples=samples, length=LENGTH, **recipe)
+    loaded = load_recipe(path)
+    index_recipe(loaded, directory)
+    settings = StreamSettings(
+        recipe=loaded,
+        directory=str(directory),
+        replica=replica,
+        dp=dp,
+        micro_batch_size=1,
+        look_ahead=2,
+        max_steps=None,
+    )
+    return StepStream(settings)
+
+
+def stream_rate(directory: Path, num_tokens: int) -> float:
+    stream = open_stream(directory)
+    began, steps = time.process_time(), num_tokens // (SAMPLES * LENGTH)
+    for _ in zip(range(steps), stream, strict=False):
+        pass
+    rate = steps * SAMPLES * LENGTH / (time.process_time() - began)
+    stream.close()
+    return rate
+
+
+def latencies(directory: Path, num_tokens: int) -> np.ndarray:
+    """Milliseconds to produce each global batch, one after another, the first ones (opening) not counted."""
+    stream = open_stream(directory)
+    steps = iter(stream)
+    for _ in range(8):
+        next(steps)
+    taken = []
+    for _ in range(num_tokens // (SAMPLES * LENGTH)):
+        began = time.perf_counter()
+        next(steps)
+        taken.append((time.perf_counter() - began) * 1e3)
+    stream.close()
+    return np.array(taken)
+
+
+def amplification(directory: Path, num_tokens: int, *, dp: int = 1, cache: str = "1GiB") -> float:
+    stream = open_stream(directory, dp=dp, cache=cache)
+    report = None
+    for _, step in zip(range(num_tokens // (SAMPLES * LENGTH)), stream, strict=False):
+        report = decode_header(step.header).report
+    stream.close()
+    assert report is not None
+    return float(report.reading["decode_amplification"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=30_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print("page KB | decode Mtok/CPU-s | plain / decode | torchmix / decode | torchmix / plain | batch ms p50 p99 max")
+    for page_kb in (64, 256, 1024):
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            path = directory / "tokens.parquet"
+            write_tokens(path, num_tokens=args.tokens, page_bytes=page_kb << 10)
+            rates = np.array(
+                [(decode_rate(path), plain_rate(path), stream_rate(directory, args.tokens)) for _ in range(args.rounds)]
+            )
+            decode, plain, ours = np.median(rates, axis=0)
+            pair = np.median(rates[:, 1:] / rates[:, :1], axis=0)
+            p50, p99, top = np.percentile(latencies(directory, args.tokens), [50, 99, 100])
+            print(
+                f"{page_kb:7} | {decode / 1e6:17.1f} | {pair[0]:14.2f} | {pair[1]:17.2f} | {ours / plain:16.2f} | "
+                f"{p50:.1f} {p99:.1f} {top:.1f}  (p99/p50 {p99 / p50:.1f})",
+                flush=True,
+            )
+            if page_kb == 256:
+                by_dp = [f"dp {dp}: {amplification(directory, args.tokens, dp=dp):.2f}" for dp in (1, 2, 4)]
+                small = amplification(directory, args.tokens // 3, cache="16MiB")
+                print(f"decode amplification, 256 KB pages: {', '.join(by_dp)}; cache a quarter of a window: {small:.2f}")
+
+
+if __name__ == "__main__":
+    main()
