@@ -2,9 +2,9 @@
 
 In: a `Microbatch`. Out: Megatron's dataclass in the `thd` format: all samples of the microbatch as one row of tokens.
 
-Must hold: `cu_seqlens` (true lengths) and `cu_seqlens_padded` (where documents lie) go over the whole microbatch, not cut
-by context parallelism, as Megatron and Transformer Engine expect. Queries and keys have the same boundaries. Only fields
-that the installed Megatron knows are filled, since the dataclass grows from version to version.
+Must hold: `cu_seqlens` (true lengths) and `cu_seqlens_padded` (where documents lie) go over the whole microbatch, not
+cut by context parallelism, as Megatron and Transformer Engine expect. Queries and keys have the same boundaries. Only
+fields that the installed Megatron knows are filled, since the dataclass grows from version to version.
 
 Megatron is imported inside the function: torchmix does not depend on it. Cost: a transfer of two small arrays.
 """
