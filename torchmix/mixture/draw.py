@@ -1,8 +1,8 @@
 """Shares -> the documents of a step.
 
 In: where each source stands, and how many tokens are asked. Out: documents, and where the sources stand then. Must
-hold: after every draw the tokens drawn from a source are within half its longest document of its share of all tokens
-ever asked; nothing is lost or repeated within an epoch. Cost: one binary search per source and window.
+hold: after every draw the tokens drawn from a source are within half its longest document of the whole tokens in its
+share of all ever asked; nothing is lost or repeated within an epoch. Cost: one binary search per source and window.
 
 A source is charged with exact integers: `debt` whole tokens it still owes and `residue` / 2^32 of one more. It gives
 documents while the midpoint of the next one lies below its debt.

@@ -26,12 +26,12 @@ def permute(positions: NDArray[np.int64], n: int, key: int) -> NDArray[np.int64]
     full 64-bit hash: low bits of a weak round never mix, and any later `% k` would show it.
 
     Args:
-        positions: int64 [...] in [0, n).
+        positions: int64 [k] in [0, n).
         n: Size of the domain, in [1, 2^62].
         key: 64-bit key.
 
     Returns:
-        int64 [...] in [0, n), distinct for distinct positions.
+        int64 [k] in [0, n), distinct for distinct positions.
 
     Source: Luby & Rackoff 1988; cycle walking: Black & Rogaway 2002.
     """

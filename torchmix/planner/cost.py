@@ -1,7 +1,8 @@
 """Sizes -> cost: what a sample costs its rank.
 
-In: lengths of pieces and their samples. Out: int64 cost of each sample, in units of 2 x hidden multiply-adds per layer.
-Must hold: integers, so that every leader and every later run computes the same. Cost: one pass over the pieces.
+In: lengths of pieces and their samples. Out: int64 cost of each sample, in units of 2 x hidden floating-point
+operations of a forward pass. Must hold: integers, so that every leader and every later run computes the same. Cost: one pass over the
+pieces.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class CostModel:
 def cost_model(model: Model | None, *, boundaries: str) -> CostModel:
     """The cost model of a dense causal transformer.
 
-    Multiply-adds per token and layer: 4h^2 + 4h x h_kv of the attention's projections (h_kv is the
-    width of keys or values), 6h x ffn of a gated MLP; per attended pair 2h, half of them masked. The
-    output layer adds 2h x vocab once. Divided by 2h and kept whole by counting layers.
+    Floating-point operations per token and layer: 4h^2 + 4h x h_kv of the attention's projections (h_kv
+    is the width of keys or values), 6h x ffn of a gated MLP; per pair of tokens 2h (4h, and half of the
+    pairs are masked). The output layer adds 2h x vocab once. Divided by 2h and kept whole by counting layers.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, per document.
     """

@@ -5,7 +5,8 @@ piece is placed once or deferred once; no sample exceeds its capacity in aligned
 is gone in one step (older pieces go first). Cost: `best_fit` about 0.4 us a piece, `concat` less.
 
 Why the pool stays small: best fit opens an empty sample only if no used one fits, so any two used samples sum to more
-than a sample's capacity; if anything is deferred, all samples are used and more than half the batch is delivered.
+than a sample's capacity; if anything is deferred, all samples are used and (of two or more) more than half the batch
+is delivered.
 """
 
 from __future__ import annotations
@@ -198,11 +199,11 @@ def _best_fit_runs(units: Ints, class_sizes: Ints, num_samples: int, capacity: i
     used: list[int] = []  # room << 32 | sample, sorted, of samples with room
     opened, first = 0, 0
     for size in class_sizes.tolist():
-        shortest_first = (-units[first : first + size]).tolist()
+        negated = (-units[first : first + size]).tolist()  # ascending, as bisect needs it
         ends = np.cumsum(units[first : first + size]).tolist()
         i = 0
         while i < size:
-            length = -shortest_first[i]
+            length = -negated[i]
             at = bisect_left(used, length << 32)
             if at < len(used):
                 room, sample = used[at] >> 32, used[at] & 0xFFFFFFFF
@@ -213,7 +214,7 @@ def _best_fit_runs(units: Ints, class_sizes: Ints, num_samples: int, capacity: i
             else:  # no room for this one: go on with the first item that fits the roomiest sample
                 start_of_run.append(first + i)
                 sample_of_run.append(-1)
-                i = bisect_left(shortest_first, -(used[-1] >> 32), i + 1, size) if used else size
+                i = bisect_left(negated, -(used[-1] >> 32), i + 1, size) if used else size
                 continue
             start_of_run.append(first + i)
             sample_of_run.append(sample)
@@ -222,7 +223,7 @@ def _best_fit_runs(units: Ints, class_sizes: Ints, num_samples: int, capacity: i
             if i < size and ends[i] - ends[i - 1] <= room:  # the next item fits too
                 too_full = used[at - 1] >> 32 if at else 0
                 stop = bisect_right(ends, ends[i - 1] + room, i, size)
-                stop = min(stop, bisect_left(shortest_first, -too_full, i, stop))
+                stop = min(stop, bisect_left(negated, -too_full, i, stop))
                 room -= ends[stop - 1] - ends[i - 1]
                 i = stop
             if room:
