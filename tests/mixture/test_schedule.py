@@ -24,7 +24,7 @@ def random_fractions(rng: random.Random) -> dict[str, Fraction]:
 
 def cases() -> list[dict[str, Fraction]]:
     rng = random.Random(20)
-    drawn = (random_fractions(rng) for _ in range(200))
+    drawn = (random_fractions(rng) for _ in range(80))
     return [
         {name: share * (1 / total) for name, share in each.items()} for each in drawn if (total := sum(each.values()))
     ]
