@@ -1,8 +1,8 @@
 """Sizes -> cost: what a sample costs its rank.
 
 In: lengths of pieces and their samples. Out: int64 cost of each sample, in units of 2 x hidden floating-point
-operations of a forward pass. Must hold: integers, so that every leader and every later run computes the same. Cost: one pass over the
-pieces.
+operations of a forward pass. Must hold: integers, so that every leader and every later run computes the same. Cost:
+one pass over the pieces.
 """
 
 from __future__ import annotations
