@@ -45,7 +45,7 @@ def enable() -> None:
     if _enabled or torch.cuda.is_available():
         return
     _enabled = True
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.current_device = lambda: torch.device("cpu")
     for name in ("zeros", "tensor"):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
 

@@ -33,6 +33,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -80,9 +81,9 @@ def write_corpus(directory: Path) -> None:
     write(directory / "names.parquet", "tokens", column, codec="zstd", page_kib=32, page_index=True, dictionary=True)
 
 
-def write_text(path: Path, texts: Iterable[str], **how: object) -> None:
+def write_text(path: Path, texts: Iterable[str], **how: Any) -> None:
     """Write documents as one string column."""
-    write(path, "text", pa.array(texts, pa.string()), **how)  # type: ignore[arg-type]
+    write(path, "text", pa.array(texts, pa.string()), **how)
 
 
 def write(

@@ -42,7 +42,7 @@ with warnings.catch_warnings():
 from unigram import unigram_entropy
 
 from torchmix.megatron_adapter import packed_seq_params
-from torchmix.recipe import load_recipe
+from torchmix.recipe import load_recipe, recipe_directory
 
 WARM_UP_STEPS = 10
 
@@ -55,7 +55,6 @@ def main() -> None:
     model = gpt.build_model(recipe, device)
     optimizer = gpt.build_optimizer(model, learning_rate=options.learning_rate)
     step, data_state = restore(options, model, optimizer)
-    num_microbatches = recipe.batch.samples // (topology.dp * options.micro_batch_size)
 
     losses: list[float] = []
     with torchmix.build_loader(
@@ -71,44 +70,31 @@ def main() -> None:
         microbatches = iter(loader)
         while step < options.steps:
             started_s = time.perf_counter()
-            for chunk in model:
-                chunk.zero_grad_buffer()
-            optimizer.zero_grad()
-            counts = get_forward_backward_func()(
-                forward_step_func=partial(forward_step, device=device),
-                data_iterator=microbatches,
-                model=model,
-                num_microbatches=num_microbatches,
-                # One row of all the tokens of a microbatch, as packed attention wants it.
-                seq_length=options.micro_batch_size * recipe.batch.length,
-                micro_batch_size=1,
-            )
             for group in optimizer.param_groups:
                 group["lr"] = options.learning_rate * min(1.0, (step + 1) / WARM_UP_STEPS)
-            _, gradient_norm, _ = optimizer.step()
+            counts = forward_backward(
+                microbatches,
+                model,
+                num_microbatches=loader.num_microbatches,
+                row_tokens=options.micro_batch_size * recipe.batch.length,
+                device=device,
+            )
+            optimizer.step()
             step += 1
             losses.append(mean_loss(counts, device))
+            facts = {"step": step, "loss": losses[-1], "step_s": time.perf_counter() - started_s, **facts_of(loader)}
             if dist.get_rank() == 0:
-                report(
-                    options,
-                    {
-                        "step": step,
-                        "loss": losses[-1],
-                        **facts_of(loader),
-                        "gradient_norm": float(gradient_norm),
-                        "step_s": time.perf_counter() - started_s,
-                    },
-                )
-            if options.save and (step == options.steps or step % options.save_interval == 0):
+                report(options, facts)
+            if options.save and step % options.save_interval == 0 and step < options.steps:
                 save(options, step, model, optimizer, loader)
-        if options.save and not losses:
+        if options.save and (losses or step == 0):
             save(options, step, model, optimizer, loader)
 
     if dist.get_rank() == 0 and losses:
         last = losses[-10:]
-        entropy = unigram_entropy(recipe, options.data_recipe.parent)
         print(f"mean loss of the last {len(last)} steps: {sum(last) / len(last):.4f} nats")
-        print(f"unigram entropy of the corpus: {entropy:.4f} nats")
+        entropy = unigram_entropy(recipe, recipe_directory(options.data_recipe))
+        print(f"unigram entropy of the corpus:   {entropy:.4f} nats")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -121,7 +107,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages")
     parser.add_argument("--steps", type=int, default=100, help="steps of the whole run, those of a checkpoint included")
     parser.add_argument("--micro-batch-size", type=int, default=4, help="samples of one forward and backward")
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument(
         "--seed", type=int, default=1234, help="of the model's first weights; the recipe seeds the data"
     )
@@ -161,6 +147,29 @@ def start_megatron(options: argparse.Namespace) -> torch.device:
     if device.type == "cuda":
         model_parallel_cuda_manual_seed(options.seed)
     return device
+
+
+def forward_backward(
+    microbatches: Iterator[torchmix.Microbatch],
+    model: list[Any],
+    *,
+    num_microbatches: int,
+    row_tokens: int,
+    device: torch.device,
+) -> list[dict[str, Any]]:
+    """Gradients of one global batch, by Megatron's schedule; what `loss_sum` counted, on the last stage."""
+    for chunk in model:
+        chunk.zero_grad_buffer()
+    counts: list[dict[str, Any]] = get_forward_backward_func()(
+        forward_step_func=partial(forward_step, device=device),
+        data_iterator=microbatches,
+        model=model,
+        num_microbatches=num_microbatches,
+        # Packed attention takes all tokens of a microbatch as one row.
+        seq_length=row_tokens,
+        micro_batch_size=1,
+    )
+    return counts
 
 
 def forward_step(
@@ -219,7 +228,7 @@ def restore(options: argparse.Namespace, model: list[Any], optimizer: Any) -> tu
     if path is None:
         if options.load != options.save:
             raise FileNotFoundError(
-                f"--load {options.load}: no checkpoint there; check the folder, or leave --load out"
+                f"--load {options.load}: no checkpoint there; check the folder, or give it to --save too, to start afresh"
             )
         announce(f"no checkpoint in {options.load} yet, starting afresh")
         return 0, None
@@ -259,6 +268,7 @@ def report(options: argparse.Namespace, facts: dict[str, Any]) -> None:
         flush=True,
     )
     if options.log:
+        options.log.parent.mkdir(parents=True, exist_ok=True)
         with options.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(facts) + "\n")
 
