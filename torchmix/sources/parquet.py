@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.sources.parquet_column import TRANSFORM_ID_OF_KIND, Kind, check_column, count_tokens, to_documents
 from torchmix.sources.parquet_footer import MAGIC, Chunk, Footer, Leaf, read_column, read_footer
-from torchmix.sources.parquet_layout import find_pages
-from torchmix.sources.parquet_page import decode_batches, decode_pages, encode_schema
+from torchmix.sources.parquet_layout import ChunkPages, find_pages
+from torchmix.sources.parquet_page import decode_batches, decode_pages, encode_schema, read_headers
 from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun, read_range
 
 SCAN_RUN_BYTES = 4 << 20
@@ -73,16 +73,17 @@ class ParquetSource:
                 first_row += len(scanned[-1].tokens)
                 if progress is not None:
                     progress(chunk.num_bytes)
+        has_rows = [part.rows > 0 for part in scanned]
         return FileScan(
             num_bytes=footer.num_bytes,
             footer_hash=footer.digest,
             num_rows=first_row,
-            chunk_of_page=np.repeat(np.arange(len(scanned), dtype=np.int32), [len(part.offset) for part in scanned]),
-            page_offset=_join([part.offset for part in scanned]),
-            page_bytes=_join([part.num_bytes for part in scanned]),
-            page_rows=_join([part.rows for part in scanned]),
-            dict_offset=np.array([part.dict_offset for part in scanned], dtype=np.int64),
-            dict_bytes=np.array([part.dict_bytes for part in scanned], dtype=np.int64),
+            chunk_of_page=np.repeat(np.arange(len(scanned), dtype=np.int32), [int(keep.sum()) for keep in has_rows]),
+            page_offset=_join([part.pages.offset[keep] for part, keep in zip(scanned, has_rows, strict=True)]),
+            page_bytes=_join([part.pages.num_bytes[keep] for part, keep in zip(scanned, has_rows, strict=True)]),
+            page_rows=_join([part.rows[keep] for part, keep in zip(scanned, has_rows, strict=True)]),
+            dict_offset=np.array([part.pages.dict_offset for part in scanned], dtype=np.int64),
+            dict_bytes=np.array([part.pages.dict_bytes for part in scanned], dtype=np.int64),
             codec=np.array([chunk.codec for chunk in chunks], dtype=np.int8),
             decoded_bytes=np.array([chunk.decoded_bytes for chunk in chunks], dtype=np.int64),
             tokens=_join([part.tokens for part in scanned]).astype(np.int32),
@@ -103,10 +104,7 @@ class ParquetSource:
 class _ScannedChunk:
     """Pages and documents of one chunk, as `FileScan` joins them."""
 
-    dict_offset: int
-    dict_bytes: int
-    offset: Int64Array
-    num_bytes: Int64Array
+    pages: ChunkPages
     rows: Int64Array
     tokens: Int64Array
     is_whole: bool = False
@@ -138,35 +136,29 @@ class _ChunkScan:
         pages = find_pages(self.file_descriptor, chunk, self.leaf, self.where)
         if pages.rows is None:
             return None
-        has_rows = pages.rows > 0
-        offset, num_bytes, rows = pages.offset[has_rows], pages.num_bytes[has_rows], pages.rows[has_rows]
-        dictionary = read_range(self.file_descriptor, pages.dict_offset, pages.dict_bytes) if pages.dict_bytes else b""
+        dictionary = self._read_dictionary(pages)
         most_bytes = SCAN_RUN_BYTES * chunk.num_bytes // max(chunk.decoded_bytes, 1)
-        tokens = []
-        for start, stop in _cut_runs(offset, num_bytes, most_bytes):
-            row = first_row + int(rows[:start].sum())
-            run = self._run(chunk, dictionary, offset[start], num_bytes[start:stop].sum(), rows[start:stop].sum(), row)
+        tokens, values_of_page = [], []
+        row = first_row
+        for start, stop in _cut_runs(pages.offset, pages.num_bytes, most_bytes):
+            num_bytes, num_rows = int(pages.num_bytes[start:stop].sum()), int(pages.rows[start:stop].sum())
+            run = self._run(chunk, dictionary, int(pages.offset[start]), num_bytes, num_rows, row)
+            values_of_page += [header.num_values for header in read_headers(run, self.where)]
             for array in decode_pages(run, self.where):
                 tokens.append(count_tokens(array, self.kind, self.where, row))
                 row += len(array)
         tokens_of_row = _join(tokens)
-        if self._count_values(tokens_of_row) != chunk.num_values:
+        rows = _rows_of_pages(self._values_of_row(tokens_of_row), np.array(values_of_page, dtype=np.int64))
+        if rows is None or not np.array_equal(rows, pages.rows):
             return None
-        return _ScannedChunk(
-            dict_offset=pages.dict_offset,
-            dict_bytes=pages.dict_bytes,
-            offset=offset,
-            num_bytes=num_bytes,
-            rows=rows,
-            tokens=tokens_of_row,
-        )
+        return _ScannedChunk(pages=pages, rows=rows, tokens=tokens_of_row)
 
     def _scan_whole(self, chunk: Chunk, first_row: int) -> _ScannedChunk:
         """As `scan`, by decoding the chunk in one: its rows, and how many values a page holds, tell the pages' rows."""
         pages = find_pages(self.file_descriptor, chunk, self.leaf, self.where, use_index=False)
-        dictionary = read_range(self.file_descriptor, pages.dict_offset, pages.dict_bytes) if pages.dict_bytes else b""
-        num_bytes = int(pages.offset[-1] + pages.num_bytes[-1] - pages.offset[0])
-        run = self._run(chunk, dictionary, pages.offset[0], num_bytes, chunk.num_rows, first_row)
+        assert pages.values is not None
+        start, stop = int(pages.offset[0]), int(pages.offset[-1] + pages.num_bytes[-1])
+        run = self._run(chunk, self._read_dictionary(pages), start, stop - start, chunk.num_rows, first_row)
         batch_rows = max(SCAN_RUN_BYTES * chunk.num_rows // max(chunk.decoded_bytes, 1), 64)
         tokens = []
         row = first_row
@@ -174,54 +166,44 @@ class _ChunkScan:
             tokens.append(count_tokens(array, self.kind, self.where, row))
             row += len(array)
         tokens_of_row = _join(tokens)
-        assert pages.values is not None
-        value_of_row = np.cumsum([0, *np.maximum(tokens_of_row, 1)])
-        value_of_page = np.cumsum([0, *pages.values])
-        if value_of_row[-1] != value_of_page[-1] or value_of_page[-1] != chunk.num_values:
+        values_of_row = self._values_of_row(tokens_of_row)
+        if not values_of_row.sum() == pages.values.sum() == chunk.num_values:
             raise CorruptPage(
-                f"{self.where}: the column chunk at byte {chunk.start} decodes to {value_of_row[-1]} values, its pages "
-                f"tell {value_of_page[-1]}, the footer {chunk.num_values}; the file is damaged, restore it"
+                f"{self.where}: the column chunk at bytes [{start}, {stop}) decodes to {values_of_row.sum()} values, "
+                f"its pages tell {pages.values.sum()}, the footer {chunk.num_values}; the file is damaged, restore it"
             )
-        row_of_page = np.searchsorted(value_of_row, value_of_page)
-        rows = np.diff(row_of_page)
-        has_rows = rows > 0
-        offset, page_bytes, rows = pages.offset[has_rows], pages.num_bytes[has_rows], rows[has_rows]
-        is_split = bool(np.any(value_of_row[row_of_page] != value_of_page))
-        if is_split:
-            if chunk.num_values > _MAX_LIST_VALUES:
-                raise SourceUnreadable(
-                    f"{self.where}: rows are split over pages, so the row group at byte {chunk.start} must be read "
-                    f"whole, but it has {chunk.num_values} tokens; write the file again, with a page index or smaller "
-                    "row groups"
-                )
-            offset, page_bytes, rows = pages.offset[:1], np.array([num_bytes]), np.array([len(tokens_of_row)])
-        return _ScannedChunk(
-            dict_offset=pages.dict_offset,
-            dict_bytes=pages.dict_bytes,
-            offset=offset,
-            num_bytes=page_bytes,
-            rows=rows,
-            tokens=tokens_of_row,
-            is_whole=is_split,
-        )
+        rows = _rows_of_pages(values_of_row, pages.values)
+        if rows is not None:
+            return _ScannedChunk(pages=pages, rows=rows, tokens=tokens_of_row)
+        if chunk.num_values > _MAX_LIST_VALUES:
+            raise SourceUnreadable(
+                f"{self.where}: rows are split over pages, so the column chunk at bytes [{start}, {stop}) must be read "
+                f"whole, but it has {chunk.num_values} tokens; write the file again, with a page index or smaller row "
+                "groups"
+            )
+        one_page = replace(pages, offset=np.array([start]), num_bytes=np.array([stop - start]))
+        return _ScannedChunk(pages=one_page, rows=np.array([len(tokens_of_row)]), tokens=tokens_of_row, is_whole=True)
+
+    def _read_dictionary(self, pages: ChunkPages) -> bytes:
+        return read_range(self.file_descriptor, pages.dict_offset, pages.dict_bytes) if pages.dict_bytes else b""
 
     def _run(
         self, chunk: Chunk, dictionary: bytes, offset: int, num_bytes: int, num_rows: int, first_row: int
     ) -> PageRun:
         return PageRun(
-            pages=read_range(self.file_descriptor, int(offset), int(num_bytes)),
+            pages=read_range(self.file_descriptor, offset, num_bytes),
             dictionary=dictionary,
             schema=self.schema,
             codec=chunk.codec,
-            num_rows=int(num_rows),
+            num_rows=num_rows,
             path=self.path,
-            offset=int(offset),
+            offset=offset,
             first_row=first_row,
         )
 
-    def _count_values(self, tokens: Int64Array) -> int:
-        """Values that Parquet counts for these rows."""
-        return int(np.maximum(tokens, 1).sum()) if self.leaf.is_list else len(tokens)
+    def _values_of_row(self, tokens: Int64Array) -> Int64Array:
+        """Values that Parquet counts for each row: an empty or null list is one."""
+        return np.maximum(tokens, 1) if self.leaf.is_list else np.ones_like(tokens)
 
 
 @contextmanager
@@ -245,7 +227,7 @@ def _read_schema(footer: Footer, where: str) -> tuple[pa.Schema, str]:
     try:
         file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
         return file.schema_arrow, file.metadata.created_by or ""
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(
             f"{where}: the footer does not parse: {str(error).rstrip('.')}; the file is damaged or encrypted"
         ) from None
@@ -260,6 +242,16 @@ def _cut_runs(offset: Int64Array, num_bytes: Int64Array, most_bytes: int) -> Ite
         if ends:
             yield start, i
             start = i
+
+
+def _rows_of_pages(values_of_row: Int64Array, values_of_page: Int64Array) -> Int64Array | None:
+    """Rows of each page of a chunk; None if a page begins inside a row."""
+    first_value = np.concatenate([[0], np.cumsum(values_of_row)])
+    page_value = np.concatenate([[0], np.cumsum(values_of_page)])
+    first_row = np.searchsorted(first_value, page_value)
+    if page_value[-1] != first_value[-1] or np.any(first_value[first_row] != page_value):
+        return None
+    return np.diff(first_row)
 
 
 def _join(parts: list[Int64Array]) -> Int64Array:

@@ -100,15 +100,27 @@ def read_column(footer: Footer, column: str, where: str) -> tuple[Leaf, list[Chu
     try:
         leaf = _find_leaf(footer.metadata, column, where)
         chunks = _read_chunks(footer.metadata, leaf, where)
-    except (EOFError, ValueError, LookupError, TypeError) as error:
+        are_possible = [_is_possible(chunk, footer.num_bytes) for chunk in chunks]
+    except (
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:  # whatever a field may turn out to be
         raise SourceUnreadable(f"{where}: damaged footer ({error!r}); restore the file") from None
-    for chunk in chunks:
-        if min(chunk.start, chunk.num_bytes, chunk.num_rows) < 0 or chunk.start + chunk.num_bytes > footer.num_bytes:
-            raise SourceUnreadable(
-                f"{where}: the footer places {chunk.num_bytes} bytes of column {column!r} at byte {chunk.start}, "
-                f"but the file has {footer.num_bytes}; the file is damaged or cut short, restore it"
-            )
+    if not all(are_possible):
+        chunk = chunks[are_possible.index(False)]
+        raise SourceUnreadable(
+            f"{where}: the footer places {chunk.num_bytes} bytes of column {column!r} at byte {chunk.start}, but the "
+            f"file has {footer.num_bytes}; it is damaged or cut short, restore it"
+        )
     return leaf, chunks
+
+
+def _is_possible(chunk: Chunk, file_bytes: int) -> bool:
+    sizes = (chunk.num_rows, chunk.num_values, chunk.codec, chunk.start, chunk.num_bytes, chunk.decoded_bytes)
+    return min(sizes) >= 0 and chunk.start + chunk.num_bytes <= file_bytes and chunk.codec < 128
 
 
 def _find_leaf(metadata: bytes, column: str, where: str) -> Leaf:

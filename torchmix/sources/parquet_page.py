@@ -50,7 +50,7 @@ def decode_pages(run: PageRun, where: str) -> list[pa.Array]:
         CorruptPage: the bytes do not decode, or to another number of rows.
     """
     try:
-        table = _open(run, _read_headers(run, where)).read(use_threads=False)
+        table = _open(run, read_headers(run, where)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, MemoryError):
             raise
@@ -67,13 +67,36 @@ def decode_pages(run: PageRun, where: str) -> list[pa.Array]:
 def decode_batches(run: PageRun, batch_rows: int, where: str) -> Iterator[pa.Array]:
     """As `decode_pages`, but `batch_rows` at a time, for runs of great size, and without a check of their number."""
     try:
-        file = _open(run, _read_headers(run, where))
+        file = _open(run, read_headers(run, where))
         for batch in file.iter_batches(batch_size=batch_rows, use_threads=False):
             yield batch.column(0)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, MemoryError):
             raise
         raise _find_damage(run, where, error) from None
+
+
+def read_headers(run: PageRun, where: str) -> list[PageHeader]:
+    """Headers of a run's data pages; their positions count from the start of the run.
+
+    Raises:
+        CorruptPage: the run is not a sequence of whole pages.
+    """
+    headers, position = [], 0
+    try:
+        while position < len(run.pages):
+            header = read_page_header(run.pages, position)
+            if header.stop > len(run.pages):
+                raise EOFError(f"page of {header.stop - position} bytes")
+            if header.is_data:
+                headers.append(header)
+            position = header.stop
+    except (EOFError, ValueError) as error:
+        raise CorruptPage(
+            f"{where}: no whole page at byte {run.offset + position}, in the run of pages at bytes "
+            f"[{run.offset}, {run.offset + len(run.pages)}): {error}; the file is damaged, restore it"
+        ) from None
+    return headers
 
 
 class _Envelope(NamedTuple):
@@ -142,39 +165,20 @@ def _open(run: PageRun, headers: list[PageHeader]) -> pq.ParquetFile:
     return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
 
 
-def _read_headers(run: PageRun, where: str) -> list[PageHeader]:
-    """Headers of the run's data pages; their positions count from the start of the run."""
-    headers, position = [], 0
-    try:
-        while position < len(run.pages):
-            header = read_page_header(run.pages, position)
-            if header.stop > len(run.pages):
-                raise EOFError(f"page of {header.stop - position} bytes")
-            if header.is_data:
-                headers.append(header)
-            position = header.stop
-    except (EOFError, ValueError) as error:
-        raise CorruptPage(
-            f"{where}: no whole page at byte {run.offset + position}, in the run of pages at bytes "
-            f"[{run.offset}, {run.offset + len(run.pages)}): {error}; the file is damaged, restore it"
-        ) from None
-    return headers
-
-
 def _find_damage(run: PageRun, where: str, error: Exception) -> CorruptPage:
     """Name the first page that does not decode, by halving the run; each half begins where the run does, with a row."""
-    if len(run.dictionary) and _has_wrong_checksum(run.dictionary):
+    if len(run.dictionary) and not _is_sound_dictionary(run.dictionary):
         return CorruptPage(
-            f"{where}: the dictionary page of the column chunk around byte {run.offset} has a wrong checksum; the file "
-            "is damaged, restore it"
+            f"{where}: the dictionary page of the column chunk around byte {run.offset} has a wrong header or "
+            "checksum; the file is damaged, restore it"
         )
-    stops = [header.stop for header in _read_headers(run, where)]
+    stops = [header.stop for header in read_headers(run, where)]
     sound, damaged = 0, len(stops)  # numbers of pages that decode, and that do not
     while damaged - sound > 1:
         middle = (sound + damaged) // 2
         half = replace(run, pages=run.pages[: stops[middle - 1]])
         try:
-            _open(half, _read_headers(half, where)).read(use_threads=False)
+            _open(half, read_headers(half, where)).read(use_threads=False)
             sound = middle
         except (pa.ArrowException, OSError) as earlier:
             error, damaged = earlier, middle
@@ -186,6 +190,10 @@ def _find_damage(run: PageRun, where: str, error: Exception) -> CorruptPage:
     )
 
 
-def _has_wrong_checksum(page: bytes | memoryview) -> bool:
-    header = read_page_header(page, 0)
-    return header.checksum is not None and zlib.crc32(page[header.body : header.stop]) != header.checksum
+def _is_sound_dictionary(page: bytes | memoryview) -> bool:
+    try:
+        header = read_page_header(page, 0)
+    except (EOFError, ValueError):
+        return False
+    body = page[header.body : header.stop]
+    return header.is_dictionary and (header.checksum is None or zlib.crc32(body) == header.checksum)

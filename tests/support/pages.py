@@ -1,0 +1,70 @@
+"""Pages of a scanned file as runs, and a source's documents as Python lists, for comparing with whole-file reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from torchmix.sources.source import Documents, FileScan, PageRun, Source
+from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
+
+
+def page_runs(path: Path, scan: FileScan, *, most_pages: int = 1) -> Iterator[PageRun]:
+    """Adjacent pages of the same chunk, up to `most_pages` together, in row order."""
+    content = path.read_bytes()
+    first_row = np.concatenate([[0], np.cumsum(scan.page_rows)])
+    stop_byte = scan.page_offset + scan.page_bytes
+    start = 0
+    while start < len(scan.page_offset):
+        stop = start + 1
+        while (
+            stop < len(scan.page_offset)
+            and stop - start < most_pages
+            and scan.chunk_of_page[stop] == scan.chunk_of_page[start]
+            and scan.page_offset[stop] == stop_byte[stop - 1]
+        ):
+            stop += 1
+        chunk = scan.chunk_of_page[start]
+        dict_start = scan.dict_offset[chunk]
+        yield PageRun(
+            pages=content[scan.page_offset[start] : stop_byte[stop - 1]],
+            dictionary=content[dict_start : dict_start + scan.dict_bytes[chunk]] if dict_start >= 0 else b"",
+            schema=scan.schema,
+            codec=int(scan.codec[chunk]),
+            num_rows=int(first_row[stop] - first_row[start]),
+            path=str(path),
+            offset=int(scan.page_offset[start]),
+            first_row=int(first_row[start]),
+        )
+        start = stop
+
+
+def as_lists(documents: Documents) -> list[list[int]]:
+    """One list of tokens per document."""
+    assert documents.offsets[0] == 0
+    assert documents.offsets[-1] == len(documents.values)
+    ids = documents.values.tolist()
+    offsets = documents.offsets.tolist()
+    return [ids[start:stop] for start, stop in pairwise(offsets)]
+
+
+def documents_by_page(source: Source, path: Path, scan: FileScan, *, most_pages: int = 1) -> list[list[int]]:
+    """All documents of a file, decoded run by run."""
+    documents = []
+    for run in page_runs(path, scan, most_pages=most_pages):
+        decoded = as_lists(source.decode(run))
+        assert len(decoded) == run.num_rows
+        documents += decoded
+    return documents
+
+
+def documents_by_pyarrow(path: Path, column: str) -> list[list[int]]:
+    """All documents of a file, by a whole-file read without torchmix; texts as bytes and an end."""
+    rows = pq.read_table(path, columns=[column]).column(0).to_pylist()
+    return [
+        [] if row is None else [*row.encode(), END_OF_DOCUMENT] if isinstance(row, str) else list(row) for row in rows
+    ]
