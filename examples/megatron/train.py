@@ -228,7 +228,7 @@ def restore(options: argparse.Namespace, model: list[Any], optimizer: Any) -> tu
     if path is None:
         if options.load != options.save:
             raise FileNotFoundError(
-                f"--load {options.load}: no checkpoint there; check the folder, or give it to --save too, to start afresh"
+                f"--load {options.load}: no checkpoint there; check it, or --save there too, to start afresh"
             )
         announce(f"no checkpoint in {options.load} yet, starting afresh")
         return 0, None
