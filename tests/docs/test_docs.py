@@ -1,0 +1,170 @@
+"""The pages for users against the code: code that runs, names that exist, links that lead somewhere.
+
+Every block of Python or YAML and every command in README.md is run, as it stands, in a folder as its reader has it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
+from tests.support.processes import ROOT, Processes
+from tests.test_fences import ROOMS
+from torchmix.cli.main import main
+from torchmix.recipe import load_recipe, recipe_directory
+from torchmix.sources.scan import index_recipe
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+VERBS = ("check", "index", "plan")
+OTHERS_NAMES = {"PackedSeqParams", "FileMetaData", "SchemaElement"}
+"""Of Megatron and Parquet."""
+PACKAGE_TEXT = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "torchmix").rglob("*.py"))
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Contents of the fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def page_name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A folder with the recipe of the README and data where it says."""
+    [recipe] = blocks(text_of("README.md"), "yaml")
+    (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    make_text_file(tmp_path / "corpus" / "peps.parquet", random_texts(1, 400))
+    for number in range(2):
+        tokens = random_tokens(2 + number, 900, mean_tokens=120)
+        make_tokens_file(tmp_path / "data" / f"web-{number}.parquet", tokens)
+    return tmp_path
+
+
+def test_the_recipe_of_the_readme_is_short_and_loads(job: Path) -> None:
+    recipe = load_recipe(job / "recipe.yaml")
+    assert sorted(recipe.sources) == ["peps", "web"]
+    assert len((job / "recipe.yaml").read_text(encoding="utf-8").splitlines()) <= 15
+    index_recipe(recipe, recipe_directory(job / "recipe.yaml"))
+
+
+@pytest.mark.system
+def test_the_python_of_every_page_runs_as_it_stands(job: Path) -> None:
+    snippets = [
+        (page_name(page), block) for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "python")
+    ]
+    assert any(name == "README.md" for name, _ in snippets)
+    with Processes(job) as processes:
+        for number, (name, snippet) in enumerate(snippets):
+            script = job / f"snippet_{number}.py"
+            script.write_text(snippet, encoding="utf-8")
+            child = processes.start(
+                [sys.executable, "-c", f"import os; os.chdir({str(job)!r}); exec(open({str(script)!r}).read())"],
+                name=f"snippet-{number}",
+                environment={"OMP_NUM_THREADS": "1"},
+            )
+            assert child.wait(deadline_s=120) == 0, f"{name}\n{child.report()}"
+            assert child.stdout().strip(), f"{name} prints nothing"
+
+
+def test_the_commands_of_the_readme_run(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(job)
+    commands = [
+        line.removeprefix("$ ").split("#")[0].split()
+        for block in blocks(text_of("README.md"), "console")
+        for line in block.splitlines()
+    ]
+    assert [command[:2] for command in commands] == [["torchmix", verb] for verb in ("index", "check", "plan")]
+    for command in commands:
+        assert main(command[1:]) in (0, 1), command
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert (job / "plan" / "pieces.parquet").exists() and (job / "plan" / "steps.parquet").exists()
+    [shown] = blocks(text_of("README.md"), "text")
+    labels = [line.split()[0] for line in shown.splitlines()[1:] if line.strip()]
+    header = next(line.split() for line in shown.splitlines() if line.startswith("source"))
+    assert header in printed, "the table of plan has other columns"
+    assert {"fill", "balance", "deferred", "planning", "digest"} <= set(labels) & {line[0] for line in printed if line}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_verb_and_file_and_class_named_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    code = [*re.findall(r"`([^`\n]+)`", text), *blocks(text, "console"), *blocks(text, "text")]
+    faults = []
+    for part in code:
+        verbs = re.findall(r"(?:^|\$ )torchmix (\w+)", part, re.MULTILINE)
+        faults += [f"torchmix {verb}" for verb in verbs if verb not in VERBS]
+        for name in re.findall(r"[\w./]+\.(?:py|md|yaml|json)\b", part):
+            folders = (ROOT, ROOT / "docs", ROOT / "torchmix", ROOT / "torchmix" / "parallel", ROOT / "examples")
+            outside = name in ("recipe.yaml", "manifest.json", "formats.md", "__init__.py")
+            if not outside and not any((folder / name).exists() for folder in folders):
+                faults.append(name)
+        if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", part) and part not in OTHERS_NAMES:
+            faults += [part] if f"class {part}" not in PACKAGE_TEXT else []
+    assert not faults, f"{page_name(page)} names what does not exist: {faults}"
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    faults = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        if not path.exists() or (anchor and anchor not in anchors(path.read_text(encoding="utf-8"))):
+            faults.append(target)
+    assert not faults, f"{page_name(page)}: {faults}"
+
+
+def test_the_rooms_of_the_architecture_are_those_of_the_fences() -> None:
+    text = text_of("docs/architecture.md")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", text[text.index("## Rooms") :], re.MULTILINE)
+    assert [room for room, _ in rows[: len(ROOMS)]] == list(ROOMS)
+    planned = {room for room, gives in rows if gives.startswith("not built yet")}
+    package = ROOT / "torchmix"
+    built = {room for room in ROOMS if (package / room).is_dir() or (package / f"{room}.py").exists()}
+    assert planned == set(ROOMS) - built
+
+
+def test_the_glossary_names_each_thing_once() -> None:
+    own = text_of("docs/glossary.md").split("## Megatron")[0]
+    words = [
+        word.strip() for row in re.findall(r"^\| ([^|`]+) \| [^|]+ \|$", own, re.MULTILINE) for word in row.split(",")
+    ]
+    words = [word for word in words if word not in ("word", "")]
+    assert len(words) == len(set(words)), sorted(word for word in words if words.count(word) > 1)
+    assert {"page", "window", "piece", "sample", "pool", "leader", "peer", "decision"} <= set(words)
+
+
+def test_the_changelog_names_the_frozen_versions() -> None:
+    frozen = re.findall(r"^\| `([A-Z]+)` \| (\d+) \|", text_of("docs/formats.md"), re.MULTILINE)
+    changelog = text_of("CHANGELOG.md")
+    assert frozen
+    for tag, version in frozen:
+        assert f"`{tag} {version}`" in changelog
+
+
+def test_yaml_in_the_pages_is_yaml() -> None:
+    for page in PAGES:
+        for block in blocks(page.read_text(encoding="utf-8"), "yaml"):
+            assert isinstance(yaml.safe_load(block), dict), page_name(page)
