@@ -19,7 +19,7 @@ from torchmix.cli.main import main
 from torchmix.recipe import load_recipe, recipe_directory
 from torchmix.sources.scan import index_recipe
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(path for room in ("docs", "examples") for path in (ROOT / room).rglob("*.md"))])
 VERBS = ("check", "index", "plan")
 OTHERS_NAMES = {"PackedSeqParams", "FileMetaData", "SchemaElement"}
 """Of Megatron and Parquet."""
@@ -107,8 +107,8 @@ def test_every_verb_and_file_and_class_named_exists(page: Path) -> None:
         verbs = re.findall(r"(?:^|\$ )torchmix (\w+)", part, re.MULTILINE)
         faults += [f"torchmix {verb}" for verb in verbs if verb not in VERBS]
         for name in re.findall(r"[\w./]+\.(?:py|md|yaml|json)\b", part):
-            folders = (ROOT, ROOT / "docs", ROOT / "torchmix", ROOT / "torchmix" / "parallel", ROOT / "examples")
-            outside = name in ("recipe.yaml", "manifest.json", "formats.md", "__init__.py")
+            folders = (page.parent, ROOT, ROOT / "torchmix", ROOT / "torchmix" / "parallel")
+            outside = name in ("recipe.yaml", "manifest.json", "__init__.py")
             if not outside and not any((folder / name).exists() for folder in folders):
                 faults.append(name)
         if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", part) and part not in OTHERS_NAMES:
