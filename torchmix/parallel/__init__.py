@@ -11,12 +11,34 @@ In reading order:
     ring.py           is the next rank alive: judged by beats and by the kernel
     liveness.py       heartbeats and the abort key: a lost rank is named by all others    (torch)
 
-The names below need no torch. The torch files are imported from where they are defined.
+Names that need torch are imported when they are first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 
-__all__ = ["ClientPlaceTree", "Role", "Topology"]
+if TYPE_CHECKING:
+    from torchmix.parallel.fan_out import FanOut, local_world, open_fan_out
+
+__all__ = ["ClientPlaceTree", "FanOut", "Role", "Topology", "local_world", "open_fan_out"]
+
+_HOME_OF_LAZY_NAME = {
+    "FanOut": "torchmix.parallel.fan_out",
+    "local_world": "torchmix.parallel.fan_out",
+    "open_fan_out": "torchmix.parallel.fan_out",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF_LAZY_NAME:
+        return getattr(import_module(_HOME_OF_LAZY_NAME[name]), name)
+    raise AttributeError(f"module 'torchmix.parallel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
