@@ -33,6 +33,10 @@ from torchmix.stateful.header import decode_header
 from torchmix.stateful.stream import StepStream, StreamSettings
 
 SAMPLES, LENGTH = 64, 4096
+STEP_TOKENS = SAMPLES * LENGTH
+CACHE = "48MiB"
+"""Three windows of 16 MiB: less than the data, so that memory is used again as in a long run."""
+WARM_TOKENS = 12 << 20
 
 
 class PlainRowGroups(IterableDataset):
@@ -74,14 +78,14 @@ def plain_rate(path: Path) -> float:
     return tokens / (time.process_time() - began)
 
 
-def open_stream(directory: Path, *, samples: int = SAMPLES, replica: int = 0, dp: int = 1, **recipe: object) -> StepStream:
-    path = write_recipe(directory, samples=samples, length=LENGTH, **recipe)
+def open_stream(directory: Path, *, dp: int = 1, cache: str = CACHE) -> StepStream:
+    path = write_recipe(directory, samples=SAMPLES, length=LENGTH, cache=cache)
     loaded = load_recipe(path)
     index_recipe(loaded, directory)
     settings = StreamSettings(
         recipe=loaded,
         directory=str(directory),
-        replica=replica,
+        replica=0,
         dp=dp,
         micro_batch_size=1,
         look_ahead=2,
@@ -90,35 +94,27 @@ def open_stream(directory: Path, *, samples: int = SAMPLES, replica: int = 0, dp
     return StepStream(settings)
 
 
-def stream_rate(directory: Path, num_tokens: int) -> float:
-    stream = open_stream(directory)
-    began, steps = time.process_time(), num_tokens // (SAMPLES * LENGTH)
-    for _ in zip(range(steps), stream, strict=False):
-        pass
-    rate = steps * SAMPLES * LENGTH / (time.process_time() - began)
-    stream.close()
-    return rate
-
-
-def latencies(directory: Path, num_tokens: int) -> np.ndarray:
-    """Milliseconds to produce each global batch, one after another, the first ones (opening) not counted."""
+def run_stream(directory: Path, num_tokens: int) -> tuple[float, np.ndarray]:
+    """Tokens per CPU-second, and milliseconds of each global batch, after a warm-up of three windows."""
     stream = open_stream(directory)
     steps = iter(stream)
-    for _ in range(8):
+    for _ in range(WARM_TOKENS // STEP_TOKENS):
         next(steps)
-    taken = []
-    for _ in range(num_tokens // (SAMPLES * LENGTH)):
+    began_cpu, taken = time.process_time(), []
+    for _ in range(num_tokens // STEP_TOKENS):
         began = time.perf_counter()
         next(steps)
         taken.append((time.perf_counter() - began) * 1e3)
+    rate = len(taken) * STEP_TOKENS / (time.process_time() - began_cpu)
     stream.close()
-    return np.array(taken)
+    return rate, np.array(taken)
 
 
-def amplification(directory: Path, num_tokens: int, *, dp: int = 1, cache: str = "1GiB") -> float:
+def amplification(directory: Path, num_tokens: int, *, dp: int = 1, cache: str = CACHE) -> float:
+    """Bytes decoded per byte served, by one of dp leaders."""
     stream = open_stream(directory, dp=dp, cache=cache)
     report = None
-    for _, step in zip(range(num_tokens // (SAMPLES * LENGTH)), stream, strict=False):
+    for _, step in zip(range(num_tokens // STEP_TOKENS), stream, strict=False):
         report = decode_header(step.header).report
     stream.close()
     assert report is not None
@@ -137,21 +133,23 @@ def main() -> None:
             directory = Path(name)
             path = directory / "tokens.parquet"
             write_tokens(path, num_tokens=args.tokens, page_bytes=page_kb << 10)
-            rates = np.array(
-                [(decode_rate(path), plain_rate(path), stream_rate(directory, args.tokens)) for _ in range(args.rounds)]
-            )
+            rates, times = [], []
+            for _ in range(args.rounds):
+                ours, batches = run_stream(directory, args.tokens)
+                rates.append((decode_rate(path), plain_rate(path), ours))
+                times.append(np.percentile(batches, [50, 99, 100]))
             decode, plain, ours = np.median(rates, axis=0)
-            pair = np.median(rates[:, 1:] / rates[:, :1], axis=0)
-            p50, p99, top = np.percentile(latencies(directory, args.tokens), [50, 99, 100])
+            of_decode = np.median([(row[1] / row[0], row[2] / row[0]) for row in rates], axis=0)
+            p50, p99, top = np.median(times, axis=0)
             print(
-                f"{page_kb:7} | {decode / 1e6:17.1f} | {pair[0]:14.2f} | {pair[1]:17.2f} | {ours / plain:16.2f} | "
+                f"{page_kb:7} | {decode / 1e6:17.1f} | {of_decode[0]:14.2f} | {of_decode[1]:17.2f} | {ours / plain:16.2f} | "
                 f"{p50:.1f} {p99:.1f} {top:.1f}  (p99/p50 {p99 / p50:.1f})",
                 flush=True,
             )
             if page_kb == 256:
                 by_dp = [f"dp {dp}: {amplification(directory, args.tokens, dp=dp):.2f}" for dp in (1, 2, 4)]
-                small = amplification(directory, args.tokens // 3, cache="16MiB")
-                print(f"decode amplification, 256 KB pages: {', '.join(by_dp)}; cache a quarter of a window: {small:.2f}")
+                small = amplification(directory, args.tokens // 3, cache="8MiB")
+                print(f"decode amplification, 256 KB pages: {', '.join(by_dp)}; cache of half a window: {small:.2f}")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def write_tokens(path: Path, *, num_tokens: int, page_bytes: int, seed: int = 1)
     )
 
 
-def write_recipe(directory: Path, *, samples: int, length: int, cache: str = "1GiB", window_pages: int = 256) -> Path:
+def write_recipe(directory: Path, *, samples: int, length: int, cache: str, window_bytes: str = "16MiB") -> Path:
     """A recipe over all `*.parquet` in `directory` as one source."""
     path = directory / "recipe.yaml"
     path.write_text(
@@ -45,7 +45,7 @@ sources:
   tokens: {{path: "*.parquet", tokens: input_ids}}
 mixture: {{tokens: 100%}}
 packing: {{method: best_fit, align_tokens: 8}}
-shuffle: {{window_pages: {window_pages}, window_bytes: 64MiB}}
+shuffle: {{window_pages: 1000000, window_bytes: {window_bytes}}}
 read: {{cache: {cache}}}
 """
     )

@@ -336,9 +336,7 @@ def recipe_fingerprint(recipe: Recipe) -> str:
             recipe.shuffle.window_pages,
             parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes"),
         ],
-        "sources": {
-            name: [source.text, source.tokens, source.tokenizer] for name, source in recipe.sources.items()
-        },
+        "sources": {name: [source.text, source.tokens, source.tokenizer] for name, source in recipe.sources.items()},
     }
     text = json.dumps(order, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]

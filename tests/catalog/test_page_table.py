@@ -41,7 +41,7 @@ def test_the_page_of_a_row_is_the_one_that_holds_it_also_after_an_empty_page():
 
 def test_arrays_of_a_joined_table_keep_the_dtypes_of_the_format():
     dtypes = {name: array.dtype.str for name, array in join_tables([make_table(shape) for shape in SHAPES]).arrays()}
-    wide = dict.fromkeys(["offset", "num_bytes", "first_row", "dict_offset", "dict_bytes", "decoded_bytes"], "<i8")
+    wide = dict.fromkeys(["offset", "num_bytes", "first_row", "dict_offset", "dict_bytes"], "<i8")
     assert dtypes == {"chunk_of_page": "<i4", "file_of_chunk": "<i4", "codec": "|i1", **wide}
 
 

@@ -182,12 +182,13 @@ def test_new_settings_keep_the_arrays_and_change_the_fingerprint_only_with_the_w
     )
     assert entry.window_pages == 256
     small = settings_of(RECIPE, "web")
+    mean_bytes = 4 * entry.num_tokens // entry.arrays["offset"].length + 1
     narrow = with_settings(
         entry,
-        type(small)(**{name: getattr(small, name) for name in small.__slots__} | {"most_bytes": 2500}),
+        type(small)(**{name: getattr(small, name) for name in small.__slots__} | {"most_bytes": mean_bytes * 5 // 2}),
         entry.files,
     )
-    assert narrow.window_pages == 2  # mean pages of 1000 decoded bytes
+    assert narrow.window_pages == 2
     assert narrow.fingerprint != entry.fingerprint
 
 

@@ -102,7 +102,7 @@ def test_a_source_that_was_not_indexed_is_named_with_those_that_were(tmp_path):
             "tokenizer None, the recipe says 'bytes'",
         ),
         (with_shuffle(window_pages=3), "window in pages 256, the recipe says 3"),
-        (with_shuffle(window_bytes="2KB"), "window in pages 256, the recipe says 2"),
+        (with_shuffle(window_bytes="300"), "window in pages 256, the recipe says 2"),
     ],
 )
 def test_other_settings_than_the_indexed_ones_are_named(tmp_path, recipe, says):
@@ -174,9 +174,9 @@ def test_the_manifest_is_the_only_file_that_decides(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_pages", "decoded_bytes", "pages"),
+    ("num_pages", "num_tokens", "pages"),
     [(10, 1000, 6), (10, 1, 8), (1, 10_000, 1), (10, 0, 8), (10, 1200, 5), (10, 1201, 4)],
 )
-def test_a_window_is_as_many_mean_pages_as_fit_within_its_bounds(num_pages, decoded_bytes, pages):
-    window = window_pages_of(num_pages=num_pages, decoded_bytes=decoded_bytes, most_pages=8, most_bytes=600)
+def test_a_window_is_as_many_mean_pages_as_fit_within_its_bounds(num_pages, num_tokens, pages):
+    window = window_pages_of(num_pages=num_pages, num_tokens=num_tokens, most_pages=8, most_bytes=2400)
     assert window == pages

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.book_order import BookSource
+from tests.support.plans import values_of
 from torchmix.catalog.manifest import FileEntry
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import source_fingerprint
@@ -226,9 +227,6 @@ def test_tensors_of_small_samples(vector: dict[str, Any]) -> None:
         np.array(column) for column in zip(*vector["pieces"], strict=True)
     )
     documents = {int(number): ids for number, ids in vector["documents"].items()}
-    values: list[int] = []
-    for number, first, count in zip(document.tolist(), start.tolist(), tokens.tolist(), strict=True):
-        values += [*documents[number], 0][first : first + count + 1]
     pieces = ReplicaPieces(
         step=0,
         num_tokens_global=0,
@@ -243,7 +241,16 @@ def test_tensors_of_small_samples(vector: dict[str, Any]) -> None:
         ends_document=start + tokens == [len(documents[number]) for number in document.tolist()],
     )
     packing = Packing(method=vector["method"], boundaries=vector["boundaries"], align_tokens=vector["align_tokens"])
-    step = build(pieces, np.array(values, np.int32), length=vector["length"], packing=packing)
+    step = build(
+        pieces,
+        *values_of(
+            pieces,
+            {(int(s), d): documents[d] for s, d in zip(source, document.tolist(), strict=True)},
+            length=vector["length"],
+        ),
+        length=vector["length"],
+        packing=packing,
+    )
     microbatch = step.microbatch(0)
     for name in ("tokens", "labels", "loss_mask", "position_ids", "source_index", "cu_seqlens", "cu_seqlens_padded"):
         assert getattr(microbatch, name).tolist() == vector[name], name

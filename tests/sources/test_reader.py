@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.catalogs import World, make_world, random_world
 from tests.support.files import random_texts, random_tokens
-from tests.support.reading import Pieces, expected, pieces, random_pieces, whole_documents
+from tests.support.reading import Pieces, expected, pieces, random_pieces, read_with_successors, whole_documents
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, LoaderClosed, PlanError
 from torchmix.sources.parquet import ParquetSource
@@ -39,7 +39,7 @@ def open_descriptors() -> int:
 
 
 def assert_reads(reader: Reader, world: World, asked: Pieces) -> None:
-    np.testing.assert_array_equal(reader.read(*asked), expected(world, asked))
+    np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1, 3_000, 100_000, 1 << 24])
@@ -75,8 +75,9 @@ def test_the_successor_is_of_the_document_also_where_page_and_file_end(tmp_path,
     world = make_world(tmp_path, {"web": documents}, choices={"web": {"row_group_rows": 2}})
     reader = make_reader(world)
     asked = pieces((0, 0, 0, 3), (0, 0, 0, 2), (0, 0, 2, 1), (0, 0, 3, 0), (0, 0, 1, 0), (0, 1, 0, 0), (0, 2, 0, 0))
-    assert reader.read(*asked).tolist() == [11, 12, 13, 0, 11, 12, 13, 13, 0, 0, 12, 0, 0]
-    assert reader.read(*pieces((0, 4, 0, 2), (0, 3, 0, 1), (0, 4, 0, 1))).tolist() == [31, 32, 0, 21, 0, 31, 32]
+    assert read_with_successors(reader, asked).tolist() == [11, 12, 13, 0, 11, 12, 13, 13, 0, 0, 12, 0, 0]
+    asked = pieces((0, 4, 0, 2), (0, 3, 0, 1), (0, 4, 0, 1))
+    assert read_with_successors(reader, asked).tolist() == [31, 32, 0, 21, 0, 31, 32]
 
 
 def test_the_order_asked_is_the_order_given_with_repetitions(tmp_path, make_reader):
@@ -111,9 +112,9 @@ def test_the_result_is_int32_unless_an_id_needs_more(tmp_path, value_type, large
     reader = make_reader(world)
     asked = whole_documents(world)
     for _ in range(2):  # decoded, then kept
-        assert reader.read(*asked).dtype == dtype
+        assert read_with_successors(reader, asked).dtype == dtype
         assert_reads(reader, world, asked)
-    assert reader.read(*pieces((0, 0, 0, 3), (2, 0, 0, 2))).dtype == np.int32
+    assert read_with_successors(reader, pieces((0, 0, 0, 3), (2, 0, 0, 2))).dtype == np.int32
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_the_result_is_int32_unless_an_id_needs_more(tmp_path, value_type, large
 def test_a_piece_outside_its_document_is_an_error_of_the_plan(tmp_path, asked, says, make_reader):
     world = make_world(tmp_path, {"peps": [[[1]]], "web": [[[1, 2, 3], [4, 5]]]})
     with pytest.raises(PlanError, match=says):
-        make_reader(world).read(*pieces((0, 0, 0, 1), asked))
+        read_with_successors(make_reader(world), pieces((0, 0, 0, 1), asked))
 
 
 def test_every_page_is_decoded_once_while_all_fit_the_cache(tmp_path, make_reader):
@@ -157,7 +158,7 @@ def test_a_small_cache_decodes_again_and_says_so(tmp_path, make_reader):
     world = make_world(tmp_path, {"web": [random_tokens(5, 400, mean_tokens=100)]})
     reader = make_reader(world, 10_000)
     for row in np.random.default_rng(5).permutation(400).tolist():
-        reader.read(*pieces((0, row, 0, len(world.documents["web"][row]))))
+        read_with_successors(reader, pieces((0, row, 0, len(world.documents["web"][row]))))
     stats = reader.stats()
     assert stats["decode_amplification"] > 2 and stats["cache_hits"] > 0
     assert stats["cache_hits"] + stats["cache_misses"] == 400
@@ -181,7 +182,7 @@ def test_adjacent_missing_pages_are_read_at_once_and_others_alone(tmp_path, monk
     assert table.num_chunks == 2 and table.num_pages >= 20
     boundary = int(np.searchsorted(table.chunk_of_page, 1))
     reader = make_reader(world, 1 << 24, catalog)
-    reader.read(*page_rows(world, table, [0]))  # opens the file
+    read_with_successors(reader, page_rows(world, table, [0]))  # opens the file
     read: list[tuple[int, int]] = []
     real = os.pread
 
@@ -212,18 +213,18 @@ def test_warmed_pages_are_found_and_no_more_are_decoded_than_fit(tmp_path, make_
     assert reader.stats()["pages_decoded"] == 3
     first_row = catalog.sources["web"].pages.first_row
     rows = np.arange(first_row[1], first_row[4])
-    reader.read(*pieces(*((1, row, 0, 0) for row in rows.tolist())))
+    read_with_successors(reader, pieces(*((1, row, 0, 0) for row in rows.tolist())))
     assert (reader.stats()["cache_hits"], reader.stats()["cache_misses"]) == (3, 0)
 
     small = make_reader(world, 30_000, catalog)
-    small.read(*pieces((0, 0, 0, 0)))
+    read_with_successors(small, pieces((0, 0, 0, 0)))
     needed_first = pages[::-1]
     small.warm(1, needed_first)
     decoded = small.stats()["pages_decoded"] - 1
     assert 1 < decoded < len(pages) and small.stats()["cache_pages"] == decoded + 1
     small.warm(1, needed_first)  # full: nothing more, and nothing is pushed out
     assert small.stats()["pages_decoded"] == decoded + 1
-    small.read(*pieces((0, 0, 0, 0), (1, 399, 0, 1)))
+    read_with_successors(small, pieces((0, 0, 0, 0), (1, 399, 0, 1)))
     assert small.stats()["cache_hits"] == 2
 
 
@@ -252,7 +253,7 @@ def test_after_close_reading_is_an_error_and_all_files_are_closed(tmp_path, make
     reader.close()
     reader.close()
     assert open_descriptors() == before
-    for use in (lambda: reader.read(*pieces((0, 0, 0, 0))), lambda: reader.warm(0, np.array([0]))):
+    for use in (lambda: read_with_successors(reader, pieces((0, 0, 0, 0))), lambda: reader.warm(0, np.array([0]))):
         with pytest.raises(LoaderClosed):
             use()
 

@@ -30,7 +30,6 @@ def make_table(rows_of_chunk: Sequence[Sequence[int]], *, dictionary: bool = Fal
         dict_offset=np.full(chunks, 4 if dictionary else -1, np.int64),
         dict_bytes=np.full(chunks, 7 if dictionary else 0, np.int64),
         codec=np.arange(chunks).astype(np.int8),
-        decoded_bytes=np.array([1000 * len(chunk) for chunk in rows_of_chunk], np.int64),
     )
 
 

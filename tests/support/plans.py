@@ -116,11 +116,16 @@ def random_plan(
     return make_plan(pieces, documents, length=length, places=shuffled, step=seed), documents
 
 
-def values_of(pieces: ReplicaPieces, documents: Documents, *, dtype: type = np.int32) -> np.ndarray:
-    """What a reader gives for the pieces: the tokens of each and its successor, 0 where the document ends."""
-    values: list[int] = []
-    for source, row, start, tokens in zip(pieces.source, pieces.row, pieces.start, pieces.tokens, strict=True):
-        values += [*documents[int(source), int(row)], 0][start : start + tokens + 1]
-    array = np.array(values, dtype)
-    array.flags.writeable = False  # a reader may give views of its cache
-    return array
+def values_of(
+    pieces: ReplicaPieces, documents: Documents, *, length: int, dtype: type = np.int32
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a reader gives for the pieces: their tokens in place, with rubbish between, and the successors."""
+    values = np.full(pieces.num_samples * length, 99, dtype)
+    successors = np.zeros(len(pieces.row), np.int64)
+    columns = (pieces.source, pieces.row, pieces.start, pieces.tokens, pieces.places(length))
+    for i, (source, row, start, tokens, place) in enumerate(zip(*columns, strict=True)):
+        document = [*documents[int(source), int(row)], 98]
+        values[place : place + tokens] = document[start : start + tokens]
+        successors[i] = document[start + tokens]
+    values.flags.writeable = False
+    return values, successors

@@ -40,7 +40,7 @@ def main() -> None:
         first = kernel_bytes()
         own_bytes = kernel_bytes() - first
         before = kernel_bytes()
-        values = reader.read(*asked)
+        values = reader.read(*asked, places=np.zeros(1, np.int64), num_places=int(tokens[0])).values
         read = kernel_bytes() - before - own_bytes
         page = int(web.pages.page_of_rows(asked[1])[0])
         if row == 0:

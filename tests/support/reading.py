@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.catalogs import World
+from torchmix.sources.reader import Reader
 
 
 class Pieces(NamedTuple):
@@ -48,6 +49,17 @@ def whole_documents(world: World) -> Pieces:
             for row, document in enumerate(world.documents[name])
         )
     )
+
+
+def read_with_successors(reader: Reader, asked: Pieces) -> NDArray[np.integer[Any]]:
+    """What the reader gives, as one array: each piece and behind it its successor. Places leave gaps on purpose."""
+    ends = np.cumsum(asked.tokens + 3)
+    places = ends - asked.tokens - 1
+    read = reader.read(*asked, places=places, num_places=int(ends[-1]) if len(ends) else 0)
+    parts = [read.values[:0]]
+    for place, tokens, successor in zip(places.tolist(), asked.tokens.tolist(), read.successors, strict=True):
+        parts += [read.values[place : place + tokens], np.array([successor], read.values.dtype)]
+    return np.concatenate(parts)
 
 
 def expected(world: World, asked: Pieces) -> NDArray[np.int64]:

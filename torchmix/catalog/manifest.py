@@ -56,8 +56,6 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """16 hex digits over all that decides the order of the source's documents."""
     window_pages: int
     """Pages of a shuffle window."""
-    decoded_bytes: int
-    """Bytes of all pages without compression."""
     num_documents: int
     """Rows of all files, the empty ones included."""
     num_tokens: int

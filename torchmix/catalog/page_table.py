@@ -39,8 +39,6 @@ class PageTable:
     """[C] bytes of the dictionary in its file, 0 if there is none."""
     codec: NDArray[np.int8]
     """[C] how the chunk is compressed, in numbers of the file format."""
-    decoded_bytes: NDArray[np.int64]
-    """[C] bytes of the chunk's pages without compression."""
 
     @property
     def num_pages(self) -> int:
@@ -79,7 +77,6 @@ class PageTable:
             dict_offset=np.array(self.dict_offset[chunk:chunk_stop]),
             dict_bytes=np.array(self.dict_bytes[chunk:chunk_stop]),
             codec=np.array(self.codec[chunk:chunk_stop]),
-            decoded_bytes=np.array(self.decoded_bytes[chunk:chunk_stop]),
         )
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
@@ -96,7 +93,7 @@ class PageTable:
         pages, chunks = self.num_pages, self.num_chunks
         lengths = {name: len(array) for name, array in self.arrays()}
         per_page, per_chunk = ("chunk_of_page", "offset", "num_bytes"), ("file_of_chunk", "dict_offset", "dict_bytes")
-        wanted = dict.fromkeys(per_page, pages) | dict.fromkeys((*per_chunk, "codec", "decoded_bytes"), chunks)
+        wanted = dict.fromkeys(per_page, pages) | dict.fromkeys((*per_chunk, "codec"), chunks)
         wanted["first_row"] = pages + 1
         if lengths != wanted:
             raise CatalogError(f"arrays of a page table have lengths {lengths}, not {wanted}")
@@ -136,5 +133,4 @@ def join_tables(tables: Sequence[PageTable]) -> PageTable:
         dict_offset=np.concatenate([table.dict_offset for table in tables]),
         dict_bytes=np.concatenate([table.dict_bytes for table in tables]),
         codec=np.concatenate([table.codec for table in tables]),
-        decoded_bytes=np.concatenate([table.decoded_bytes for table in tables]),
     )

@@ -57,8 +57,9 @@ def write_source(
     """
     pages = join_tables([part.pages for _, part in files])
     pages.check()
-    decoded_bytes = int(pages.decoded_bytes.sum())
-    window_pages = settings.window_pages(num_pages=pages.num_pages, decoded_bytes=decoded_bytes)
+    lengths = [part.tokens for _, part in files if len(part.tokens)]
+    num_tokens = sum(int(tokens.sum(dtype=np.int64)) for tokens in lengths)
+    window_pages = settings.window_pages(num_pages=pages.num_pages, num_tokens=num_tokens)
     schemas = tuple(dict.fromkeys(part.schema for _, part in files))
     entries = _file_entries(files, schemas)
     folder = directory / ARRAYS_FOLDER / f"{name}.{secrets.token_hex(4)}"
@@ -71,7 +72,6 @@ def write_source(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    lengths = [part.tokens for _, part in files if len(part.tokens)]
     return SourceEntry(
         patterns=settings.patterns,
         column=settings.column,
@@ -79,9 +79,8 @@ def write_source(
         transform_id=transform_id,
         fingerprint=source_fingerprint(entries, settings.column, transform_id, window_pages),
         window_pages=window_pages,
-        decoded_bytes=decoded_bytes,
         num_documents=pages.num_rows,
-        num_tokens=sum(int(tokens.sum(dtype=np.int64)) for tokens in lengths),
+        num_tokens=num_tokens,
         num_empty=sum(int((tokens == 0).sum()) for tokens in lengths),
         max_document_tokens=max(int(tokens.max()) for tokens in lengths),
         folder=folder.name,
@@ -112,7 +111,7 @@ def _file_entries(files: Sequence[tuple[str, FilePart]], schemas: tuple[bytes, .
 
 def with_settings(entry: SourceEntry, settings: SourceSettings, files: tuple[FileEntry, ...]) -> SourceEntry:
     """The entry of a source whose arrays stay, under other patterns, another window or other names of its files."""
-    window_pages = settings.window_pages(num_pages=entry.arrays["offset"].length, decoded_bytes=entry.decoded_bytes)
+    window_pages = settings.window_pages(num_pages=entry.arrays["offset"].length, num_tokens=entry.num_tokens)
     return msgspec.structs.replace(
         entry,
         patterns=settings.patterns,

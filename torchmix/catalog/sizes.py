@@ -19,6 +19,8 @@ from torchmix.errors import CatalogError
 
 MAX_DOCUMENT_TOKENS = 2**31 - 1
 """Longest document: lengths are int32 (positions and sums are int64)."""
+DECODED_TOKEN_BYTES = 4
+"""What a token takes in a decoded page, for the size of windows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,14 +70,17 @@ class SourceSizes:
             raise CatalogError(f"window_pages is {self.window_pages}, it must be 1 or more")
 
 
-def window_pages_of(*, num_pages: int, decoded_bytes: int, most_pages: int, most_bytes: int) -> int:
+def window_pages_of(*, num_pages: int, num_tokens: int, most_pages: int, most_bytes: int) -> int:
     """Pages of a source's shuffle window: as many mean pages as fit `most_bytes`, in [1, most_pages].
+
+    A token counts 4 bytes, as it takes in memory, however the file encodes it: how a file was written
+    must not decide how well it is shuffled.
 
     Args:
         num_pages: P of the source.
-        decoded_bytes: Bytes of all its pages without compression.
+        num_tokens: Tokens of all its documents.
         most_pages: The recipe's `shuffle.window_pages`.
         most_bytes: The recipe's `shuffle.window_bytes`.
     """
-    fitting = most_bytes * num_pages // max(1, decoded_bytes)
+    fitting = most_bytes * num_pages // max(1, DECODED_TOKEN_BYTES * num_tokens)
     return max(1, min(fitting, most_pages))

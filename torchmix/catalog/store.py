@@ -43,10 +43,10 @@ class SourceSettings:
     most_bytes: int
     """`shuffle.window_bytes`."""
 
-    def window_pages(self, *, num_pages: int, decoded_bytes: int) -> int:
+    def window_pages(self, *, num_pages: int, num_tokens: int) -> int:
         """Pages of the source's shuffle window."""
         return window_pages_of(
-            num_pages=num_pages, decoded_bytes=decoded_bytes, most_pages=self.most_pages, most_bytes=self.most_bytes
+            num_pages=num_pages, num_tokens=num_tokens, most_pages=self.most_pages, most_bytes=self.most_bytes
         )
 
 
@@ -150,7 +150,7 @@ def _open(recipe: Recipe, folder: Path, manifest: Manifest) -> Catalog:
 
 def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, folder: Path) -> None:
     """Raise CatalogStale where a source was indexed for other settings than the recipe has."""
-    window_pages = settings.window_pages(num_pages=entry.arrays["offset"].length, decoded_bytes=entry.decoded_bytes)
+    window_pages = settings.window_pages(num_pages=entry.arrays["offset"].length, num_tokens=entry.num_tokens)
     for what, indexed, wanted in (
         ("path", list(entry.patterns), list(settings.patterns)),
         ("column", entry.column, settings.column),

@@ -1,8 +1,8 @@
 """StepPlan + documents -> the microbatches of one replica, at full length.
 
 In: a step's plan, of which `pieces_of_replica` takes the replica's pieces in the order in which they will lie in
-memory; then the reader's values for those pieces, each piece followed by the token that succeeds it in its document.
-Out: `StepTensors` with every field, tokens in samples at the offsets that the plan says.
+memory; then what the reader found: each piece at its place, and the token that succeeds it in its document. Out:
+`StepTensors` with every field, tokens in samples at the offsets that the plan says.
 
 Must hold: a pure function of its arguments, so every leader that builds a piece builds the same bytes.
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torchmix.constructor.boundaries import Boundaries, boundaries_of_documents, boundaries_of_samples
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
-from torchmix.constructor.ranges import copy_ranges, fill_ramps
+from torchmix.constructor.ranges import fill_ramps
 from torchmix.planner.plan import StepPlan
 from torchmix.recipe import Packing
 
@@ -58,6 +58,10 @@ class ReplicaPieces:
     """[n] tokens of the piece, 1 or more."""
     ends_document: NDArray[np.bool_]
     """[n] whether the piece's last token is its document's."""
+
+    def places(self, length: int) -> Int64Array:
+        """[n] first token of each piece among the N tokens of the replica; samples have `length` tokens."""
+        return self.sample * length + self.sample_offset
 
 
 def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
@@ -95,6 +99,7 @@ def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
 def build(
     pieces: ReplicaPieces,
     values: NDArray[np.integer[Any]],
+    successors: Int64Array,
     *,
     length: int,
     packing: Packing,
@@ -104,8 +109,9 @@ def build(
 
     Args:
         pieces: From `pieces_of_replica`.
-        values: [sum(tokens) + n] token ids of any integer dtype: for each piece its tokens, then the token that follows
-            in its document, any value where the document ends.
+        values: [N] token ids of any integer dtype, each piece's at its place (`ReplicaPieces.places`); anything in
+            padding. Not kept.
+        successors: [n] the token that follows each piece in its document; anything where the document ends.
         length: Tokens of a sample.
         packing: The recipe's; `method` and `align_tokens` say where pieces lie, `boundaries` what a segment is.
         memory: Where the tensors' memory comes from; fresh memory if None.
@@ -113,11 +119,11 @@ def build(
     Returns:
         Tensors [M, B, length] with every sequence field.
     """
-    assert len(values) == pieces.tokens.sum() + len(pieces.tokens), "a value per token, and one more per piece"
+    assert len(values) == pieces.num_samples * length, "a value per token, padding included"
     memory = memory or StepMemory()
     spans = _spans(pieces, length)
-    tokens = _tokens(values, pieces, spans, memory)
-    labels = _labels(tokens, values, pieces, spans, memory)
+    tokens = _tokens(values, spans, memory)
+    labels = _labels(tokens, successors, pieces, spans, memory)
     loss_mask = _loss_mask(pieces, spans, memory)
     position_ids = _position_ids(spans, length, packing, memory)
     source_index = _source_index(pieces, spans, memory)
@@ -148,56 +154,37 @@ class _Spans:
     """[n] first token of each piece, rising."""
     stop: Int64Array
     """[n] token after its last."""
-    gap_tokens: Int64Array
-    """[n + 1] tokens of padding before each piece, and behind the last."""
     padding: Int64Array
     """Every token of padding, rising."""
 
 
 def _spans(pieces: ReplicaPieces, length: int) -> _Spans:
     num_tokens = pieces.num_samples * length
-    start = pieces.sample * length + pieces.sample_offset
+    start = pieces.places(length)
     stop = start + pieces.tokens
     gap_start = np.concatenate([[0], stop])
     gap_tokens = np.append(start, num_tokens) - gap_start
     assert gap_tokens.min() >= 0, "pieces do not overlap"
     before = np.cumsum(gap_tokens) - gap_tokens
     padding = np.arange(gap_tokens.sum()) + np.repeat(gap_start - before, gap_tokens)
-    return _Spans(num_tokens=num_tokens, start=start, stop=stop, gap_tokens=gap_tokens, padding=padding)
+    return _Spans(num_tokens=num_tokens, start=start, stop=stop, padding=padding)
 
 
-def _tokens(values: NDArray[np.integer[Any]], pieces: ReplicaPieces, spans: _Spans, memory: StepMemory) -> Int64Array:
-    """[N] copied from where the reader left them: a successor behind each piece, and no padding."""
-    num_pieces = len(pieces.tokens)
-    cuts = np.zeros(2 * num_pieces + 1, np.int64)
-    cuts[1::2] = pieces.tokens
-    cuts[2::2] = 1
-    np.cumsum(cuts, out=cuts)
-    wanted = np.arange(0, 2 * num_pieces, 2)
-    if len(spans.padding):
-        # Zeros behind the values, cut into the gaps, so that the same copy lays them between the pieces.
-        cuts = np.concatenate([cuts, len(values) + np.cumsum(spans.gap_tokens)])
-        gaps_and_pieces = np.arange(2 * num_pieces, 4 * num_pieces + 1)
-        gaps_and_pieces[0::2] = np.arange(2 * num_pieces, 3 * num_pieces + 1)
-        gaps_and_pieces[1::2] = wanted
-        wanted = gaps_and_pieces
-        with_zeros = memory.empty(2 * spans.num_tokens, values.dtype)[: len(values) + len(spans.padding)]
-        with_zeros[: len(values)] = values
-        with_zeros[len(values) :] = 0
-        values = with_zeros
+def _tokens(values: NDArray[np.integer[Any]], spans: _Spans, memory: StepMemory) -> Int64Array:
+    """[N] the reader's values, and 0 in padding."""
     tokens = memory.empty(spans.num_tokens, np.int64)
-    copy_ranges(np.ascontiguousarray(values), cuts, wanted, out=tokens)
+    tokens[:] = values
+    tokens[spans.padding] = 0
     return tokens
 
 
 def _labels(
-    tokens: Int64Array, values: NDArray[np.integer[Any]], pieces: ReplicaPieces, spans: _Spans, memory: StepMemory
+    tokens: Int64Array, successors: Int64Array, pieces: ReplicaPieces, spans: _Spans, memory: StepMemory
 ) -> Int64Array:
     """[N] the next token, which lies in the sample too unless the piece ends."""
     labels = memory.empty(spans.num_tokens, np.int64)
     labels[:-1] = tokens[1:]
-    successor = values[np.cumsum(pieces.tokens + 1) - 1]
-    labels[spans.stop - 1] = np.where(pieces.ends_document, 0, successor)
+    labels[spans.stop - 1] = np.where(pieces.ends_document, 0, successors)
     labels[spans.padding] = 0
     return labels
 

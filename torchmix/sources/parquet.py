@@ -85,7 +85,6 @@ class ParquetSource:
             dict_offset=np.array([part.pages.dict_offset for part in scanned], dtype=np.int64),
             dict_bytes=np.array([part.pages.dict_bytes for part in scanned], dtype=np.int64),
             codec=np.array([chunk.codec for chunk in chunks], dtype=np.int8),
-            decoded_bytes=np.array([chunk.decoded_bytes for chunk in chunks], dtype=np.int64),
             tokens=_join([part.tokens for part in scanned]).astype(np.int32),
             schema=scan.schema,
             whole_chunks=any(part.is_whole for part in scanned),

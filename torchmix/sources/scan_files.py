@@ -153,7 +153,6 @@ def part_of_scan(scan: FileScan) -> FilePart:
             dict_offset=scan.dict_offset,
             dict_bytes=scan.dict_bytes,
             codec=scan.codec,
-            decoded_bytes=scan.decoded_bytes,
         ),
         tokens=scan.tokens,
     )

@@ -58,8 +58,6 @@ class FileScan:
     """[C], 0 if it has none."""
     codec: NDArray[np.int8]
     """[C], compression, in the file format's own numbers."""
-    decoded_bytes: Int64Array
-    """[C], bytes of the chunk's pages without compression."""
     tokens: Int32Array
     """[N], tokens of each document."""
     schema: bytes

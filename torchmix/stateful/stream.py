@@ -135,9 +135,23 @@ class StepStream(IterableDataset[StepTensors]):
         recipe = self._settings.recipe
         began = time.perf_counter()
         pieces = pieces_of_replica(plan, self._settings.replica)
-        values = reader.read(pieces.source, pieces.row, pieces.start, pieces.tokens)
+        tokens = reader.read(
+            pieces.source,
+            pieces.row,
+            pieces.start,
+            pieces.tokens,
+            places=pieces.places(recipe.batch.length),
+            num_places=pieces.num_samples * recipe.batch.length,
+        )
         read = time.perf_counter()
-        step = build(pieces, values, length=recipe.batch.length, packing=recipe.packing, memory=memory)
+        step = build(
+            pieces,
+            tokens.values,
+            tokens.successors,
+            length=recipe.batch.length,
+            packing=recipe.packing,
+            memory=memory,
+        )
         built = time.perf_counter()
         after = state_of_cursor(next_cursor, planner, recipe=self._fingerprint, catalog=catalog)
         header = encode_header(
