@@ -85,7 +85,7 @@ class PageRun:
     offset: int
     """`page_offset` of the first page."""
     first_row: int
-    """Row of the source at which the run begins."""
+    """Row of the file at which the run begins."""
 
 
 class Source(Protocol):
