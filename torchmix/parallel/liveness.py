@@ -295,7 +295,7 @@ class Liveness:
                 self._end_process(1)
             # What is destroyed now may wait for the lost rank, and our threads run no more: the kernel ends it then.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, self._patience.grace_s)
+            signal.setitimer(signal.ITIMER_REAL, 2 * self._patience.grace_s)
 
 
 def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) -> Liveness:
