@@ -154,9 +154,10 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
 
 
 def random_source(rng: random.Random, name: str) -> BookSource:
-    """A few dozen documents, some empty, some longer than any sample, in pages of any number of rows."""
+    """A few dozen documents, some empty, some longer than a batch, in pages of any number of rows."""
     count = rng.randint(3, 60)
-    tokens = [rng.choice([0, 1, rng.randint(1, 20), rng.randint(1, 150)]) for _ in range(count)]
+    kinds = (0, 1, 20, 20, 150, 150, rng.choice([150, 1500]))
+    tokens = [rng.randint(min(1, most), most) for most in rng.choices(kinds, k=count)]
     tokens[0] = 5  # nothing may be without tokens
     cuts = sorted(rng.randint(0, count) for _ in range(rng.randint(0, 8)))
     return BookSource(name=name, first_row_of_page=[0, *cuts, count], tokens=tokens, window_pages=rng.randint(1, 4))
