@@ -95,8 +95,8 @@ def in_rows(cost_of_sample: Ints, *, dp: int, micro_batch_size: int) -> Placemen
     by_cost = np.argsort(-cost_of_sample, kind="stable")
     costs = cost_of_sample[by_cost].tolist()
     load = [0] * dp
-    dealt: list[int] = []
-    for start in range(0, num_samples, dp):
+    dealt: list[int] = [0] * num_samples if dp == 1 else []
+    for start in range(0, num_samples if dp > 1 else 0, dp):
         least_loaded = sorted(range(dp), key=load.__getitem__)
         for dp_rank, cost in zip(least_loaded, costs[start : start + dp], strict=True):
             load[dp_rank] += cost

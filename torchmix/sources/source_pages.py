@@ -132,7 +132,7 @@ class SourcePages:
             num_rows=stop_row - first_row,
             path=str(self._files.path(file)),
             offset=offset,
-            first_row=first_row,
+            first_row=first_row - self.catalog.files[file].first_row,
         )
         documents = self._decoder.decode(run)
         self._check_lengths(documents, start, stop, file)

@@ -15,6 +15,7 @@ thread that prefetches.
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Generator, Iterator
@@ -41,8 +42,12 @@ from torchmix.stateful.state import check_layout, decode_state, encode_state, st
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.stateful.worker_start import without_main_module
 
+logger = logging.getLogger(__name__)
+
 CLOSE_S = 30.0
 """How long `close()` waits for the other ranks of the replica to stop too."""
+PATIENCE_S = 30.0
+"""How long a step may be waited for before a line in the log says so."""
 _CHECK_S = 0.25
 
 
@@ -89,6 +94,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 generator=torch.Generator(),  # its own: the trainer's random numbers stay what they are
             )
         self._tree = tree
+        self._leader = tree.leader_of(tree.topology.rank)
         self._recipe = recipe
         self._fingerprint = recipe_fingerprint(recipe)
         self._layout = {"dp": tree.topology.dp, "micro_batch_size": micro_batch_size}
@@ -222,13 +228,22 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         """The next step of this rank's role; None at the end. Meanwhile, listen for lost ranks."""
         if self._feed is None:
             self._feed = Ahead(self._steps(), depth=self._look_ahead, name="torchmix-feed")
+        waited_since = time.monotonic()
         while True:
             if self._liveness is not None:
                 self._liveness.check()
             try:
-                return self._feed.take(_CHECK_S if self._liveness is not None else None)
+                return self._feed.take(_CHECK_S)
             except TimeoutError:
-                continue
+                if time.monotonic() - waited_since > PATIENCE_S:
+                    waited_since = time.monotonic()
+                    logger.warning(
+                        "rank %d has waited %.0f s for step %d from %s",
+                        self._tree.topology.rank,
+                        PATIENCE_S,
+                        self._boundary.step,
+                        "its own reader" if self._tree.is_leader else f"its leader, rank {self._leader}",
+                    )
             except StopIteration:
                 return None
             except Exception as error:
