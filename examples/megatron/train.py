@@ -75,6 +75,7 @@ def main() -> None:
             counts = forward_backward(
                 microbatches,
                 model,
+                optimizer,
                 num_microbatches=loader.num_microbatches,
                 row_tokens=options.micro_batch_size * recipe.batch.length,
                 device=device,
@@ -152,6 +153,7 @@ def start_megatron(options: argparse.Namespace) -> torch.device:
 def forward_backward(
     microbatches: Iterator[torchmix.Microbatch],
     model: list[Any],
+    optimizer: Any,
     *,
     num_microbatches: int,
     row_tokens: int,
@@ -160,6 +162,7 @@ def forward_backward(
     """Gradients of one global batch, by Megatron's schedule; what `loss_sum` counted, on the last stage."""
     for chunk in model:
         chunk.zero_grad_buffer()
+    optimizer.zero_grad()  # else `grad` stays an alias of the buffer, and the first microbatch counts twice
     counts: list[dict[str, Any]] = get_forward_backward_func()(
         forward_step_func=partial(forward_step, device=device),
         data_iterator=microbatches,

@@ -1,4 +1,4 @@
-"""The Megatron example under torchrun: one rank, TP 2, CP 2 and PP 2 train alike, from one another's checkpoints."""
+"""The Megatron example under torchrun: one rank, DP 2, TP 2, CP 2 and PP 2 train alike, from each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def test_layouts_train_alike_from_one_checkpoint(tmp_path: Path) -> None:
     assert column(one, "step") == list(range(4, 17))
     pp = train(tmp_path, "pp", ranks=2, steps=13, arguments=(*load, "--pp", "2", "--save", str(by_pipeline)))
     parallel = {
+        "dp": train(tmp_path, "dp", ranks=2, steps=13, arguments=load),
         "tp": train(tmp_path, "tp", ranks=2, steps=13, arguments=(*load, "--tp", "2")),
         "cp": train(tmp_path, "cp", ranks=2, steps=13, arguments=(*load, "--cp", "2")),
         "pp": pp,
