@@ -1,4 +1,4 @@
-"""The Megatron example under torchrun: one rank, DP 2, TP 2, CP 2 and PP 2 train alike, from each other's checkpoints."""
+"""The Megatron example under torchrun: one rank, DP 2, TP 2, CP 2 and PP 2 train alike, from shared checkpoints."""
 
 from __future__ import annotations
 
