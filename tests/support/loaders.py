@@ -50,10 +50,12 @@ def write_job(
     boundaries: str = "document",
     overflow: str = "split",
     extra: str = "",
+    checksums: bool = False,
 ) -> Path:
     """Files of four sources of different kinds, their recipe and their catalog; the recipe's path."""
     directory.mkdir(parents=True, exist_ok=True)
-    make_tokens_file(directory / "web-0.parquet", random_tokens(seed, 900, mean_tokens=40), codec="zstd")
+    documents = random_tokens(seed, 900, mean_tokens=40)
+    make_tokens_file(directory / "web-0.parquet", documents, codec="zstd", checksums=checksums)
     make_tokens_file(directory / "web-1.parquet", random_tokens(seed + 1, 500, mean_tokens=90), page_index=False)
     make_text_file(directory / "prose.parquet", random_texts(seed + 2, 700), page_version="2.0", codec="snappy")
     make_text_file(directory / "tiny.parquet", random_texts(seed + 3, 9, mean_words=20), codec="none")

@@ -15,6 +15,7 @@ thread that prefetches.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import time
 import warnings
@@ -180,6 +181,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             self._stop_feed()
         finally:
             self._step = None
+            atexit.unregister(self.close)
             if self._liveness is not None:
                 self._liveness.close()
             if self._fan_out is not None:
@@ -192,12 +194,18 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None and not isinstance(error, RankLost | GeneratorExit) and self._liveness is not None:
-            # The other ranks do not close now: waiting for them here would only hide the error.
-            self._liveness.post_abort(error if isinstance(error, Exception) else type(error).__name__)
-            self._closed = True
+        is_calm = (
+            error is None or isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
+        )
+        if is_calm or self._liveness is None:
+            self.close()
             return
-        self.close()
+        # The other ranks do not close now: waiting for them here would only hide the error.
+        assert error is not None
+        self._liveness.post_abort(error)
+        self._closed = True
+        if self._feed is not None:
+            self._feed.close(timeout_s=0)
 
     def _next(self) -> Microbatch | None:
         self._check_open()
@@ -210,6 +218,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             self._total_wait_s += self._wait_s
             if self._step is None:
                 self._ended = True
+                atexit.register(self.close)  # who has had all may leave without a word
                 return None
             self._header = decode_header(self._step.header)
             if self._liveness is not None:
@@ -247,9 +256,10 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             except StopIteration:
                 return None
             except Exception as error:
-                if self._liveness is None:
+                cause = error if self._liveness is None else self._liveness.explain(error)
+                if cause is error:
                     raise
-                raise self._liveness.explain(error) from error
+                raise cause from error
 
     def _steps(self) -> Generator[StepTensors, None, None]:
         """In the feed's thread: steps from the boundary on, of this rank's role, pinned where CUDA is."""
