@@ -103,7 +103,8 @@ def main() -> None:
             ratio = np.mean(ratios, axis=0)
             print(
                 f"{num_samples:4} x 8192 | {num_sources:3} | {method:8} | {count:6} | {taken[0]:6.1f} | "
-                f"{median:6.2f} | {p95:6.2f} | {median / bound_ms(count):5.1f} | {min(fills):.4f} | {ratio[0]:.4f} ({ratio[1]:.4f})",
+                f"{median:6.2f} | {p95:6.2f} | {median / bound_ms(count):5.1f} | {min(fills):.4f} | "
+                f"{ratio[0]:.4f} ({ratio[1]:.4f})",
                 flush=True,
             )
     share = wait_share(make_planner(64, 8, 4, "best_fit", longest))

@@ -76,12 +76,28 @@ def test_every_row_comes_once_in_every_epoch(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_window_knows_the_lengths_of_its_rows(shape):
     sizes = SHAPES[shape]
-    for made in every_window(SourceOrder("web", sizes, seed=3), 2):
+    whole = SourceOrder("web", sizes, seed=3)
+    halved = SourceOrder("web", sizes, seed=3, counted=lambda tokens: tokens // 2)
+    for made, half in zip(every_window(whole, 2), every_window(halved, 2), strict=True):
         tokens = sizes.tokens[made.rows]
-        assert np.array_equal(made.document_tokens, tokens)
-        assert made.ends.dtype == made.middles.dtype == np.int64
+        assert made.document_tokens is None and np.array_equal(half.document_tokens, tokens)
+        assert made.ends.dtype == half.ends.dtype == np.int64
         assert made.ends.tolist() == [int(tokens[:k].sum()) for k in range(len(tokens) + 1)]
-        assert made.middles.tolist() == [int(2 * tokens[:k].sum() + tokens[k]) for k in range(len(tokens))]
+        assert half.ends.tolist() == [int((tokens // 2)[:k].sum()) for k in range(len(tokens) + 1)]
+
+
+def test_a_draw_stops_at_the_first_document_whose_midpoint_is_not_owed():
+    rng = np.random.default_rng(8)
+    for _ in range(300):
+        tokens = rng.integers(0, 6, rng.integers(1, 12))
+        ends = np.concatenate([[0], np.cumsum(tokens)])
+        window = Window(rows=np.arange(len(tokens)), ends=ends, document_tokens=None)
+        for start in range(len(tokens) + 1):
+            for owed in range(1, 40):
+                stop = start
+                while stop < len(tokens) and ends[stop] + ends[stop + 1] < 2 * (owed + ends[start]):
+                    stop += 1
+                assert window.stop(start, owed) == stop, (tokens, start, owed)
 
 
 def test_lengths_that_sum_beyond_32_bits_are_summed_in_64():

@@ -209,7 +209,7 @@ def test_a_document_longer_than_a_sample_is_named_where_the_recipe_forbids_it():
         Planner(recipe, {"web": sizes})
     for said in ("'web'", "row 2", "257 tokens", "256", "split, truncate or drop"):
         assert said in str(raised.value)
-    fits = replace(sizes, tokens=np.array([5, 256, 1, 9], np.int32))
+    fits = replace(sizes, tokens=np.array([5, 256, 1, 9], np.int32), longest_tokens=-1)
     plan_steps(Planner(recipe, {"web": fits}), 3)
 
 

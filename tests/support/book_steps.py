@@ -233,12 +233,16 @@ def plan_digest(job: BookJob, rows: list[Row], digest: bytes) -> str:
     row_samples = job.dp * job.micro_batch_size
     count = job.samples // row_samples
     in_time = [*reversed(range(1, count, 2)), *range(0, count, 2)]
-    load = [0] * job.dp
+    load, here = [0] * job.dp, [0] * job.dp
     place: dict[int, tuple[int, int]] = {}
     for start in range(0, job.samples, job.dp):
-        ranks = sorted(range(job.dp), key=lambda rank: (load[rank], rank))
+        if start % row_samples == 0:
+            here = [0] * job.dp
+        order = [(here[rank], load[rank], rank) for rank in range(job.dp)]
+        ranks = [rank for _, _, rank in sorted(order)]
         for rank, sample in zip(ranks, dear_first[start : start + job.dp], strict=True):
             load[rank] += costs[sample]
+            here[rank] += costs[sample]
             place[sample] = (rank, in_time.index(start // row_samples))
     message = digest + struct.pack("<qq", job.dp, job.micro_batch_size)
     for sample in range(job.samples):

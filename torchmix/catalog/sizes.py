@@ -33,6 +33,12 @@ class SourceSizes:
     """[N] tokens of each document, 0 or more."""
     window_pages: int
     """Pages of one shuffle window, 1 or more; fixed when the source was indexed."""
+    longest_tokens: int = -1
+    """Tokens of the longest document, which the catalog knows; -1 to look through `tokens`."""
+
+    def __post_init__(self) -> None:
+        if self.longest_tokens < 0:
+            object.__setattr__(self, "longest_tokens", int(self.tokens.max(initial=0)))
 
     @property
     def num_pages(self) -> int:

@@ -178,7 +178,12 @@ def open_source(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog:
     }
     pages = PageTable(**{key: arrays[key] for key in PAGE_ARRAYS})  # type: ignore[arg-type]
     tokens: NDArray[np.int32] = arrays["tokens"]  # type: ignore[assignment]
-    sizes = SourceSizes(first_row_of_page=pages.first_row, tokens=tokens, window_pages=entry.window_pages)
+    sizes = SourceSizes(
+        first_row_of_page=pages.first_row,
+        tokens=tokens,
+        window_pages=entry.window_pages,
+        longest_tokens=entry.max_document_tokens,
+    )
     if pages.num_rows != sizes.num_documents:
         raise CatalogError(
             f"source {name!r}: {folder} holds {pages.num_rows} rows in pages but {sizes.num_documents} lengths; "

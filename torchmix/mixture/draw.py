@@ -111,7 +111,7 @@ def draw(
                 break
             documents = order.window(e, w)
             before = int(documents.ends[k])
-            stop = max(k, int(np.searchsorted(documents.middles, 2 * (owed + before))))
+            stop = documents.stop(k, owed)
             if stop > k:
                 taken.append(_Run(s, e, documents, k, stop))
                 owed -= int(documents.ends[stop]) - before
@@ -142,8 +142,12 @@ def _join(runs: list[_Run]) -> Documents:
     """One table of the runs taken; documents that count for nothing are passed over here."""
     counts = np.array([run.stop - run.start for run in runs], np.int64)
     empty = np.zeros(0, np.int64)
-    tokens = np.concatenate([empty, *(np.diff(r.window.ends[r.start : r.stop + 1]) for r in runs)])
-    whole = np.concatenate([empty, *(r.window.document_tokens[r.start : r.stop] for r in runs)])
+    counted = [np.diff(run.window.ends[run.start : run.stop + 1]) for run in runs]
+    whole = [
+        tokens if run.window.document_tokens is None else run.window.document_tokens[run.start : run.stop]
+        for run, tokens in zip(runs, counted, strict=True)
+    ]
+    tokens = np.concatenate([empty, *counted])
     rows = np.concatenate([empty, *(r.window.rows[r.start : r.stop] for r in runs)])
     kept = tokens > 0
     return Documents(
@@ -151,7 +155,7 @@ def _join(runs: list[_Run]) -> Documents:
         epoch=np.repeat(np.array([run.epoch for run in runs], np.int64), counts)[kept],
         row=rows[kept],
         tokens=tokens[kept],
-        document_tokens=whole[kept],
+        document_tokens=np.concatenate([empty, *whole])[kept],
     )
 
 

@@ -10,7 +10,6 @@ as well as a buffer of B rows filled from permuted pages (Youmu's aggressive buf
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,14 +29,24 @@ class Window:
     """[W] row of each document in its source."""
     ends: NDArray[np.int64]
     """[W + 1] tokens of the documents before each; starts with 0."""
-    middles: NDArray[np.int64]
-    """[W] twice the position of each document's midpoint: `ends[k] + ends[k + 1]`."""
-    document_tokens: NDArray[np.int32]
-    """[W] tokens of each whole document, as the catalog has them."""
+    document_tokens: NDArray[np.int32] | None
+    """[W] tokens of each whole document, as the catalog has them; None if those are what `ends` counts."""
+
+    def stop(self, start: int, owed_tokens: int) -> int:
+        """Where a draw of `owed_tokens` (1 or more) that begins at document `start` stops.
+
+        Documents are taken while the midpoint of the next one lies below what is owed.
+        """
+        target = owed_tokens + int(self.ends[start])
+        behind = int(np.searchsorted(self.ends, target))  # documents that begin below the target
+        if behind > len(self.rows):
+            return len(self.rows)
+        is_beyond = int(self.ends[behind - 1]) + int(self.ends[behind]) >= 2 * target
+        return max(start, behind - is_beyond)
 
 
 class SourceOrder:
-    """The order of one source; remembers the windows last asked for."""
+    """The order of one source; remembers the window last asked for."""
 
     def __init__(
         self,
@@ -62,7 +71,7 @@ class SourceOrder:
         self.num_windows = -(-self.num_pages // sizes.window_pages)
         self._seed = seed
         self._counted = counted
-        self._windows: OrderedDict[tuple[int, int], Window] = OrderedDict()
+        self._last: tuple[tuple[int, int], Window] | None = None
 
     def pages(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Page ids of a window, in permuted order; `window` in [0, num_windows)."""
@@ -73,14 +82,9 @@ class SourceOrder:
 
     def window(self, epoch: int, window: int) -> Window:
         """The documents of a window of an epoch, in order."""
-        made = self._windows.get((epoch, window))
-        if made is None:
-            made = self._make(epoch, window)
-            self._windows[epoch, window] = made
-            # Two: a look-ahead that is rewound by one step finds the window it has just left.
-            while len(self._windows) > 2:
-                self._windows.popitem(last=False)
-        return made
+        if self._last is None or self._last[0] != (epoch, window):
+            self._last = (epoch, window), self._make(epoch, window)
+        return self._last[1]
 
     def _make(self, epoch: int, window: int) -> Window:
         pages = self.pages(epoch, window)
@@ -91,6 +95,9 @@ class SourceOrder:
         rows = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(starts - before, counts)
         rows = rows[keyed_order(named_key(self._seed, "rows", self.name, epoch, window), len(rows))]
         ends = np.zeros(len(rows) + 1, np.int64)
-        document_tokens = np.asarray(self.sizes.tokens[rows])
-        np.cumsum(self._counted(document_tokens) if self._counted else document_tokens, out=ends[1:])
-        return Window(rows=rows, ends=ends, middles=ends[:-1] + ends[1:], document_tokens=document_tokens)
+        tokens = np.asarray(self.sizes.tokens[rows])
+        if self._counted is None:
+            np.cumsum(tokens, out=ends[1:])
+            return Window(rows=rows, ends=ends, document_tokens=None)
+        np.cumsum(self._counted(tokens), out=ends[1:])
+        return Window(rows=rows, ends=ends, document_tokens=tokens)

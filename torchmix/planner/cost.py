@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.errors import RecipeError
 from torchmix.recipe import Model
 
 
@@ -23,6 +24,20 @@ class CostModel:
     per_pair: int
     whole_sample: bool
     """Attention runs over the whole sample (`boundaries: none`), not inside documents."""
+
+    def check_fits(self, *, num_samples: int, length: int) -> None:
+        """Refuse a model for which the cost of a whole batch would not fit 64 bits.
+
+        Raises:
+            RecipeError: With the largest cost there could be.
+        """
+        largest = num_samples * length * (self.per_token + self.per_pair * length)
+        if largest >= 1 << 63:
+            raise RecipeError(
+                f"a batch of {num_samples} samples of {length} tokens could cost {largest}, which exceeds 64 bits; "
+                f"check layers, hidden, ffn and vocab",
+                "balance.model",
+            )
 
     def of_samples(
         self, tokens: NDArray[np.int64], sample: NDArray[np.int64], *, num_samples: int, length: int

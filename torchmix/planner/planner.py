@@ -73,6 +73,7 @@ class Planner:
             DocumentTooLong: `overflow: error`, and a document exceeds a sample.
             PlanError: A source would give no tokens at all.
             CatalogMissing: A source has no sizes.
+            RecipeError: The model is so large that the cost of a batch exceeds 64 bits.
         """
         balance.check_divides(recipe.batch.samples, dp=dp, micro_batch_size=micro_batch_size)
         missing = sorted(set(recipe.sources) - set(sizes))
@@ -84,9 +85,11 @@ class Planner:
         self.orders = tuple(_source_order(recipe, name, sizes[name]) for name in self.sources)
         self._fractions = parse_shares(recipe)
         self._shares_after: tuple[tuple[Decision, ...], Ints] = ((), integer_shares(self._fractions))
-        self._max_epochs = np.array([recipe.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources])
+        epochs = [recipe.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources]
+        self._max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         self._name_hash = name_hashes(self.sources)
         self._cost = cost_model(recipe.balance.model, boundaries=recipe.packing.boundaries)
+        self._cost.check_fits(num_samples=recipe.batch.samples, length=recipe.batch.length)
         concat = recipe.packing.method == "concat"
         self._align_tokens = 1 if concat else recipe.packing.align_tokens
 
@@ -241,20 +244,26 @@ def _whole(documents: Documents, step: int) -> Pieces:
 def _source_order(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrder:
     """The source's order, with the recipe's overflow rule applied to the documents before any draw."""
     length, overflow = recipe.batch.length, recipe.packing.overflow
-    longest = int(sizes.tokens.max(initial=0))
+    longest = sizes.longest_tokens
     if overflow == "error" and longest > length:
         raise DocumentTooLong(
             f"source '{name}': the document at row {int(np.argmax(sizes.tokens))} has {longest} tokens, a sample holds "
             f"{length}, and the recipe says `overflow: error`; use split, truncate or drop, or a longer batch.length"
         )
-    if longest == 0 or (overflow == "drop" and not np.any((sizes.tokens > 0) & (sizes.tokens <= length))):
-        why = "all documents are empty" if longest == 0 else f"`overflow: drop` drops all: each exceeds {length} tokens"
+    if longest == 0 or (overflow == "drop" and longest > length and not _has_short(sizes.tokens, length)):
+        why = "all documents are empty" if longest == 0 else f"`overflow: drop` drops all that exceed {length} tokens"
         raise PlanError(f"source '{name}' would give no tokens: {why}; remove it from the recipe or change `overflow`")
     if longest <= length or overflow not in ("truncate", "drop"):
         counted = None
     else:
         counted = partial(_truncated if overflow == "truncate" else _without_long, length)
     return SourceOrder(name, sizes, seed=recipe.seed, counted=counted)
+
+
+def _has_short(tokens: NDArray[np.int32], length: int) -> bool:
+    """Whether some document has 1 to `length` tokens; looks at a part at a time, and mostly at the first alone."""
+    parts = (tokens[start : start + (1 << 20)] for start in range(0, len(tokens), 1 << 20))
+    return any(bool(np.any((part > 0) & (part <= length))) for part in parts)
 
 
 def _truncated(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
