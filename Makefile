@@ -26,7 +26,7 @@ test: check
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: venv
-	$(BIN)/python -m pytest -m "not system"
+	$(BIN)/python -m pytest -m "not system" $(PYTEST_ARGS)
 
 check: venv
 	$(BIN)/ruff check
