@@ -94,7 +94,7 @@ def job_of_run(run: dict[str, Any]) -> BookJob:
     )
 
 
-@pytest.mark.parametrize("run", VECTORS["runs"], ids=lambda run: f"{run['method']}-{run['overflow']}")
+@pytest.mark.parametrize("run", VECTORS["runs"], ids=lambda run: f"{run['method']}-{run['overflow']}-{run['samples']}")
 def test_the_book_gives_every_step_of_the_vectors(run: dict[str, Any]) -> None:
     for wanted, found in zip(run["steps"], steps(job_of_run(run), SOURCES), strict=False):
         if "pieces" in wanted:

@@ -153,7 +153,7 @@ def recipe_of_run(run: dict[str, Any]) -> Recipe:
     )
 
 
-@pytest.mark.parametrize("run", VECTORS["runs"], ids=lambda run: f"{run['method']}-{run['overflow']}")
+@pytest.mark.parametrize("run", VECTORS["runs"], ids=lambda run: f"{run['method']}-{run['overflow']}-{run['samples']}")
 def test_whole_steps(run: dict[str, Any]) -> None:
     sizes = {name: sizes_of(source) for name, source in SOURCES.items()}
     planner = Planner(recipe_of_run(run), sizes, dp=run["dp"], micro_batch_size=run["micro_batch_size"])
