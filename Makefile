@@ -1,7 +1,7 @@
 # Set up, check, test and train, with nothing but Python 3.10 or newer on the machine.
 #
 #     make train    a small Megatron GPT on 4 local ranks, from text that this machine has
-#     make test     ruff, mypy and all tests
+#     make test     all tests; `make check` is ruff and mypy
 #
 # Another build of torch:  make train PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu"
 # Another layout:          make train TRAIN_ARGS="--pp 2 --cp 2"
@@ -22,7 +22,7 @@ train: runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
 	$(BIN)/torchrun --nproc-per-node 4 examples/megatron/train.py --data-recipe $(RECIPE) $(TRAIN_ARGS)
 
-test: check
+test: venv
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: venv
@@ -49,7 +49,7 @@ $(VENV)/.torch: constraints.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt torch
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.torch setup.py pyproject.toml
+$(VENV)/.installed: $(VENV)/.torch constraints.txt setup.py pyproject.toml
 	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt --editable '.[test,megatron]'
 	touch $@
 
