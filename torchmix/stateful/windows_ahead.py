@@ -1,20 +1,25 @@
 """Decode the next window of each source while the present one is consumed.
 
 In: the cursor after each step. Out: pages decoded ahead in the reader's cache. Must hold: what is read and in which
-order is not changed, only when it is decoded. Without this, the steps after a window's border would decode nearly all
-its pages at once, and a training step would wait for them. Cost: one comparison per source and step.
+order is not changed, only when it is decoded; a page that cannot be read is told where it is needed and not here, since
+the steps before it are good. Without this, the steps after a window's border would decode nearly all its pages at once,
+and a training step would wait for them. Cost: one comparison per source and step.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.errors import CatalogError
 from torchmix.mixture.order import SourceOrder
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.sources.reader import Reader
+
+logger = logging.getLogger(__name__)
 
 
 class WindowsAhead:
@@ -45,7 +50,10 @@ class WindowsAhead:
                 present.outlived = present.outlived[:0]
             due = -(-len(present.next_pages) * offset // present.num_rows)
             if due > present.num_warmed:
-                self._reader.warm(s, present.next_pages[present.num_warmed : due])
+                try:
+                    self._reader.warm(s, present.next_pages[present.num_warmed : due])
+                except CatalogError as error:
+                    logger.warning("met while reading ahead, the steps before it go on: %s", error)
                 present.num_warmed = due
 
 
