@@ -17,6 +17,8 @@
     |   |-- StateVersion                written by another format version
     |   `-- StateMismatch               of another recipe, catalog or (inside a step) layout
     |-- RankLost                        another rank was killed, stopped or failed
+    |-- WorkerLost                      the process that reads for this rank was killed
+    |-- WireError                       bytes of another rank that are no exchange of this job
     `-- LoaderClosed (RuntimeError)     used after close()
 
 A message says what failed with its values, where, and what to do. Facts a program may want are
@@ -106,6 +108,22 @@ class StateMismatch(StateError):
 
 class RankLost(TorchmixError):
     """Another rank was killed, stopped, or failed; `rank` is its global rank, -1 if not known."""
+
+    def __init__(self, message: str = "", rank: int = -1) -> None:
+        super().__init__(message, rank)
+        self.message = message
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class WorkerLost(TorchmixError):
+    """The worker process that reads for this rank ended by itself; most often the kernel had no memory left."""
+
+
+class WireError(TorchmixError):
+    """What came from rank `rank` is not the exchange that this rank waits for."""
 
     def __init__(self, message: str = "", rank: int = -1) -> None:
         super().__init__(message, rank)

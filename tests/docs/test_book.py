@@ -72,7 +72,7 @@ def test_a_state_is_magic_version_digest_and_one_map() -> None:
         assert data[:15] == b"torchmix-state\x01"
         assert data[15:23] == hashlib.sha256(data[23:]).digest()[:8]
         body = msgspec.msgpack.decode(data[23:])
-        assert {**body, "order_digest": body["order_digest"].hex()} == fields
+        assert {**body, **{name: body[name].hex() for name in ("order_digest", "plan_digest")}} == fields
 
 
 def job_of_run(run: dict[str, Any]) -> BookJob:

@@ -190,7 +190,8 @@ def test_whole_steps(run: dict[str, Any]) -> None:
 @pytest.mark.parametrize("vector", VECTORS["state"], ids=lambda vector: f"step-{vector['fields']['step']}")
 def test_bytes_of_a_state(vector: dict[str, Any]) -> None:
     data, fields = bytes.fromhex(vector["bytes"]), dict(vector["fields"])
-    fields["order_digest"] = bytes.fromhex(fields["order_digest"])
+    for name in ("order_digest", "plan_digest"):
+        fields[name] = bytes.fromhex(fields[name])
     assert decode_state(data, recipe=fields["recipe"]) == msgspec.convert(fields, LoaderState)
     assert encode_state(msgspec.convert(fields, LoaderState)) == data
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from tests.support.worlds import run_ranks
-from torchmix.errors import PlanDiverged, RankLost, TopologyError
+from torchmix.errors import CorruptPage, PlanDiverged, RankLost, TopologyError, WireError
 from torchmix.parallel.fan_out import FanOut, Share, local_world, open_fan_out
 from torchmix.parallel.local_groups import open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
@@ -170,6 +172,63 @@ def test_a_leader_that_ends_early_lets_the_others_go_on_until_they_end() -> None
     assert run_ranks(list(zip(ends, (0, 2, 5), strict=True)), lambda pair: run(*pair)) == [0, 2, 5]
 
 
+def met(program: Callable[[], object]) -> str:
+    with pytest.raises((PlanDiverged, RankLost)) as caught:
+        program()
+    return str(caught.value)
+
+
+def test_the_failure_of_one_leader_is_met_by_all_ranks_at_the_same_step_and_leaves_the_exchange_at_rest() -> None:
+    tree = ClientPlaceTree.from_topology(Topology(tp=2, dp=2))
+
+    def program(rank: int, end: FanOut) -> list[str]:
+        texts = []
+        for _ in range(2):  # a stream after a failure works as the first did
+            if rank == 2:
+                end.compare(0, b"a" * 8, b"b" * 8)
+                end.send({role: share_for(1, role, 0) for role in end.roles_to_send})
+                end.send_failure(CorruptPage("page 7 does not decode"))
+            elif rank == 0:
+                end.compare(0, b"a" * 8, b"b" * 8)
+                end.send({role: share_for(0, role, 0) for role in end.roles_to_send})
+                texts.append(met(lambda: end.compare(1, b"c" * 8, b"d" * 8)))
+            else:
+                assert_equal(end.receive(), share_for(tree.with_rank(rank).replica, tree.role, 0))
+                texts.append(met(end.receive))
+        return texts
+
+    leader, its_peer, failed, other_peer = run_ranks(
+        list(enumerate(local_world(Topology(tp=2, dp=2)))), lambda pair: program(*pair)
+    )
+    assert leader == ["rank 2, a leader as this rank, failed at step 1: see its own error"] * 2
+    assert its_peer == [f"rank 0, which leads this rank, failed: RankLost: {leader[0]}"] * 2
+    assert other_peer == ["rank 2, which leads this rank, failed: CorruptPage: page 7 does not decode"] * 2
+    assert failed == []
+
+
+def test_a_leader_that_ends_does_not_wait_for_one_that_failed() -> None:
+    ends = local_world(Topology(dp=3))
+    programs = [
+        ends[0].send_end,
+        lambda: met(lambda: ends[1].compare(0, bytes(8), bytes(8))),
+        lambda: ends[2].send_failure(ValueError("x")),
+    ]
+    assert run_ranks(programs, lambda program: program())[1].startswith("rank 2, a leader as this rank, failed")
+
+
+def test_diverged_plans_are_told_to_the_peers() -> None:
+    ends = local_world(Topology(tp=2, dp=2))
+    programs = [
+        lambda: met(lambda: ends[0].compare(3, b"a" * 8, b"b" * 8)),
+        lambda: met(ends[1].receive),
+        lambda: met(lambda: ends[2].compare(3, b"a" * 8, b"b" * 8, first_microbatch=2)),
+        lambda: met(ends[3].receive),
+    ]
+    texts = run_ranks(programs, lambda program: program())
+    assert all("leaders planned differently" in text for text in texts)
+    assert all("from microbatch 0" in text and "from microbatch 2" in text for text in texts)
+
+
 def test_a_stream_may_follow_another() -> None:
     leader, peer = local_world(Topology(tp=2))
     role = leader.roles_to_send[0]
@@ -191,7 +250,7 @@ def test_a_peer_of_another_place_tree_refuses_the_exchange() -> None:
     groups = open_local_groups(tree)
     leader, confused = FanOut(tree, groups[0]), FanOut(other, groups[1])
     leader.send({role: share_for(0, role, 0) for role in leader.roles_to_send})
-    with pytest.raises(RankLost, match="stage is 0, this rank waits for 3"):
+    with pytest.raises(WireError, match="stage is 0, this rank waits for 3"):
         confused.receive()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from torchmix.errors import RankLost
+from torchmix.errors import WireError
 from torchmix.parallel.place_tree import Role
 from torchmix.parallel.wire import (
     ALIGN_BYTES,
@@ -113,7 +113,7 @@ def test_a_large_enough_buffer_is_written_into_and_cleaned() -> None:
     [
         (0, 5, "does not begin as one does"),
         (1, 2, "wire version 2, but this torchmix reads 1; run one version"),
-        (2, 3, "unknown kind 3"),
+        (2, 4, "unknown kind 4"),
         (3, 8, "sequence is 8, this rank waits for 7"),
         (4, 0, "leader is 0, this rank waits for 4"),
         (5, 0, "replica is 0, this rank waits for 1"),
@@ -130,7 +130,7 @@ def test_a_large_enough_buffer_is_written_into_and_cleaned() -> None:
 def test_a_foreign_envelope_is_refused_with_the_senders_rank(position: int, value: int, message: str) -> None:
     values = encode_envelope(envelope())
     values[position] = value
-    with pytest.raises(RankLost, match=message) as caught:
+    with pytest.raises(WireError, match=message) as caught:
         decode(values)
     assert caught.value.rank == 4
     assert "leader rank 4" in str(caught.value)
@@ -139,7 +139,7 @@ def test_a_foreign_envelope_is_refused_with_the_senders_rank(position: int, valu
 def test_an_end_carries_nothing() -> None:
     empty = {"description_bytes": 0, "header_bytes": 0, "payload_bytes": 0}
     assert decode(encode_envelope(envelope(kind=KIND_END, **empty))).kind == KIND_END
-    with pytest.raises(RankLost, match="an end that carries"):
+    with pytest.raises(WireError, match="an end that carries"):
         decode(encode_envelope(envelope(kind=KIND_END)))
 
 
@@ -170,7 +170,7 @@ def described(entries: object) -> tuple[Envelope, NDArray[np.uint8]]:
     ],
 )
 def test_a_foreign_description_is_refused(entries: object) -> None:
-    with pytest.raises(RankLost, match="leader rank 4"):
+    with pytest.raises(WireError, match="leader rank 4"):
         decode_payload(*described(entries))
 
 
@@ -185,7 +185,7 @@ def test_changed_bytes_decode_to_arrays_inside_the_payload_or_are_refused() -> N
             payload[rng.randrange(announced.description_bytes + 8)] = rng.randrange(256)
         try:
             _, blocks = decode_payload(announced, payload)
-        except RankLost:
+        except WireError:
             num_refused += 1
             continue
         for block in blocks:

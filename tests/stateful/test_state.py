@@ -10,6 +10,7 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.planner.planner import Cursor, Planner
+from torchmix.stateful.header import StepHeader, check_arrival, decode_header, encode_header
 from torchmix.stateful.state import (
     check_layout,
     cursor_of_state,
@@ -99,6 +100,44 @@ def test_another_catalog_or_other_sources_are_named() -> None:
         cursor_of_state(state, planner_of(SHARES), catalog="0" * 16)
     with pytest.raises(StateMismatch, match="delta"):
         cursor_of_state(state, planner_of({"alpha": "60%", "beta": "39.9%", "delta": "0.1%"}), catalog=CATALOG)
+
+
+def header_of(planner: Planner, cursor: Cursor, **changes: object) -> StepHeader:
+    plan, after = planner.step(cursor)
+    state = encode_state(state_of_cursor(after, planner, recipe=RECIPE, catalog=CATALOG))
+    data = encode_header(plan, state, first_microbatch=0, plan_s=0.0, read_s=0.0, build_s=0.0, reading={})
+    return msgspec.structs.replace(decode_header(data), **changes)
+
+
+def test_a_step_that_the_state_waits_for_gives_the_state_after_it() -> None:
+    planner = planner_of(SHARES)
+    cursor = cursor_after(planner, 2)
+    state = state_of_cursor(cursor, planner, recipe=RECIPE, catalog=CATALOG)
+    header = header_of(planner, cursor)
+    assert check_arrival(header, state) == decode_state(header.next_state, recipe=RECIPE)
+    inside = msgspec.structs.replace(state, microbatch=1, plan_digest=header.plan_digest)
+    assert check_arrival(msgspec.structs.replace(header, first_microbatch=1), inside).step == 3
+
+
+@pytest.mark.parametrize(
+    ("of_header", "of_state", "match"),
+    [
+        ({"step": 3}, {}, "waits for step 2 from microbatch 0.* step 3"),
+        ({"first_microbatch": 1}, {}, "waits for step 2 from microbatch 0.* from microbatch 1"),
+        ({}, {"microbatch": 1}, "waits for step 2 from microbatch 1.* from microbatch 0"),
+        ({}, {"dp": 2}, "of dp 2 x micro_batch_size 1; what came .* of dp 1"),
+        ({}, {"micro_batch_size": 2}, "micro_batch_size 2; what came"),
+        ({}, {"plan_digest": b"12345678"}, "placed otherwise.*3132333435363738.*from_step_start=True"),
+    ],
+)
+def test_a_step_that_the_state_does_not_wait_for_is_refused(
+    of_header: dict[str, object], of_state: dict[str, object], match: str
+) -> None:
+    planner = planner_of(SHARES)
+    cursor = cursor_after(planner, 2)
+    state = msgspec.structs.replace(state_of_cursor(cursor, planner, recipe=RECIPE, catalog=CATALOG), **of_state)
+    with pytest.raises(StateMismatch, match=match):
+        check_arrival(header_of(planner, cursor, **of_header), state)
 
 
 def test_inside_a_step_another_layout_is_refused_with_the_way_out() -> None:

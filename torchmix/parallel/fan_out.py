@@ -8,8 +8,9 @@ between pipeline stages, where a collective per microbatch would deadlock. The b
 pickle, no object collectives.
 
 Invariants: leaders send, peers receive, each the same number of times; a role without peers is not sent; TP peers get
-identical bytes. A stream of exchanges ends with `send_end`, on all leaders before another begins. A broken or foreign
-exchange is a `RankLost` that names the sender.
+identical bytes. A stream of exchanges ends with `send_end`, on all leaders before another begins, or with
+`send_failure` of one of them: an error has its place in the stream, and all ranks meet it after the same steps. A
+broken group is a `RankLost`, a foreign exchange a `WireError` that names the sender.
 
 Cost: one copy per role at the leader, one broadcast of 96 bytes and one of the payload per role, all roles at once.
 """
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchmix.errors import PlanDiverged
+from torchmix.errors import PlanDiverged, RankLost
 from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, open_gloo_groups
 from torchmix.parallel.local_groups import LocalGroups, open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
@@ -33,6 +34,7 @@ from torchmix.parallel.wire import (
     ENVELOPE_FIELDS,
     KIND_DATA,
     KIND_END,
+    KIND_FAILED,
     STAGES,
     Block,
     Envelope,
@@ -44,6 +46,10 @@ from torchmix.parallel.wire import (
 
 _DTYPE_OF_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 _NAME_OF_DTYPE = {dtype: name for name, dtype in _DTYPE_OF_NAME.items()}
+
+_GOES_ON, _ENDS, _FAILED = 0, 1, 2
+"""What a leader tells the others beside its plan."""
+_MAX_REASON_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -89,13 +95,7 @@ class FanOut:
         for role in self.roles_to_send:
             share = shares[role]
             blocks = [_block_of(name, tensor) for name, tensor in share.tensors.items()]
-            size, payload = encode_payload(share.header, blocks, buffer=self._buffer_of_role.get(role))
-            if payload.size > self._buffer_of_role.get(role, payload[:0]).size:
-                self._buffer_of_role[role] = payload
-            self._start(
-                role, KIND_DATA, description_bytes=size, header_bytes=len(share.header), payload_bytes=payload.size
-            )
-            self._open_groups.start_broadcast(role, payload)
+            self._start_payload(role, KIND_DATA, share.header, blocks)
         self._finish()
 
     def send_end(self) -> None:
@@ -112,15 +112,32 @@ class FanOut:
             self._start(role, KIND_END)
         self._finish()
         if len(self._tree.leaders) > 1:
-            ending = np.array([0, 0, 0, 1], dtype=np.int64)
-            while not self._open_groups.gather(ending)[:, 3].all():
-                pass
+            ending = np.array([0, 0, 0, 0, _ENDS], dtype=np.int64)
+            while True:
+                said = self._open_groups.gather(ending)[:, -1]
+                if (said == _FAILED).any() or (said == _ENDS).all():
+                    return
+
+    def send_failure(self, error: BaseException) -> None:
+        """Leader: tell every peer and every other leader that this stream ends here, by an error of this rank.
+
+        To them it is a `RankLost` in the place of the next step, so what was sent before is still used. The exchange
+        is at rest afterwards, as after `send_end`.
+
+        Raises:
+            RankLost: A rank is gone.
+        """
+        assert self._tree.is_leader, "peers receive"
+        self._send_reason(error)
+        if len(self._tree.leaders) > 1:
+            self._open_groups.gather(np.array([0, 0, 0, 0, _FAILED], dtype=np.int64))
 
     def receive(self) -> Share | None:
         """Peer: this rank's share of the next global batch, or None once when the leader has ended the stream.
 
         Raises:
-            RankLost: The leader is gone, or what came is not the exchange this rank waits for.
+            RankLost: The leader is gone, or it failed.
+            WireError: What came is not the exchange this rank waits for.
         """
         assert not self._tree.is_leader, "leaders send"
         values = np.empty(ENVELOPE_FIELDS, dtype=np.int64)
@@ -138,6 +155,9 @@ class FanOut:
         payload = torch.empty(envelope.payload_bytes, dtype=torch.uint8, pin_memory=self._pin)
         self._open_groups.receive_into(payload.numpy())
         header, blocks = decode_payload(envelope, payload.numpy())
+        if envelope.kind == KIND_FAILED:
+            reason = header.decode(errors="replace")
+            raise RankLost(f"rank {envelope.leader}, which leads this rank, failed: {reason}", envelope.leader)
         return Share(header=header, tensors={block.name: _tensor_of(block, payload) for block in blocks})
 
     def drain(self) -> int:
@@ -150,29 +170,38 @@ class FanOut:
             num_dropped += 1
         return num_dropped
 
-    def compare(self, step: int, order_digest: bytes, plan_digest: bytes) -> None:
+    def compare(self, step: int, order_digest: bytes, plan_digest: bytes, *, first_microbatch: int = 0) -> None:
         """Leader: check that all leaders planned this step alike. A collective among leaders.
 
-        A leader that is ending its stream takes part in `send_end` and is not compared.
+        A leader that is ending its stream takes part in `send_end` and is not compared. What this raises, all leaders
+        raise at this step, and their peers are told: the exchange is at rest.
 
         Args:
             step: The step, the same on all leaders.
             order_digest: Order digest after the step, 8 bytes.
             plan_digest: Plan digest of the step, 8 bytes.
+            first_microbatch: Where this rank begins in the step; not 0 where a state inside it was loaded.
 
         Raises:
             PlanDiverged: They did not; the message names the step, the ranks and both values.
-            RankLost: A leader is gone.
+            RankLost: A leader is gone, or failed.
         """
         assert self._tree.is_leader, "peers plan nothing"
         if len(self._tree.leaders) == 1:
             return
-        words = (step, int.from_bytes(order_digest, "big"), int.from_bytes(plan_digest, "big"), 0)
-        mine = np.array(words, dtype=np.uint64).view(np.int64)
-        rows = self._open_groups.gather(mine).view(np.uint64)
+        digests = (int.from_bytes(order_digest, "big"), int.from_bytes(plan_digest, "big"))
+        mine = np.array((step, *digests, first_microbatch, _GOES_ON), dtype=np.uint64)
+        rows = self._open_groups.gather(mine.view(np.int64)).view(np.uint64)
         for rank, row in zip(self._tree.leaders, rows, strict=True):
-            if not row[3] and (row != mine.view(np.uint64)).any():
-                _refuse_plan(self._tree.topology.rank, words, rank, tuple(row.tolist()))
+            if row[-1] == _FAILED:
+                failed = RankLost(f"rank {rank}, a leader as this rank, failed at step {step}: see its own error", rank)
+                self._send_reason(failed)
+                raise failed
+        for rank, row in zip(self._tree.leaders, rows, strict=True):
+            if row[-1] == _GOES_ON and (row != mine).any():
+                diverged = _diverged(self._tree.topology.rank, mine.tolist(), rank, row.tolist())
+                self._send_reason(diverged)
+                raise diverged
 
     def close(self) -> None:
         """Give the groups back. The other ranks see broken groups if they still use them."""
@@ -199,6 +228,20 @@ class FanOut:
             payload_bytes=payload_bytes,
         )
         self._open_groups.start_broadcast(role, encode_envelope(envelope))
+
+    def _start_payload(self, role: Role, kind: int, header: bytes, blocks: list[Block]) -> None:
+        size, payload = encode_payload(header, blocks, buffer=self._buffer_of_role.get(role))
+        if payload.size > self._buffer_of_role.get(role, payload[:0]).size:
+            self._buffer_of_role[role] = payload
+        self._start(role, kind, description_bytes=size, header_bytes=len(header), payload_bytes=payload.size)
+        self._open_groups.start_broadcast(role, payload)
+
+    def _send_reason(self, error: BaseException) -> None:
+        """Tell the peers that no step follows, because of an error."""
+        reason = f"{type(error).__name__}: {error}".encode(errors="replace")[:_MAX_REASON_BYTES]
+        for role in self.roles_to_send:
+            self._start_payload(role, KIND_FAILED, reason, [])
+        self._finish()
 
     def _finish(self) -> None:
         self._num_exchanges += 1
@@ -247,11 +290,12 @@ def _tensor_of(block: Block, payload: torch.Tensor) -> torch.Tensor:
     return flat.view(block.shape)
 
 
-def _refuse_plan(rank: int, words: tuple[int, ...], other: int, others: tuple[int, ...]) -> None:
-    step, order, plan, _ = words
-    other_step, other_order, other_plan, _ = others
-    raise PlanDiverged(
-        f"leaders planned differently: rank {rank} step {step}, order digest {order:016x}, plan digest {plan:016x}; "
-        f"rank {other} step {other_step}, order digest {other_order:016x}, plan digest {other_plan:016x}. Give all "
-        "ranks the same recipe, catalog, state and version of torchmix"
+def _diverged(rank: int, words: list[int], other: int, others: list[int]) -> PlanDiverged:
+    mine, theirs = (
+        f"rank {who} step {step}, order digest {order:016x}, plan digest {plan:016x}, from microbatch {first}"
+        for who, (step, order, plan, first, _) in ((rank, words), (other, others))
+    )
+    return PlanDiverged(
+        f"leaders planned differently: {mine}; {theirs}. Give all ranks the same recipe, catalog, state and version of "
+        "torchmix"
     )

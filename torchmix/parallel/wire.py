@@ -27,14 +27,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.errors import RankLost
+from torchmix.errors import WireError
 from torchmix.parallel.place_tree import Role, Stage
 
 WIRE_VERSION = 1
 MAGIC = int.from_bytes(b"torchmix", "big")
 ENVELOPE_FIELDS = 12
 ALIGN_BYTES = 64
-KIND_DATA, KIND_END = 1, 2
+KIND_DATA, KIND_END, KIND_FAILED = 1, 2, 3
 
 MAX_DESCRIPTION_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 20
@@ -63,7 +63,7 @@ class Envelope:
     """What a peer must know before the payload: whether it is for this rank, and how large it is."""
 
     kind: int
-    """KIND_DATA, or KIND_END when no exchange follows (then all sizes are 0)."""
+    """KIND_DATA; or, when none follows, KIND_END (then all sizes are 0) or KIND_FAILED (the header says why)."""
     sequence: int
     """Exchanges between these two ranks before this one."""
     leader: int
@@ -122,7 +122,7 @@ def decode_envelope(values: NDArray[np.int64], *, sequence: int, leader: int, re
         role: Role of this rank.
 
     Raises:
-        RankLost: They do not, with `rank` the leader's.
+        WireError: They do not, with `rank` the leader's.
     """
     numbers: list[int] = values.tolist()
     if len(numbers) != ENVELOPE_FIELDS or numbers[0] != MAGIC:
@@ -149,7 +149,7 @@ def decode_envelope(values: NDArray[np.int64], *, sequence: int, leader: int, re
             )
     sizes = (envelope.description_bytes, envelope.header_bytes, envelope.payload_bytes)
     limits = (MAX_DESCRIPTION_BYTES, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES)
-    if envelope.kind not in (KIND_DATA, KIND_END) or any(numbers[2 + len(names) :]):
+    if envelope.kind not in (KIND_DATA, KIND_END, KIND_FAILED) or any(numbers[2 + len(names) :]):
         _refuse(leader, f"unknown kind {envelope.kind}")
     if not all(0 <= size <= limit for size, limit in zip(sizes, limits, strict=True)) or sum(sizes[:2]) > sizes[2]:
         _refuse(leader, f"description, header and payload of {sizes} bytes; at most {limits}")
@@ -200,7 +200,7 @@ def decode_payload(envelope: Envelope, payload: NDArray[np.uint8]) -> tuple[byte
     """The header, and the arrays as views into `payload`.
 
     Raises:
-        RankLost: The payload does not hold what its description says, with `rank` the leader's.
+        WireError: The payload does not hold what its description says, with `rank` the leader's.
     """
     content_start = envelope.description_bytes + envelope.header_bytes
     try:
@@ -238,4 +238,4 @@ def _num_bytes(entry: _Described) -> int:
 
 
 def _refuse(leader: int, reason: str) -> NoReturn:
-    raise RankLost(f"what came from leader rank {leader} is not the exchange this rank waits for: {reason}", leader)
+    raise WireError(f"what came from leader rank {leader} is not the exchange this rank waits for: {reason}", leader)

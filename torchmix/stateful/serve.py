@@ -2,7 +2,8 @@
 
 In: on a leader, steps of the whole replica; on a peer, the exchange. Out: steps of this rank's role. Must hold: leaders
 compare their plans before any rank can consume the step; a leader ends the exchange when it stops, and a peer hears it
-out, so that neither waits for the other. Cost: one exchange per step and role, in the background.
+out, so that neither waits for the other; an error of a leader is no end: its peers and the other leaders get it in the
+place of the step that is missing. Cost: one exchange per step and role, in the background.
 
 These are generators for a thread of the loader; closing them runs their `finally` there.
 """
@@ -10,12 +11,14 @@ These are generators for a thread of the loader; closing them runs their `finall
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 
 from torch.utils.data import IterableDataset
 
 from torchmix.constructor.context_parallel import cp_slices, share_of
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
+from torchmix.errors import RankLost
 from torchmix.parallel.fan_out import FanOut, Share
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe import Recipe
@@ -29,9 +32,9 @@ def serve_steps(
 
     Raises:
         PlanDiverged: Another leader holds another plan of the same step.
-        RankLost: A rank went away.
+        RankLost: A rank went away, or another leader failed.
     """
-    in_step = True
+    is_at_rest = True  # no exchange is half done
     memory = StepMemory()
     length, packing = recipe.batch.length, recipe.packing
     try:
@@ -39,16 +42,29 @@ def serve_steps(
             slices = cp_slices(step, tree.topology.cp, length=length, packing=packing, memory=memory)
             if fan_out is not None:
                 header = decode_header(step.header)
-                in_step = False
-                fan_out.compare(step.step, order_digest=header.order_digest, plan_digest=header.plan_digest)
-                shares = {role: share_of(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
-                fan_out.send({role: _message(share) for role, share in shares.items()})
-                in_step = True
+                roles = fan_out.roles_to_send
+                shares = {role: _message(share_of(step, role, slices, memory=memory)) for role in roles}
+                is_at_rest = False
+                fan_out.compare(
+                    step.step,
+                    header.order_digest,
+                    header.plan_digest,
+                    first_microbatch=header.first_microbatch,
+                )
+                fan_out.send(shares)
+                is_at_rest = True
             yield share_of(step, tree.role, slices, memory=memory)
-    finally:
-        # Not after a failed exchange: the ranks are no longer in step, and the failure is what to tell.
-        if fan_out is not None and in_step:
+    except GeneratorExit:
+        if fan_out is not None:
             fan_out.send_end()
+        raise
+    except Exception as error:
+        if fan_out is not None and is_at_rest:
+            with suppress(RankLost):  # this rank's own error is what to tell
+                fan_out.send_failure(error)
+        raise
+    if fan_out is not None:
+        fan_out.send_end()
 
 
 def _message(share: StepTensors) -> Share:

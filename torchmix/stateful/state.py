@@ -5,7 +5,8 @@ and back. Must hold: no array of the catalog and nothing executable is in it; a 
 format is refused by name. Size: about 1 KB, plus 30 bytes a source and 15 bytes a deferred piece.
 
 At a step's boundary (`microbatch` is 0) any layout may continue. Inside a step the consumed microbatches are those of
-one placement, so only the same (dp, micro_batch_size) may; going back to the boundary repeats these microbatches.
+one placement, so only the same one may: (dp, micro_batch_size) is checked when a state is loaded, and the plan's digest
+when the step comes. Going back to the boundary repeats these microbatches.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     micro_batch_size: int
     order_digest: bytes
     """Of the steps before `step`; empty before the first."""
+    plan_digest: bytes
+    """Of `step`, whose placement `microbatch` counts in; empty at a boundary."""
     sources: list[SourceState]
     """By sorted name; empty before the first step."""
     pool: PoolState
@@ -86,6 +89,7 @@ def start_state(*, recipe: str, dp: int, micro_batch_size: int) -> LoaderState:
         dp=dp,
         micro_batch_size=micro_batch_size,
         order_digest=b"",
+        plan_digest=b"",
         sources=[],
         pool=PoolState(source=[], epoch=[], row=[], start=[], tokens=[], drawn_step=[]),
         decisions=[],
@@ -106,6 +110,7 @@ def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: s
         dp=planner.dp,
         micro_batch_size=planner.micro_batch_size,
         order_digest=cursor.order_digest,
+        plan_digest=b"",
         sources=[
             SourceState(name=name, **dict(zip(names, row, strict=True)))
             for name, row in zip(planner.sources, columns, strict=True)
@@ -168,6 +173,11 @@ def check_layout(state: LoaderState, *, dp: int, micro_batch_size: int) -> None:
             f"Resume with the same sizes, or go back to the start of step {state.step} (its microbatches come again) "
             f"with load_state_dict(state, from_step_start=True)"
         )
+
+
+def step_start(state: LoaderState) -> LoaderState:
+    """The state before the first microbatch of its step, where any layout may go on."""
+    return msgspec.structs.replace(state, microbatch=0, plan_digest=b"")
 
 
 def encode_state(state: LoaderState) -> bytes:

@@ -29,7 +29,7 @@ from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.recipe import Recipe, parse_bytes, recipe_fingerprint
 from torchmix.sources.reader import Reader
 from torchmix.stateful.ahead import Ahead
-from torchmix.stateful.header import decode_header, encode_header
+from torchmix.stateful.header import encode_header
 from torchmix.stateful.state import (
     check_layout,
     cursor_of_state,
@@ -111,28 +111,32 @@ class StepStream(IterableDataset[StepTensors]):
         )
         windows = WindowsAhead(planner, reader)
         memory = StepMemory()
+        first_microbatch = state.microbatch
         plans = Ahead(_plans(planner, cursor, settings.max_steps), depth=settings.look_ahead, name="torchmix-plan")
         try:
             for plan, next_cursor, plan_s in plans:
-                step = self._build(plan, next_cursor, planner, reader, catalog.fingerprint, plan_s, memory)
-                self._state = decode_header(step.header).next_state
-                yield step
+                step, read_s, build_s = self._build(plan, reader, memory)
+                after = state_of_cursor(next_cursor, planner, recipe=self._fingerprint, catalog=catalog.fingerprint)
+                self._state = encode_state(after)
+                header = encode_header(
+                    plan,
+                    self._state,
+                    first_microbatch=first_microbatch,
+                    plan_s=plan_s,
+                    read_s=read_s,
+                    build_s=build_s,
+                    reading=reader.stats(),
+                )
+                yield replace(step, header=header)
+                first_microbatch = 0
                 windows.follow(next_cursor)
         finally:
             plans.close()
             reader.close()
 
-    def _build(
-        self,
-        plan: StepPlan,
-        next_cursor: Cursor,
-        planner: Planner,
-        reader: Reader,
-        catalog: str,
-        plan_s: float,
-        memory: StepMemory,
-    ) -> StepTensors:
-        recipe = self._settings.recipe
+    def _build(self, plan: StepPlan, reader: Reader, memory: StepMemory) -> tuple[StepTensors, float, float]:
+        """The replica's tensors of a step, and the seconds that reading and filling them took."""
+        batch = self._settings.recipe.batch
         began = time.perf_counter()
         pieces = pieces_of_replica(plan, self._settings.replica)
         tokens = reader.read(
@@ -140,29 +144,19 @@ class StepStream(IterableDataset[StepTensors]):
             pieces.row,
             pieces.start,
             pieces.tokens,
-            places=pieces.places(recipe.batch.length),
-            num_places=pieces.num_samples * recipe.batch.length,
+            places=pieces.places(batch.length),
+            num_places=pieces.num_samples * batch.length,
         )
         read = time.perf_counter()
         step = build(
             pieces,
             tokens.values,
             tokens.successors,
-            length=recipe.batch.length,
-            packing=recipe.packing,
+            length=batch.length,
+            packing=self._settings.recipe.packing,
             memory=memory,
         )
-        built = time.perf_counter()
-        after = state_of_cursor(next_cursor, planner, recipe=self._fingerprint, catalog=catalog)
-        header = encode_header(
-            plan,
-            encode_state(after),
-            plan_s=plan_s,
-            read_s=read - began,
-            build_s=built - read,
-            reading=reader.stats(),
-        )
-        return replace(step, header=header)
+        return step, read - began, time.perf_counter() - read
 
 
 def state_bytes(state_dict: dict[str, Any]) -> bytes:
