@@ -1,6 +1,6 @@
 """What the user holds.
 
-Files in reading order: state.py, header.py, ahead.py, windows_ahead.py, stream.py, serve.py, worker_start.py,
+Files in reading order: state.py, header.py, ahead.py, windows_ahead.py, stream.py, serve.py, worker.py, feed.py,
 loader.py, open.py.
 """
 

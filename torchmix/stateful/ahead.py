@@ -67,6 +67,8 @@ class Ahead(Generic[Item]):
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
+        if self._thread is threading.current_thread():  # collected as garbage in its own thread: it ends by itself
+            return False
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

@@ -11,6 +11,7 @@ not of both, a second `iter()` starts over, a live iterator survives `load_state
 thread that prefetches.
 
     stream --torchdata--> StepTensors --serve (exchange)--> this rank's StepTensors --Ahead--> microbatches
+      \\_________________________________ feed.py __________________________________/
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import atexit
 import logging
 import time
 import warnings
-from collections.abc import Generator, Iterator
-from contextlib import suppress
+import weakref
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -37,18 +38,19 @@ from torchmix.planner.balance import check_divides
 from torchmix.planner.plan import START_DIGEST
 from torchmix.recipe import Recipe, recipe_fingerprint
 from torchmix.stateful.ahead import Ahead
-from torchmix.stateful.header import StepHeader, decode_header, stats_of
-from torchmix.stateful.serve import ReceivedSteps, serve_steps
-from torchmix.stateful.state import check_layout, decode_state, encode_state, start_state
+from torchmix.stateful.feed import feed_of_rank
+from torchmix.stateful.header import StepHeader, check_arrival, decode_header, stats_of
+from torchmix.stateful.serve import ReceivedSteps
+from torchmix.stateful.state import check_layout, decode_state, encode_state, start_state, step_start
 from torchmix.stateful.stream import StepStream, state_bytes
-from torchmix.stateful.worker_start import without_main_module
+from torchmix.stateful.worker import WorkerContext
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S = 30.0
-"""How long `close()` waits for the other ranks of the replica to stop too."""
+CLOSE_S = 300.0
+"""How long `close()` waits for the other ranks to stop too."""
 PATIENCE_S = 30.0
-"""How long a step may be waited for before a line in the log says so."""
+"""How long a step, or the end of one, may be waited for before a line in the log says so."""
 _CHECK_S = 0.25
 
 
@@ -88,8 +90,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 batch_size=None,
                 num_workers=workers,
                 prefetch_factor=look_ahead if workers else None,
-                # spawn: a fork of a process that runs threads, gloo or CUDA may deadlock.
-                multiprocessing_context="spawn" if workers else None,
+                multiprocessing_context=WorkerContext() if workers else None,
                 collate_fn=_as_it_is,
                 snapshot_every_n_steps=1,
                 generator=torch.Generator(),  # its own: the trainer's random numbers stay what they are
@@ -103,24 +104,28 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._look_ahead = look_ahead
         self._fan_out = fan_out
         self._liveness = liveness
-        self._boundary = start_state(recipe=self._fingerprint, **self._layout)
-        self._consumed = 0  # microbatches of the step at the boundary
+        self._state = start_state(recipe=self._fingerprint, **self._layout)  # after the last microbatch handed out
         self._step: StepTensors | None = None
         self._header: StepHeader | None = None
+        self._state_after_step = self._state
         self._feed: Ahead[StepTensors] | None = None
         self._ended = False
         self._closed = False
         self._wait_s = self._total_wait_s = 0.0
 
     def __iter__(self) -> Iterator[Microbatch]:
-        """Continue with the next microbatch."""
+        """Continue with the next microbatch; preparing ahead begins with this call, not with the first `next`.
+
+        A later pipeline stage waits for the first stage's activations before it asks for data, and the
+        first stage's data comes with an exchange in which all stages take part.
+        """
         self._check_open()
-        while (microbatch := self._next()) is not None:
-            yield microbatch
+        self._start_feed()
+        return _Microbatches(self)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last microbatch handed out: bytes at 'torchmix_state', equal on all ranks."""
-        return {"torchmix_state": encode_state(msgspec.structs.replace(self._boundary, microbatch=self._consumed))}
+        return {"torchmix_state": encode_state(self._state)}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, from_step_start: bool = False) -> None:
         """Continue from a state; every rank of the job calls this with the same one.
@@ -139,22 +144,24 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._check_open()
         state = decode_state(state_bytes(state_dict), recipe=self._fingerprint)
         if from_step_start:
-            state = msgspec.structs.replace(state, microbatch=0)
+            state = step_start(state)
         check_layout(state, **self._layout)
         if not 0 <= state.microbatch < self._num_microbatches:
             raise StateError(
                 f"the state has {state.microbatch} consumed microbatches, a step has {self._num_microbatches}"
             )
+        was_running = self._feed is not None
         self._stop_feed()
-        self._boundary = msgspec.structs.replace(state, microbatch=0, **self._layout)
-        self._consumed = state.microbatch
+        self._state = msgspec.structs.replace(state, **self._layout)
         self._step = self._header = None
         self._ended = False
+        if was_running:
+            self._start_feed()
 
     @property
     def order_digest(self) -> str:
         """16 hex digits over all steps consumed to their end: equal at every layout, also across resumes."""
-        return (self._boundary.order_digest or START_DIGEST).hex()
+        return (self._state.order_digest or START_DIGEST).hex()
 
     @property
     def num_microbatches(self) -> int:
@@ -177,15 +184,18 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._closed:
             return
         self._closed = True
+        self._step = None
+        atexit.unregister(self.close)
         try:
             self._stop_feed()
-        finally:
-            self._step = None
-            atexit.unregister(self.close)
+        except BaseException as error:
             if self._liveness is not None:
-                self._liveness.close()
-            if self._fan_out is not None:
-                self._fan_out.close()
+                self._liveness.post_abort(error)
+            raise
+        if self._liveness is not None:
+            self._liveness.close()
+        if self._fan_out is not None:
+            self._fan_out.close()
 
     def __enter__(self) -> StatefulDataLoader:
         self._check_open()
@@ -213,30 +223,32 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             if self._ended:
                 return None
             began = time.perf_counter()
-            self._step = self._take_step()
+            step = self._take_step()
             self._wait_s = time.perf_counter() - began
             self._total_wait_s += self._wait_s
-            if self._step is None:
+            if step is None:
                 self._ended = True
                 atexit.register(self.close)  # who has had all may leave without a word
                 return None
-            self._header = decode_header(self._step.header)
+            header = decode_header(step.header)
+            self._state_after_step = check_arrival(header, self._state)
+            self._step, self._header = step, header
             if self._liveness is not None:
-                self._liveness.note_step(self._step.step)
-        step, header = self._step, self._header
-        assert header is not None
-        microbatch = step.microbatch(self._consumed)
-        self._consumed += 1
+                self._liveness.note_step(step.step)
+        assert self._header is not None
+        microbatch = self._step.microbatch(self._state.microbatch)
         if microbatch.is_last_of_step:
-            self._boundary = decode_state(header.next_state, recipe=self._fingerprint)
-            self._consumed = 0
-            self._step = None
+            self._state, self._step = self._state_after_step, None
+        else:
+            self._state = msgspec.structs.replace(
+                self._state, microbatch=microbatch.index + 1, plan_digest=self._header.plan_digest
+            )
         return microbatch
 
     def _take_step(self) -> StepTensors | None:
         """The next step of this rank's role; None at the end. Meanwhile, listen for lost ranks."""
-        if self._feed is None:
-            self._feed = Ahead(self._steps(), depth=self._look_ahead, name="torchmix-feed")
+        self._start_feed()
+        assert self._feed is not None
         waited_since = time.monotonic()
         while True:
             if self._liveness is not None:
@@ -250,7 +262,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                         "rank %d has waited %.0f s for step %d from %s",
                         self._tree.topology.rank,
                         PATIENCE_S,
-                        self._boundary.step,
+                        self._state.step,
                         "its own reader" if self._tree.is_leader else f"its leader, rank {self._leader}",
                     )
             except StopIteration:
@@ -261,53 +273,67 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                     raise
                 raise cause from error
 
-    def _steps(self) -> Generator[StepTensors, None, None]:
-        """In the feed's thread: steps from the boundary on, of this rank's role, pinned where CUDA is."""
+    def _start_feed(self) -> None:
+        if self._feed is not None or self._ended:
+            return
         stream = self.dataset
         assert isinstance(stream, StepStream | ReceivedSteps)
         if isinstance(stream, StepStream):
-            stream.load_state_dict({"torchmix_state": encode_state(self._boundary)})
-        with without_main_module():
-            whole = super().__iter__()
-        steps: Iterator[StepTensors] = whole
-        if isinstance(stream, StepStream):
-            steps = serve_steps(whole, fan_out=self._fan_out, tree=self._tree, recipe=self._recipe)
-        pin = torch.cuda.is_available()
-        try:
-            for step in steps:
-                yield _pinned(step) if pin else step
-        except GeneratorExit:
-            if isinstance(stream, ReceivedSteps):
-                stream.hear_out()
-            raise
-        finally:
-            if isinstance(stream, StepStream):
-                if isinstance(steps, Generator):
-                    steps.close()  # ends the exchange, in this thread
-                with suppress(AttributeError):
-                    whole._shutdown_workers()
-                stream.close()
-            self._iterator = None
+            stream.load_state_dict(self.state_dict())
+        steps = feed_of_rank(self._start_torch, stream, fan_out=self._fan_out, tree=self._tree, recipe=self._recipe)
+        self._feed = Ahead(steps, depth=self._look_ahead, name="torchmix-feed")
+        # For a loader that nobody closes: a thread that runs while the interpreter ends may abort the process. With
+        # other ranks there is no waiting for them then; liveness tells them.
+        self._last_resort = weakref.finalize(self, self._feed.close, PATIENCE_S if self._fan_out is None else 0.0)
+
+    def _start_torch(self) -> Any:
+        """torchdata's iterator over the stream. It does not hold the loader, nor the loader it."""
+        iterator = super().__iter__()
+        self._iterator = None
+        return iterator
 
     def _stop_feed(self) -> None:
+        """End the feed, and hear and say what the exchange needs for it."""
         if self._feed is None:
             return
         feed, self._feed = self._feed, None
-        if not feed.close(CLOSE_S):
-            raise RankLost(
-                f"rank {self._tree.topology.rank}: the exchange did not end within {CLOSE_S:.0f} s; all ranks of a "
-                f"replica must call close() or load_state_dict() at the same microbatch"
+        self._last_resort.detach()
+        rank, waited_s = self._tree.topology.rank, 0.0
+        while not feed.close(PATIENCE_S):
+            waited_s += PATIENCE_S
+            if self._fan_out is None:
+                logger.warning("rank %d has waited %.0f s for the step that is being read, to stop", rank, waited_s)
+                continue
+            text = (
+                f"rank {rank} has waited {waited_s:.0f} s for the others, to stop: all ranks must call close() or "
+                f"load_state_dict() at the same microbatch"
             )
+            if waited_s >= CLOSE_S:
+                raise RankLost(text)
+            logger.warning("%s", text)
+            if self._liveness is not None:
+                self._liveness.check()
 
     def _check_open(self) -> None:
         if self._closed:
             raise LoaderClosed("this loader is closed; make another with torchmix.build_loader")
 
 
+class _Microbatches:
+    """An iterator that stays valid: when the loader goes on after an end or an error, it does too."""
+
+    def __init__(self, loader: StatefulDataLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> _Microbatches:
+        return self
+
+    def __next__(self) -> Microbatch:
+        microbatch = self._loader._next()
+        if microbatch is None:
+            raise StopIteration
+        return microbatch
+
+
 def _as_it_is(item: StepTensors) -> StepTensors:
     return item
-
-
-def _pinned(step: StepTensors) -> StepTensors:
-    pinned = {name: tensor.pin_memory() for name, tensor in step.to_tensors().items()}
-    return StepTensors.from_tensors(pinned, header=step.header)

@@ -1,0 +1,66 @@
+"""The feed: in a thread of its own, all that happens to a step before the trainer asks for it.
+
+In: on a leader, torch's loader over the stream, in this process or in a worker; on a peer, what its leader sends. Out:
+steps of this rank's role, pinned where CUDA is present. Must hold: closing it, in the thread that ran it, ends the
+exchange, the worker and the stream, in this order; it does not hold the loader, so that a loader that nobody holds any
+more can go. Cost: pinning copies a step once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+
+from torchmix.constructor.fields import StepTensors
+from torchmix.parallel.fan_out import FanOut
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.recipe import Recipe
+from torchmix.stateful.serve import ReceivedSteps, serve_steps
+from torchmix.stateful.stream import StepStream
+from torchmix.stateful.worker import steps_of_torch
+
+
+def feed_of_rank(
+    start: Callable[[], Any],
+    stream: StepStream | ReceivedSteps,
+    *,
+    fan_out: FanOut | None,
+    tree: ClientPlaceTree,
+    recipe: Recipe,
+) -> Generator[StepTensors, None, None]:
+    """Steps of this rank's role.
+
+    Args:
+        start: Makes torch's iterator over the stream; called once, in the thread that asks for the first step.
+        stream: What that iterator reads: `StepStream` on a leader, `ReceivedSteps` on a peer.
+        fan_out: The exchange with the other ranks; None in a job of one.
+        tree: The job's place tree, seen from this rank.
+        recipe: The checked recipe.
+
+    Raises:
+        WorkerLost: The worker process has ended by itself.
+    """
+    whole = steps_of_torch(start)
+    del start  # it holds the loader
+    is_leader = isinstance(stream, StepStream)
+    steps = serve_steps(whole, fan_out=fan_out, tree=tree, recipe=recipe) if is_leader else whole
+    pin = torch.cuda.is_available()
+    try:
+        for step in steps:
+            yield _pinned(step) if pin else step
+    except GeneratorExit:
+        if isinstance(stream, ReceivedSteps):
+            stream.hear_out()
+        raise
+    finally:
+        steps.close()  # ends the exchange
+        whole.close()
+        if isinstance(stream, StepStream):
+            stream.close()
+
+
+def _pinned(step: StepTensors) -> StepTensors:
+    pinned = {name: tensor.pin_memory() for name, tensor in step.to_tensors().items()}
+    return StepTensors.from_tensors(pinned, header=step.header)
