@@ -49,12 +49,13 @@ def main(arguments: list[str]) -> None:
         for microbatch in loader:
             dist.all_reduce(torch.tensor([microbatch.step]))
             if microbatch.is_last_of_step:
+                # Before it is saved: what is saved is then printed, whenever this rank is killed.
+                print(f"step {microbatch.step} digest {loader.order_digest}", flush=True)
                 if topology.rank == 0:
                     aside = saves / "state.tmp"
                     aside.write_bytes(loader.state_dict()["torchmix_state"])
                     aside.replace(saved)
                 dist.barrier()
-                print(f"step {microbatch.step} digest {loader.order_digest}", flush=True)
     for path in sorted(opened):
         print(f"opened {path}", flush=True)
     print("done", flush=True)
