@@ -5,6 +5,7 @@ In reading order:
     topology.py       coordinates of a rank in (tp, cp, pp, dp)
     place_tree.py     who shares what at each axis, who leads, which role a rank has
     wire.py           what an exchange looks like as bytes
+    agreement.py      do all ranks mean the same job
     groups.py         private gloo groups along the tree                                  (torch)
     local_groups.py   the same inside one process, for tests
     fan_out.py        one exchange per global batch, leader to peers; plans compared      (torch)

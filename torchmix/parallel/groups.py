@@ -23,7 +23,7 @@ addresses of the attempt before. `--rdzv-backend c10d` with TORCH_DISABLE_SHARE_
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -140,9 +140,13 @@ def open_gloo_groups(tree: ClientPlaceTree, *, timeout_s: float = TIMEOUT_S) -> 
     Raises:
         TopologyError: torch.distributed is not initialised, or has another world size or rank than the tree.
     """
+    check_job(tree.topology)
+    with _default_group_unbound():
+        return _make_groups(tree, timedelta(seconds=timeout_s))
+
+
+def _make_groups(tree: ClientPlaceTree, timeout: timedelta) -> GlooGroups:
     topology = tree.topology
-    check_job(topology)
-    timeout = timedelta(seconds=timeout_s)
     group_of_role: dict[Role, dist.ProcessGroup] = {}
     for replica, leader in enumerate(tree.leaders):
         for role in tree.roles(replica):
@@ -157,6 +161,22 @@ def open_gloo_groups(tree: ClientPlaceTree, *, timeout_s: float = TIMEOUT_S) -> 
         group = dist.new_group(sorted(tree.leaders), timeout=timeout, backend="gloo")
         leaders = group if tree.is_leader else None
     return GlooGroups(tree, group_of_role=group_of_role, leaders=leaders)
+
+
+@contextlib.contextmanager
+def _default_group_unbound() -> Iterator[None]:
+    """While inside, torch does not know which device the default group is bound to.
+
+    `init_process_group("nccl", device_id=...)` binds it. Then `new_group` splits NCCL's communicator on the ranks
+    outside of the new group, though it is gloo's, and they wait for its members, which do not split (torch 2.13).
+    """
+    default = dist.distributed_c10d._get_default_group()
+    device = default.bound_device_id
+    default.bound_device_id = None
+    try:
+        yield
+    finally:
+        default.bound_device_id = device
 
 
 def check_job(topology: Topology) -> None:

@@ -1,26 +1,32 @@
 """build_loader: from a recipe and a topology to the loader of this rank.
 
 In: a recipe (a file, or the Structs with their directory) and where this rank stands. Out: a `StatefulDataLoader`. Must
-hold: what can be refused from numbers alone is refused on every rank before anything is read or any group is made; a
-peer opens no data file. A missing catalog is built by the first leader that holds its lock; the others wait.
+hold: what can be refused from numbers alone, or because ranks were given different ones, is refused before anything is
+read or any group is made; a rank that fails from then on, in whatever it is doing, is named by all others; a peer opens
+no data file. A missing catalog is built by the first leader that holds its lock; the others wait.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 
+import msgspec
 import torch
+import torch.distributed as dist
 
+from torchmix import __version__
 from torchmix.catalog.store import open_catalog
 from torchmix.constructor.context_parallel import check_context_parallel
-from torchmix.errors import CatalogMissing, RecipeError
+from torchmix.errors import CatalogMissing, RecipeError, TopologyError
+from torchmix.parallel.agreement import agree
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.liveness import Liveness, open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import check_divides
-from torchmix.recipe import Recipe, check_recipe, load_recipe, recipe_directory
+from torchmix.recipe import Recipe, check_recipe, load_recipe, recipe_directory, recipe_fingerprint
 from torchmix.sources.scan import index_recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.serve import ReceivedSteps
@@ -55,22 +61,27 @@ def build_loader(
             process, `torchmix.parallel.local_world`.
 
     Raises:
-        RecipeError: The recipe, or one of the numbers above, is wrong.
-        TopologyError: Sizes that do not divide, an `align_tokens` that does not suit cp, or a job of
-            several ranks without torch.distributed.
+        RecipeError: The recipe, or one of the numbers above, is wrong, or differs from those of rank 0.
+        TopologyError: Sizes that do not divide, an `align_tokens` that does not suit cp, or another number
+            of ranks than torch.distributed has.
         CatalogError: Files are missing, unreadable or changed.
     """
     recipe, folder = _recipe_and_folder(recipe, directory)
-    topology = Topology.from_torchrun() if topology is None else topology
+    if topology is None:
+        topology = _topology_of_torchrun()
     tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
     _check_numbers(micro_batch_size=micro_batch_size, look_ahead=look_ahead, workers=workers, max_steps=max_steps)
     check_divides(recipe.batch.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
     check_context_parallel(tree.topology.cp, length=recipe.batch.length, packing=recipe.packing)
     liveness: Liveness | None = None
     if fan_out is None and tree.topology.world_size > 1:
-        fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
-        liveness = open_liveness(tree)
+        liveness = open_liveness(tree)  # first: who fails below is named to those who wait for it
     try:
+        if liveness is not None:
+            facts = _facts(recipe, tree, micro_batch_size=micro_batch_size, max_steps=max_steps)
+            store = dist.distributed_c10d._get_default_store()
+            agree(store.set, store.get, rank=tree.topology.rank, facts=facts)
+            fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
         return StatefulDataLoader(
             _stream(recipe, folder, tree, fan_out, micro_batch_size, look_ahead, max_steps),
             recipe=recipe,
@@ -125,6 +136,34 @@ def _recipe_and_folder(recipe: str | Path | Recipe, directory: str | Path | None
     if isinstance(recipe, Recipe):
         return check_recipe(recipe), Path(directory or ".").absolute()
     return load_recipe(recipe), recipe_directory(recipe) if directory is None else Path(directory).absolute()
+
+
+def _topology_of_torchrun() -> Topology:
+    """The topology of the environment, if it is the job that torch.distributed runs."""
+    topology = Topology.from_torchrun()
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() != topology.world_size:
+        # Each of these ranks would read the whole data for itself, and nothing would tell.
+        raise TopologyError(
+            f"build_loader: torch.distributed has {dist.get_world_size()} ranks, the environment's RANK and WORLD_SIZE "
+            f"tell of {topology.world_size}; pass topology=torchmix.Topology.from_world(world_size=..., rank=..., ...)"
+        )
+    return topology
+
+
+def _facts(recipe: Recipe, tree: ClientPlaceTree, *, micro_batch_size: int, max_steps: int | None) -> dict[str, str]:
+    """What must be equal on all ranks, and cannot be told apart later before it has done harm."""
+    sizes = tree.topology
+    places = repr((tree.leaders, tree.role_of_rank))
+    return {
+        "torchmix": __version__,
+        "recipe": recipe_fingerprint(recipe),
+        "boundaries": recipe.packing.boundaries,
+        "balance": msgspec.json.encode(recipe.balance).decode(),
+        "topology": f"tp {sizes.tp} x cp {sizes.cp} x pp {sizes.pp} x dp {sizes.dp}",
+        "leaders and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
+        "micro_batch_size": str(micro_batch_size),
+        "max_steps": str(max_steps),
+    }
 
 
 def _check_numbers(**numbers: int | None) -> None:
