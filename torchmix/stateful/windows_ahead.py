@@ -78,6 +78,6 @@ def _present_window(order: SourceOrder, epoch: int, window: int) -> _Present:
         place=(epoch, window),
         num_rows=max(1, int((first_row[pages + 1] - first_row[pages]).sum())),
         pages=pages,
-        next_pages=order.pages(*following),
+        next_pages=np.sort(order.pages(*following)),  # pages of a chunk are decoded together
         outlived=pages[:0],
     )
