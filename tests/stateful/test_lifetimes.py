@@ -1,0 +1,169 @@
+"""How long things live: tensors that are held, iterators, threads, files, and work that is prepared ahead."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import types
+from itertools import islice
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.loaders import FIELDS, Rank, run_job, same_microbatches, take, write_job
+from tests.support.processes import wait_until
+from tests.support.worlds import run_ranks
+from torchmix.errors import CorruptPage
+from torchmix.parallel.topology import Topology
+from torchmix.planner.planner import Planner
+from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.open import build_loader
+from torchmix.stateful.stream import StepStream
+from torchmix.stateful.worker import WorkerProcess
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.mark.parametrize("topology", [Topology(), Topology(cp=2), Topology(tp=2)], ids=str)
+def test_what_the_trainer_holds_is_never_written_again(job: Path, topology: Topology) -> None:
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        views = []
+        for microbatch in islice(loader, 80):
+            rank.microbatches.append(microbatch)
+            views.append({name: getattr(microbatch, name).numpy().copy() for name in FIELDS})
+            if len(rank.microbatches) % 3:
+                microbatch.tokens[0, :4].zero_()  # a trainer may write to what it was given
+                views[-1]["tokens"][0, :4] = 0
+        rank.result = views
+
+    for rank in run_job(job, topology, program=program):
+        for microbatch, view in zip(rank.microbatches, rank.result, strict=True):
+            for name in FIELDS:
+                assert np.array_equal(getattr(microbatch, name).numpy(), view[name]), (microbatch.step, name)
+
+
+def test_an_error_in_the_loops_body_leaves_the_state_of_the_last_microbatch(job: Path) -> None:
+    whole = run_job(job, Topology(), microbatches=20)[0]
+    with build_loader(job, topology=Topology(), workers=0) as loader:
+        with pytest.raises(ZeroDivisionError):
+            for count, _ in enumerate(loader):
+                1 / (10 - count)
+        state = loader.state_dict()
+        found = [microbatch for _, microbatch in zip(range(3), loader, strict=False)]
+    assert same_microbatches(whole.microbatches[11:14], found)
+    rest = run_job(job, Topology(), microbatches=9, state=state)[0]
+    assert same_microbatches(whole.microbatches[11:], rest.microbatches)
+
+
+def test_a_held_iterator_goes_on_after_an_end_and_after_an_error(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise CorruptPage("page 7 does not decode")
+
+    with build_loader(job, topology=Topology(), workers=0, max_steps=2) as loader:
+        held, state = iter(loader), loader.state_dict()
+        first = list(held)
+        assert len(first) == 16
+        assert next(held, None) is None
+        loader.load_state_dict(state)
+        assert same_microbatches(first, list(held))
+        with monkeypatch.context() as patch:
+            patch.setattr(StepStream, "_build", fail)
+            loader.load_state_dict(state)
+            for _ in range(2):  # an error is not the end of the data, however often one asks
+                with pytest.raises(CorruptPage):
+                    next(held)
+        loader.load_state_dict(state)
+        assert same_microbatches(first, list(held))
+
+
+def test_two_iterators_share_one_position(job: Path) -> None:
+    whole = run_job(job, Topology(), microbatches=20)[0]
+    with build_loader(job, topology=Topology(), workers=0) as loader:
+        pairs = list(islice(zip(loader, loader, strict=True), 10))
+    assert same_microbatches(whole.microbatches, [microbatch for pair in pairs for microbatch in pair])
+
+
+def threads_of_torchmix() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchmix")]
+
+
+def test_a_loader_that_nobody_holds_or_closes_leaves_no_thread(job: Path) -> None:
+    loader = build_loader(job, topology=Topology(), workers=0)
+    next(iter(loader))
+    assert threads_of_torchmix()
+    del loader
+    gc.collect()
+    wait_until(lambda: not threads_of_torchmix(), deadline_s=30, what="end of the threads")
+
+
+def test_loading_and_opening_many_times_leaves_no_thread_and_no_file(job: Path) -> None:
+    def cycle() -> None:
+        with build_loader(job, topology=Topology(), workers=0) as loader:
+            for _ in range(3):
+                take(loader, Rank(), 11, keep=False)
+                loader.load_state_dict(loader.state_dict())
+
+    def open_things() -> tuple[int, int]:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    cycle()
+    before = open_things()
+    for _ in range(4):
+        cycle()
+    assert open_things() == before
+
+
+def test_planning_runs_in_a_thread_of_its_own_and_ahead_of_what_is_consumed(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: dict[int, threading.Event] = {step: threading.Event() for step in range(20)}
+    threads: set[str] = set()
+    step = Planner.step
+
+    def watched(planner: Planner, cursor: Any) -> Any:
+        made = step(planner, cursor)
+        threads.add(threading.current_thread().name)
+        planned[cursor.step].set()
+        return made
+
+    monkeypatch.setattr(Planner, "step", watched)
+    with build_loader(job, topology=Topology(), workers=0, look_ahead=2) as loader:
+        microbatch = next(iter(loader))
+        # Step 0 is in hand. Two steps wait in the feed and it holds one; two plans wait and their thread holds one.
+        for ahead in range(1, 7):
+            assert planned[ahead].wait(30), f"step {ahead} is planned while step {microbatch.step} is consumed"
+        assert not planned[7].is_set()
+    assert threads == {"torchmix-plan"}
+
+
+def test_starting_workers_at_once_hides_the_main_script_from_each_and_leaves_it_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    main, seen = sys.modules["__main__"], []
+    second_is_in, first_is_out = threading.Event(), threading.Event()
+
+    def start(_: object) -> None:
+        seen.append(sys.modules["__main__"])
+        if len(seen) == 1:
+            second_is_in.wait(0.2)  # it cannot come, and both would restore what the other has hidden if it could
+        else:
+            second_is_in.set()
+            assert first_is_out.wait(30)
+
+    def program(_: int) -> None:
+        WorkerProcess._Popen(None)
+        first_is_out.set()
+
+    monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(start))
+    run_ranks([0, 1], program)
+    assert len(seen) == 2
+    assert all(isinstance(module, types.ModuleType) and module is not main for module in seen)
+    assert sys.modules["__main__"] is main
