@@ -3,7 +3,7 @@
 #     make train    a small Megatron GPT on 4 local ranks, from text that this machine has
 #     make test     all tests; `make check` is ruff and mypy
 #
-# Another build of torch:  make train PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+# Another build of torch:  make train PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 # Another layout:          make train TRAIN_ARGS="--pp 2 --cp 2"
 
 VENV ?= .venv
