@@ -1,0 +1,42 @@
+"""A process with one loader that does not end as it should: `python -m tests.support.lone_loader RECIPE WORKERS HOW`.
+
+It takes some steps, prints `worker PID` for its worker process and `ready`, and then does what HOW says:
+
+    leave     ends without closing
+    raise     fails outside of a `with`
+    train     trains on inside a `with`, until a signal comes
+    lose      kills its worker and trains on
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from itertools import islice
+
+import torchmix
+
+
+def main(recipe: str, workers: int, how: str) -> None:
+    loader = torchmix.build_loader(recipe, topology=torchmix.Topology.single(), workers=workers)
+    for _ in islice(loader, 20):
+        pass
+    for process in multiprocessing.active_children():
+        print(f"worker {process.pid}", flush=True)
+        if how == "lose":
+            os.kill(process.pid, signal.SIGKILL)
+    print("ready", flush=True)
+    if how == "raise":
+        raise ValueError("a mistake in the training script")
+    if how == "leave":
+        return
+    with loader:
+        for _ in loader:
+            time.sleep(0.01)  # a training step
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,116 @@
+"""Real processes in which something is wrong: each says what it is, none waits for ever, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.loaders import run_job, write_job
+from tests.support.processes import Child, Processes, wait_until
+from torchmix.parallel.topology import Topology
+
+pytestmark = pytest.mark.system
+
+START_S = 120.0
+END_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp("job"))
+
+
+def start_alone(processes: Processes, job: Path, workers: int, how: str) -> Child:
+    return processes.start_python("-m", "tests.support.lone_loader", str(job), str(workers), how)
+
+
+def start_ranks(processes: Processes, job: Path, chaos: str, *, world_size: int) -> list[Child]:
+    return processes.start_ranks("-m", "tests.support.chaos_rank", str(job), chaos, world_size=world_size)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("how", "code"), [("leave", 0), ("raise", 1)])
+def test_a_script_that_does_not_close_ends_with_its_own_exit_code(
+    job: Path, tmp_path: Path, workers: int, how: str, code: int
+) -> None:
+    with Processes(tmp_path) as processes:
+        child = start_alone(processes, job, workers, how)
+        assert child.wait(deadline_s=START_S) == code, child.report()
+        assert ("ValueError: a mistake" in child.stderr()) == bool(code), child.report()
+        assert "terminate called" not in child.stderr()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_interrupt_ends_the_process_and_its_worker(job: Path, tmp_path: Path, workers: int) -> None:
+    with Processes(tmp_path) as processes:
+        child = start_alone(processes, job, workers, "train")
+        child.wait_for_line("ready", deadline_s=START_S)
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does
+        assert child.wait(deadline_s=END_S) == -signal.SIGINT, child.report()
+        assert "KeyboardInterrupt" in child.stderr()
+        for pid in re.findall(r"worker (\d+)", child.stdout()):
+            wait_until(lambda pid=int(pid): is_gone(pid), deadline_s=END_S, what=f"end of worker {pid}")
+
+
+def test_the_worker_of_a_killed_process_ends(job: Path, tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        child = start_alone(processes, job, 1, "train")
+        pid = int(child.wait_for_line("worker", deadline_s=START_S).split()[1])
+        child.send_signal(signal.SIGKILL)
+        wait_until(lambda: is_gone(pid), deadline_s=END_S, what=f"end of worker {pid}")
+
+
+def test_a_killed_worker_is_told_with_its_signal(job: Path, tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        child = start_alone(processes, job, 1, "lose")
+        assert child.wait(deadline_s=START_S) == 1, child.report()
+        assert re.search(r"WorkerLost: the worker process \d+, .* was ended by signal SIGKILL", child.stderr())
+
+
+def assert_both_end_and_name(ranks: list[Child], reason: str) -> None:
+    for rank in ranks:
+        assert rank.wait(deadline_s=START_S) != 0, rank.report()
+        assert "end\n" not in rank.stdout(), "an error is no end of the data"
+    assert "torchmix: rank 1 lost: rank 1 (host " in ranks[0].stderr(), ranks[0].report()
+    assert reason in ranks[0].stderr(), ranks[0].report()
+
+
+def test_a_rank_with_other_sizes_is_told_both(job: Path, tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        ranks = start_ranks(processes, job, "other-sizes", world_size=2)
+        assert_both_end_and_name(ranks, "micro_batch_size 2, rank 0 1. Give all ranks the same")
+
+
+def test_a_rank_that_dies_while_groups_are_made_is_named(job: Path, tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        ranks = start_ranks(processes, job, "dies-early", world_size=2)
+        assert_both_end_and_name(ranks, "was killed or ended without closing its loader")
+
+
+def test_a_leader_that_cannot_read_a_step_is_named_after_the_steps_before_it(job: Path, tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        ranks = start_ranks(processes, job, "bad-step", world_size=2)
+        assert_both_end_and_name(ranks, "CorruptPage: page 7 does not decode")
+        assert [len(re.findall("^step ", rank.stdout(), re.M)) for rank in ranks] == [3, 3]
+
+
+def test_two_loaders_share_a_job_whose_default_group_is_bound_to_a_device(job: Path, tmp_path: Path) -> None:
+    digests = run_job(job, Topology(), steps=4, keep=False)[0].digests
+    with Processes(tmp_path) as processes:
+        ranks = start_ranks(processes, job, "two-loaders", world_size=3)
+        for rank in ranks:
+            assert rank.wait(deadline_s=START_S) == 0, processes.report()
+            found = [digests.index(digest) for digest in re.findall(r"digest (\w+)", rank.stdout())]
+            assert found == [0, 1, 0, 1, 2, 3, 0, 1], rank.report()
