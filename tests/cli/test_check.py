@@ -203,3 +203,16 @@ def test_rows_split_over_pages_are_a_note(tmp_path: Path) -> None:
     found = [one.message for one in sources_findings(recipe, altered) if "split over pages" in one.message]
     assert len(found) == 1 and found[0].startswith("1 of 2 files")
     assert not [one for one in sources_findings(recipe, catalog) if "split over pages" in one.message]
+
+
+def test_a_cache_that_is_too_small_for_the_windows_is_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = indexed(tmp_path, ("balance:", "shuffle: {window_pages: 4}\nbalance:"))
+    windows = open_catalog(load_recipe(recipe), tmp_path).sources
+    present = sum(4 * one.num_tokens // -(-one.sizes.num_pages // one.sizes.window_pages) for one in windows.values())
+    text = recipe.read_text()
+    for cache_bytes, said in ((present - 1, "many times"), (present, "in bursts"), (3 * present, None)):
+        recipe.write_text(f"{text}\nread: {{cache: {cache_bytes}}}\n")
+        found = messages(check(recipe, capsys, 0, "--steps", "30"), "note", "read.cache")
+        assert [said in message for message in found] == ([True] if said else [])

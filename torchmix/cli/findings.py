@@ -11,10 +11,11 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.forecast import Forecast, SourceForecast
-from torchmix.cli.terminal import ExitCode, count_text, percent_text
-from torchmix.recipe import Recipe
+from torchmix.cli.terminal import ExitCode, bytes_text, count_text, percent_text
+from torchmix.recipe import Recipe, parse_bytes
 
 
 class Level(enum.Enum):
@@ -64,6 +65,27 @@ def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
             )
             yield Finding(level=Level.NOTE, where=where, message=message)
         yield from _straddling(source, where)
+    yield from _small_cache(recipe, catalog)
+
+
+def _small_cache(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
+    """A cache that does not hold what is being drawn from makes a page be decoded again for nearly every row."""
+    present_bytes = all_bytes = 0
+    for source in catalog.sources.values():
+        num_windows = -(-source.sizes.num_pages // source.sizes.window_pages)
+        source_bytes = DECODED_TOKEN_BYTES * source.num_tokens
+        present_bytes += source_bytes // num_windows
+        all_bytes += source_bytes * min(num_windows, 2) // num_windows
+    cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
+    if cache_bytes < all_bytes:
+        what = "the present windows" if cache_bytes < present_bytes else "the present and the next windows"
+        message = (
+            f"{recipe.read.cache} holds less than {what} of all sources (about {bytes_text(present_bytes)}, "
+            f"with the next ones {bytes_text(all_bytes)}): pages would be decoded "
+            f"{'many times' if cache_bytes < present_bytes else 'in bursts'}; enlarge it, or make shuffle.window_bytes "
+            f"smaller, which changes the order"
+        )
+        yield Finding(level=Level.NOTE, where="read.cache", message=message)
 
 
 def _straddling(source: SourceCatalog, where: str) -> Iterator[Finding]:
