@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -42,7 +44,7 @@ def test_a_missing_file_is_an_error_that_names_the_remedy(tmp_path):
 def test_a_file_of_another_type_but_the_same_size_is_refused(tmp_path):
     entry = write_array(tmp_path / "a.npy", [np.arange(10)])
     write_array(tmp_path / "b.npy", [np.arange(10.0)])
-    with pytest.raises(CatalogError, match="is <f8"):
+    with pytest.raises(CatalogError, match=r"does not begin as an array of <i8 \[10\]"):
         open_array(tmp_path / "b.npy", entry)
 
 
@@ -61,5 +63,15 @@ def test_a_header_of_garbage_is_an_error_and_no_crash(tmp_path):
     path = tmp_path / "a.npy"
     entry = write_array(path, PARTS)
     path.write_bytes(b"\x93NUMPY\x01\x00" + bytes(entry.num_bytes - 8))
-    with pytest.raises(CatalogError, match="cannot be read"):
+    with pytest.raises(CatalogError, match="does not begin as an array"):
         open_array(path, entry)
+
+
+def test_many_threads_may_open_arrays_at_once(tmp_path):
+    entries = [write_array(tmp_path / f"{i}.npy", [np.arange(i)]) for i in range(20)]
+
+    def open_all(_: int) -> list[int]:
+        return [len(open_array(tmp_path / f"{i}.npy", entry)) for i, entry in enumerate(entries)]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(open_all, range(200))) == [list(range(20))] * 200

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import threading
 import zipfile
 import zlib
 from dataclasses import dataclass, fields
@@ -104,10 +105,14 @@ def save_part(path: Path, part: FilePart) -> None:
         raise
 
 
+_one_at_a_time = threading.Lock()
+"""numpy evaluates an array's header as Python, which two threads of Python 3.11 may not do at once."""
+
+
 def load_part(path: Path) -> FilePart | None:
     """Read a part; None if there is none or it is damaged, which is logged."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+        with _one_at_a_time, path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             about = msgspec.msgpack.decode(content["about"].tobytes(), type=_About)
             table = PageTable(**{field.name: content[field.name] for field in fields(PageTable)})
             part = FilePart(

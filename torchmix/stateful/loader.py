@@ -69,7 +69,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         fan_out: FanOut | None = None,
         liveness: Liveness | None = None,
     ) -> None:
-        """Wrap a stream; nothing starts before the first `next()`.
+        """Wrap a stream; nothing starts before the first `iter()`.
 
         Args:
             stream: `StepStream` on a leader, `ReceivedSteps` on a peer.
