@@ -168,6 +168,7 @@ def test_exported_names_are_sorted_and_importable(name: str) -> None:
     module = importlib.import_module(name)
     exported = getattr(module, "__all__", [])
     assert list(exported) == sorted(set(exported))
+    assert set(exported) <= set(dir(module)), "lazy names are listed, too"
     for each in exported:
         assert getattr(module, each) is not None
     with pytest.raises(AttributeError, match="no_such_name"):

@@ -56,3 +56,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME_OF_LAZY_NAME:
         return getattr(import_module(_HOME_OF_LAZY_NAME[name]), name)
     raise AttributeError(f"module 'torchmix' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
