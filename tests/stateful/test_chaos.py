@@ -21,6 +21,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner
 from torchmix.recipe import load_recipe
+from torchmix.sources import scan
 from torchmix.sources.scan import index_recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
@@ -171,7 +172,8 @@ def test_ranks_may_look_ahead_by_different_numbers_of_steps(job: Path) -> None:
     assert found == [run_job(job, Topology(), steps=3)[0].digests] * 4
 
 
-def test_leaders_that_all_find_no_catalog_build_one_and_agree(tmp_path: Path) -> None:
+def test_leaders_that_all_find_no_catalog_build_one_and_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = scan._compare
     job = write_job(tmp_path)
     expected = run_job(job, Topology(), steps=2)[0].digests
     (tmp_path / "catalog").rename(tmp_path / "catalog-before")
@@ -183,7 +185,10 @@ def test_leaders_that_all_find_no_catalog_build_one_and_agree(tmp_path: Path) ->
             take(loader, taken, 2 * loader.num_microbatches)
         return taken.digests
 
+    compared: list[object] = []
+    monkeypatch.setattr(scan, "_compare", lambda *given: compared.append(given) or compare(*given))
     assert run_ranks(list(enumerate(local_world(topology))), program) == [expected] * 4
+    assert len(compared) == 1, "the others find what the first has built"
 
 
 def test_a_catalog_that_is_made_anew_twice_does_not_disturb_a_loader_that_runs(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.support.loaders import FIELDS, Rank, run_job, same_microbatches, take, write_job
 from tests.support.processes import wait_until
 from tests.support.worlds import run_ranks
-from torchmix.errors import CorruptPage
+from torchmix.errors import CorruptPage, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner
 from torchmix.stateful.loader import StatefulDataLoader
@@ -88,6 +88,19 @@ def test_two_iterators_share_one_position(job: Path) -> None:
     with build_loader(job, topology=Topology(), workers=0) as loader:
         pairs = list(islice(zip(loader, loader, strict=True), 10))
     assert same_microbatches(whole.microbatches, [microbatch for pair in pairs for microbatch in pair])
+
+
+def test_a_step_that_an_interrupt_has_lost_is_not_passed_over(job: Path) -> None:
+    whole = run_job(job, Topology(), microbatches=20)[0]
+    with build_loader(job, topology=Topology(), workers=0) as loader:
+        found = list(islice(loader, 8))
+        assert loader._feed is not None
+        loader._feed.take()  # taken by a call that was interrupted before it could keep the step
+        with pytest.raises(StateMismatch, match=r"waits for step 1 .* what came is step 2.*load_state_dict"):
+            next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        found += islice(loader, 12)
+    assert same_microbatches(whole.microbatches, found)
 
 
 def threads_of_torchmix() -> list[str]:

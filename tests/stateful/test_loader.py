@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 from tests.support.loaders import Rank, open_job, run_job, same_microbatches, same_tensors, take, write_job
 from torchmix.errors import LoaderClosed, RecipeError, StateError, StateMismatch, TopologyError
 from torchmix.parallel.topology import Topology
+from torchmix.stateful import stream
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 
@@ -179,6 +181,27 @@ def test_leaders_that_stop_at_different_steps_still_close(job: Path) -> None:
 def test_wrong_arguments_are_named(job: Path, bad: dict[str, object], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         build_loader(job, **{"topology": Topology(), "workers": 0, **bad})
+
+
+def test_a_job_that_the_environment_does_not_know_is_not_taken_for_single_ranks(
+    job: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(TopologyError, match=r"has 4 ranks, .* tell of 1; pass topology="):
+        build_loader(job, workers=0)
+    assert not caplog.records
+    build_loader(job, topology=Topology(), workers=0).close()
+    assert "of 4 ranks, this one opens a loader for itself alone" in caplog.text
+
+
+def test_several_workers_of_another_loader_are_refused(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with build_loader(job, topology=Topology(), workers=0) as loader:
+        monkeypatch.setattr(stream, "get_worker_info", lambda: SimpleNamespace(num_workers=2))
+        with pytest.raises(RecipeError, match="num_workers=2 would give each step as often"):
+            iter(loader.dataset)
 
 
 @pytest.mark.parametrize("state", [{}, {"torchmix_state": "text"}, {"torchmix_state": b"other"}, b"bytes", None])

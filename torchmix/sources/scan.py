@@ -100,26 +100,55 @@ def index_sources(
         CorruptPage: A page does not decode.
         CatalogError: The catalog's folder cannot be written.
     """
-    folder = catalog_directory(recipe, directory)
-    with catalog_lock(folder):
-        old = _published(folder)
+    with catalog_lock(catalog_directory(recipe, directory)):
+        return _index(recipe, directory, progress=progress, force=force)
+
+
+def ensure_catalog(recipe: Recipe, directory: Path) -> Catalog:
+    """Open the catalog of a recipe; build it first if there is none, or none that has all its sources.
+
+    Of many processes that find none, one builds it. The others wait, with a log message, and open it.
+
+    Args:
+        recipe: A checked recipe.
+        directory: The recipe's folder.
+
+    Raises:
+        CatalogStale: There is one, for other settings; `index_recipe` would bring it up to date.
+        CatalogError: As `open_catalog` and `index_sources`.
+    """
+    try:
+        return open_catalog(recipe, directory)
+    except CatalogMissing as missing:
+        logger.warning("%s; indexing now (run `torchmix index` beforehand to see its progress)", missing)
+    with catalog_lock(catalog_directory(recipe, directory)):
         try:
-            _clean(folder)
-            if force:
-                remove_parts(folder, frozenset(recipe.sources))
-            work = _compare(recipe, directory, folder, {} if force or old is None else old.sources)
-            scanned = scan_files([_task(folder, *file) for file in _to_scan(work)], directory, progress)
-            parts = _parts_of_sources(work, scanned)
-            for source in work:
-                _check_not_empty(source, parts[source.name])
-            entries = {source.name: _entry(folder, source, parts[source.name]) for source in work}
-            publish(folder, entries, old)
+            return open_catalog(recipe, directory)
+        except CatalogMissing:
+            return _index(recipe, directory, progress=None, force=False).catalog
+
+
+def _index(recipe: Recipe, directory: Path, *, progress: Progress | None, force: bool) -> IndexReport:
+    """`index_sources`, under the lock."""
+    folder = catalog_directory(recipe, directory)
+    old = _published(folder)
+    try:
+        _clean(folder)
+        if force:
             remove_parts(folder, frozenset(recipe.sources))
-        except OSError as error:
-            raise CatalogError(f"cannot write the catalog at {folder}: {error}; mend that, then index again") from error
-        finally:  # after an error, too: what was not published must not stay
-            _clean(folder)
-        catalog = open_catalog(recipe, directory)
+        work = _compare(recipe, directory, folder, {} if force or old is None else old.sources)
+        scanned = scan_files([_task(folder, *file) for file in _to_scan(work)], directory, progress)
+        parts = _parts_of_sources(work, scanned)
+        for source in work:
+            _check_not_empty(source, parts[source.name])
+        entries = {source.name: _entry(folder, source, parts[source.name]) for source in work}
+        publish(folder, entries, old)
+        remove_parts(folder, frozenset(recipe.sources))
+    except OSError as error:
+        raise CatalogError(f"cannot write the catalog at {folder}: {error}; mend that, then index again") from error
+    finally:  # after an error, too: what was not published must not stay
+        _clean(folder)
+    catalog = open_catalog(recipe, directory)
     num_files = sum(len(source.files) for source in work)
     resumed = sum(file.resumed for file in scanned)
     return IndexReport(

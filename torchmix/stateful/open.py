@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 
 from torchmix import __version__
-from torchmix.catalog.store import open_catalog
 from torchmix.constructor.context_parallel import check_context_parallel
-from torchmix.errors import CatalogMissing, RecipeError, TopologyError
+from torchmix.errors import RecipeError, TopologyError
 from torchmix.parallel.agreement import agree
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.liveness import Liveness, open_liveness
@@ -27,7 +26,7 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import check_divides
 from torchmix.recipe import Recipe, check_recipe, load_recipe, recipe_directory, recipe_fingerprint
-from torchmix.sources.scan import index_recipe
+from torchmix.sources.scan import ensure_catalog
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.stream import StepStream, StreamSettings
@@ -67,12 +66,16 @@ def build_loader(
         CatalogError: Files are missing, unreadable or changed.
     """
     recipe, folder = _recipe_and_folder(recipe, directory)
+    is_job = dist.is_available() and dist.is_initialized()
+    job_size = dist.get_world_size() if is_job else None
     if topology is None:
-        topology = _topology_of_torchrun()
+        topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
     tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
     _check_numbers(micro_batch_size=micro_batch_size, look_ahead=look_ahead, workers=workers, max_steps=max_steps)
     check_divides(recipe.batch.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
     check_context_parallel(tree.topology.cp, length=recipe.batch.length, packing=recipe.packing)
+    if job_size not in (None, 1) and tree.topology.world_size == 1:
+        logger.warning("of %s ranks, this one opens a loader for itself alone, which gives it all samples", job_size)
     liveness: Liveness | None = None
     if fan_out is None and tree.topology.world_size > 1:
         liveness = open_liveness(tree)  # first: who fails below is named to those who wait for it
@@ -110,7 +113,7 @@ def _stream(
     if not tree.is_leader:
         assert fan_out is not None
         return ReceivedSteps(fan_out)
-    _ensure_catalog(recipe, folder)
+    ensure_catalog(recipe, folder)
     settings = StreamSettings(
         recipe=recipe,
         directory=str(folder),
@@ -123,29 +126,20 @@ def _stream(
     return StepStream(settings)
 
 
-def _ensure_catalog(recipe: Recipe, folder: Path) -> None:
-    """Index the recipe's sources if nobody has; the catalog's lock lets one process do it."""
-    try:
-        open_catalog(recipe, folder)
-    except CatalogMissing as missing:
-        logger.warning("%s; indexing now (run `torchmix index` beforehand to see its progress)", missing)
-        index_recipe(recipe, folder)
-
-
 def _recipe_and_folder(recipe: str | Path | Recipe, directory: str | Path | None) -> tuple[Recipe, Path]:
     if isinstance(recipe, Recipe):
         return check_recipe(recipe), Path(directory or ".").absolute()
     return load_recipe(recipe), recipe_directory(recipe) if directory is None else Path(directory).absolute()
 
 
-def _topology_of_torchrun() -> Topology:
-    """The topology of the environment, if it is the job that torch.distributed runs."""
+def _topology_in(job_size: int) -> Topology:
+    """The topology of torchrun's environment, if it is the job that torch.distributed runs."""
     topology = Topology.from_torchrun()
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() != topology.world_size:
-        # Each of these ranks would read the whole data for itself, and nothing would tell.
+    if topology.world_size != job_size:
+        # Each of these ranks would read all samples for itself, and nothing would tell.
         raise TopologyError(
-            f"build_loader: torch.distributed has {dist.get_world_size()} ranks, the environment's RANK and WORLD_SIZE "
-            f"tell of {topology.world_size}; pass topology=torchmix.Topology.from_world(world_size=..., rank=..., ...)"
+            f"build_loader: torch.distributed has {job_size} ranks, RANK and WORLD_SIZE in the environment tell of "
+            f"{topology.world_size}; pass topology=torchmix.Topology.from_world(world_size=..., rank=..., ...)"
         )
     return topology
 

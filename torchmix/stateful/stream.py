@@ -23,7 +23,7 @@ from torchmix.catalog.store import open_catalog
 from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
-from torchmix.errors import StateError
+from torchmix.errors import RecipeError, StateError
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.recipe import Recipe, parse_bytes, recipe_fingerprint
@@ -85,9 +85,17 @@ class StepStream(IterableDataset[StepTensors]):
         self._state = data
 
     def __iter__(self) -> Iterator[StepTensors]:
+        """Steps from the state on, in this process.
+
+        Raises:
+            RecipeError: In one of several workers, each of which would give every step.
+        """
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            raise RecipeError(f"StepStream: num_workers={worker.num_workers} would give each step as often; use 0 or 1")
         self.close()
         self._running = self._steps()
-        if get_worker_info() is not None:
+        if worker is not None:
             # torch's worker leaves its dataset as it is; a thread that is still planning at the
             # interpreter's end could take the process down with a signal.
             Finalize(None, self.close, exitpriority=1)
