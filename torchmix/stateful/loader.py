@@ -282,9 +282,12 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             stream.load_state_dict(self.state_dict())
         steps = feed_of_rank(self._start_torch, stream, fan_out=self._fan_out, tree=self._tree, recipe=self._recipe)
         self._feed = Ahead(steps, depth=self._look_ahead, name="torchmix-feed")
-        # For a loader that nobody closes: a thread that runs while the interpreter ends may abort the process. With
-        # other ranks there is no waiting for them then; liveness tells them.
-        self._last_resort = weakref.finalize(self, self._feed.close, PATIENCE_S if self._fan_out is None else 0.0)
+        # For a loader that nobody closes. Whichever thread collects it must not wait, but at the interpreter's end one
+        # must: a thread that still runs there may abort the process. With other ranks, liveness tells them instead.
+        self._last_resort = weakref.finalize(self, _end_feed, self._feed)
+        self._last_resort.atexit = False
+        if self._fan_out is None:
+            atexit.register(self._feed.close, PATIENCE_S)
 
     def _start_torch(self) -> Any:
         """torchdata's iterator over the stream. It does not hold the loader, nor the loader it."""
@@ -297,7 +300,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._feed is None:
             return
         feed, self._feed = self._feed, None
-        self._last_resort.detach()
+        self._last_resort()
         rank, waited_s = self._tree.topology.rank, 0.0
         while not feed.close(PATIENCE_S):
             waited_s += PATIENCE_S
@@ -333,6 +336,11 @@ class _Microbatches:
         if microbatch is None:
             raise StopIteration
         return microbatch
+
+
+def _end_feed(feed: Ahead[StepTensors]) -> None:
+    atexit.unregister(feed.close)
+    feed.close(0.0)
 
 
 def _as_it_is(item: StepTensors) -> StepTensors:
