@@ -17,7 +17,7 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import Patience
 from torchmix.parallel.topology import Topology
 
-QUICK = Patience(poll_s=0.01, silence_s=0.2, store_s=60.0, grace_s=0.05)
+QUICK = Patience(poll_s=0.01, silence_s=0.2, remote_s=0.2, store_s=60.0, grace_s=0.05)
 DEADLINE_S = 20.0
 
 
@@ -104,7 +104,10 @@ def test_the_first_failure_that_is_told_stands() -> None:
 
 
 def test_an_error_that_follows_from_a_loss_is_explained_by_it() -> None:
-    with ranks(3, patience=Patience(poll_s=0.01, silence_s=5.0, store_s=60.0, grace_s=0.05)) as (opened, _):
+    with ranks(3, patience=Patience(poll_s=0.01, silence_s=5.0, remote_s=5.0, store_s=60.0, grace_s=0.05)) as (
+        opened,
+        _,
+    ):
         victim = threading.Thread(
             target=lambda: explained.append(opened[0].explain(RuntimeError("Connection closed by peer")))
         )

@@ -62,8 +62,8 @@ def test_a_rank_of_another_host_is_lost_after_silence() -> None:
     found = first_loss(watch(lambda: "unknown"), beats(1), limit_s=20)
     assert found is not None
     assert found == (
-        PATIENCE.silence_s + POLL_S,
-        "rank 1 (host node7, pid 99) silent for 3.0 s; the last step it delivered was 17",
+        PATIENCE.remote_s + POLL_S,
+        "rank 1 (host node7, pid 99) silent for 6.0 s; the last step it delivered was 17",
     )
 
 

@@ -89,7 +89,7 @@ class Liveness:
         self._store_host = store_host
         self._patience = Patience() if patience is None else patience
         self._end_process = end_process
-        self._hold_s = self._patience.silence_s + 2 * self._patience.poll_s
+        self._hold_s = max(self._patience.silence_s, self._patience.remote_s) + 2 * self._patience.poll_s
         self._identity = identity_of_this_process()
         self._identity_of_rank: dict[int, RankIdentity] = {}
         self._num_beats = 0

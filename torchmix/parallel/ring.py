@@ -8,7 +8,7 @@ A beat that does not change is silence, and silence has several meanings. On the
     gone       the process ended without saying so: lost as soon as a second look finds no farewell
     stopped    SIGSTOP, a debugger, a frozen container: lost after `silence_s`
     running    alive, but Python did not run: a long call that keeps the interpreter's lock; lost after `stall_s`
-    unknown    another host or another container: lost after `silence_s`
+    unknown    another host or another container: lost after `remote_s`, as it might be any of the above
 
 Invariants: a rank that said it is done is never lost, the ring closes over it. Time in which this process did not run
 itself (stopped, or starved) is not held against others: silence grows by at most two polls per look. Clocks of
@@ -36,7 +36,10 @@ class Patience:
     poll_s: float = 0.5
     """Between two looks; a rank costs the store about 4 requests a look."""
     silence_s: float = 3.0
-    """Silence of a rank that is stopped, or of which nothing else is known."""
+    """Silence of a process that is seen to be stopped."""
+    remote_s: float = 6.0
+    """Silence of a rank of which nothing else is known: a call that keeps the interpreter's lock for longer, on another
+    host, is taken for a loss."""
     stall_s: float = 60.0
     """Silence of a process that is seen to run."""
     store_s: float = 5.0
@@ -156,8 +159,9 @@ class RingWatch:
                 )
             self._was_gone = True  # its farewell, if there is one, was written before it ended: look once more
             return None
-        limit_s = self._patience.stall_s if evidence == "running" else self._patience.silence_s
-        if silent_s < limit_s:
+        patience = self._patience
+        limits_s = {"running": patience.stall_s, "stopped": patience.silence_s, "unknown": patience.remote_s}
+        if silent_s < limits_s[evidence]:
             return None
         state = {"stopped": ": the process is stopped", "running": ": it runs, but Python in it does not"}
         reason = f"silent for {silent_s:.1f} s{state.get(evidence, '')}; {text_of_step(beat.step)}"
