@@ -24,7 +24,7 @@ def test_joined_files_count_rows_chunks_and_files_over_all_of_them():
     assert table.first_row.tolist() == [0, 3, 4, 6, 11, 12, 13, 14, 18, 20]
     assert table.chunk_of_page.tolist() == [0, 0, 1, 2, 3, 3, 3, 4, 4]
     assert table.file_of_chunk.tolist() == [0, 0, 1, 3, 3]
-    assert [table.file_of_page(page) for page in range(table.num_pages)] == [0, 0, 0, 1, 3, 3, 3, 3, 3]
+    assert table.file_of_chunk[table.chunk_of_page].tolist() == [0, 0, 0, 1, 3, 3, 3, 3, 3]
 
 
 def test_each_file_comes_out_of_the_joined_table_as_it_went_in():

@@ -55,10 +55,6 @@ class PageTable:
         """Rows of all files."""
         return int(self.first_row[-1])
 
-    def file_of_page(self, page: int) -> int:
-        """File, in 0 ... F - 1, that holds a page."""
-        return int(self.file_of_chunk[self.chunk_of_page[page]])
-
     def page_of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Page of each row, [n] int64; rows must be in [0, num_rows)."""
         return np.searchsorted(self.first_row, rows, side="right") - 1

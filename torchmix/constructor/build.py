@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torchmix.constructor.boundaries import Boundaries, boundaries_of_documents, boundaries_of_samples
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
-from torchmix.constructor.ranges import fill_ramps
+from torchmix.constructor.ramps import fill_ramps
 from torchmix.planner.plan import StepPlan
 from torchmix.recipe import Packing
 

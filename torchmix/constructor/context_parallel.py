@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
-from torchmix.constructor.ranges import fill_ramps
+from torchmix.constructor.ramps import fill_ramps
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
 from torchmix.recipe import Packing
