@@ -19,7 +19,8 @@ import numpy as np
 
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.planner.planner import Planner
-from torchmix.recipe import Balance, Batch, Model, Packing, Recipe, Source, check_recipe
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.structs import Balance, Batch, Model, Packing, Recipe, Source
 from torchmix.stateful.ahead import Ahead
 
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import write_recipe, write_tokens
 
-from torchmix.recipe import load_recipe
+from torchmix.recipe.load import load_recipe
 from torchmix.sources.scan import index_recipe
 from torchmix.stateful.header import decode_header
 from torchmix.stateful.stream import StepStream, StreamSettings

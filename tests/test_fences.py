@@ -36,7 +36,6 @@ ROOMS = (
     "megatron_adapter",
     "cli",
 )
-ROOM_OF_FILE = {"recipe_file": "recipe"}  # files beside the rooms that belong to one
 RE_EXPORTING = ("torchmix", "torchmix.parallel", "torchmix.stateful", "torchmix.megatron_adapter")
 FIRST_ROOM_WITH_TORCH = "constructor"
 TORCH_FILES_ABOVE = ("parallel/groups.py", "parallel/fan_out.py", "parallel/liveness.py")
@@ -70,7 +69,7 @@ MODULES = {module_of(path) for path in FILES}
 def room_of(module: str) -> str | None:
     """The room of `torchmix.room.file`, or None for `torchmix` itself."""
     parts = module.split(".")
-    return ROOM_OF_FILE.get(parts[1], parts[1]) if len(parts) > 1 else None
+    return parts[1] if len(parts) > 1 else None
 
 
 def imports_of(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:

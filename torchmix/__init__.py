@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
-from torchmix.recipe import Recipe, check_recipe, load_recipe
+from torchmix.recipe.load import check_recipe, load_recipe
+from torchmix.recipe.structs import Recipe
 
 if TYPE_CHECKING:
     from torchmix.constructor.fields import Microbatch

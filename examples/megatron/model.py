@@ -30,7 +30,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from torchmix.errors import RecipeError
-from torchmix.recipe import Recipe
+from torchmix.recipe.structs import Recipe
 
 BYTES_VOCABULARY = 257
 """UTF-8 bytes, and 256 at the end of a document."""

@@ -42,7 +42,7 @@ with warnings.catch_warnings():
 from unigram import unigram_entropy
 
 from torchmix.megatron_adapter import packed_seq_params
-from torchmix.recipe import load_recipe, recipe_directory
+from torchmix.recipe.load import load_recipe, recipe_directory
 
 WARM_UP_STEPS = 10
 

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from torchmix.recipe import Recipe, Source, parse_shares
+from torchmix.recipe.shares import parse_shares
+from torchmix.recipe.structs import Recipe, Source
 
 END_OF_DOCUMENT = 256
 

@@ -16,7 +16,7 @@ from torchmix.catalog.publish import remove_leftovers
 from torchmix.catalog.sizes import window_pages_of
 from torchmix.catalog.store import catalog_fingerprint, open_catalog, source_fingerprint
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
-from torchmix.recipe import Recipe, Shuffle
+from torchmix.recipe.structs import Recipe, Shuffle
 
 SHARES = {"peps": "30%", "web": "70%"}
 RECIPE = make_recipe(SHARES)

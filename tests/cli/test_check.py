@@ -15,7 +15,7 @@ from tests.support.projects import make_project
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.findings import sources_findings
 from torchmix.cli.main import main
-from torchmix.recipe import load_recipe
+from torchmix.recipe.load import load_recipe
 
 
 def indexed(folder: Path, *edits: tuple[str, str]) -> Path:

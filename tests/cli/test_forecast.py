@@ -13,7 +13,7 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.cli.forecast import Forecast, SourceForecast, epoch_tokens, forecast
 from torchmix.errors import PlanError, SourceExhausted
 from torchmix.planner.planner import Planner
-from torchmix.recipe import Recipe
+from torchmix.recipe.structs import Recipe
 
 SIZES = {
     "code": synthetic_sizes(600, shortest=20, longest=400, salt=2),

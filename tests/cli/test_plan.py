@@ -17,7 +17,7 @@ from torchmix.cli import plan_files
 from torchmix.cli.main import main
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner
-from torchmix.recipe import load_recipe
+from torchmix.recipe.load import load_recipe
 
 PIECE_COLUMNS = [
     "step",

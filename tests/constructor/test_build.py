@@ -11,7 +11,7 @@ from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
 from torchmix.planner.plan import StepPlan
-from torchmix.recipe import Packing
+from torchmix.recipe.structs import Packing
 
 # Documents by (source, row).
 DOCUMENTS = {(0, 7): [10, 11, 12], (2, 0): [20, 21, 22, 23, 24, 25, 26], (1, 5): [30]}

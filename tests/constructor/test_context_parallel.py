@@ -12,7 +12,7 @@ from torchmix.constructor.context_parallel import check_context_parallel, cp_sli
 from torchmix.constructor.fields import SEQUENCE_FIELDS, StepTensors
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
-from torchmix.recipe import Packing
+from torchmix.recipe.structs import Packing
 
 
 def random_step(seed: int, packing: Packing, *, micro_batch_size: int = 2) -> StepTensors:

@@ -16,7 +16,7 @@ from tests.support.files import make_text_file, make_tokens_file, random_texts, 
 from tests.support.processes import ROOT, Processes
 from tests.test_fences import ROOMS
 from torchmix.cli.main import main
-from torchmix.recipe import load_recipe, recipe_directory
+from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.sources.scan import index_recipe
 
 PAGES = sorted([*ROOT.glob("*.md"), *(path for room in ("docs", "examples") for path in (ROOT / room).rglob("*.md"))])

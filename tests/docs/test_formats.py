@@ -37,17 +37,9 @@ from torchmix.parallel.wire import (
 from torchmix.planner.pack import Pieces, piece_hashes
 from torchmix.planner.plan import START_DIGEST, name_hashes
 from torchmix.planner.planner import Planner
-from torchmix.recipe import (
-    Balance,
-    Batch,
-    Model,
-    Packing,
-    Recipe,
-    Source,
-    check_recipe,
-    load_recipe,
-    recipe_fingerprint,
-)
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import check_recipe, load_recipe
+from torchmix.recipe.structs import Balance, Batch, Model, Packing, Recipe, Source
 from torchmix.stateful.state import LoaderState, decode_state, encode_state
 from torchmix.transform.bytes_tokenizer import tokenize
 

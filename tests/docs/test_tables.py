@@ -16,17 +16,8 @@ from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, Sour
 from torchmix.cli.plan_files import PIECES_SCHEMA, STEPS_SCHEMA
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.wire import DTYPES, ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
-from torchmix.recipe import (
-    RECIPE_VERSION,
-    Balance,
-    Batch,
-    Model,
-    Packing,
-    Recipe,
-    Source,
-    check_recipe,
-    load_recipe,
-)
+from torchmix.recipe.load import check_recipe, load_recipe
+from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Model, Packing, Recipe, Source
 from torchmix.stateful.header import StepHeader
 from torchmix.stateful.state import STATE_VERSION, LoaderState, PoolState, SourceState
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.example import EXAMPLE, example_module
-from torchmix.recipe import load_recipe
+from torchmix.recipe.load import load_recipe
 
 make_corpus = example_module("make_corpus")
 

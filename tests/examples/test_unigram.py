@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.example import example_module
-from torchmix.recipe import Batch, Recipe, Source
+from torchmix.recipe.structs import Batch, Recipe, Source
 
 unigram = example_module("unigram")
 

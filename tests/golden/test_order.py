@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.mixtures import SHARES, SIZES, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.planner.planner import Planner
-from torchmix.recipe import Recipe
+from torchmix.recipe.structs import Recipe
 
 STEPS = 72
 FILE = Path(__file__).parent / "order.txt"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from torchmix.planner.cost import CostModel, cost_model
-from torchmix.recipe import Model
+from torchmix.recipe.structs import Model
 
 LLAMA_8B = Model(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128_256)
 

@@ -18,7 +18,7 @@ from torchmix.mixture.draw import Position
 from torchmix.planner.balance import in_hash_order
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner
-from torchmix.recipe import Recipe
+from torchmix.recipe.structs import Recipe
 
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (4, 4), (16, 1), (1, 16), (8, 2)]
 STEPS = 12

@@ -21,7 +21,8 @@ from torchmix.mixture.schedule import SHARE_ONE, integer_shares
 from torchmix.planner.pack import Pieces
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Decision, Planner
-from torchmix.recipe import Recipe, parse_shares
+from torchmix.recipe.shares import parse_shares
+from torchmix.recipe.structs import Recipe
 
 Span = tuple[int, int]
 """Half-open range of a document's tokens."""

@@ -15,7 +15,7 @@ from tests.support.indexing import assert_lengths, changes, counts, indexed, nam
 from torchmix.catalog.manifest import MANIFEST_NAME, read_manifest
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import CatalogStale, SourceUnreadable
-from torchmix.recipe import Recipe, Shuffle, Source
+from torchmix.recipe.structs import Recipe, Shuffle, Source
 from torchmix.sources.parquet import ParquetSource
 from torchmix.sources.scan import index_recipe, index_sources
 

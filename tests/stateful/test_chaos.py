@@ -20,7 +20,7 @@ from torchmix.parallel.fan_out import FanOut, local_world
 from torchmix.parallel.topology import Topology
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner
-from torchmix.recipe import load_recipe
+from torchmix.recipe.load import load_recipe
 from torchmix.sources import scan
 from torchmix.sources.scan import index_recipe
 from torchmix.stateful.loader import StatefulDataLoader

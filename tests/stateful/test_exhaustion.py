@@ -9,7 +9,8 @@ import pytest
 from tests.support.loaders import Rank, run_job, take, write_job
 from torchmix.errors import SourceExhausted
 from torchmix.parallel.topology import Topology
-from torchmix.recipe import load_recipe, recipe_fingerprint
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import load_recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.state import decode_state
 

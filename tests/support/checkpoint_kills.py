@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from tests.support.example import example_module
-from torchmix.recipe import load_recipe
+from torchmix.recipe.load import load_recipe
 
 MOMENTS = {
     "nothing": "",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchmix.recipe import load_recipe
+from torchmix.recipe.load import load_recipe
 from torchmix.sources.scan import index_recipe
 
 ALTERING = ((os, "fsync"), (os, "pwrite"), (Path, "replace"), (Path, "mkdir"), (Path, "open"), (Path, "unlink"))

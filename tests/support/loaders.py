@@ -20,7 +20,7 @@ from tests.support.worlds import run_ranks
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.fan_out import local_world
 from torchmix.parallel.topology import Topology
-from torchmix.recipe import load_recipe, recipe_directory
+from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.sources.scan import index_recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.support.example import example_module
 from torchmix.constructor.fields import Microbatch
 from torchmix.megatron_adapter import packed_seq_params
-from torchmix.recipe import load_recipe
+from torchmix.recipe.load import load_recipe
 
 EDITED = slice(96, 160)
 LENGTH = 256

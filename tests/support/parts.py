@@ -13,7 +13,7 @@ from torchmix.catalog.page_table import PageTable
 from torchmix.catalog.parts import FilePart
 from torchmix.catalog.publish import publish, write_source
 from torchmix.catalog.store import catalog_directory, settings_of
-from torchmix.recipe import Recipe
+from torchmix.recipe.structs import Recipe
 
 
 def make_table(rows_of_chunk: Sequence[Sequence[int]], *, dictionary: bool = False) -> PageTable:

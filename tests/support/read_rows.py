@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from torchmix.catalog.store import open_catalog
-from torchmix.recipe import load_recipe
+from torchmix.recipe.load import load_recipe
 from torchmix.sources.reader import Reader
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchmix.recipe import Balance, Batch, Model, Packing, Recipe, Source, check_recipe
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.structs import Balance, Batch, Model, Packing, Recipe, Source
 
 
 def make_recipe(

@@ -14,7 +14,7 @@ from tests.support.processes import wait_until
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import CorruptPage, SourceChanged
 from torchmix.parallel.topology import Topology
-from torchmix.recipe import load_recipe
+from torchmix.recipe.load import load_recipe
 from torchmix.stateful.open import build_loader
 
 pytestmark = pytest.mark.system

@@ -22,7 +22,8 @@ from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, Sour
 from torchmix.catalog.page_table import PageTable
 from torchmix.catalog.sizes import SourceSizes, window_pages_of
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
-from torchmix.recipe import Recipe, parse_bytes
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.structs import Recipe
 
 ARRAYS_FOLDER = "arrays"
 PAGE_ARRAYS = tuple(PageTable.__dataclass_fields__)

@@ -26,7 +26,9 @@ from torchmix.cli.terminal import (
     progress_bar,
 )
 from torchmix.errors import CatalogError, PlanError
-from torchmix.recipe import Recipe, load_recipe, recipe_directory, recipe_fingerprint
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.structs import Recipe
 
 HELP = "check a recipe, its files and what each source will give"
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from torchmix.catalog.store import Catalog, SourceCatalog, SourceSettings, settings_of
 from torchmix.cli.findings import Finding, Level
 from torchmix.errors import SourceUnreadable
-from torchmix.recipe import Recipe
+from torchmix.recipe.structs import Recipe
 from torchmix.sources.file_changes import match_files
 from torchmix.sources.find_files import find_files
 from torchmix.sources.formats import choose_source

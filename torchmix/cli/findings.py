@@ -15,7 +15,8 @@ from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.forecast import Forecast, SourceForecast
 from torchmix.cli.terminal import ExitCode, bytes_text, count_text, percent_text
-from torchmix.recipe import Recipe, parse_bytes
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.structs import Recipe
 
 
 class Level(enum.Enum):

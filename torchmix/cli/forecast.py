@@ -20,7 +20,8 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner
-from torchmix.recipe import Recipe, parse_shares
+from torchmix.recipe.shares import parse_shares
+from torchmix.recipe.structs import Recipe
 
 SIMULATED_STEPS = 1000
 """Steps that are planned in full before rates take over."""

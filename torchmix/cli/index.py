@@ -13,7 +13,8 @@ from typing import Any
 
 from torchmix.catalog.store import SourceCatalog
 from torchmix.cli.terminal import ExitCode, bytes_text, count_text, print_json, print_table, progress_bar
-from torchmix.recipe import load_recipe, recipe_directory, recipe_fingerprint
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.sources.scan import IndexReport, index_sources
 
 HELP = "build the catalog of a recipe, or bring it up to date"

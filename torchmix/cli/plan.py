@@ -19,7 +19,9 @@ from torchmix.cli.plan_summary import PlanSummary, print_summary
 from torchmix.cli.terminal import ExitCode, at_least, print_json, progress_bar
 from torchmix.errors import PlanError
 from torchmix.planner.planner import open_planner
-from torchmix.recipe import load_recipe, parse_shares, recipe_directory, recipe_fingerprint
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.shares import parse_shares
 
 HELP = "show what the steps of a run will hold"
 

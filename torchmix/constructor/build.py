@@ -27,7 +27,7 @@ from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.ramps import fill_ramps
 from torchmix.planner.plan import StepPlan
-from torchmix.recipe import Packing
+from torchmix.recipe.structs import Packing
 
 Int64Array = NDArray[np.int64]
 

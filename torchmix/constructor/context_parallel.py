@@ -29,7 +29,7 @@ from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.ramps import fill_ramps
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
-from torchmix.recipe import Packing
+from torchmix.recipe.structs import Packing
 
 Int64Array = NDArray[np.int64]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import RecipeError
-from torchmix.recipe import Model
+from torchmix.recipe.structs import Model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,8 @@ from torchmix.planner import balance, pack
 from torchmix.planner.cost import cost_model
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import START_DIGEST, StepPlan, name_hashes, order_digest, plan_digest
-from torchmix.recipe import Recipe, parse_shares
+from torchmix.recipe.shares import parse_shares
+from torchmix.recipe.structs import Recipe
 
 Ints = NDArray[np.int64]
 UNLIMITED_EPOCHS = 1 << 62

@@ -32,7 +32,7 @@ from torchmix.catalog.store import (
     settings_of,
 )
 from torchmix.errors import CatalogError, CatalogMissing, SourceUnreadable
-from torchmix.recipe import Recipe
+from torchmix.recipe.structs import Recipe
 from torchmix.sources.file_changes import FileChange, WantedFile, match_files
 from torchmix.sources.find_files import find_files
 from torchmix.sources.formats import choose_source

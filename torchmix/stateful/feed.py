@@ -16,7 +16,7 @@ import torch
 from torchmix.constructor.fields import StepTensors
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.recipe import Recipe
+from torchmix.recipe.structs import Recipe
 from torchmix.stateful.serve import ReceivedSteps, serve_steps
 from torchmix.stateful.stream import StepStream
 from torchmix.stateful.worker import steps_of_torch

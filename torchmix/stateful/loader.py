@@ -36,7 +36,8 @@ from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.planner.balance import check_divides
 from torchmix.planner.plan import START_DIGEST
-from torchmix.recipe import Recipe, recipe_fingerprint
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.structs import Recipe
 from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.feed import feed_of_rank
 from torchmix.stateful.header import StepHeader, check_arrival, decode_header, stats_of

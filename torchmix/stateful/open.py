@@ -25,7 +25,9 @@ from torchmix.parallel.liveness import Liveness, open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import check_divides
-from torchmix.recipe import Recipe, check_recipe, load_recipe, recipe_directory, recipe_fingerprint
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
+from torchmix.recipe.structs import Recipe
 from torchmix.sources.scan import ensure_catalog
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.serve import ReceivedSteps

@@ -21,7 +21,7 @@ from torchmix.constructor.memory import StepMemory
 from torchmix.errors import RankLost
 from torchmix.parallel.fan_out import FanOut, Share
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.recipe import Recipe
+from torchmix.recipe.structs import Recipe
 from torchmix.stateful.header import decode_header
 
 

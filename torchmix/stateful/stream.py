@@ -26,7 +26,9 @@ from torchmix.constructor.memory import StepMemory
 from torchmix.errors import RecipeError, StateError
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
-from torchmix.recipe import Recipe, parse_bytes, recipe_fingerprint
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.structs import Recipe
 from torchmix.sources.reader import Reader
 from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.header import encode_header

@@ -7,8 +7,10 @@ from fractions import Fraction
 import pytest
 
 from torchmix.errors import RecipeError
-from torchmix.recipe import Recipe, Source
-from torchmix.recipe_file import build, line_of, nearest, parse_percent, parse_yaml, percent_text
+from torchmix.recipe.build import build, nearest
+from torchmix.recipe.shares import parse_percent, percent_text
+from torchmix.recipe.structs import Recipe, Source
+from torchmix.recipe.yaml_lines import line_of, parse_yaml
 
 TEXT = """\
 version: 1

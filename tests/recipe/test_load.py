@@ -10,22 +10,11 @@ import msgspec
 import pytest
 
 from torchmix.errors import RecipeError
-from torchmix.recipe import (
-    Balance,
-    Batch,
-    Model,
-    Packing,
-    Read,
-    Recipe,
-    Shuffle,
-    Source,
-    check_recipe,
-    load_recipe,
-    parse_bytes,
-    parse_shares,
-    recipe_directory,
-    recipe_fingerprint,
-)
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
+from torchmix.recipe.shares import parse_shares
+from torchmix.recipe.structs import Balance, Batch, Model, Packing, Read, Recipe, Shuffle, Source
 
 TEXT = """\
 version: 1

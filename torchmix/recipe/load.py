@@ -1,0 +1,83 @@
+"""Text or Structs -> a checked recipe.
+
+In: a YAML file, or Structs built in Python. Out: a checked `Recipe`. Must hold: both are checked alike; every fault is
+an error that names its path of keys, and its line where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torchmix.errors import RecipeError
+from torchmix.recipe.build import build
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.checks import check_numbers, check_source
+from torchmix.recipe.shares import parse_shares
+from torchmix.recipe.structs import RECIPE_VERSION, Recipe
+from torchmix.recipe.yaml_lines import line_of, parse_yaml
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Read and check a recipe.
+
+    Args:
+        path: A YAML file in UTF-8. Paths in it are relative to `recipe_directory(path)`.
+
+    Raises:
+        RecipeError: The file cannot be read, or any fault in it, with its line and path of keys.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', error)}") from error
+    plain, lines = parse_yaml(text)
+    try:
+        return _recipe_of_plain(plain)
+    except RecipeError as error:
+        raise RecipeError(error.message, error.where, line_of(error.where, lines)) from None
+
+
+def recipe_directory(path: str | Path) -> Path:
+    """The folder that the paths of a recipe are relative to: the one its file lies in, made absolute."""
+    return Path(path).absolute().parent
+
+
+def check_recipe(recipe: Recipe) -> Recipe:
+    """Check a recipe built in Python as strictly as one from a file; Structs do not check their arguments.
+
+    Returns:
+        The same recipe, rebuilt from checked values (a `pathlib.Path` becomes text).
+
+    Raises:
+        RecipeError: Any fault, with its path of keys.
+    """
+    try:
+        plain = msgspec.to_builtins(recipe, enc_hook=os.fspath)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecipeError(f"the recipe holds a value that no recipe can hold: {error}") from error
+    return _recipe_of_plain(plain)
+
+
+def _recipe_of_plain(plain: Any) -> Recipe:
+    if isinstance(plain, dict):
+        version = plain.get("version", RECIPE_VERSION)
+        if type(version) is int and version != RECIPE_VERSION:
+            raise RecipeError(f"recipe version {version}; this torchmix reads version {RECIPE_VERSION}", "version")
+        mixture = plain.get("mixture")
+        for name, share in mixture.items() if isinstance(mixture, dict) else ():
+            if type(share) in (int, float):  # the likeliest slip: 0.7 or 70 could both be meant
+                raise RecipeError(
+                    f"{share} is a number, a share is text with a percent sign, as 70%", f"mixture.{name}"
+                )
+    recipe: Recipe = build(Recipe, plain)
+    check_numbers(recipe)
+    for name, source in recipe.sources.items():
+        check_source(name, source)
+    parse_shares(recipe)
+    parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes")
+    parse_bytes(recipe.read.cache, where="read.cache")
+    return recipe

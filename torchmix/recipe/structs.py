@@ -1,0 +1,128 @@
+"""The recipe, as values.
+
+In: what the user writes, in YAML or as these Structs in Python. Out: the Structs that all rooms below take. A recipe
+is a value: frozen, compared by content, free of paths other than the ones the user wrote, which are relative to the
+recipe's folder.
+
+Must hold: Structs built in Python do not check themselves; a `Recipe` that `load_recipe` or `check_recipe` returned has
+no fault that can be seen without opening data. Cost: none.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+RECIPE_VERSION = 1
+MAX_BATCH_TOKENS = 2**30
+"""The draw keeps exact debts in int64: share (32 bits) x asked tokens must stay below 2**63."""
+MAX_NAME_BYTES = 200
+"""A source's name is also the name of a folder in the catalog."""
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The size of a global batch; its capacity is samples x length tokens, at most 2**30."""
+
+    samples: int
+    """Samples of a global batch, over all ranks; at least 1."""
+    length: int
+    """Tokens of a sample, padding included; at least 2."""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One named collection of documents: which files, which column, how often."""
+
+    path: str | tuple[str, ...]
+    """A file or a glob, or several; relative to the recipe's directory."""
+    text: str | None = None
+    """Name of a string column, tokenised by `tokenizer`. Exactly one of `text` and `tokens`."""
+    tokens: str | None = None
+    """Name of a list-of-integers column, used as it is."""
+    tokenizer: Literal["bytes"] | None = None
+    """How text becomes ids. `bytes`: UTF-8 bytes are 0 to 255, 256 ends each document. Needed by `text` only."""
+    max_epochs: int | None = None
+    """Passes over the source after which it is exhausted, at least 1; None for no bound."""
+    on_exhausted: Literal["error", "renormalise"] = "error"
+    """After `max_epochs`: stop with SourceExhausted, or give its share to the other sources."""
+
+
+class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How documents become samples of fixed length."""
+
+    method: Literal["concat", "best_fit"] = "best_fit"
+    """`concat` cuts the stream every `length` tokens; `best_fit` keeps documents whole where they fit."""
+    overflow: Literal["split", "truncate", "drop", "error"] = "split"
+    """What becomes of a document longer than a sample; applied before the draw."""
+    boundaries: Literal["document", "none"] = "document"
+    """What the model sees of document ends: `document` resets positions and attention there, `none` does not."""
+    align_tokens: int = 8
+    """Pieces are padded to a multiple of this many tokens; 2 x cp or a multiple of it lets CP slice each document.
+    Divides `length`. `concat` pads nothing and ignores it."""
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Dimensions of the transformer, from which the cost of a sample follows."""
+
+    layers: int
+    """Transformer layers, at least 1."""
+    hidden: int
+    """Width of the residual stream."""
+    ffn: int
+    """Width inside the feed-forward block."""
+    heads: int
+    """Attention heads."""
+    kv_heads: int | None = None
+    """Key and value heads, a divisor of `heads`; None for as many as `heads`."""
+    vocab: int = 0
+    """Ids of the vocabulary; 0 leaves the output layer out of the cost."""
+
+
+class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which rank and microbatch a sample goes to; never which samples there are."""
+
+    method: Literal["rows", "none"] = "none"
+    """`rows` gives all ranks like work in every microbatch and needs `model`; `none` keeps hash order."""
+    model: Model | None = None
+    """Dimensions for the cost of a sample."""
+
+
+class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far a row may travel: the rows of a window of permuted pages are shuffled together."""
+
+    window_pages: int = 256
+    """Most pages of a window, at least 1."""
+    window_bytes: str | int = "64MiB"
+    """Most decoded bytes of a window: text such as 64MiB or 100MB, or a number of bytes."""
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How bytes are read; no part of the order."""
+
+    cache: str | int = "1GiB"
+    """Decoded pages kept, of all sources together, in each process that reads: text such as 1GiB, or bytes."""
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that decides what is trained on, in which order."""
+
+    version: int
+    """Version of the recipe's format: 1."""
+    seed: int
+    """Seeds every permutation and hash; in [0, 2**63)."""
+    batch: Batch
+    """The size of a step."""
+    sources: dict[str, Source]
+    """Sources by name. A name is identity: renaming a source makes it another one. Their order means nothing."""
+    mixture: dict[str, str]
+    """Share of trained tokens of each source, as text: `70%`, `0.001%`, `1e-3%`. The sum is 100 %."""
+    catalog: str = "./catalog"
+    """Folder of the index, relative to the recipe's directory."""
+    packing: Packing = Packing()
+    """Documents to samples."""
+    balance: Balance = Balance()
+    """Samples to ranks."""
+    shuffle: Shuffle = Shuffle()
+    """Order inside a source; fixed when the source is indexed."""
+    read: Read = Read()
+    """Memory for reading."""

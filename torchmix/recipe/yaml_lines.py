@@ -1,0 +1,105 @@
+"""Recipe text -> plain values, with the line of every key.
+
+In: YAML text. Out: plain values, and the line of every path of keys ("sources.web.max_epochs"), so that any later fault
+can be placed.
+
+Must hold: keys are taken as text, so a source may be named `no` or `2024`; a key that stands twice is an error. Costs
+one pass over the YAML nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from torchmix.errors import RecipeError
+
+MERGE_TAG = "tag:yaml.org,2002:merge"
+PLAIN_TAGS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+
+
+def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
+    """Parse one YAML document; duplicate keys are errors.
+
+    Args:
+        text: YAML 1.1 as PyYAML's SafeLoader reads it; anchors and merge keys (`<<`) work.
+
+    Returns:
+        The plain value (dict, list, str, int, float, bool, None, date), and the line, from 1, of each key path.
+
+    Raises:
+        RecipeError: Not YAML, a key twice, a tag that would make an object, or nesting without end.
+    """
+    lines: dict[str, int] = {}
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            value = None if node is None else _plain(loader, node, "", lines, set())
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise RecipeError(f"not valid YAML: {error.problem or error}", line=mark.line + 1 if mark else 0) from error
+    except yaml.YAMLError as error:
+        raise RecipeError(f"not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise RecipeError("nests too deeply, or an alias refers to itself") from error
+    return value, lines
+
+
+def _plain(loader: yaml.SafeLoader, node: yaml.Node, where: str, lines: dict[str, int], seen: set[int]) -> Any:
+    """The plain value of a node; notes the line of every path below it, and which mappings were seen."""
+    lines.setdefault(where, node.start_mark.line + 1)
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in PLAIN_TAGS:
+        raise RecipeError(f"the tag {node.tag!r} has no place in a recipe; remove it", where, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(loader, child, f"{where}[{i}]", lines, seen) for i, child in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode):
+        if id(node) not in seen:  # flattening leaves both merged and own keys in an aliased node
+            _check_duplicates(node, where)
+            loader.flatten_mapping(node)
+            seen.add(id(node))
+        mapping: dict[str, Any] = {}
+        for key, child in node.value:
+            name = _key_text(key, where)
+            lines[key_path(where, name)] = key.start_mark.line + 1
+            mapping[name] = _plain(loader, child, key_path(where, name), lines, seen)
+        return mapping
+    try:
+        return loader.construct_object(node, deep=True)
+    except ValueError as error:  # a date or number that only looks like one: 2024-13-45
+        raise RecipeError(
+            f"{node.value!r}: {error}; quote it if it is text", where, node.start_mark.line + 1
+        ) from error
+
+
+def _check_duplicates(node: yaml.MappingNode, where: str) -> None:
+    line_of_key: dict[str, int] = {}
+    for key, _ in node.value:
+        if key.tag == MERGE_TAG:
+            continue
+        name, line = _key_text(key, where), key.start_mark.line + 1
+        if name in line_of_key:
+            message = f"the key stands twice, first in line {line_of_key[name]}; remove or rename one"
+            raise RecipeError(message, key_path(where, name), line)
+        line_of_key[name] = line
+
+
+def _key_text(key: yaml.Node, where: str) -> str:
+    if not isinstance(key, yaml.ScalarNode):
+        raise RecipeError("a key is a list or a mapping; keys are text", where, key.start_mark.line + 1)
+    return str(key.value)
+
+
+def key_path(where: str, name: str) -> str:
+    """The dotted path of the key `name` below `where`."""
+    return f"{where}.{name}" if where else name
+
+
+def line_of(where: str, lines: dict[str, int]) -> int:
+    """Line of a key path, or of the nearest enclosing one that is in the text; 0 if there is none."""
+    while where and where not in lines:
+        where = where[: max(where.rfind("."), where.rfind("["), 0)]
+    return lines.get(where, 0)
