@@ -8,6 +8,9 @@ Cost: about 0.5 ns a byte, no Python per document.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -60,3 +63,37 @@ def count_tokens(texts: pa.Array) -> NDArray[np.int64]:
     """Tokens of each document, int64 [documents], without making them; `texts` as for `tokenize`."""
     num_bytes = pc.add(pc.binary_length(texts).cast(pa.int64()), 1)
     return np.asarray(pc.fill_null(num_bytes, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def decode(ids: Sequence[int]) -> str:
+    """The text of some ids; the end of a document is shown as `<|end|>`, bytes that are no UTF-8 as U+FFFD."""
+    parts: list[bytes] = []
+    for token in ids:
+        parts.append(bytes([token]) if 0 <= token < END_OF_DOCUMENT else _shown(token))
+    return b"".join(parts).decode("utf-8", errors="replace")
+
+
+def _shown(token: int) -> bytes:
+    return b"<|end|>" if token == END_OF_DOCUMENT else f"<|{token}|>".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class BytesTokenizer:
+    """The functions above as a `tokenizer.Tokenizer`."""
+
+    @property
+    def transform_id(self) -> str:
+        """See `tokenizer.Tokenizer`."""
+        return TRANSFORM_ID
+
+    def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+        """See `tokenizer.Tokenizer`; nothing is refused."""
+        return tokenize(texts)
+
+    def count_tokens(self, texts: pa.Array, where: str, first_row: int) -> NDArray[np.int64]:
+        """See `tokenizer.Tokenizer`; nothing is refused."""
+        return count_tokens(texts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `tokenizer.Tokenizer`."""
+        return decode(ids)

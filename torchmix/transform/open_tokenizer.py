@@ -1,0 +1,81 @@
+"""The recipe's words for a tokenizer -> the tokenizer, each opened once.
+
+In: `bytes`, `tiktoken:NAME` or the path of a tokenizer.json; ids that begin and end a document, as numbers or as names
+of tokens. Out: a `tokenizer.Tokenizer`. Must hold: what the vocabulary does not have is an error that names the nearest
+it has. Cost: reading the vocabulary, once for all sources that share it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from torchmix.errors import RecipeError
+from torchmix.transform.bytes_tokenizer import BytesTokenizer
+from torchmix.transform.encoder import Encoder
+from torchmix.transform.huggingface import HuggingFaceEncoder
+from torchmix.transform.tiktoken_encoding import TiktokenEncoder
+from torchmix.transform.tokenizer import Tokenizer
+from torchmix.transform.vocabulary_tokenizer import VocabularyTokenizer
+
+TIKTOKEN = "tiktoken:"
+
+
+class Tokenizers:
+    """Tokenizers of the sources of one recipe."""
+
+    def __init__(self, directory: Path) -> None:
+        """Nothing is opened yet; `directory` is the recipe's folder, which paths are relative to."""
+        self._directory = directory
+        self._encoders: dict[str, Encoder] = {}
+        self._opened: dict[tuple[str, int | str | None, int | str | None], Tokenizer] = {}
+
+    def open(
+        self, source: str, tokenizer: str, *, begin_id: int | str | None = None, end_id: int | str | None = None
+    ) -> Tokenizer:
+        """The tokenizer of a source.
+
+        Args:
+            source: Its name, for errors.
+            tokenizer: `bytes`, `tiktoken:NAME`, or the path of a tokenizer.json.
+            begin_id, end_id: What stands before and after the ids of a text: an id, the name of a token, or nothing.
+
+        Raises:
+            RecipeError: A package is missing, or a name that the vocabulary does not have.
+            SourceUnreadable: A file is missing, or no tokenizer.
+        """
+        key = (tokenizer, begin_id, end_id)
+        if key not in self._opened:
+            self._opened[key] = self._open(f"sources.{source}", *key)
+        return self._opened[key]
+
+    def _open(self, where: str, tokenizer: str, begin_id: int | str | None, end_id: int | str | None) -> Tokenizer:
+        if tokenizer == "bytes":
+            return BytesTokenizer()
+        if tokenizer not in self._encoders:
+            place = f"{where}.tokenizer"
+            self._encoders[tokenizer] = (
+                TiktokenEncoder(tokenizer.removeprefix(TIKTOKEN), place)
+                if tokenizer.startswith(TIKTOKEN)
+                else HuggingFaceEncoder(self._directory / tokenizer, place)
+            )
+        encoder = self._encoders[tokenizer]
+        return VocabularyTokenizer(
+            encoder,
+            begin_id=_id(encoder, begin_id, f"{where}.begin_id"),
+            end_id=_id(encoder, end_id, f"{where}.end_id"),
+        )
+
+
+def _id(encoder: Encoder, token: int | str | None, where: str) -> int | None:
+    if token is None or isinstance(token, int):
+        return token
+    found = encoder.id_of_token(token)
+    if found is None:
+        names = list(encoder.special_tokens())
+        close = difflib.get_close_matches(token, names, n=1, cutoff=0.5)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise RecipeError(
+            f"the tokenizer has no token {token!r}{hint}; its special tokens: {', '.join(names[:20]) or 'none'}", where
+        )
+    return found
