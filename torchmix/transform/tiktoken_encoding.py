@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -67,14 +68,13 @@ class TiktokenEncoder:
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """See `encoder.Encoder`."""
-        parts = self._of_each(texts, self._encode)
+        parts = self._of_each(texts, self._encoding.encode_ordinary)
         counts = np.fromiter(map(len, parts), np.int64, len(parts))
-        ids = np.concatenate([np.zeros(0, np.uint32), *parts])
-        return ids.astype(np.int32), counts
+        return np.fromiter(chain.from_iterable(parts), np.int32, int(counts.sum())), counts
 
     def count(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """See `encoder.Encoder`."""
-        counts = self._of_each(texts, lambda text: len(self._encode(text)))
+        counts = self._of_each(texts, lambda text: len(self._encoding.encode_ordinary(text)))
         return np.array(counts, np.int64)
 
     def id_of_token(self, token: str) -> int | None:
@@ -99,10 +99,6 @@ class TiktokenEncoder:
         except (KeyError, OverflowError):
             return False
         return True
-
-    def _encode(self, text: str) -> NDArray[np.uint32]:
-        ids: NDArray[np.uint32] = self._encoding.encode_to_numpy(text, disallowed_special=())
-        return ids
 
     def _of_each(self, texts: Sequence[str], call: Callable[[str], Any]) -> list[Any]:
         """Results of a call on each text, in threads where there is enough to do."""
