@@ -17,7 +17,7 @@ from torchmix.cli.plan_files import PIECES_SCHEMA, STEPS_SCHEMA
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.wire import DTYPES, ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
 from torchmix.recipe.load import check_recipe, load_recipe
-from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Model, Packing, Recipe, Source
+from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Model, Packing, Part, Recipe, Source
 from torchmix.stateful.header import StepHeader
 from torchmix.stateful.state import STATE_VERSION, LoaderState, PoolState, SourceState
 
@@ -48,7 +48,9 @@ def keys_of(kind: Any, prefix: str = "") -> dict[str, str]:
         inner = [each for each in (field.type, *get_args(field.type)) if isinstance(each, type)]
         struct = next((each for each in inner if issubclass(each, msgspec.Struct)), None)
         name = prefix + field.encode_name
-        if struct is not None:
+        if struct is Part:
+            keys[name] = "none"  # the keys of a recipe once more
+        elif struct is not None:
             keys |= keys_of(struct, f"{name}.NAME." if str(field.type).startswith("dict") else f"{name}.")
         elif str(field.type).startswith("dict"):
             keys[f"{name}.NAME"] = "required"

@@ -16,6 +16,7 @@ from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.forecast import Forecast, SourceForecast
 from torchmix.cli.terminal import ExitCode, bytes_text, count_text, percent_text
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.structs import Recipe
 
 
@@ -46,7 +47,8 @@ class Finding:
 
 def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
     """Findings in what the catalog holds of each source, whatever the number of steps."""
-    capacity = recipe.batch.samples * recipe.batch.length
+    smallest = min(stage.samples for stage in stages_of(recipe.batch))
+    capacity = smallest * recipe.batch.length
     for name, source in catalog.sources.items():
         where = f"sources.{name}"
         if source.num_empty:

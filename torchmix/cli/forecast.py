@@ -20,6 +20,7 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner
+from torchmix.recipe.ramp import samples_of_step
 from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.structs import Recipe
 
@@ -106,7 +107,7 @@ def forecast(
         )
         for s, (name, share) in enumerate(parse_shares(recipe).items())
     )
-    capacity = recipe.batch.samples * recipe.batch.length
+    capacity = samples_of_step(recipe.batch, 0) * recipe.batch.length
     return Forecast(
         num_steps=num_steps,
         simulated_steps=seen.steps,

@@ -28,6 +28,7 @@ from torchmix.planner import balance, pack
 from torchmix.planner.cost import cost_model
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import START_DIGEST, StepPlan, name_hashes, order_digest, plan_digest
+from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
 from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.structs import Recipe
 
@@ -76,7 +77,8 @@ class Planner:
             CatalogMissing: A source has no sizes.
             RecipeError: The model is so large that the cost of a batch exceeds 64 bits.
         """
-        balance.check_divides(recipe.batch.samples, dp=dp, micro_batch_size=micro_batch_size)
+        for stage in stages_of(recipe.batch):
+            balance.check_divides(stage.samples, dp=dp, micro_batch_size=micro_batch_size)
         missing = sorted(set(recipe.sources) - set(sizes))
         if missing:
             raise CatalogMissing(f"no sizes of source(s) {', '.join(missing)}; run `torchmix index` with this recipe")
@@ -90,7 +92,7 @@ class Planner:
         self._max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         self._name_hash = name_hashes(self.sources)
         self._cost = cost_model(recipe.balance.model, boundaries=recipe.packing.boundaries)
-        self._cost.check_fits(num_samples=recipe.batch.samples, length=recipe.batch.length)
+        self._cost.check_fits(num_samples=most_samples(recipe.batch), length=recipe.batch.length)
         concat = recipe.packing.method == "concat"
         self._align_tokens = 1 if concat else recipe.packing.align_tokens
 
@@ -113,7 +115,7 @@ class Planner:
         drawn, position, asked, decisions = self._draw(cursor)
         packed = self._pack(cursor, drawn)
         digest = order_digest(cursor.order_digest, cursor.step, packed, self._name_hash)
-        num_samples, length = self.recipe.batch.samples, self.recipe.batch.length
+        num_samples, length = samples_of_step(self.recipe.batch, cursor.step), self.recipe.batch.length
         cost = self._cost.of_samples(packed.pieces.tokens, packed.sample, num_samples=num_samples, length=length)
         placement = self._place(cost)
         pieces = packed.pieces
@@ -159,7 +161,8 @@ class Planner:
 
     def _draw(self, cursor: Cursor) -> tuple[Pieces, Position, Ints, tuple[Decision, ...]]:
         """Documents enough to fill the batch: capacity less pool, topped up until it is full."""
-        capacity, length = self.recipe.batch.samples * self.recipe.batch.length, self.recipe.batch.length
+        length = self.recipe.batch.length
+        capacity = samples_of_step(self.recipe.batch, cursor.step) * length
         position, decisions = cursor.position, cursor.decisions
         asked = np.zeros(len(self.sources), np.int64)
         parts: list[Pieces] = []
@@ -188,24 +191,25 @@ class Planner:
         return drawn, position, asked, decisions
 
     def _pack(self, cursor: Cursor, drawn: Pieces) -> Packed:
-        packing, batch = self.recipe.packing, self.recipe.batch
+        packing, length = self.recipe.packing, self.recipe.batch.length
         seed, step = self.recipe.seed, cursor.step
+        num_samples = samples_of_step(self.recipe.batch, step)
         if packing.method == "concat":
             tie = pack.piece_hashes(seed, step, self._name_hash, drawn)
-            packed = pack.concat(cursor.pool, drawn, tie, num_samples=batch.samples, length=batch.length)
+            packed = pack.concat(cursor.pool, drawn, tie, num_samples=num_samples, length=length)
         else:
-            drawn = pack.split_long(drawn, batch.length)
+            drawn = pack.split_long(drawn, length)
             tie = pack.piece_hashes(seed, step, self._name_hash, Pieces.concatenate([cursor.pool, drawn]))
             packed = pack.best_fit(
                 cursor.pool,
                 drawn,
                 tie,
-                num_samples=batch.samples,
-                length=batch.length,
+                num_samples=num_samples,
+                length=length,
                 align_tokens=self._align_tokens,
                 step=step,
             )
-        return pack.renumber(packed, seed=seed, step=step, num_samples=batch.samples)
+        return pack.renumber(packed, seed=seed, step=step, num_samples=num_samples)
 
     def _place(self, cost_of_sample: Ints) -> balance.Placement:
         if self.recipe.balance.method == "rows":

@@ -18,14 +18,15 @@ import msgspec
 from torchmix.errors import RecipeError
 from torchmix.recipe.yaml_lines import key_path
 
-_TYPE_WORDS = {str: "text", int: "a whole number", tuple: "a list of texts", type(None): "nothing"}
+_TYPE_WORDS = {str: "text", int: "a whole number", float: "a number", type(None): "nothing"}
+_LIST_WORDS = {str: "texts", int: "numbers"}
 
 
 def build(kind: Any, value: Any, where: str = "") -> Any:
     """Build a value of the type `kind` from plain values.
 
     Args:
-        kind: A msgspec Struct, `dict[str, X]`, a Literal, a scalar or tuple type, or one of these or None.
+        kind: A msgspec Struct, `dict[str, X]`, a Literal, a scalar or tuple type, or a union of these.
         value: What YAML or `msgspec.to_builtins` gave.
         where: The path of keys of `value`, for errors.
 
@@ -36,8 +37,10 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
     if value is None and type(None) in choices:
         return None
     for choice in choices:
-        if isinstance(choice, type) and issubclass(choice, msgspec.Struct):
+        if _is_struct(choice):
             return _build_struct(choice, value, where)
+        if get_origin(choice) is tuple and _is_struct(get_args(choice)[0]) and isinstance(value, list | tuple):
+            return tuple(_build_struct(get_args(choice)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
         if get_origin(choice) is dict:
             of_values = get_args(choice)[1]
             return {
@@ -51,8 +54,23 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        expected = " or ".join(_TYPE_WORDS[get_origin(choice) or choice] for choice in choices)
+        expected = " or ".join(map(_type_words, choices))
         raise RecipeError(f"expected {expected}, got {_shown(value)}", where) from error
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _type_words(kind: Any) -> str:
+    """What is expected, in the user's words."""
+    if get_origin(kind) is not tuple:
+        return _TYPE_WORDS[kind]
+    item, *others = get_args(kind)
+    if _is_struct(item):
+        return f"a list of mappings with the keys {_listed(item.__struct_fields__)}"
+    words = _LIST_WORDS[(get_args(item) or (item,))[0]]
+    return f"a list of {words}" if others == [Ellipsis] else f"a list of {1 + len(others)} {words}"
 
 
 def _build_struct(kind: type[msgspec.Struct], value: Any, where: str) -> msgspec.Struct:

@@ -6,18 +6,56 @@ without opening data is seen here, not in a room below. Costs microseconds per s
 
 from __future__ import annotations
 
+import math
+
 from torchmix.errors import RecipeError
-from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Recipe, Source
+from torchmix.recipe.documents import PARTS
+from torchmix.recipe.ramp import most_samples
+from torchmix.recipe.shares import parse_fraction, parse_shares
+from torchmix.recipe.source_format import format_of, paths_of
+from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Recipe, Source
 
 
-def check_numbers(recipe: Recipe) -> None:
+def check_values(recipe: Recipe) -> None:
+    """Check all values of a recipe that has the right shape.
+
+    Raises:
+        RecipeError: The first fault.
+    """
+    _check_version(recipe)
+    _check_numbers(recipe)
+    for name, source in recipe.sources.items():
+        _check_source(name, source, f"sources.{name}")
+    parse_shares(recipe)
+    if recipe.split is not None:
+        _check_split(recipe)
+    _check_parts(recipe)
+
+
+def _check_version(recipe: Recipe) -> None:
+    """A recipe of version 1 has no key that came later: an older torchmix would refuse it by its version."""
+    if recipe.version != 1:
+        return
+    newer = {
+        "batch.samples": not isinstance(recipe.batch.samples, int),
+        "split": recipe.split is not None,
+        "validation": recipe.validation is not None,
+        "test": recipe.test is not None,
+        "per_token_loss": recipe.per_token_loss != "warn",
+    }
+    for name, source in recipe.sources.items():
+        newer[f"sources.{name}.format"] = source.format is not None
+        newer[f"sources.{name}.documents"] = source.documents is not None
+        newer[f"sources.{name}"] = format_of(source) != "parquet"
+    for where, is_used in newer.items():
+        if is_used:
+            raise RecipeError("came with version 2 of the recipe; write version: 2", where)
+
+
+def _check_numbers(recipe: Recipe) -> None:
     batch, packing, balance, model = recipe.batch, recipe.packing, recipe.balance, recipe.balance.model
     _check_range(recipe.seed, "seed", 0, 2**63 - 1)
-    _check_range(batch.samples, "batch.samples", 1)
-    _check_range(batch.length, "batch.length", 2)
-    capacity = batch.samples * batch.length
-    if capacity > MAX_BATCH_TOKENS:
-        raise RecipeError(f"{batch.samples} x {batch.length} = {capacity} tokens, at most {MAX_BATCH_TOKENS}", "batch")
+    _check_batch(batch)
     _check_range(packing.align_tokens, "packing.align_tokens", 1)
     if packing.method == "best_fit" and batch.length % packing.align_tokens:
         message = f"{packing.align_tokens} does not divide batch.length {batch.length}; choose a divisor of it"
@@ -38,22 +76,97 @@ def check_numbers(recipe: Recipe) -> None:
         raise RecipeError("is empty; name a folder", "catalog")
 
 
+def _check_batch(batch: Batch) -> None:
+    if isinstance(batch.samples, int):
+        _check_range(batch.samples, "batch.samples", 1)
+    else:
+        if not batch.samples:
+            raise RecipeError("is empty; write a number, or stages as {from_step: 0, samples: 32}", "batch.samples")
+        for i, stage in enumerate(batch.samples):
+            where = f"batch.samples[{i}]"
+            _check_range(stage.samples, f"{where}.samples", 1)
+            if i == 0 and stage.from_step != 0:
+                raise RecipeError(f"the first stage begins at step {stage.from_step}, not at 0", f"{where}.from_step")
+            if i > 0 and stage.from_step <= batch.samples[i - 1].from_step:
+                message = (
+                    f"{stage.from_step} is not after {batch.samples[i - 1].from_step}, where the stage before begins"
+                )
+                raise RecipeError(message, f"{where}.from_step")
+    _check_range(batch.length, "batch.length", 2)
+    most = most_samples(batch)
+    if most * batch.length > MAX_BATCH_TOKENS:
+        message = f"{most} x {batch.length} = {most * batch.length} tokens, at most {MAX_BATCH_TOKENS}"
+        raise RecipeError(message, "batch")
+
+
+def _check_split(recipe: Recipe) -> None:
+    weights = recipe.split or ()
+    if not 1 <= len(weights) <= len(PARTS):
+        raise RecipeError(f"has {len(weights)} weights; one for each of {', '.join(PARTS)}, 1 to 3 of them", "split")
+    for i, weight in enumerate(weights):
+        if not 0 <= weight < math.inf:
+            raise RecipeError(f"{weight} is no weight; it must be at least 0", f"split[{i}]")
+    if weights[0] <= 0:
+        raise RecipeError("the weight of train is 0; it must be above 0", "split[0]")
+    for part in PARTS[1:]:
+        if getattr(recipe, part) is not None:
+            raise RecipeError(f"{part} has sources of its own here; remove them, or split", "split")
+    for name, source in recipe.sources.items():
+        if source.documents is not None:
+            message = "split cuts the rows of all sources; remove documents, or split"
+            raise RecipeError(message, f"sources.{name}.documents")
+
+
+def _check_parts(recipe: Recipe) -> None:
+    """The sources of validation and test; a name has one place in the catalog, so it stands in one part."""
+    part_of_name = dict.fromkeys(recipe.sources, "train")
+    for part in PARTS[1:]:
+        content = getattr(recipe, part)
+        if content is None:
+            continue
+        for name, source in content.sources.items():
+            where = f"{part}.sources.{name}"
+            _check_source(name, source, where)
+            if name in part_of_name:
+                message = f"the name is that of a source of {part_of_name[name]}; a name stands in one part"
+                raise RecipeError(message, where)
+            part_of_name[name] = part
+        parse_shares(content, part)
+
+
 def _check_range(value: int, where: str, lowest: int, highest: int | None = None) -> None:
     if value < lowest or (highest is not None and value > highest):
         bounds = f"at least {lowest}" if highest is None else f"in [{lowest}, {highest}]"
         raise RecipeError(f"{value} is out of range; it must be {bounds}", where)
 
 
-def check_source(name: str, source: Source) -> None:
-    where = f"sources.{name}"
+def _check_source(name: str, source: Source, where: str) -> None:
     if not name.strip() or name != name.strip() or not name.isprintable() or "/" in name or name.startswith("."):
         message = f"the name {name!r} is not usable: printable text without '/', leading '.' or outer spaces"
         raise RecipeError(message, where)
     if len(name.encode()) > MAX_NAME_BYTES:
         raise RecipeError(f"the name has {len(name.encode())} bytes, at most {MAX_NAME_BYTES}", where)
-    paths = (source.path,) if isinstance(source.path, str) else source.path
+    paths = paths_of(source)
     if not paths or not all(paths) or any("\0" in path for path in paths):
         raise RecipeError("is empty; name a file or a glob", f"{where}.path")
+    if format_of(source) == "megatron":
+        for key in ("text", "tokens", "tokenizer"):
+            if getattr(source, key) is not None:
+                raise RecipeError("files of Megatron hold tokens and have no columns; remove the key", f"{where}.{key}")
+    else:
+        _check_column(source, where)
+    if source.documents is not None:
+        start, stop = (parse_fraction(text, f"{where}.documents[{i}]") for i, text in enumerate(source.documents))
+        if not 0 <= start < stop <= 1:
+            message = (
+                f"{' to '.join(source.documents)} is no part of the rows; as [0%, 96.9%], the first below the second"
+            )
+            raise RecipeError(message, f"{where}.documents")
+    if source.max_epochs is not None:
+        _check_range(source.max_epochs, f"{where}.max_epochs", 1)
+
+
+def _check_column(source: Source, where: str) -> None:
     if (source.text is None) == (source.tokens is None):
         both = "both are given" if source.text is not None else "neither is given"
         raise RecipeError(f"exactly one of text and tokens names the column; {both}", where)
@@ -65,5 +178,3 @@ def check_source(name: str, source: Source) -> None:
     if source.tokens is not None and source.tokenizer is not None:
         message = "a column of tokens is used as it is; remove tokenizer, or name the column by text"
         raise RecipeError(message, f"{where}.tokenizer")
-    if source.max_epochs is not None:
-        _check_range(source.max_epochs, f"{where}.max_epochs", 1)

@@ -8,27 +8,37 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.documents import fractions_of
+from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.shares import parse_shares
-from torchmix.recipe.structs import RECIPE_VERSION, Recipe
+from torchmix.recipe.source_format import format_of
+from torchmix.recipe.structs import Batch, Recipe, Source
 
 
 def recipe_fingerprint(recipe: Recipe) -> str:
     """Fingerprint of all in a checked recipe that alters the order of documents, and of nothing else.
 
-    Covers seed, batch, packing method, overflow, alignment (not with `concat`), exact shares, shuffle, and of each
-    source its column and tokenizer. Not `max_epochs` and `on_exhausted`: up to a source's end they decide nothing,
-    its end is a decision logged in the loader's state, and a run that stopped there must be able to go on with more
-    epochs. Equal sizes and shares written differently are equal.
+    Covers seed, batch with its ramp, packing method, overflow, alignment (not with `concat`), exact shares, shuffle,
+    and of each source its column, tokenizer, format and used rows. Of a recipe with several parts it is that of
+    `train`. Not `max_epochs` and `on_exhausted`: up to a source's end they decide nothing, its end is a decision logged
+    in the loader's state, and a run that stopped there must be able to go on with more epochs. Equal sizes and shares
+    written differently are equal, and a recipe that uses nothing of version 2 has the fingerprint that version 1 gave.
 
     Returns:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).
     """
+    recipe = recipe_of_part(recipe, "train")
+    samples = _samples(recipe.batch)
+    sources = {name: _source(source) for name, source in recipe.sources.items()}
+    is_plain = isinstance(samples, int) and all(len(columns) == 3 for columns in sources.values())
     order = {
-        "format": RECIPE_VERSION,
+        "format": 1 if is_plain else 2,
         "seed": recipe.seed,
-        "batch": [recipe.batch.samples, recipe.batch.length],
+        "batch": [samples, recipe.batch.length],
         "packing": [
             recipe.packing.method,
             recipe.packing.overflow,
@@ -39,7 +49,21 @@ def recipe_fingerprint(recipe: Recipe) -> str:
             recipe.shuffle.window_pages,
             parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes"),
         ],
-        "sources": {name: [source.text, source.tokens, source.tokenizer] for name, source in recipe.sources.items()},
+        "sources": sources,
     }
     text = json.dumps(order, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
+def _samples(batch: Batch) -> int | list[list[int]]:
+    stages = stages_of(batch)
+    return stages[0].samples if len(stages) == 1 else [[stage.from_step, stage.samples] for stage in stages]
+
+
+def _source(source: Source) -> list[Any]:
+    """Column and tokenizer; and, where it is not Parquet read whole, the format and the rows used."""
+    columns = [source.text, source.tokens, source.tokenizer]
+    bounds = [str(bound) for bound in fractions_of(source)]
+    if format_of(source) == "parquet" and bounds == ["0", "1"]:
+        return columns
+    return [*columns, format_of(source), bounds]

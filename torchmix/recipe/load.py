@@ -15,8 +15,8 @@ import msgspec
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import build
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.checks import check_numbers, check_source
-from torchmix.recipe.shares import parse_shares
+from torchmix.recipe.checks import check_values
+from torchmix.recipe.documents import PARTS
 from torchmix.recipe.structs import RECIPE_VERSION, Recipe
 from torchmix.recipe.yaml_lines import line_of, parse_yaml
 
@@ -65,19 +65,21 @@ def check_recipe(recipe: Recipe) -> Recipe:
 def _recipe_of_plain(plain: Any) -> Recipe:
     if isinstance(plain, dict):
         version = plain.get("version", RECIPE_VERSION)
-        if type(version) is int and version != RECIPE_VERSION:
-            raise RecipeError(f"recipe version {version}; this torchmix reads version {RECIPE_VERSION}", "version")
-        mixture = plain.get("mixture")
-        for name, share in mixture.items() if isinstance(mixture, dict) else ():
-            if type(share) in (int, float):  # the likeliest slip: 0.7 or 70 could both be meant
-                raise RecipeError(
-                    f"{share} is a number, a share is text with a percent sign, as 70%", f"mixture.{name}"
-                )
+        if type(version) is int and not 1 <= version <= RECIPE_VERSION:
+            message = f"recipe version {version}; this torchmix reads versions 1 to {RECIPE_VERSION}"
+            raise RecipeError(message, "version")
+        _check_share_types(plain.get("mixture"), "mixture")
+        for part in PARTS[1:]:
+            content = plain.get(part)
+            _check_share_types(content.get("mixture") if isinstance(content, dict) else None, f"{part}.mixture")
     recipe: Recipe = build(Recipe, plain)
-    check_numbers(recipe)
-    for name, source in recipe.sources.items():
-        check_source(name, source)
-    parse_shares(recipe)
+    check_values(recipe)
     parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes")
     parse_bytes(recipe.read.cache, where="read.cache")
     return recipe
+
+
+def _check_share_types(mixture: Any, where: str) -> None:
+    for name, share in mixture.items() if isinstance(mixture, dict) else ():
+        if type(share) in (int, float):  # the likeliest slip: 0.7 or 70 could both be meant
+            raise RecipeError(f"{share} is a number, a share is text with a percent sign, as 70%", f"{where}.{name}")

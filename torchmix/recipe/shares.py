@@ -11,7 +11,8 @@ from fractions import Fraction
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import nearest
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import Part, Recipe
+from torchmix.recipe.yaml_lines import key_path
 
 
 def parse_percent(text: str, where: str) -> Fraction:
@@ -20,13 +21,22 @@ def parse_percent(text: str, where: str) -> Fraction:
     Raises:
         RecipeError: Not a percentage, or not above 0.
     """
-    match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*%", text.strip(), re.ASCII)
-    if match is None:
-        raise RecipeError(f"{text!r} is not a percentage, as 70%, 0.001% or 1e-3%", where)
-    share = Fraction(match[1]) / 100
+    share = parse_fraction(text, where)
     if share <= 0:
         raise RecipeError(f"the share {text} is not above 0; remove the source instead", where)
     return share
+
+
+def parse_fraction(text: str, where: str) -> Fraction:
+    """Exact value of any percentage.
+
+    Raises:
+        RecipeError: Not a percentage.
+    """
+    match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*%", text.strip(), re.ASCII)
+    if match is None:
+        raise RecipeError(f"{text!r} is not a percentage, as 70%, 0.001% or 1e-3%", where)
+    return Fraction(match[1]) / 100
 
 
 def percent_text(share: Fraction) -> str:
@@ -38,8 +48,12 @@ def percent_text(share: Fraction) -> str:
     return f"{whole}.{rest:0{digits}}%" if digits else f"{whole}%"
 
 
-def parse_shares(recipe: Recipe) -> dict[str, Fraction]:
+def parse_shares(recipe: Recipe | Part, where: str = "") -> dict[str, Fraction]:
     """Exact share of trained tokens of each source.
+
+    Args:
+        recipe: A recipe, or its validation or test part.
+        where: Path of keys of the part, for errors.
 
     Returns:
         Name -> share in (0, 1], in the order of names; the sum is 1.
@@ -48,20 +62,21 @@ def parse_shares(recipe: Recipe) -> dict[str, Fraction]:
         RecipeError: A share that is no positive percentage, a sum other than 100 %, or names that differ
             from those of `sources`.
     """
+    mixture = key_path(where, "mixture")
     if not recipe.sources:
-        raise RecipeError("names no source", "sources")
+        raise RecipeError("names no source", key_path(where, "sources"))
     for name in recipe.mixture:
         if name not in recipe.sources:
-            raise RecipeError(f"there is no such source{nearest(name, recipe.sources)}", f"mixture.{name}")
+            raise RecipeError(f"there is no such source{nearest(name, recipe.sources)}", f"{mixture}.{name}")
     shares: dict[str, Fraction] = {}
     for name in sorted(recipe.sources):
         if name not in recipe.mixture:
             message = f"the source {name!r} has no share; give it one, or remove the source"
-            raise RecipeError(message, f"mixture.{name}")
-        shares[name] = parse_percent(recipe.mixture[name], f"mixture.{name}")
+            raise RecipeError(message, f"{mixture}.{name}")
+        shares[name] = parse_percent(recipe.mixture[name], f"{mixture}.{name}")
     total = sum(shares.values(), Fraction(0))
     if total != 1:
         gap = "missing" if total < 1 else "too much"
         message = f"the shares sum to {percent_text(total)}, not 100%; {percent_text(abs(1 - total))} is {gap}"
-        raise RecipeError(message, "mixture")
+        raise RecipeError(message, mixture)
     return shares

@@ -14,18 +14,28 @@ from typing import Literal
 
 import msgspec
 
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
+"""The newest version; 1 is read, too: it lacks the keys that came with 2, and means the same."""
 MAX_BATCH_TOKENS = 2**30
 """The draw keeps exact debts in int64: share (32 bits) x asked tokens must stay below 2**63."""
 MAX_NAME_BYTES = 200
 """A source's name is also the name of a folder in the catalog."""
 
 
+class RampStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The size of the global batch from a step on."""
+
+    from_step: int
+    """The first step of this size; 0 in the first stage, rising from stage to stage."""
+    samples: int
+    """Samples of a global batch, over all ranks; at least 1."""
+
+
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The size of a global batch; its capacity is samples x length tokens, at most 2**30."""
 
-    samples: int
-    """Samples of a global batch, over all ranks; at least 1."""
+    samples: int | tuple[RampStage, ...]
+    """Samples of a global batch, over all ranks; at least 1. Or a ramp of them over steps; ask `ramp.py`."""
     length: int
     """Tokens of a sample, padding included; at least 2."""
 
@@ -34,13 +44,17 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One named collection of documents: which files, which column, how often."""
 
     path: str | tuple[str, ...]
-    """A file or a glob, or several; relative to the recipe's directory."""
+    """A file or a glob, or several; relative to the recipe's directory. With `megatron`, also a dataset's prefix."""
+    format: Literal["parquet", "megatron"] | None = None
+    """What the files are; None: by their names. `megatron`: pairs of .bin and .idx, which have no columns."""
     text: str | None = None
-    """Name of a string column, tokenised by `tokenizer`. Exactly one of `text` and `tokens`."""
+    """Name of a string column, tokenised by `tokenizer`. Exactly one of `text` and `tokens`, but with `megatron`."""
     tokens: str | None = None
     """Name of a list-of-integers column, used as it is."""
     tokenizer: Literal["bytes"] | None = None
     """How text becomes ids. `bytes`: UTF-8 bytes are 0 to 255, 256 ends each document. Needed by `text` only."""
+    documents: tuple[str, str] | None = None
+    """Where the used rows begin and end, as `["0%", "96.9%"]` of all rows in their order; None: all are used."""
     max_epochs: int | None = None
     """Passes over the source after which it is exhausted, at least 1; None for no bound."""
     on_exhausted: Literal["error", "renormalise"] = "error"
@@ -103,11 +117,20 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Decoded pages kept, of all sources together, in each process that reads: text such as 1GiB, or bytes."""
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sources and shares of validation or test, where they are not cut from the training sources by `split`."""
+
+    sources: dict[str, Source]
+    """Sources by name; no name is in another part."""
+    mixture: dict[str, str]
+    """Share of each; the sum is 100 %."""
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that decides what is trained on, in which order."""
 
     version: int
-    """Version of the recipe's format: 1."""
+    """Version of the recipe's format: 1 or 2."""
     seed: int
     """Seeds every permutation and hash; in [0, 2**63)."""
     batch: Batch
@@ -116,6 +139,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Sources by name. A name is identity: renaming a source makes it another one. Their order means nothing."""
     mixture: dict[str, str]
     """Share of trained tokens of each source, as text: `70%`, `0.001%`, `1e-3%`. The sum is 100 %."""
+    split: tuple[int | float, ...] | None = None
+    """Weights of train, validation and test: each source's rows are cut in this ratio, as Megatron's `--split` does."""
+    validation: Part | None = None
+    """What validation reads, instead of `split`."""
+    test: Part | None = None
+    """What test reads, instead of `split`."""
     catalog: str = "./catalog"
     """Folder of the index, relative to the recipe's directory."""
     packing: Packing = Packing()
@@ -126,3 +155,5 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Order inside a source; fixed when the source is indexed."""
     read: Read = Read()
     """Memory for reading."""
+    per_token_loss: Literal["warn", "require"] = "warn"
+    """What an adapter does where microbatches differ in tokens and its trainer would weight them alike."""

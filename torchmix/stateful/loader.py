@@ -37,6 +37,7 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.planner.balance import check_divides
 from torchmix.planner.plan import START_DIGEST
 from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.ramp import samples_of_step
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.feed import feed_of_rank
@@ -101,7 +102,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._recipe = recipe
         self._fingerprint = recipe_fingerprint(recipe)
         self._layout = {"dp": tree.topology.dp, "micro_batch_size": micro_batch_size}
-        self._num_microbatches = check_divides(recipe.batch.samples, **self._layout)
+        self._num_microbatches = check_divides(samples_of_step(recipe.batch, 0), **self._layout)
         self._look_ahead = look_ahead
         self._fan_out = fan_out
         self._liveness = liveness

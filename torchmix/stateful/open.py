@@ -27,6 +27,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import check_divides
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
+from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.structs import Recipe
 from torchmix.sources.scan import ensure_catalog
 from torchmix.stateful.loader import StatefulDataLoader
@@ -74,7 +75,8 @@ def build_loader(
         topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
     tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
     _check_numbers(micro_batch_size=micro_batch_size, look_ahead=look_ahead, workers=workers, max_steps=max_steps)
-    check_divides(recipe.batch.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
+    for stage in stages_of(recipe.batch):
+        check_divides(stage.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
     check_context_parallel(tree.topology.cp, length=recipe.batch.length, packing=recipe.packing)
     if job_size not in (None, 1) and tree.topology.world_size == 1:
         logger.warning("of %s ranks, this one opens a loader for itself alone, which gives it all samples", job_size)

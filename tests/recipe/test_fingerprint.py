@@ -1,0 +1,112 @@
+"""The fingerprint: equal recipes have equal ones, and only they."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.recipe_text import TEXT, edited, load_text, small_recipe
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.structs import Packing, Recipe
+
+
+def test_the_fingerprint_is_frozen(tmp_path: Path) -> None:
+    assert recipe_fingerprint(load_text(tmp_path, TEXT)) == "b185e9478b745b35"
+
+
+def test_the_fingerprint_ignores_order_of_keys_and_of_sources(tmp_path: Path) -> None:
+    recipe = load_text(tmp_path, TEXT)
+    plain = msgspec.to_builtins(recipe)
+    turned = {key: plain[key] for key in reversed(list(plain))}
+    turned["sources"] = {name: recipe.sources[name] for name in reversed(list(recipe.sources))}
+    turned["mixture"] = dict(reversed(list(recipe.mixture.items())))
+    assert recipe_fingerprint(msgspec.convert(turned, Recipe, from_attributes=True)) == recipe_fingerprint(recipe)
+
+
+# What is replaced in TEXT, by what; the first group leaves the order of documents as it is, the second does not.
+SAME_ORDER = [
+    ("catalog: ./index", "catalog: /elsewhere"),
+    ("path: ../corpus/peps.parquet", "path: /mnt/peps.parquet"),
+    ("method: rows", "method: none"),
+    ("hidden: 4096", "hidden: 8192"),
+    ("boundaries: document", "boundaries: none"),
+    ("cache: 1GiB", "cache: 2GiB"),
+    ("64MiB", "65536KiB"),
+    ("64MiB", str(64 * 2**20)),
+    ("web: 70%", "web: 7e1%"),
+    ("max_epochs: 4", "max_epochs: 5"),
+    ("on_exhausted: renormalise", "on_exhausted: error"),
+]
+OTHER_ORDER = [
+    ("seed: 1234", "seed: 1235"),
+    ("samples: 64", "samples: 65"),
+    ("length: 1024", "length: 2048"),
+    ("text: body", "text: title"),
+    ("tokens: input_ids", "tokens: ids"),
+    ("{web: 70%, peps: 30%}", "{web: 71%, peps: 29%}"),
+    ("method: best_fit", "method: concat"),
+    ("overflow: split", "overflow: drop"),
+    ("align_tokens: 8", "align_tokens: 16"),
+    ("window_pages: 256", "window_pages: 255"),
+    ("64MiB", "32MiB"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), SAME_ORDER)
+def test_the_fingerprint_ignores_what_leaves_the_order_alone(tmp_path: Path, old: str, new: str) -> None:
+    changed = load_text(tmp_path, edited(old, new))
+    assert recipe_fingerprint(changed) == recipe_fingerprint(load_text(tmp_path, TEXT))
+
+
+@pytest.mark.parametrize(("old", "new"), OTHER_ORDER)
+def test_the_fingerprint_covers_what_alters_the_order(tmp_path: Path, old: str, new: str) -> None:
+    changed = load_text(tmp_path, edited(old, new))
+    assert recipe_fingerprint(changed) != recipe_fingerprint(load_text(tmp_path, TEXT))
+
+
+def test_the_fingerprint_ignores_alignment_where_nothing_is_aligned() -> None:
+    by_align = {
+        recipe_fingerprint(small_recipe(packing=Packing(method="concat", align_tokens=align))) for align in (1, 8, 16)
+    }
+    assert len(by_align) == 1
+
+
+# Keys of version 2 that say what version 1 said, or nothing of the order; then those that alter it.
+SAME_ORDER_2 = [
+    ("seed: 1234", "seed: 1234\nper_token_loss: require"),
+    ("samples: 64", "samples: [{from_step: 0, samples: 64}, {from_step: 5, samples: 64}]"),
+    ("max_epochs: 4", "documents: [0%, 100%]"),
+    ("max_epochs: 4", "format: parquet"),
+    ("catalog: ./index", "validation: {sources: {v: {path: a.bin}}, mixture: {v: 100%}}"),
+    ("catalog: ./index", "split: [7]"),
+]
+OTHER_ORDER_2 = [
+    ("samples: 64", "samples: [{from_step: 0, samples: 64}, {from_step: 5, samples: 128}]"),
+    ("samples: 64", "samples: [{from_step: 0, samples: 64}, {from_step: 6, samples: 128}]"),
+    ("max_epochs: 4", "documents: [0%, 50%]"),
+    ("max_epochs: 4", "documents: [50%, 100%]"),
+    ("catalog: ./index", "split: [9, 1]"),
+    ("    tokens: input_ids\n", "    format: megatron\n"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), SAME_ORDER_2)
+def test_a_recipe_of_version_2_that_says_the_same_has_the_same_fingerprint(tmp_path: Path, old: str, new: str) -> None:
+    changed = load_text(tmp_path, edited(old, new).replace("version: 1", "version: 2"))
+    assert recipe_fingerprint(changed) == recipe_fingerprint(load_text(tmp_path, TEXT))
+
+
+def test_what_is_new_in_version_2_and_alters_the_order_is_covered(tmp_path: Path) -> None:
+    texts = [edited(old, new).replace("version: 1", "version: 2") for old, new in OTHER_ORDER_2]
+    prints = {recipe_fingerprint(load_text(tmp_path, text)) for text in (TEXT, *texts)}
+    assert len(prints) == 1 + len(texts)
+
+
+def test_how_a_megatron_source_is_named_does_not_matter(tmp_path: Path) -> None:
+    def text(source: str) -> str:
+        return f"version: 2\nseed: 1\nbatch: {{samples: 1, length: 8}}\nsources: {{a: {source}}}\nmixture: {{a: 100%}}"
+
+    by_name = recipe_fingerprint(load_text(tmp_path, text("{path: web.bin}")))
+    assert by_name == recipe_fingerprint(load_text(tmp_path, text("{path: web, format: megatron}")))

@@ -1,0 +1,88 @@
+"""Parts: what training, validation and test read, each as a recipe of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.recipe_text import load_text
+from torchmix.errors import RecipeError
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.parts import has_part, recipe_of_part, with_all_sources
+from torchmix.recipe.structs import Recipe
+
+TRAIN = """\
+version: 2
+seed: 1
+batch: {samples: [{from_step: 0, samples: 4}, {from_step: 10, samples: 8}], length: 64}
+sources: {web: {path: web.parquet, tokens: t, max_epochs: 3}, code: {path: code.bin}}
+mixture: {web: 60%, code: 40%}
+"""
+SPLIT = TRAIN + "split: [90, 10]\n"
+OWN = TRAIN + "validation: {sources: {held: {path: held.parquet, tokens: t}}, mixture: {held: 100%}}\n"
+
+
+def bounds(recipe: Recipe) -> dict[str, tuple[str, str] | None]:
+    return {name: source.documents for name, source in recipe.sources.items()}
+
+
+def test_a_split_cuts_every_source(tmp_path: Path) -> None:
+    recipe = load_text(tmp_path, SPLIT)
+    train, validation = recipe_of_part(recipe, "train"), recipe_of_part(recipe, "validation")
+    assert bounds(train) == {"web": ("0%", "90%"), "code": ("0%", "90%")}
+    assert bounds(validation) == {"web": ("90%", "100%"), "code": ("90%", "100%")}
+    assert validation.mixture == recipe.mixture
+    assert [has_part(recipe, part) for part in ("train", "validation", "test")] == [True, True, False]
+    with pytest.raises(RecipeError, match="split gives no documents to test"):
+        recipe_of_part(recipe, "test")
+
+
+def test_a_part_of_its_own_brings_its_sources(tmp_path: Path) -> None:
+    recipe = load_text(tmp_path, OWN)
+    validation = recipe_of_part(recipe, "validation")
+    assert list(validation.sources) == ["held"]
+    assert validation.mixture == {"held": "100%"}
+    assert list(recipe_of_part(recipe, "train").sources) == ["web", "code"]
+    assert [has_part(recipe, part) for part in ("train", "validation", "test")] == [True, True, False]
+    with pytest.raises(RecipeError, match="no part test"):
+        recipe_of_part(recipe, "test")
+    assert sorted(with_all_sources(recipe).sources) == ["code", "held", "web"]
+
+
+@pytest.mark.parametrize("text", [TRAIN, SPLIT, OWN])
+def test_a_part_is_a_whole_recipe(tmp_path: Path, text: str) -> None:
+    recipe = load_text(tmp_path, text)
+    for part in ("train", "validation"):
+        if not has_part(recipe, part):
+            continue
+        alone = recipe_of_part(recipe, part)
+        assert check_recipe(alone) == alone
+        assert recipe_of_part(alone, "train") == alone, "taking the part again changes nothing"
+        assert (alone.split, alone.validation, alone.test) == (None, None, None)
+
+
+def test_evaluation_has_the_size_after_the_ramp(tmp_path: Path) -> None:
+    recipe = load_text(tmp_path, SPLIT)
+    assert recipe_of_part(recipe, "train").batch == recipe.batch
+    assert recipe_of_part(recipe, "validation").batch.samples == 8
+
+
+def test_one_pass_ends_every_source_after_an_epoch(tmp_path: Path) -> None:
+    once = recipe_of_part(load_text(tmp_path, SPLIT), "validation", one_pass=True)
+    assert {(source.max_epochs, source.on_exhausted) for source in once.sources.values()} == {(1, "renormalise")}
+
+
+def test_an_unknown_part_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"'valid' is no part of a recipe \(did you mean 'validation'\?\)"):
+        recipe_of_part(load_text(tmp_path, SPLIT), "valid")
+
+
+def test_the_fingerprint_is_that_of_training(tmp_path: Path) -> None:
+    plain, split, own = (load_text(tmp_path, text) for text in (TRAIN, SPLIT, OWN))
+    assert recipe_fingerprint(own) == recipe_fingerprint(plain)
+    assert recipe_fingerprint(split) == recipe_fingerprint(recipe_of_part(split, "train"))
+    prints = {recipe_fingerprint(each) for each in (plain, split, recipe_of_part(split, "validation"))}
+    assert len(prints) == 3
+    assert recipe_fingerprint(load_text(tmp_path, TRAIN + "split: [1]\n")) == recipe_fingerprint(plain)

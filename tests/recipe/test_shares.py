@@ -1,0 +1,59 @@
+"""Shares: percentages are taken exactly, and written as they are read."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from tests.support.recipe_text import small_recipe
+from torchmix.errors import RecipeError
+from torchmix.recipe.shares import parse_fraction, parse_percent, parse_shares, percent_text
+from torchmix.recipe.structs import Part, Source
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("70%", Fraction(7, 10)),
+        (" 0.001 % ", Fraction(1, 10**5)),
+        ("1e-3%", Fraction(1, 10**5)),
+        (".5%", Fraction(1, 200)),
+        ("+2.50E1%", Fraction(1, 4)),
+    ],
+)
+def test_percentages_are_exact(text: str, share: Fraction) -> None:
+    assert parse_percent(text, "mixture.web") == share
+
+
+@pytest.mark.parametrize("text", ["", "%", "70", "7 0%", "70%%", "1/3%", "inf%", "1e1000%", "0x1%", "0e5%", "-0.1%"])
+def test_what_is_no_positive_percentage_is_refused(text: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_percent(text, "mixture.web")
+    assert caught.value.where == "mixture.web"
+
+
+@pytest.mark.parametrize("text", ["100%", "99.999%", "0.00001%", "1234.5%"])
+def test_percentages_are_written_as_they_are_read(text: str) -> None:
+    assert percent_text(parse_percent(text, "")) == text
+
+
+def test_shares_are_exact_and_ordered_by_name() -> None:
+    names = ("tiny", "big", "Mid")
+    sources = {name: Source(path="x", tokens="t") for name in names}
+    mixture = {"tiny": "1e-3%", "big": "66.666 %", "Mid": "33.333%"}
+    shares = parse_shares(small_recipe(sources=sources, mixture=mixture))
+    assert shares == {"Mid": Fraction(33333, 10**5), "big": Fraction(66666, 10**5), "tiny": Fraction(1, 10**5)}
+    assert list(shares) == ["Mid", "big", "tiny"]
+
+
+def test_a_fraction_may_be_nothing() -> None:
+    assert parse_fraction("0%", "x") == 0
+    assert parse_fraction("-1%", "x") == Fraction(-1, 100)
+
+
+def test_the_shares_of_a_part_are_named_with_it() -> None:
+    part = Part(sources={"v": Source(path="x", tokens="t")}, mixture={"v": "90%"})
+    with pytest.raises(RecipeError, match="10% is missing") as caught:
+        parse_shares(part, "validation")
+    assert caught.value.where == "validation.mixture"

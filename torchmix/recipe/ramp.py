@@ -1,0 +1,69 @@
+"""The size of the global batch over steps: constant, or a ramp.
+
+In: `batch.samples`, a number or stages. Out: samples of any step, samples before any step, and back. Must hold: exact
+integers, from the step alone: no rank, no history. Cost: one pass over the stages.
+
+Megatron ramps by consumed samples (`--rampup-batch-size START INCREMENT SAMPLES`); a ramp by steps is the same once its
+borders are counted in steps, and it needs no division of the borders by the size.
+"""
+
+from __future__ import annotations
+
+from torchmix.errors import RecipeError
+from torchmix.recipe.structs import Batch, RampStage
+
+
+def stages_of(batch: Batch) -> tuple[RampStage, ...]:
+    """The stages, in order; one where the size is constant, and none that changes nothing."""
+    if isinstance(batch.samples, int):
+        return (RampStage(from_step=0, samples=batch.samples),)
+    stages: list[RampStage] = []
+    for stage in batch.samples:
+        if not stages or stages[-1].samples != stage.samples:
+            stages.append(stage)
+    return tuple(stages)
+
+
+def samples_of_step(batch: Batch, step: int) -> int:
+    """Samples of the global batch of a step, from 0."""
+    return next(stage.samples for stage in reversed(stages_of(batch)) if stage.from_step <= step)
+
+
+def samples_before(batch: Batch, step: int) -> int:
+    """Samples of all steps before `step`: what Megatron calls consumed samples."""
+    stages = stages_of(batch)
+    stops = [*(stage.from_step for stage in stages[1:]), step]
+    return sum(
+        max(0, min(stop, step) - stage.from_step) * stage.samples for stage, stop in zip(stages, stops, strict=True)
+    )
+
+
+def step_after_samples(batch: Batch, consumed: int) -> int:
+    """The step before which exactly `consumed` samples come.
+
+    Raises:
+        RecipeError: There is none: the count is negative or lies inside a step.
+    """
+    if consumed < 0:
+        raise RecipeError(f"{consumed} consumed samples: a count of samples is at least 0", "batch.samples")
+    stages = stages_of(batch)
+    stage = next(stage for stage in reversed(stages) if samples_before(batch, stage.from_step) <= consumed)
+    steps, inside = divmod(consumed - samples_before(batch, stage.from_step), stage.samples)
+    step = stage.from_step + steps
+    if inside:
+        raise RecipeError(
+            f"{consumed} consumed samples end inside step {step}, which is samples {consumed - inside} to "
+            f"{consumed - inside + stage.samples}; they were counted with another batch size or ramp",
+            "batch.samples",
+        )
+    return step
+
+
+def most_samples(batch: Batch) -> int:
+    """Samples of the largest global batch."""
+    return max(stage.samples for stage in stages_of(batch))
+
+
+def last_samples(batch: Batch) -> int:
+    """Samples of the global batch after the last change."""
+    return stages_of(batch)[-1].samples
