@@ -98,6 +98,7 @@ class BookSource:
     first_row_of_page: Sequence[int]
     tokens: Sequence[int]
     window_pages: int
+    method: str = "page"
 
     @property
     def num_pages(self) -> int:
@@ -105,10 +106,17 @@ class BookSource:
 
     @property
     def num_windows(self) -> int:
+        if self.method != "page":
+            return max(1, -(-self.first_row_of_page[-1] // 16384))
         return -(-self.num_pages // self.window_pages)
 
     def window(self, seed: int, epoch: int, window: int) -> list[int]:
         """Section "window order": the rows of a window of an epoch."""
+        if self.method != "page":
+            count = self.first_row_of_page[-1]
+            positions = range(window * 16384, min((window + 1) * 16384, count))
+            key = named_key(seed, "row", self.name, epoch)
+            return [permute(i, count, key) for i in positions] if self.method == "row" else list(positions)
         start = window * self.window_pages
         stop = min(start + self.window_pages, self.num_pages)
         key = named_key(seed, "pages", self.name, epoch)
