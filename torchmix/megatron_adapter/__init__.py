@@ -2,26 +2,49 @@
 
 In reading order:
 
-    packed_seq.py   the boundaries of a microbatch as Megatron's PackedSeqParams   (torch)
+    arguments.py         flags on Megatron's command line
+    refusals.py          flags of Megatron that cannot work, and why
+    batch_sizes.py       Megatron's sizes and ramp-up against the recipe's
+    places.py            parallel_state -> place tree; what each model chunk needs   (torch)
+    checkpoint_args.py   the state of the data in Megatron's checkpoint; where a run begins
+    packed_seq.py        boundaries as Megatron's PackedSeqParams                    (torch)
+    microbatches.py      one stream for all model chunks of a rank                   (torch)
+    loss_weights.py      a warning where microbatches differ in tokens               (torch)
+    source_loss.py       the loss of each source, in Megatron's log                  (torch)
+    batch.py             `get_batch`, in the layout of the script                    (torch)
+    evaluation.py        validation and test                                         (torch)
+    datasets.py          `provider`: iterators for train, validation and test        (torch)
 
-The names below are imported when they are first used: they need torch, and Megatron when they are called.
+A script is moved to torchmix in four lines; `docs/megatron.md` shows them. The names below are imported when they are
+first used: they need torch, and Megatron when they are called.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchmix.megatron_adapter.arguments import enabled, extra_args
+    from torchmix.megatron_adapter.batch import get_batch
+    from torchmix.megatron_adapter.datasets import close, provider
     from torchmix.megatron_adapter.packed_seq import packed_seq_params
 
-__all__ = ["packed_seq_params"]
+__all__ = ["close", "enabled", "extra_args", "get_batch", "packed_seq_params", "provider"]
+
+_HOME_OF_LAZY_NAME = {
+    "close": "torchmix.megatron_adapter.datasets",
+    "enabled": "torchmix.megatron_adapter.arguments",
+    "extra_args": "torchmix.megatron_adapter.arguments",
+    "get_batch": "torchmix.megatron_adapter.batch",
+    "packed_seq_params": "torchmix.megatron_adapter.packed_seq",
+    "provider": "torchmix.megatron_adapter.datasets",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "packed_seq_params":
-        from torchmix.megatron_adapter.packed_seq import packed_seq_params
-
-        return packed_seq_params
+    if name in _HOME_OF_LAZY_NAME:
+        return getattr(import_module(_HOME_OF_LAZY_NAME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -39,20 +39,34 @@ def packed_seq_params(microbatch: Microbatch, *, device: torch.device | str | No
 
     Source: Megatron-LM `pretrain_gpt.py`, `forward_step`.
     """
-    from megatron.core.packed_seq_params import PackedSeqParams
-
     cu_seqlens, cu_seqlens_padded = microbatch.cu_seqlens, microbatch.cu_seqlens_padded
     if device is not None:
         cu_seqlens = cu_seqlens.to(device, non_blocking=True)
         cu_seqlens_padded = cu_seqlens_padded.to(device, non_blocking=True)
+    return params_of_boundaries(cu_seqlens, cu_seqlens_padded, microbatch.max_seqlen)
+
+
+def params_of_boundaries(cu_seqlens: torch.Tensor, cu_seqlens_padded: torch.Tensor, max_seqlen: int) -> PackedSeqParams:
+    """Megatron's dataclass of these boundaries, the same for queries and keys.
+
+    Args:
+        cu_seqlens: int32 [segments + 1], by true lengths; those with padding, where padding is to be computed, too.
+        cu_seqlens_padded: int32 [segments + 1], by padded lengths.
+        max_seqlen: Tokens of the longest segment.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+    """
+    from megatron.core.packed_seq_params import PackedSeqParams
+
     wanted: dict[str, Any] = {
         "qkv_format": "thd",
         "cu_seqlens_q": cu_seqlens,
         "cu_seqlens_kv": cu_seqlens,
         "cu_seqlens_q_padded": cu_seqlens_padded,
         "cu_seqlens_kv_padded": cu_seqlens_padded,
-        "max_seqlen_q": microbatch.max_seqlen,
-        "max_seqlen_kv": microbatch.max_seqlen,
+        "max_seqlen_q": max_seqlen,
+        "max_seqlen_kv": max_seqlen,
     }
     known = {field.name for field in dataclasses.fields(PackedSeqParams)}
     return PackedSeqParams(**{name: value for name, value in wanted.items() if name in known})

@@ -1,0 +1,160 @@
+"""`get_batch`: a microbatch as the installed `pretrain_gpt.py` wants it.
+
+In: the script's own names (`globals()`), and microbatches from the iterators of `datasets.py`. Out: a function with the
+signature and result of the script's `get_batch`. Must hold: every call takes one microbatch, on every stage and rank
+alike, and none waits for another rank: a collective here would deadlock with the pipeline, since later stages wait for
+activations before they ask for data.
+
+    script                          result
+    no BATCH_KEYS (core 0.16)       (tokens, labels, loss_mask, attention_mask, position_ids, packed_seq_params)
+    BATCH_KEYS (core 0.17 to 0.20)  a list in the order of BATCH_KEYS; `forward_step` makes PackedSeqParams of it
+
+Which one is read off the script, not off a version. Packed (`boundaries: document`) all samples of a microbatch are one
+row, [1, micro_batch_size * length / cp]; dense (`none`) they are [micro_batch_size, length / cp] without boundaries.
+There is no attention mask. Each stage gets what it needs, and boundaries go to all.
+
+Boundaries are those *with padding*, as Transformer Engine cuts documents under context parallelism, and also where it
+asks for those without: then no kernel must leave gaps between documents. Padding comes last in its document, so under
+causal attention no real token sees it, and its own loss is masked. (Megatron does likewise: "a bug forcing cu_seqlens
+to be cu_seqlens_padded".) The list has the true boundaries at `cu_seqlens`, from which Megatron counts FLOPs.
+
+Cost: copies to the GPU without waiting, from pinned memory; nothing on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+
+from torchmix.errors import RecipeError
+from torchmix.megatron_adapter.checkpoint_args import watch_checkpoints
+from torchmix.megatron_adapter.microbatches import Item
+from torchmix.megatron_adapter.packed_seq import params_of_boundaries
+from torchmix.megatron_adapter.places import Needs, needs_of_chunk
+from torchmix.megatron_adapter.source_loss import MicrobatchSources, SourceLosses, attach, with_source_losses
+
+GetBatch = Callable[..., Any]
+
+TUPLE_FIELDS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params")
+"""What core 0.16 returns, in order."""
+
+losses_of_part: dict[str, SourceLosses] = {}
+"""Where losses by source are added up, by part of the recipe; filled when the iterators are made."""
+
+
+def get_batch(script: MutableMapping[str, Any]) -> GetBatch:
+    """What a script calls instead of its own `get_batch`, from the line before it trains.
+
+    Also wraps the script's `loss_func`, so that it adds up losses by source, and begins to watch which checkpoint
+    Megatron loads.
+
+    Args:
+        script: `globals()` of the script, which has `get_batch`, and perhaps `BATCH_KEYS` and `loss_func`.
+
+    Raises:
+        RecipeError: Its `get_batch` returns something that torchmix does not know.
+    """
+    from megatron.training import checkpointing, get_args
+
+    keys = _keys_of_script(script)
+    watch_checkpoints(checkpointing)
+    if "loss_func" in script:
+        script["loss_func"] = with_source_losses(script["loss_func"])
+    needs_of_stage: dict[int | None, Needs] = {}
+
+    def get_batch(data_iterator: Any, vp_stage: int | None = None) -> Any:
+        """One microbatch of one model chunk."""
+        if vp_stage not in needs_of_stage:
+            needs_of_stage[vp_stage] = needs_of_chunk(get_args(), vp_stage)
+        fields = fields_of(next(data_iterator), needs_of_stage[vp_stage])
+        if keys is not None:
+            return [_batched(name, fields.get(name)) for name in keys]
+        return (*(fields.get(name) for name in TUPLE_FIELDS[:-1]), _params(fields))
+
+    return get_batch
+
+
+def fields_of(item: Item, needs: Needs) -> dict[str, Any]:
+    """The fields of a microbatch that a chunk needs, on the device that trains.
+
+    Args:
+        item: From an iterator of `microbatches.py`; stays as it is.
+        needs: Of the chunk.
+
+    Returns:
+        By name: `tokens`, `position_ids`, `labels`, `loss_mask` where needed, and if packed `cu_seqlens`,
+        `cu_seqlens_padded` (int32 [segments + 1]) and `max_seqlen` (int32 [1], on the CPU, so that Megatron's `.item()`
+        waits for nothing).
+    """
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+    packed = item["cu_seqlens"] is not None
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if device is None else tensor.to(device, non_blocking=True)
+
+    def row(name: str) -> torch.Tensor:
+        tensor = moved(item[name])
+        return tensor.reshape(1, -1) if packed else tensor.view(tensor.shape)
+
+    fields: dict[str, Any] = {}
+    if needs.tokens:
+        fields |= {name: row(name) for name in ("tokens", "position_ids")}
+    if needs.labels:
+        fields |= {name: row(name) for name in ("labels", "loss_mask")}
+        losses = losses_of_part.get(item["part"])
+        if losses is not None:
+            sources = MicrobatchSources(
+                index=moved(item["source_index"]), losses=losses, is_last_of_step=item["is_last_of_step"]
+            )
+            attach(fields["loss_mask"], sources)
+    if packed:
+        fields |= {name: moved(item[name]) for name in ("cu_seqlens", "cu_seqlens_padded")}
+        fields["max_seqlen"] = torch.tensor([item["max_seqlen"]], dtype=torch.int32)
+    return fields
+
+
+def _batched(name: str, value: Any) -> Any:
+    """A field of the list: Megatron takes boundaries with a leading dimension, and squeezes it away."""
+    return value.unsqueeze(0) if value is not None and name in ("cu_seqlens", "cu_seqlens_padded") else value
+
+
+def _params(fields: dict[str, Any]) -> Any:
+    """PackedSeqParams of a packed microbatch, None of a dense one."""
+    if "cu_seqlens" not in fields:
+        return None
+    padded = fields["cu_seqlens_padded"]
+    return params_of_boundaries(padded, padded, int(fields["max_seqlen"]))
+
+
+def _keys_of_script(script: MutableMapping[str, Any]) -> Sequence[str] | None:
+    """The names in the list that the script's `get_batch` returns; None if it returns core 0.16's tuple.
+
+    Raises:
+        RecipeError: It returns something else.
+    """
+    keys: Sequence[str] | None = script.get("BATCH_KEYS")
+    if keys is not None:
+        return tuple(keys)
+    own = script.get("get_batch")
+    arity = _fields_returned(own)
+    if arity == len(TUPLE_FIELDS):
+        return None
+    what = "no get_batch" if own is None else f"a get_batch of {arity or 'an unknown number of'} fields"
+    raise RecipeError(
+        f"the script has {what} and no BATCH_KEYS. torchmix knows the pretrain_gpt.py of Megatron-LM core 0.16, whose "
+        f"get_batch returns {len(TUPLE_FIELDS)} fields, and the newer ones with BATCH_KEYS; pass globals() of such a "
+        f"script, before get_batch is bound to another"
+    )
+
+
+def _fields_returned(function: Any) -> int:
+    """How many fields a `get_batch` returns: a middle stage's result, `return None, None, ...`, is a constant."""
+    code: CodeType | None = getattr(function, "__code__", None)
+    constants = code.co_consts if code is not None else ()
+    lengths = [
+        len(value) for value in constants if isinstance(value, tuple) and value and all(each is None for each in value)
+    ]
+    return max(lengths, default=0)

@@ -1,0 +1,160 @@
+"""The sizes that Megatron's flags and the recipe both name: length, micro-batch, global batch at every step.
+
+In: Megatron's arguments and the recipe's batch. Out: nothing, or an error that shows both. Must hold: every step of
+Megatron has as many samples as the same step of the recipe, so that `consumed_train_samples` and the step of the data
+plane say the same for ever. Megatron's own calculator is asked for its sizes, step by step until both are constant.
+
+    core 0.16    --global-batch-size, --rampup-batch-size START INCREMENT SAMPLES
+    core 0.20    --global-batch-size, or --step-batch-size-schedule "TOKENS:SIZE TOKENS:SIZE ..."
+
+Cost: about 1 microsecond for each step of a ramp, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import Any
+
+from torchmix.errors import RecipeError
+from torchmix.recipe.ramp import samples_of_step, stages_of
+from torchmix.recipe.structs import Batch
+
+
+def check_batch_sizes(args: Any, batch: Batch) -> None:
+    """Compare Megatron's sizes with the recipe's.
+
+    Args:
+        args: Megatron's arguments.
+        batch: The recipe's.
+
+    Raises:
+        RecipeError: They differ; says where, with both values.
+    """
+    if args.seq_length != batch.length:
+        raise RecipeError(
+            f"--seq-length is {args.seq_length}, the recipe's batch.length is {batch.length}; a sample is one "
+            f"sequence, so set both to the same",
+            "batch.length",
+        )
+    if getattr(args, "decrease_batch_size_if_needed", False):
+        raise RecipeError(
+            "--decrease-batch-size-if-needed trains on fewer samples than planned; choose a global batch that "
+            "micro-batch-size x data-parallel size divides",
+            "batch.samples",
+        )
+    if not _is_ramped(args):
+        if args.global_batch_size != batch.samples:
+            raise RecipeError(
+                f"--global-batch-size is {args.global_batch_size}, the recipe's batch.samples is {_text(batch)}; give "
+                f"Megatron what the recipe says{_hint(batch)}",
+                "batch.samples",
+            )
+        return
+    last = stages_of(batch)[-1]
+    stages: list[tuple[int, int]] = []
+    """Megatron's, as (from step, samples)."""
+    different: tuple[int, int, int, int] | None = None
+    consumed = 0
+    for step, (samples, is_final) in enumerate(_sizes_of_megatron(args)):
+        if not stages or stages[-1][1] != samples:
+            stages.append((step, samples))
+        planned = samples_of_step(batch, step)
+        if planned != samples and different is None:
+            different = step, consumed, samples, planned
+        consumed += samples
+        if is_final and (step >= last.from_step or different is not None):
+            break
+    if different is not None:
+        step, before, samples, planned = different
+        raise RecipeError(
+            f"step {step} (after {before} samples) has {samples} samples by Megatron's flags ({_flags(args)}) and "
+            f"{planned} by the recipe, whose batch.samples is {_text(batch)}. Megatron's flags are, in a recipe: "
+            f"samples: {_ramp_text(stages)}",
+            "batch.samples",
+        )
+
+
+def validation_samples(args: Any) -> int:
+    """Samples of a global batch of validation and test: Megatron's, which knows no ramp there.
+
+    Args:
+        args: Megatron's arguments.
+    """
+    samples = getattr(args, "eval_global_batch_size", None)  # core 0.20
+    return int(args.global_batch_size if samples is None else samples)
+
+
+def validation_micro_batch_size(args: Any) -> int:
+    """Samples of a microbatch of validation and test."""
+    samples = getattr(args, "eval_micro_batch_size", None)  # core 0.20
+    return int(args.micro_batch_size if samples is None else samples)
+
+
+def _is_ramped(args: Any) -> bool:
+    from megatron.core import num_microbatches_calculator as megatron
+
+    if getattr(args, "step_batch_size_schedule", None) is not None:
+        return True
+    # Where Megatron no longer has this class it takes the flag, says that it is deprecated, and ignores it.
+    knows_rampup = hasattr(megatron, "RampupBatchsizeNumMicroBatchesCalculator")
+    return knows_rampup and getattr(args, "rampup_batch_size", None) is not None
+
+
+def _sizes_of_megatron(args: Any) -> Iterator[tuple[int, bool]]:
+    """Samples of each step by Megatron's own calculator, and whether that is the size for ever."""
+    from megatron.core import num_microbatches_calculator as megatron
+
+    if getattr(args, "step_batch_size_schedule", None) is not None:
+        calculator = megatron.StepBatchsizeNumMicroBatchesCalculator(
+            micro_batch_size=args.micro_batch_size,
+            data_parallel_size=args.data_parallel_size,
+            decrease_batch_size_if_needed=False,
+            rank=-1,  # rank 0 would log it a second time
+            schedule=args.step_batch_size_schedule,
+            seq_length=args.seq_length,  # its thresholds are tokens
+        )
+        end = calculator.schedule[-1][0]
+    else:
+        start, increment, ramp_samples = (int(value) for value in args.rampup_batch_size)
+        calculator = megatron.RampupBatchsizeNumMicroBatchesCalculator(
+            global_batch_size=args.global_batch_size,
+            micro_batch_size=args.micro_batch_size,
+            data_parallel_size=args.data_parallel_size,
+            decrease_batch_size_if_needed=False,
+            rank=-1,
+            start_global_batch_size=start,
+            batch_size_increment=increment,
+            ramup_samples=ramp_samples,
+        )
+        end = ramp_samples + 1
+    consumed = 0
+    for _ in count():
+        calculator.update(consumed, consistency_check=False, verbose=False)
+        samples = int(calculator.get_current_global_batch_size())
+        yield samples, consumed >= end
+        consumed += samples
+
+
+def _flags(args: Any) -> str:
+    schedule = getattr(args, "step_batch_size_schedule", None)
+    if schedule is not None:
+        return f'--step-batch-size-schedule "{schedule}"'
+    ramp = " ".join(str(value) for value in args.rampup_batch_size)
+    return f"--rampup-batch-size {ramp} --global-batch-size {args.global_batch_size}"
+
+
+def _text(batch: Batch) -> str:
+    if isinstance(batch.samples, int):
+        return str(batch.samples)
+    return _ramp_text((stage.from_step, stage.samples) for stage in batch.samples)
+
+
+def _ramp_text(stages: Iterable[tuple[int, int]]) -> str:
+    return "[" + ", ".join(f"{{from_step: {start}, samples: {samples}}}" for start, samples in stages) + "]"
+
+
+def _hint(batch: Batch) -> str:
+    if isinstance(batch.samples, int):
+        return f": --global-batch-size {batch.samples}"
+    return ", a ramp: --rampup-batch-size (core 0.16) or --step-batch-size-schedule (newer)"

@@ -1,0 +1,176 @@
+"""The state of the data inside Megatron's checkpoint, and where a run begins.
+
+Megatron stores its arguments in every checkpoint, whatever the format: in what is common to all ranks (`torch_dist`),
+or in each rank's file (`torch`). So the state of the data, which is small and equal on all ranks, travels there as
+`args.torchmix_state`: text (base64), since every format of Megatron loads text, also `weights_only`. It is written when
+the last microbatch of a step is consumed; the state before that step stays beside it, because Megatron's rerun state
+machine saves a step that it suspects of a fault *unfinished*, to compute it again in another job. Of the two, the one
+counts that agrees with Megatron's consumed samples.
+
+In: Megatron's arguments, and those of the checkpoint that it has loaded. Out: the state to continue from, or the step
+to begin at. Must hold: what is continued from agrees with Megatron's own count of consumed samples; a checkpoint
+without a state is an error that says what to do, never a silent fresh start.
+
+Megatron hands a loaded checkpoint's arguments to `check_checkpoint_args` in each of its formats and ways to load.
+`watch_checkpoints` looks over its shoulder there: nothing is read a second time, and the state is that of the very
+checkpoint that was loaded. With `--finetune`, or a `--load` folder that holds none, nothing is handed over.
+
+Cost: base64 of some KB a step.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from torchmix.errors import RecipeError, StateError, StateMismatch
+from torchmix.recipe.ramp import samples_before, step_after_samples
+from torchmix.recipe.structs import Batch
+from torchmix.stateful.state import LoaderState, decode_state
+
+ATTRIBUTE = "torchmix_state"
+"""Name among Megatron's arguments: the state after the last step."""
+ATTRIBUTE_BEFORE = "torchmix_state_before"
+"""The state before that step."""
+FRESH_FLAG = "--data-start-fresh"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Where the data of this run begin."""
+
+    step: int
+    """The first step to be consumed."""
+    state: bytes | None
+    """State of a loader to continue from; None to plan the steps before `step`, if any."""
+    reason: str
+    """For the log."""
+
+
+class LoadedCheckpoint:
+    """What `watch_checkpoints` has seen: nothing, or the arguments of the checkpoint that Megatron has loaded."""
+
+    def __init__(self) -> None:
+        self.was_loaded = False
+        self.states: list[str] = []
+        """After its last step, and before it."""
+
+    def note(self, checkpoint_args: Any) -> None:
+        """Keep the state of a checkpoint's arguments; the last one loaded counts."""
+        self.was_loaded = True
+        states = [getattr(checkpoint_args, name, None) for name in (ATTRIBUTE, ATTRIBUTE_BEFORE)]
+        self.states = [state for state in states if state is not None]
+
+
+def watch_checkpoints(checkpointing: Any) -> LoadedCheckpoint:
+    """Learn what Megatron loads from now on.
+
+    Args:
+        checkpointing: The module `megatron.training.checkpointing`. Watching it twice is watching it once.
+
+    Raises:
+        StateError: This Megatron has no `check_checkpoint_args`.
+    """
+    original = getattr(checkpointing, "check_checkpoint_args", None)
+    if original is None:
+        raise StateError(
+            "this Megatron has no megatron.training.checkpointing.check_checkpoint_args, through which torchmix sees "
+            "the arguments of a loaded checkpoint; it was built for core 0.16 to 0.20"
+        )
+    watched: LoadedCheckpoint | None = getattr(original, "torchmix_loaded", None)
+    if watched is not None:
+        return watched
+    loaded = LoadedCheckpoint()
+
+    @functools.wraps(original)
+    def check_checkpoint_args(checkpoint_args: Any, *rest: Any, **named: Any) -> Any:
+        loaded.note(checkpoint_args)
+        return original(checkpoint_args, *rest, **named)
+
+    check_checkpoint_args.torchmix_loaded = loaded  # type: ignore[attr-defined]
+    checkpointing.check_checkpoint_args = check_checkpoint_args
+    return loaded
+
+
+def remember(args: Any, state: bytes) -> None:
+    """Let Megatron's next checkpoint hold this state, and the one that was the last.
+
+    Args:
+        args: Megatron's arguments.
+        state: From `loader.state_dict()`, equal on all ranks.
+    """
+    setattr(args, ATTRIBUTE_BEFORE, getattr(args, ATTRIBUTE, None))
+    setattr(args, ATTRIBUTE, base64.b64encode(state).decode("ascii"))
+
+
+def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: str) -> Start:
+    """Decide where the data begin.
+
+    Args:
+        args: Megatron's arguments, after it has loaded its checkpoint.
+        batch: The recipe's.
+        loaded: What it has loaded.
+        recipe: The recipe's fingerprint.
+
+    Raises:
+        StateError: The checkpoint has no state, or one that does not agree with Megatron's counts.
+    """
+    consumed = int(args.consumed_train_samples)
+    if args.data_start_fresh:
+        return _planned(batch, consumed, f"{FRESH_FLAG} was given")
+    if getattr(args, "override_ckpt_iteration", None) is not None:
+        return _planned(batch, consumed, "--override-ckpt-iteration was given")
+    if not loaded.was_loaded:
+        if consumed:
+            raise StateError(
+                f"Megatron begins after {consumed} samples, but no checkpoint with arguments was loaded; give "
+                f"{FRESH_FLAG} to let the data begin there, too"
+            )
+        reason = "no checkpoint was loaded" if getattr(args, "load", None) else "a new run"
+        return Start(step=0, state=None, reason=reason)
+    if not loaded.states:
+        raise StateError(
+            f"the checkpoint of {consumed} samples was not trained with torchmix: it has no state of the data. To go "
+            f"on with it on purpose, give {FRESH_FLAG} once: the data then begin at the step after as many samples of "
+            f"the recipe, whatever the run has read before. For new weights from an old checkpoint, use --finetune"
+        )
+    found = []
+    for text in loaded.states:
+        data = _bytes_of(text)
+        state = _decoded(data, recipe)
+        samples = samples_before(batch, state.step)
+        if samples == consumed and state.microbatch == 0:
+            return Start(step=state.step, state=data, reason="continuing from the checkpoint")
+        found.append(f"step {state.step} (after {samples} samples)")
+    raise StateMismatch(
+        f"the checkpoint's data are before {' or '.join(found)}, Megatron's consumed_train_samples is {consumed}. "
+        f"Weights and data of this checkpoint do not belong together; use another checkpoint, or {FRESH_FLAG} to "
+        f"follow Megatron's count"
+    )
+
+
+def _decoded(data: bytes, recipe: str) -> LoaderState:
+    try:
+        return decode_state(data, recipe=recipe)
+    except StateMismatch as error:
+        raise StateMismatch(
+            f"{error}. {FRESH_FLAG} goes on with this recipe, at the step of Megatron's count"
+        ) from error
+
+
+def _planned(batch: Batch, consumed: int, reason: str) -> Start:
+    try:
+        step = step_after_samples(batch, consumed)
+    except RecipeError as error:
+        raise StateError(f"{reason}, but {error.message}") from error
+    return Start(step=step, state=None, reason=reason)
+
+
+def _bytes_of(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise StateError(f"the checkpoint's {ATTRIBUTE} is no base64 text: {error}; use another checkpoint") from error

@@ -1,0 +1,298 @@
+"""The provider of train, validation and test data: what Megatron calls instead of a builder of datasets.
+
+In: Megatron's arguments after it has loaded its checkpoint. Out: an iterator for each model chunk and part. Must hold:
+all ranks call it, as often and in the same order, since it opens the exchange between them; one process opens its
+loaders once, however many chunks ask; each loader prepares ahead from here on, because the first stage gets no data
+before all stages listen.
+
+At each step of training Megatron's count of consumed samples and of microbatches are compared with the plan's, so a
+run cannot drift from its data without an error.
+
+Megatron has no hook at its end, so loaders are closed when the interpreter ends, before the threads that watch other
+ranks; not after an error, which those threads then tell.
+
+Cost: opening the catalog and groups, once; a comparison of integers in each step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from torchmix.constructor.fields import Microbatch
+from torchmix.errors import RankLost, StateError, StateMismatch
+from torchmix.megatron_adapter.batch import losses_of_part
+from torchmix.megatron_adapter.batch_sizes import (
+    check_batch_sizes,
+    validation_micro_batch_size,
+    validation_samples,
+)
+from torchmix.megatron_adapter.checkpoint_args import remember, start_of_run, watch_checkpoints
+from torchmix.megatron_adapter.evaluation import Passes, first_step, recipe_of_evaluation
+from torchmix.megatron_adapter.loss_weights import FirstStepTokens
+from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
+from torchmix.megatron_adapter.places import tree_of_job
+from torchmix.megatron_adapter.refusals import check_refusals
+from torchmix.megatron_adapter.source_loss import SourceLosses
+from torchmix.parallel.agreement import agree
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.parts import has_part, recipe_of_part
+from torchmix.recipe.ramp import samples_before, samples_of_step
+from torchmix.recipe.structs import Recipe
+from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.open import build_loader
+
+logger = logging.getLogger(__name__)
+
+Iterators = tuple[MicrobatchIterator | None, MicrobatchIterator | None, MicrobatchIterator | None]
+
+_job: _Job | None = None
+
+
+def provider(train_val_test_num_samples: Any = None, vp_stage: int | None = None) -> Iterators:
+    """Megatron's `train_valid_test_datasets_provider`: iterators of one model chunk.
+
+    Args:
+        train_val_test_num_samples: Not used; a stream has no end that would have to be known.
+        vp_stage: The virtual stage that asks; Megatron calls once for each.
+
+    Returns:
+        Train, validation and test; None where Megatron asks for none or the recipe has none.
+
+    Raises:
+        RecipeError: Flags or sizes contradict the recipe, or torchmix does not serve them.
+        StateError: The loaded checkpoint has no state of the data, or another one than its weights.
+    """
+    global _job
+    del train_val_test_num_samples, vp_stage
+    if _job is None:
+        from megatron.training import get_args
+
+        _job = _Job(get_args())
+    return _job.new_iterators()
+
+
+provider.is_distributed = True  # type: ignore[attr-defined]  # Megatron: call it on all ranks, not on tp rank 0 alone
+
+
+def close() -> None:
+    """Close what the provider has opened; all ranks do so alike. At the interpreter's end it happens by itself."""
+    global _job
+    if _job is not None:
+        job, _job = _job, None
+        job.close()
+
+
+class _Job:
+    """The loaders of this process."""
+
+    def __init__(self, args: Any) -> None:
+        self._args = args
+        self._loaders: list[StatefulDataLoader] = []
+        self._passes: list[Passes] = []
+        path = Path(args.data_recipe)
+        self._recipe, self._folder = load_recipe(path), recipe_directory(path)
+        check_refusals(args, self._recipe, cp=args.context_parallel_size, pp=args.pipeline_model_parallel_size)
+        check_batch_sizes(args, self._recipe.batch)
+        self._tree = tree_of_job(args)
+        self._batch = recipe_of_part(self._recipe, "train").batch
+        losses_of_part.clear()
+        atexit.register(self._at_exit)
+        self._train = None if args.skip_train else self._open_train()
+        evaluates = bool(args.full_validation or (args.eval_iters or 0) > 0)
+        self._validation = self._open_evaluation("validation") if evaluates else None
+        tests = evaluates and not args.full_validation and has_part(self._recipe, "test")
+        self._test = self._open_evaluation("test") if tests else None
+
+    def new_iterators(self) -> Iterators:
+        """Iterators for one more chunk."""
+        train, validation, test = (
+            None if shared is None else shared.new_iterator() for shared in (self._train, self._validation, self._test)
+        )
+        return train, validation, test
+
+    def close(self) -> None:
+        """Close all loaders; all ranks do so alike."""
+        atexit.unregister(self._at_exit)
+        for passes in self._passes:
+            passes.settle()
+        for loader in self._loaders:
+            loader.close()
+        self._loaders, self._passes = [], []
+
+    def _open_train(self) -> SharedMicrobatches:
+        from megatron.training import checkpointing
+
+        args = self._args
+        fingerprint = recipe_fingerprint(recipe_of_part(self._recipe, "train"))
+        start = start_of_run(args, self._batch, watch_checkpoints(checkpointing), recipe=fingerprint)
+        self._agree_on(start.step, start.state)
+        logger.info("the data begin at step %d: %s", start.step, start.reason)
+        loader = build_loader(
+            self._recipe,
+            topology=self._tree,
+            micro_batch_size=args.micro_batch_size,
+            workers=args.data_workers,
+            look_ahead=args.data_look_ahead,
+            directory=self._folder,
+            **({"start_step": start.step} if start.state is None and start.step else {}),
+        )
+        self._loaders.append(loader)
+        if getattr(args, "exit_signal_handler", False):
+            # Whoever signals a whole job means: finish the step and save. The worker's data are needed for it.
+            loader.worker_init_fn = functools.partial(_ignore_signal, _number_of_signal(args))
+        if start.state is not None:
+            loader.load_state_dict({"torchmix_state": start.state})
+            remember(args, start.state)
+        if args.iterations_to_skip:
+            self._watch_skipped_steps()
+        self._report_sources("train", self._recipe)
+        counted = self._counts_tokens()
+        tokens = FirstStepTokens() if counted else None
+
+        def on_microbatch(microbatch: Microbatch) -> None:
+            if microbatch.index == 0:
+                self._check_step(microbatch.step)
+            if tokens is not None:
+                tokens.note(microbatch)
+
+        return SharedMicrobatches(
+            iter(loader),
+            part="train",
+            packed=self._is_packed,
+            on_microbatch=on_microbatch,
+            state_of_step=lambda: loader.state_dict()["torchmix_state"],
+            on_step_consumed=lambda state: remember(args, state),
+        )
+
+    def _open_evaluation(self, part: str) -> SharedMicrobatches:
+        args, samples = self._args, validation_samples(self._args)
+        recipe = recipe_of_evaluation(self._recipe, samples=samples)
+        is_pass = bool(args.full_validation)
+        goes_on = part == "validation" and not is_pass and not args.skip_train
+        loader = build_loader(
+            recipe,
+            part=part,
+            topology=self._tree,
+            micro_batch_size=validation_micro_batch_size(args),
+            workers=0,
+            look_ahead=args.data_look_ahead,
+            directory=self._folder,
+            start_step=first_step(int(args.consumed_valid_samples), samples=samples) if goes_on else 0,
+            one_pass=is_pass,
+        )
+        self._loaders.append(loader)
+        self._report_sources(part, recipe)
+        source: Iterator[Microbatch] = iter(loader)
+        return SharedMicrobatches(source, part=part, packed=self._is_packed)
+
+    @property
+    def _is_packed(self) -> bool:
+        return self._recipe.packing.boundaries == "document"
+
+    def _check_step(self, step: int) -> None:
+        """Compare Megatron's counts with the plan's, before a step's first microbatch is used."""
+        from megatron.core.num_microbatches_calculator import get_num_microbatches
+
+        args, topology = self._args, self._tree.topology
+        planned = samples_before(self._batch, step)
+        if args.consumed_train_samples != planned:
+            raise StateMismatch(
+                f"Megatron has consumed {args.consumed_train_samples} samples, the data are at step {step}, after "
+                f"{planned}: something has taken microbatches, or steps, that the other did not count. Restart from "
+                f"the last checkpoint"
+            )
+        microbatches = samples_of_step(self._batch, step) // (topology.dp * args.micro_batch_size)
+        if get_num_microbatches() != microbatches:
+            raise StateMismatch(
+                f"step {step} has {microbatches} microbatches by the recipe, {get_num_microbatches()} by Megatron; let "
+                f"Megatron's batch-size flags say what the recipe says"
+            )
+
+    def _agree_on(self, step: int, state: bytes | None) -> None:
+        """All ranks begin at the same place, from the same state."""
+        if not (dist.is_initialized() and dist.get_world_size() > 1):
+            return
+        digest = "none" if state is None else hashlib.sha256(state).hexdigest()[:16]
+        store = dist.distributed_c10d._get_default_store()
+        facts = {"first step": str(step), "digest of the checkpoint's data state": digest}
+        agree(store.set, store.get, rank=dist.get_rank(), facts=facts)
+
+    def _counts_tokens(self) -> bool:
+        """Whether this rank is the one to look at how unequal microbatches are."""
+        role, place = self._tree.role, self._tree.topology.coordinates
+        is_first = place.tp == place.cp == place.dp == 0 and place.pp == self._tree.topology.pp - 1
+        return role.is_last_stage and is_first and not getattr(self._args, "calculate_per_token_loss", False)
+
+    def _report_sources(self, part: str, recipe: Recipe) -> None:
+        """Let `get_batch` add up the losses of a part by source."""
+        if not self._args.data_source_loss:
+            return
+        args = self._args
+        steps = {"seen": 0}
+
+        def is_due_in_training() -> bool:
+            return bool((args.curr_iteration + 1) % args.log_interval == 0)
+
+        def is_due_in_evaluation() -> bool:
+            steps["seen"] += 1
+            return bool(steps["seen"] % args.eval_iters == 0)
+
+        losses_of_part[part] = SourceLosses(
+            part=part,
+            names=sorted(recipe_of_part(recipe, part).sources),
+            is_due=is_due_in_training if part == "train" else is_due_in_evaluation,
+        )
+
+    def _watch_skipped_steps(self) -> None:
+        """Let Megatron's loop pass over whole steps, on all ranks and for all chunks.
+
+        Its own function takes microbatches on the first rank of each tensor-parallel group alone, which then tells the
+        others; here every rank has its own, so the others would fall behind.
+        """
+        from megatron.training import training
+
+        if not hasattr(training, "dummy_train_step"):
+            raise StateError(
+                "--iterations-to-skip: this Megatron has no megatron.training.training.dummy_train_step to take over"
+            )
+
+        def dummy_train_step(data_iterator: Any) -> None:
+            from megatron.core.rerun_state_machine import get_rerun_state_machine
+
+            machine = get_rerun_state_machine()
+            while machine.should_run_forward_backward(data_iterator):
+                assert self._train is not None
+                self._train.skip_step()
+
+        training.dummy_train_step = dummy_train_step
+
+    def _at_exit(self) -> None:
+        if getattr(sys, "last_value", None) is not None:  # an error ended the main thread; liveness tells the others
+            return
+        try:
+            self.close()
+        except RankLost as error:  # named on stderr already, and there is nothing left to stop
+            logger.warning("%s", error)
+
+
+def _ignore_signal(number: int, worker: int) -> None:
+    """What a worker process does first."""
+    del worker
+    signal.signal(number, signal.SIG_IGN)
+
+
+def _number_of_signal(args: Any) -> int:
+    """The signal after which Megatron saves and exits."""
+    value = getattr(args, "exit_signal", signal.SIGTERM)
+    return int(getattr(signal, value) if isinstance(value, str) else value)

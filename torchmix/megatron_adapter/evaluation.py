@@ -1,0 +1,98 @@
+"""Validation and test: parts of the recipe, read again from where Megatron's own count of samples says.
+
+In: the recipe, and how many samples of validation Megatron has consumed. Out: a stream of microbatches. Must hold: it
+is a pure function of that count, so nothing of it is in a checkpoint; every rank does the same at the same microbatch.
+
+    --eval-iters N       goes on from evaluation to evaluation, and round the sources without end
+    --full-validation    one pass over every document, from its beginning at each evaluation
+    test                 from the beginning
+
+A pass ends for all ranks at once, but the next one must not begin only when a rank asks for it: a later pipeline stage
+asks after it has got activations, and the first stage gets no data before all stages listen. So each rank goes back to
+the beginning as soon as it has had the last microbatch, in a thread, because that may wait for ranks that are behind.
+
+Cost: threads and some steps of memory for each part; the pages that it keeps are an eighth of the recipe's cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import msgspec
+
+from torchmix.constructor.fields import Microbatch
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.structs import Read, Recipe
+from torchmix.stateful.loader import StatefulDataLoader
+
+CACHE_SHARE = 8
+"""The cache of a part that only evaluates is this fraction of the recipe's."""
+
+
+def recipe_of_evaluation(recipe: Recipe, *, samples: int) -> Recipe:
+    """The recipe with the global batch of evaluations, and a smaller cache.
+
+    Args:
+        recipe: The checked recipe, with all its parts.
+        samples: Samples of a global batch of validation or test.
+    """
+    cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
+    return msgspec.structs.replace(
+        recipe,
+        batch=msgspec.structs.replace(recipe.batch, samples=samples),
+        read=Read(cache=max(1, cache_bytes // CACHE_SHARE)),
+    )
+
+
+def first_step(consumed: int, *, samples: int) -> int:
+    """The step of validation to go on with; a step that was begun with another batch size is not repeated.
+
+    Args:
+        consumed: Megatron's `consumed_valid_samples`.
+        samples: Samples of a global batch of validation.
+    """
+    return -(-consumed // samples)
+
+
+class Passes:
+    """One pass over a part, again and again; an iterator without end."""
+
+    def __init__(self, loader: StatefulDataLoader, *, num_steps: int) -> None:
+        """Begin.
+
+        Args:
+            loader: Of the part; ends after `num_steps`. Not used by anybody else from now on, but to be closed.
+            num_steps: Steps of a pass, at least 1.
+        """
+        self._loader = loader
+        self._num_steps = num_steps
+        self._start = loader.state_dict()
+        self._microbatches: Iterator[Microbatch] = iter(loader)
+        self._rewinding: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def __iter__(self) -> Passes:
+        return self
+
+    def __next__(self) -> Microbatch:
+        self.settle()
+        if self._error is not None:
+            raise self._error
+        microbatch = next(self._microbatches)
+        if microbatch.is_last_of_step and microbatch.step == self._num_steps - 1:
+            self._rewinding = threading.Thread(target=self._rewind, name="torchmix-rewind", daemon=True)
+            self._rewinding.start()
+        return microbatch
+
+    def settle(self) -> None:
+        """Wait until the loader stands at the beginning of a pass, if it is on its way there."""
+        if self._rewinding is not None:
+            self._rewinding.join()
+            self._rewinding = None
+
+    def _rewind(self) -> None:
+        try:
+            self._loader.load_state_dict(self._start)
+        except BaseException as error:  # the edge of a thread: raised where the next microbatch is asked for
+            self._error = error

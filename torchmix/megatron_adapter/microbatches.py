@@ -1,0 +1,172 @@
+"""One stream of microbatches, given to every model chunk of a rank: what Megatron calls its data iterators.
+
+In: a loader's microbatches. Out: for each chunk an iterator over all of them, as plain dicts of CPU tensors. Must hold:
+every chunk sees the same microbatches in the same order; a microbatch is kept until the last chunk has had it, and no
+longer; a step counts as consumed when all chunks have had its last microbatch, and only then is its state told.
+
+Megatron's interleaved schedule lets a chunk run ahead of the next by some groups of microbatches of the same step, so
+at most a step is kept, as views into memory that exists anyway. Chunks ask in the thread that trains.
+
+Dicts, because Megatron's rerun state machine keeps a shallow copy of each until its step is done, and stores them in
+the checkpoint of a suspected fault, to be loaded `weights_only`. It replays those copies without asking here: what is
+counted here is what was consumed.
+
+Cost: some microseconds for each microbatch and chunk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torchmix.constructor.fields import Microbatch
+from torchmix.errors import PlanError
+
+Item = dict[str, Any]
+"""A microbatch as `item_of` makes it."""
+
+
+def item_of(microbatch: Microbatch, *, part: str, packed: bool) -> Item:
+    """A microbatch as a dict that Megatron may copy and store: tensors, numbers and texts.
+
+    Args:
+        microbatch: From a loader.
+        part: `train`, `validation` or `test`.
+        packed: Whether attention stops at the ends of documents. Else there are no boundaries in the dict.
+    """
+    return {
+        "tokens": microbatch.tokens,
+        "labels": microbatch.labels,
+        "loss_mask": microbatch.loss_mask,
+        "position_ids": microbatch.position_ids,
+        "source_index": microbatch.source_index,
+        "cu_seqlens": microbatch.cu_seqlens if packed else None,
+        "cu_seqlens_padded": microbatch.cu_seqlens_padded if packed else None,
+        "max_seqlen": microbatch.max_seqlen,
+        "part": part,
+        "step": microbatch.step,
+        "index": microbatch.index,
+        "is_last_of_step": microbatch.is_last_of_step,
+    }
+
+
+class SharedMicrobatches:
+    """A loader's microbatches, taken by one or more chunks."""
+
+    def __init__(
+        self,
+        source: Iterator[Microbatch],
+        *,
+        part: str,
+        packed: bool,
+        on_microbatch: Callable[[Microbatch], None] | None = None,
+        state_of_step: Callable[[], bytes] | None = None,
+        on_step_consumed: Callable[[bytes], None] | None = None,
+        num_steps: int | None = None,
+    ) -> None:
+        """Share `source` among chunks; nothing is taken yet.
+
+        Args:
+            source: A running loader's iterator.
+            part: Of the recipe.
+            packed: See `item_of`.
+            on_microbatch: Called with each microbatch as it comes, before any chunk has it; may refuse it.
+            state_of_step: The state after the step whose last microbatch has just come.
+            on_step_consumed: Called with that state when all chunks have had the step.
+            num_steps: What `len` of the iterators says; without it they have none.
+        """
+        self._source = source
+        self._part = part
+        self._packed = packed
+        self._on_microbatch = on_microbatch
+        self._state_of_step = state_of_step
+        self._on_step_consumed = on_step_consumed
+        self._num_steps = num_steps
+        self._waiting: deque[tuple[Microbatch, bytes | None]] = deque()
+        self._num_dropped = 0
+        self._num_taken: list[int] = []
+        """Microbatches that each chunk has had."""
+
+    def new_iterator(self) -> MicrobatchIterator:
+        """An iterator for one more chunk.
+
+        Raises:
+            PlanError: The first microbatches are gone already.
+        """
+        if self._num_dropped:
+            raise PlanError(f"a model chunk asks for its iterator after {self._num_dropped} microbatches were consumed")
+        self._num_taken.append(0)
+        iterator = MicrobatchIterator if self._num_steps is None else CountedIterator
+        return iterator(self, len(self._num_taken) - 1)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of one pass."""
+        assert self._num_steps is not None, "only counted iterators ask"
+        return self._num_steps
+
+    @property
+    def num_waiting(self) -> int:
+        """Microbatches that some chunk has had and another has not."""
+        return len(self._waiting)
+
+    def take(self, chunk: int) -> Item:
+        """The next microbatch of a chunk.
+
+        Raises:
+            StopIteration: The source has ended.
+        """
+        place = self._num_taken[chunk] - self._num_dropped
+        if place == len(self._waiting):
+            microbatch = next(self._source)
+            if self._on_microbatch is not None:
+                self._on_microbatch(microbatch)
+            is_end = microbatch.is_last_of_step and self._state_of_step is not None
+            self._waiting.append((microbatch, self._state_of_step() if is_end and self._state_of_step else None))
+        microbatch, _ = self._waiting[place]
+        self._num_taken[chunk] += 1
+        self._drop_what_all_have_had()
+        return item_of(microbatch, part=self._part, packed=self._packed)
+
+    def skip_step(self) -> None:
+        """Let every chunk pass over the next step.
+
+        Raises:
+            PlanError: A chunk is inside a step.
+        """
+        if self._waiting or len(set(self._num_taken)) > 1:
+            raise PlanError("a step was to be skipped while a chunk was inside one")
+        while True:
+            last = [self.take(chunk) for chunk in range(len(self._num_taken))][-1]
+            if last["is_last_of_step"]:
+                return
+
+    def _drop_what_all_have_had(self) -> None:
+        slowest = min(self._num_taken)
+        while self._num_dropped < slowest:
+            _, state = self._waiting.popleft()
+            self._num_dropped += 1
+            if state is not None and self._on_step_consumed is not None:
+                self._on_step_consumed(state)
+
+
+class MicrobatchIterator:
+    """What one chunk holds. It has no length: Megatron takes a loader of length 0 for none at all."""
+
+    def __init__(self, shared: SharedMicrobatches, chunk: int) -> None:
+        self.shared = shared
+        self._chunk = chunk
+
+    def __iter__(self) -> MicrobatchIterator:
+        return self
+
+    def __next__(self) -> Item:
+        return self.shared.take(self._chunk)
+
+
+class CountedIterator(MicrobatchIterator):
+    """An iterator over whole passes, for `--full-validation`: Megatron asks how many steps a pass has."""
+
+    def __len__(self) -> int:
+        return self.shared.num_steps

@@ -1,0 +1,152 @@
+"""Flags of Megatron that contradict torchmix, or that it does not serve: each is refused by name, with the reason.
+
+In: Megatron's arguments and the recipe. Out: nothing, or one error that lists all of them. Must hold: what is refused
+depends on arguments and recipe alone, so every rank refuses alike, before anything is read or any group is made; a flag
+that some version of Megatron does not have is not given. Cost: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torchmix.errors import RecipeError
+from torchmix.recipe.parts import has_part
+from torchmix.recipe.structs import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Refusal:
+    """A flag that is refused whenever it is given."""
+
+    flag: str
+    reason: str
+    is_given: Callable[[Any], bool] | None = None
+    """Whether arguments have it; None: whether the attribute named like the flag is true."""
+
+    def applies(self, args: Any) -> bool:
+        if self.is_given is not None:
+            return self.is_given(args)
+        return bool(getattr(args, self.flag.lstrip("-").replace("-", "_"), None))
+
+
+_DATA = "the recipe says what is read; leave the flag out (torchmix init --from-megatron writes a recipe from a blend)"
+_BATCHES = "it takes batches apart that torchmix has planned as a whole; balance in the recipe does this work"
+
+_REFUSALS = (
+    *(
+        _Refusal(flag=flag, reason=_DATA)
+        for flag in (
+            "--data-path",
+            "--data-args-path",
+            "--train-data-path",
+            "--valid-data-path",
+            "--test-data-path",
+            "--per-split-data-args-path",
+            "--per-dataset-sequences-path",
+            "--mock-data",
+        )
+    ),
+    _Refusal(
+        flag="--dataloader-type",
+        reason="torchmix is an external loader; leave the flag out",
+        is_given=lambda args: args.dataloader_type != "external",
+    ),
+    _Refusal(
+        flag="--yaml-cfg",
+        reason="Megatron then forgets flags of the command line; give its arguments as flags",
+        is_given=lambda args: getattr(args, "yaml_cfg", None) is not None,
+    ),
+    _Refusal(flag="--sft", reason="torchmix has no chat templates; a recipe packs documents by itself"),
+    _Refusal(flag="--fim-data", reason="torchmix does not rewrite documents for fill-in-the-middle"),
+    _Refusal(flag="--perform-rl-step", reason="reinforcement learning makes its own batches"),
+    _Refusal(flag="--hybrid-context-parallel", reason=_BATCHES),
+    _Refusal(flag="--dynamic-context-parallel", reason=_BATCHES),
+    _Refusal(flag="--sequence-packing-scheduler", reason=_BATCHES),
+    _Refusal(flag="--phase-transition-iterations", reason="its phases count samples from 0 again, the data do not"),
+    _Refusal(flag="--multiple-validation-sets", reason="a recipe has one validation part, which may mix many sources"),
+    _Refusal(
+        flag="--dataloader-inter-document-masking",
+        reason="packing.boundaries: document in the recipe does this, and lets context parallelism cut each document",
+    ),
+    _Refusal(
+        flag="--dataloader-save",
+        reason="the state of the data travels in Megatron's own checkpoint, once for all ranks",
+    ),
+    _Refusal(
+        flag="--inprocess-restart", reason="the exchange between ranks does not outlive Megatron's process groups"
+    ),
+    _Refusal(
+        flag="--cuda-graph-impl local with a full-iteration graph",
+        reason="the graph would copy batches by itself, outside of get_batch",
+        is_given=lambda args: _has_iteration_graph(args),
+    ),
+)
+
+
+def check_refusals(args: Any, recipe: Recipe, *, cp: int, pp: int) -> None:
+    """Refuse what cannot work.
+
+    Args:
+        args: Megatron's arguments.
+        recipe: The checked recipe.
+        cp: Context-parallel ranks.
+        pp: Pipeline stages.
+
+    Raises:
+        RecipeError: At least one flag is refused; names each.
+    """
+    faults = [f"{refusal.flag}: {refusal.reason}" for refusal in _REFUSALS if refusal.applies(args)]
+    faults += _contradictions(args, recipe, cp=cp, pp=pp)
+    if faults:
+        raise RecipeError("with --data-recipe, Megatron cannot have\n  " + "\n  ".join(faults))
+
+
+def _contradictions(args: Any, recipe: Recipe, *, cp: int, pp: int) -> Iterator[str]:
+    """What depends on the recipe."""
+    packing = recipe.packing
+    if packing.boundaries == "none":
+        for flag in ("--reset-position-ids", "--reset-attention-mask"):
+            if getattr(args, flag[2:].replace("-", "_"), False):
+                yield f"{flag}: the recipe says packing.boundaries: none; write boundaries: document"
+    else:
+        if args.micro_batch_size > 1 and pp > 1:
+            yield (
+                f"--micro-batch-size {args.micro_batch_size} with {pp} pipeline stages: packed samples travel as one "
+                f"row, Megatron's stages agree on another shape; set --micro-batch-size 1, and a longer batch.length"
+            )
+        if packing.method == "concat" and cp > 1:
+            yield (
+                f"--context-parallel-size {cp}: attention cuts each document, packing.method: concat cuts each sample; "
+                f"write method: best_fit with align_tokens, or boundaries: none"
+            )
+        if getattr(args, "overlap_moe_expert_parallel_comm", False):
+            yield (
+                "--overlap-moe-expert-parallel-comm: its schedule does not pass on where documents end; write "
+                "packing.boundaries: none"
+            )
+    if recipe.per_token_loss == "require" and not getattr(args, "calculate_per_token_loss", False):
+        yield (
+            "a loss averaged by microbatch: they differ in tokens, and the recipe says per_token_loss: require; "
+            "give --calculate-per-token-loss"
+        )
+    if _evaluates(args) and not has_part(recipe, "validation"):
+        yield (
+            f"--eval-iters {getattr(args, 'eval_iters', 0)}"
+            f"{' with --full-validation' if getattr(args, 'full_validation', False) else ''}: the recipe has no "
+            f"validation; give it `split` or `validation`, or Megatron --eval-iters 0"
+        )
+
+
+def _evaluates(args: Any) -> bool:
+    return bool(getattr(args, "full_validation", False) or (args.eval_iters or 0) > 0)
+
+
+def _has_iteration_graph(args: Any) -> bool:
+    """Whether Megatron captures whole iterations; its versions say so in three ways."""
+    if getattr(args, "cuda_graph_impl", None) == "full_iteration":
+        return True
+    scopes = getattr(args, "cuda_graph_scope", None) or ()
+    names = [scopes] if isinstance(scopes, str) else [getattr(scope, "name", scope) for scope in scopes]
+    return "full_iteration" in names

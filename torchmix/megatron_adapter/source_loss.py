@@ -1,0 +1,135 @@
+"""The loss of each source: from `source_index` on the last stage, into Megatron's log, TensorBoard and W&B.
+
+In: a script's `loss_func`, and the source of each token of its loss mask. Out: the same `loss_func`, which also adds up
+loss and tokens by source. Must hold: what `loss_func` returns is not altered; nothing is moved to the host and nothing
+is sent but at the end of a `--log-interval` (training) or of an evaluation, when all ranks of the last stage send one
+packed tensor, at the same place of their schedules and over the group in which Megatron sums its own loss.
+
+Why not as entries of Megatron's report: it would send one message for each source in each step, and divide by zero
+where a source had no token in a step.
+
+The road of a microbatch: `attach` ties its sources to its loss mask, which `forward_step` passes to `loss_func`.
+
+Cost: two `index_add_` over the tokens of a microbatch; a message of 16 bytes a source at each log interval.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+MOST_SOURCES_IN_A_LINE = 24
+"""Sources in a line of the log, those with most tokens first; TensorBoard gets all."""
+_TIE = "torchmix_sources"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicrobatchSources:
+    """What `loss_func` must know of a microbatch."""
+
+    index: torch.Tensor
+    """int32, the source of each token of the loss mask, -1 in padding; on the loss mask's device."""
+    losses: SourceLosses
+    """Where to add."""
+    is_last_of_step: bool
+
+
+@dataclass(kw_only=True)
+class SourceLosses:
+    """Loss and tokens of each source since the last report, of one part of the recipe."""
+
+    part: str
+    names: Sequence[str]
+    """Sorted, as `source_index` counts them."""
+    is_due: Callable[[], bool]
+    """Asked after the last microbatch of each step: whether to report now; the same on all ranks."""
+    _sums: torch.Tensor | None = field(default=None, repr=False)
+    """float64 [2, sources]: losses, tokens."""
+
+    def add(self, losses: torch.Tensor, loss_mask: torch.Tensor, index: torch.Tensor) -> None:
+        """Add a microbatch; all three have the same number of tokens, on one device."""
+        mask = loss_mask.reshape(-1).float()
+        place = index.reshape(-1).clamp(min=0)  # padding counts nothing, wherever it goes
+        values = torch.stack([losses.detach().reshape(-1).float() * mask, mask])
+        part = torch.zeros(2, len(self.names), dtype=torch.float32, device=mask.device).index_add_(1, place, values)
+        self._sums = part.double() if self._sums is None else self._sums.add_(part)
+
+    def reduce(self) -> torch.Tensor:
+        """Sums over all ranks of the last stage, float64 [2, sources]; counts from zero again. A collective."""
+        from megatron.core import parallel_state
+
+        assert self._sums is not None, "a report follows a microbatch"
+        sums, self._sums = self._sums, None
+        dist.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        return sums
+
+
+def attach(loss_mask: torch.Tensor, sources: MicrobatchSources) -> None:
+    """Tie sources to the very tensor that `get_batch` returns as loss mask."""
+    setattr(loss_mask, _TIE, sources)
+
+
+def with_source_losses(loss_func: Callable[..., Any]) -> Callable[..., Any]:
+    """A script's `loss_func(loss_mask, output_tensor, ...)` that also adds up losses by source.
+
+    Args:
+        loss_func: The script's own; its arguments and its result stay what they are.
+    """
+
+    @functools.wraps(loss_func)
+    def counting(loss_mask: torch.Tensor, output_tensor: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        result = loss_func(loss_mask, output_tensor, *rest, **named)
+        sources: MicrobatchSources | None = getattr(loss_mask, _TIE, None)
+        if sources is not None and output_tensor.numel() == loss_mask.numel():
+            sources.losses.add(output_tensor, loss_mask, sources.index)
+            if sources.is_last_of_step and sources.losses.is_due():
+                _report(sources.losses)
+        return result
+
+    return counting
+
+
+def _report(losses: SourceLosses) -> None:
+    sums = losses.reduce()
+    if dist.get_rank() != dist.get_world_size() - 1:  # Megatron's rank that logs and writes
+        return
+    from megatron.training import get_args
+    from megatron.training.global_vars import get_tensorboard_writer, get_wandb_writer
+    from megatron.training.utils import print_rank_last
+
+    iteration = int(getattr(get_args(), "curr_iteration", 0)) + 1
+    totals, tokens = sums.tolist()
+    mean_of_source = {
+        name: (total / count, int(count))
+        for name, total, count in zip(losses.names, totals, tokens, strict=True)
+        if count > 0
+    }
+    prefix = "loss" if losses.part == "train" else f"{losses.part} loss"
+    print_rank_last(line_of(f"{prefix} by source at iteration {iteration}", mean_of_source))
+    scalars = {f"{prefix}/{name}": mean for name, (mean, _) in mean_of_source.items()}
+    if (writer := get_tensorboard_writer()) is not None:
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, iteration)
+    if (wandb := get_wandb_writer()) is not None and scalars:
+        wandb.log(scalars, iteration)
+
+
+def line_of(title: str, mean_of_source: dict[str, tuple[float, int]]) -> str:
+    """A line of the log.
+
+    Args:
+        title: What it begins with.
+        mean_of_source: Name -> mean loss and trained tokens.
+    """
+    by_tokens = sorted(mean_of_source, key=lambda name: (-mean_of_source[name][1], name))
+    shown = [
+        f"{name} {mean_of_source[name][0]:.6E} ({mean_of_source[name][1]:,} tokens)"
+        for name in by_tokens[:MOST_SOURCES_IN_A_LINE]
+    ]
+    more = len(by_tokens) - len(shown)
+    return f" {title} | " + " | ".join([*shown, *([f"{more} more"] if more else [])])
