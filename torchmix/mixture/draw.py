@@ -109,6 +109,9 @@ def draw(
                 ran_out.append(s)
                 owed = residue[s] = 0
                 break
+            if (used := order.next_used(e, w)) != (e, w):
+                (e, w), k = used, 0
+                continue
             documents = order.window(e, w)
             before = int(documents.ends[k])
             stop = documents.stop(k, owed)

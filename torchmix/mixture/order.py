@@ -60,7 +60,10 @@ class Window:
 
 
 class SourceOrder:
-    """The order of one source; remembers the window last asked for."""
+    """The order of one source; remembers the window last asked for.
+
+    An epoch permutes *units*, pages or rows, and cuts them into windows.
+    """
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class SourceOrder:
         sizes: SourceSizes,
         *,
         seed: int,
+        method: Method = "page",
         counted: Callable[[NDArray[np.int32]], NDArray[np.int32]] | None = None,
         rows: tuple[int, int] | None = None,
     ) -> None:
@@ -77,6 +81,7 @@ class SourceOrder:
             name: The source's name: with the seed, all that keys its order.
             sizes: Rows of each page and tokens of each document.
             seed: The recipe's seed.
+            method: How it is shuffled.
             counted: Tokens of documents -> tokens they count for, if not all of them; a document that
                 counts for 0 is passed over, and keeps its place in the order.
             rows: The rows used, as (start, stop); others count for 0. None: all are used.
@@ -84,46 +89,50 @@ class SourceOrder:
         self.name = name
         self.sizes = sizes
         self.num_pages = len(sizes.first_row_of_page) - 1
-        self.num_windows = -(-self.num_pages // sizes.window_pages)
         self._seed = seed
+        self._method = method
         self._counted = counted
         self._rows = rows if rows != (0, sizes.num_documents) else None
-        self._used_pages = self._pages_of(self._rows)
+        self._num_units, self._window_units = self.num_pages, sizes.window_pages
+        self._used_units, self._unit_word = self._pages_of_used_rows(), "pages"
+        if method != "page":
+            self._num_units, self._window_units = sizes.num_documents, WINDOW_ROWS
+            self._used_units, self._unit_word = self._rows or (0, sizes.num_documents), "row"
+        self.num_windows = max(1, -(-self._num_units // self._window_units))
         self._last: tuple[tuple[int, int], Window] | None = None
         self._last_windows: tuple[int, NDArray[np.int64]] | None = None
 
     def pages(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """Page ids of a window, in permuted order; `window` in [0, num_windows)."""
-        start = window * self.sizes.window_pages
-        stop = min(start + self.sizes.window_pages, self.num_pages)
-        positions = np.arange(start, stop, dtype=np.int64)
-        return permute(positions, self.num_pages, self._page_key(epoch))
+        """Page ids of a window's rows; `window` in [0, num_windows). In permuted order with `page`, else sorted."""
+        units = self._units(epoch, window)
+        return units if self._method == "page" else self._pages_of(units)
 
     def used_pages(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """Those of a window's pages that have used rows."""
-        pages = self.pages(epoch, window)
-        first, stop = self._used_pages
-        return pages if self._rows is None else pages[(pages >= first) & (pages < stop)]
+        """Those of a window's pages that have used rows of it."""
+        units = self._units(epoch, window)
+        if self._rows is not None:
+            units = units[(units >= self._used_units[0]) & (units < self._used_units[1])]
+        return units if self._method == "page" else self._pages_of(units)
 
     def num_rows(self, epoch: int, window: int) -> int:
         """Rows of a window, used or not."""
-        pages, first_row = self.pages(epoch, window), self.sizes.first_row_of_page
-        return int((first_row[pages + 1] - first_row[pages]).sum())
+        units, first_row = self._units(epoch, window), self.sizes.first_row_of_page
+        return len(units) if self._method != "page" else int((first_row[units + 1] - first_row[units]).sum())
 
     def next_used(self, epoch: int, window: int) -> tuple[int, int]:
         """The first (epoch, window) from here on that may have used rows.
 
-        Passes over windows of which it is known, from their pages alone, that they have none. Windows are passed one by
-        one where most have some; where few have, they are found from their pages, so the cost is that of the used ones.
+        Passes over windows of which it is known, without making them, that they have none. Where most windows have some
+        they are passed one by one; where few have, they are found from the used units, so the cost is that of these.
         """
         if not self._is_sparse:
             return epoch, window
-        windows = self._windows(epoch)
+        windows = self._windows_with_used_rows(epoch)
         at = int(np.searchsorted(windows, window))
         return (epoch, int(windows[at])) if at < len(windows) else (epoch + 1, 0)
 
     def following(self, epoch: int, window: int) -> tuple[int, int]:
-        """The (epoch, window) after one that may have used rows: the next such."""
+        """The next (epoch, window) after this one that may have used rows."""
         place = (epoch, window + 1) if window + 1 < self.num_windows else (epoch + 1, 0)
         while (used := self.next_used(*place)) != place:
             place = used
@@ -135,45 +144,73 @@ class SourceOrder:
             self._last = (epoch, window), self._make(epoch, window)
         return self._last[1]
 
-    @property
-    def _is_sparse(self) -> bool:
-        first, stop = self._used_pages
-        return (stop - first) * SPARSE <= self.num_pages
-
-    def _windows(self, epoch: int) -> NDArray[np.int64]:
-        """Windows of an epoch that have used pages, ascending."""
-        if self._last_windows is None or self._last_windows[0] != epoch:
-            pages = np.arange(*self._used_pages, dtype=np.int64)
-            positions = unpermute(pages, self.num_pages, self._page_key(epoch))
-            self._last_windows = epoch, np.unique(positions // self.sizes.window_pages)
-        return self._last_windows[1]
-
-    def _page_key(self, epoch: int) -> int:
-        return named_key(self._seed, "pages", self.name, epoch)
-
-    def _pages_of(self, rows: tuple[int, int] | None) -> tuple[int, int]:
-        """The pages, as (start, stop), that rows (start, stop) lie in."""
-        if rows is None:
-            return 0, self.num_pages
-        first_row = self.sizes.first_row_of_page
-        first = int(np.searchsorted(first_row[1:], rows[0], side="right"))
-        return first, max(first, int(np.searchsorted(first_row[:-1], rows[1], side="left")))
-
     def _make(self, epoch: int, window: int) -> Window:
-        pages = self.pages(epoch, window)
-        first_row = self.sizes.first_row_of_page
-        starts = np.asarray(first_row[pages], np.int64)
-        counts = np.asarray(first_row[pages + 1], np.int64) - starts
-        before = np.cumsum(counts) - counts
-        rows = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(starts - before, counts)
-        rows = rows[keyed_order(named_key(self._seed, "rows", self.name, epoch, window), len(rows))]
+        rows = self._rows_of(epoch, window)
         ends = np.zeros(len(rows) + 1, np.int64)
-        tokens = np.asarray(self.sizes.tokens[rows])
-        if self._counted is None and self._rows is None:
+        tokens = self._tokens(rows)
+        if self._counted is None:
             np.cumsum(tokens, out=ends[1:])
             return Window(rows=rows, ends=ends, document_tokens=None)
-        counted = tokens if self._counted is None else self._counted(tokens)
-        if self._rows is not None:
-            counted = np.where((rows >= self._rows[0]) & (rows < self._rows[1]), counted, 0)
-        np.cumsum(counted, out=ends[1:])
+        np.cumsum(self._counted(tokens), out=ends[1:])
         return Window(rows=rows, ends=ends, document_tokens=tokens)
+
+    def _rows_of(self, epoch: int, window: int) -> NDArray[np.int64]:
+        """Rows of a window, in order."""
+        units = self._units(epoch, window)
+        if self._method != "page":
+            return units
+        first_row = self.sizes.first_row_of_page
+        starts = np.asarray(first_row[units], np.int64)
+        counts = np.asarray(first_row[units + 1], np.int64) - starts
+        before = np.cumsum(counts) - counts
+        rows = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(starts - before, counts)
+        shuffled: NDArray[np.int64] = rows[keyed_order(self._key("rows", epoch, window), len(rows))]
+        return shuffled
+
+    def _tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Tokens of documents; 0 of those not used, whose sizes are not looked at."""
+        if self._rows is None:
+            return np.asarray(self.sizes.tokens[rows])
+        used = (rows >= self._rows[0]) & (rows < self._rows[1])
+        tokens = np.zeros(len(rows), np.int32)
+        tokens[used] = self.sizes.tokens[rows[used]]
+        return tokens
+
+    def _units(self, epoch: int, window: int) -> NDArray[np.int64]:
+        """Pages or rows of a window, in permuted order."""
+        start = window * self._window_units
+        stop = min(start + self._window_units, self._num_units)
+        positions = np.arange(start, stop, dtype=np.int64)
+        if self._method == "none":
+            return positions
+        return permute(positions, self._num_units, self._key(self._unit_word, epoch))
+
+    @property
+    def _is_sparse(self) -> bool:
+        start, stop = self._used_units
+        return (stop - start) * SPARSE <= self._num_units
+
+    def _windows_with_used_rows(self, epoch: int) -> NDArray[np.int64]:
+        """Windows of an epoch, ascending."""
+        last = self._last_windows  # the planning thread and the reading one both ask
+        if last is None or last[0] != epoch:
+            units = np.arange(*self._used_units, dtype=np.int64)
+            if self._method != "none":
+                units = unpermute(units, self._num_units, self._key(self._unit_word, epoch))
+            last = self._last_windows = epoch, np.unique(units // self._window_units)
+        return last[1]
+
+    def _key(self, word: str, *place: int) -> int:
+        return named_key(self._seed, word, self.name, *place)
+
+    def _pages_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pages of rows, sorted, each once."""
+        return np.unique(np.searchsorted(self.sizes.first_row_of_page, rows, side="right") - 1)
+
+    def _pages_of_used_rows(self) -> tuple[int, int]:
+        """The pages, as (start, stop), that the used rows lie in."""
+        if self._rows is None:
+            return 0, self.num_pages
+        first_row = self.sizes.first_row_of_page
+        start = int(np.searchsorted(first_row[1:], self._rows[0], side="right"))
+        return start, max(start, int(np.searchsorted(first_row[:-1], self._rows[1], side="left")))

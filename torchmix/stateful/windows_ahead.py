@@ -37,6 +37,8 @@ class WindowsAhead:
         for s, (epoch, window, offset) in enumerate(places):
             if self._orders[s].num_windows == 1:
                 continue  # the next window has the same pages
+            if (used := self._orders[s].next_used(epoch, window)) != (epoch, window):
+                (epoch, window), offset = used, 0
             present = self._windows[s]
             if present is None or present.place != (epoch, window):
                 finished = present
@@ -72,12 +74,11 @@ class _Present:
 
 def _present_window(order: SourceOrder, epoch: int, window: int) -> _Present:
     # From pages alone: `order.window` keeps what it made, and belongs to the planning thread.
-    pages, first_row = order.pages(epoch, window), order.sizes.first_row_of_page
-    following = (epoch, window + 1) if window + 1 < order.num_windows else (epoch + 1, 0)
+    pages = order.used_pages(epoch, window)
     return _Present(
         place=(epoch, window),
-        num_rows=max(1, int((first_row[pages + 1] - first_row[pages]).sum())),
+        num_rows=max(1, order.num_rows(epoch, window)),
         pages=pages,
-        next_pages=np.sort(order.pages(*following)),  # pages of a chunk are decoded together
+        next_pages=np.sort(order.used_pages(*order.following(epoch, window))),  # pages of a chunk are decoded together
         outlived=pages[:0],
     )
