@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from torchmix.mixture.keys import named_key
-from torchmix.mixture.permutation import permute
+from torchmix.mixture.permutation import permute, unpermute
 
 
 def whole(n: int, key: int) -> np.ndarray:
@@ -52,6 +52,14 @@ def test_a_position_asked_alone_or_in_any_company_lands_at_the_same_place():
         alone = [int(permute(np.array([position]), n, 99)[0]) for position in positions.tolist()]
         assert together.tolist() == alone
         assert permute(positions[::-1].copy(), n, 99)[::-1].tolist() == alone
+
+
+def test_every_image_leads_back_to_its_position():
+    rng = np.random.default_rng(9)
+    for n in (1, 2, 3, 17, 63, 64, 65, 1000, 2**20 + 1, 10**12 + 39, 2**62):
+        positions = rng.integers(0, n, 500)
+        assert np.array_equal(unpermute(permute(positions, n, 77), n, 77), positions)
+        assert np.array_equal(permute(unpermute(positions, n, 77), n, 77), positions)
 
 
 def test_asking_leaves_the_positions_alone_and_none_gives_none():

@@ -13,22 +13,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS, SourceSizes
+from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import Catalog
-from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError
+from torchmix.errors import CatalogMissing
 from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, Position, draw, exhausted_error
-from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.schedule import integer_shares
 from torchmix.planner import balance, pack
 from torchmix.planner.cost import cost_model
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import START_DIGEST, StepPlan, name_hashes, order_digest, plan_digest
-from torchmix.recipe.documents import rows_of
+from torchmix.planner.source_order import order_of_source
 from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
 from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.structs import Recipe
@@ -86,7 +84,7 @@ class Planner:
         self.recipe = recipe
         self.sources = tuple(sorted(recipe.sources))
         self.dp, self.micro_batch_size = dp, micro_batch_size
-        self.orders = tuple(_source_order(recipe, name, sizes[name]) for name in self.sources)
+        self.orders = tuple(order_of_source(recipe, name, sizes[name]) for name in self.sources)
         self._fractions = parse_shares(recipe)
         self._shares_after: tuple[tuple[Decision, ...], Ints] = ((), integer_shares(self._fractions))
         epochs = [recipe.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources]
@@ -245,44 +243,3 @@ def _whole(documents: Documents, step: int) -> Pieces:
         drawn_step=np.full_like(documents.row, step),
         document_tokens=documents.document_tokens,
     )
-
-
-def _source_order(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrder:
-    """The source's order, with the recipe's overflow rule applied to the documents before any draw."""
-    length, overflow = recipe.batch.length, recipe.packing.overflow
-    start, stop = rows_of(recipe.sources[name], sizes.num_documents)
-    used = sizes.tokens[start:stop]
-    has_long = sizes.longest_tokens > length  # of all rows, which the catalog knows: it need not look
-    if overflow == "error" and has_long and int(used.max(initial=0)) > length:
-        row = start + int(np.argmax(used))
-        raise DocumentTooLong(
-            f"source '{name}': the document at row {row} has {int(sizes.tokens[row])} tokens, a sample holds {length}, "
-            f"and the recipe says `overflow: error`; use split, truncate or drop, or a longer batch.length"
-        )
-    drops = overflow == "drop" and has_long
-    if not _has_tokens(used, at_most=length if drops else MAX_DOCUMENT_TOKENS):
-        which = "" if len(used) == sizes.num_documents else f" of rows {start} to {stop} of {sizes.num_documents}"
-        why = f"all documents{which} are empty" + (
-            f" or longer than {length} tokens, which are dropped" if drops else ""
-        )
-        advice = "remove it from the recipe, or change `documents`, `split` or `overflow`"
-        raise PlanError(f"source '{name}' would give no tokens: {why}; {advice}")
-    if not has_long or overflow not in ("truncate", "drop"):
-        counted = None
-    else:
-        counted = partial(_truncated if overflow == "truncate" else _without_long, length)
-    return SourceOrder(name, sizes, seed=recipe.seed, counted=counted, rows=(start, stop))
-
-
-def _has_tokens(tokens: NDArray[np.int32], *, at_most: int) -> bool:
-    """Whether some document has 1 to `at_most` tokens; looks at a part at a time, and mostly at the first alone."""
-    parts = (tokens[start : start + (1 << 20)] for start in range(0, len(tokens), 1 << 20))
-    return any(bool(np.any((part > 0) & (part <= at_most))) for part in parts)
-
-
-def _truncated(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.minimum(tokens, length)
-
-
-def _without_long(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.where(tokens <= length, tokens, 0)

@@ -1,0 +1,72 @@
+"""A source of the recipe -> its order: which rows are used, and what their documents count for.
+
+In: the recipe and the sizes of one source. Out: its `SourceOrder`. Must hold: a source that would give nothing is
+refused here, since a draw from it would never end. Cost: mostly a look at the first documents; all lengths are read
+only where `overflow: error` has to find the document that is too long.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS, SourceSizes
+from torchmix.errors import DocumentTooLong, PlanError
+from torchmix.mixture.order import SourceOrder
+from torchmix.recipe.documents import rows_of
+from torchmix.recipe.structs import Recipe
+
+
+def order_of_source(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrder:
+    """The order of a source, with the recipe's used rows and overflow rule applied before any draw.
+
+    Args:
+        recipe: A checked recipe.
+        name: The source.
+        sizes: Its sizes.
+
+    Raises:
+        DocumentTooLong: `overflow: error`, and a used document exceeds a sample.
+        PlanError: The source would give no tokens at all.
+    """
+    length, overflow = recipe.batch.length, recipe.packing.overflow
+    start, stop = rows_of(recipe.sources[name], sizes.num_documents)
+    used = sizes.tokens[start:stop]
+    has_long = sizes.longest_tokens > length  # of all rows, which the catalog knows: it need not look
+    if overflow == "error" and has_long and int(used.max(initial=0)) > length:
+        row = start + int(np.argmax(used))
+        raise DocumentTooLong(
+            f"source '{name}': the document at row {row} has {int(sizes.tokens[row])} tokens, a sample holds {length}, "
+            f"and the recipe says `overflow: error`; use split, truncate or drop, or a longer batch.length"
+        )
+    drops = overflow == "drop" and has_long
+    if not _has_tokens(used, at_most=length if drops else MAX_DOCUMENT_TOKENS):
+        which = "" if len(used) == sizes.num_documents else f" of its rows {start} to {stop}"
+        why = f"`overflow: drop` drops all{which} beyond {length} tokens"
+        if not _has_tokens(used, at_most=MAX_DOCUMENT_TOKENS):
+            why = f"all documents{which} are empty"
+        raise PlanError(
+            f"source '{name}' would give no tokens: {why}; remove it from the recipe, or change `overflow` or the rows "
+            f"that are used"
+        )
+    if not has_long or overflow not in ("truncate", "drop"):
+        counted = None
+    else:
+        counted = partial(_truncated if overflow == "truncate" else _without_long, length)
+    return SourceOrder(name, sizes, seed=recipe.seed, counted=counted, rows=(start, stop))
+
+
+def _has_tokens(tokens: NDArray[np.int32], *, at_most: int) -> bool:
+    """Whether some document has 1 to `at_most` tokens; looks at a part at a time, and mostly at the first alone."""
+    parts = (tokens[start : start + (1 << 20)] for start in range(0, len(tokens), 1 << 20))
+    return any(bool(np.any((part > 0) & (part <= at_most))) for part in parts)
+
+
+def _truncated(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.minimum(tokens, length)
+
+
+def _without_long(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.where(tokens <= length, tokens, 0)
