@@ -27,7 +27,8 @@ from torchmix.mixture.keys import keyed_order, named_key
 from torchmix.mixture.permutation import permute, unpermute
 
 SPARSE = 8
-"""If at most one page in so many has used rows, windows without any are passed over unmade."""
+"""If at most one page in so many has used rows, windows without any are passed over unmade. With `row`, where even
+few used rows are in all windows, if there are at most as many as windows."""
 
 Method = Literal["page", "row", "none"]
 
@@ -90,7 +91,7 @@ class SourceOrder:
         self.sizes = sizes
         self.num_pages = len(sizes.first_row_of_page) - 1
         self._seed = seed
-        self._method = method
+        self.method = method
         self._counted = counted
         self._rows = rows if rows != (0, sizes.num_documents) else None
         self._num_units, self._window_units = self.num_pages, sizes.window_pages
@@ -105,19 +106,19 @@ class SourceOrder:
     def pages(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Page ids of a window's rows; `window` in [0, num_windows). In permuted order with `page`, else sorted."""
         units = self._units(epoch, window)
-        return units if self._method == "page" else self._pages_of(units)
+        return units if self.method == "page" else self._pages_of(units)
 
     def used_pages(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Those of a window's pages that have used rows of it."""
         units = self._units(epoch, window)
         if self._rows is not None:
             units = units[(units >= self._used_units[0]) & (units < self._used_units[1])]
-        return units if self._method == "page" else self._pages_of(units)
+        return units if self.method == "page" else self._pages_of(units)
 
     def num_rows(self, epoch: int, window: int) -> int:
         """Rows of a window, used or not."""
         units, first_row = self._units(epoch, window), self.sizes.first_row_of_page
-        return len(units) if self._method != "page" else int((first_row[units + 1] - first_row[units]).sum())
+        return len(units) if self.method != "page" else int((first_row[units + 1] - first_row[units]).sum())
 
     def next_used(self, epoch: int, window: int) -> tuple[int, int]:
         """The first (epoch, window) from here on that may have used rows.
@@ -157,7 +158,7 @@ class SourceOrder:
     def _rows_of(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Rows of a window, in order."""
         units = self._units(epoch, window)
-        if self._method != "page":
+        if self.method != "page":
             return units
         first_row = self.sizes.first_row_of_page
         starts = np.asarray(first_row[units], np.int64)
@@ -181,23 +182,27 @@ class SourceOrder:
         start = window * self._window_units
         stop = min(start + self._window_units, self._num_units)
         positions = np.arange(start, stop, dtype=np.int64)
-        if self._method == "none":
+        if self.method == "none":
             return positions
         return permute(positions, self._num_units, self._key(self._unit_word, epoch))
 
     @property
     def _is_sparse(self) -> bool:
         start, stop = self._used_units
-        return (stop - start) * SPARSE <= self._num_units
+        most = self.num_windows if self.method == "row" else self._num_units // SPARSE
+        return stop - start <= most
 
     def _windows_with_used_rows(self, epoch: int) -> NDArray[np.int64]:
         """Windows of an epoch, ascending."""
         last = self._last_windows  # the planning thread and the reading one both ask
         if last is None or last[0] != epoch:
-            units = np.arange(*self._used_units, dtype=np.int64)
-            if self._method != "none":
-                units = unpermute(units, self._num_units, self._key(self._unit_word, epoch))
-            last = self._last_windows = epoch, np.unique(units // self._window_units)
+            start, stop = self._used_units
+            if self.method == "none":
+                windows = np.arange(start // WINDOW_ROWS, -(-stop // WINDOW_ROWS), dtype=np.int64)
+            else:
+                units = unpermute(np.arange(start, stop), self._num_units, self._key(self._unit_word, epoch))
+                windows = np.unique(units // self._window_units)
+            last = self._last_windows = epoch, windows
         return last[1]
 
     def _key(self, word: str, *place: int) -> int:
