@@ -27,7 +27,7 @@ def test_no_catalog_is_an_error_that_names_the_folder_and_the_remedy(tmp_path):
 
 def test_another_version_is_stale_also_when_its_fields_are_unknown(tmp_path):
     (tmp_path / MANIFEST_NAME).write_text(json.dumps({"version": CATALOG_VERSION + 1, "tables": {}}))
-    with pytest.raises(CatalogStale, match=f"version {CATALOG_VERSION + 1}, this torchmix reads {CATALOG_VERSION}"):
+    with pytest.raises(CatalogStale, match=f"version {CATALOG_VERSION + 1}, this torchmix reads 1 and {CATALOG_VERSION}"):
         read_manifest(tmp_path)
 
 

@@ -264,7 +264,7 @@ def test_a_missing_file_is_named_before_anything_is_scanned(tmp_path):
     [
         ("a.parquet", b"PAR1 not really", "not a whole Parquet file"),
         ("a.parquet", b"", "not a whole Parquet file"),
-        ("a.jsonl", b"{}", "JSON lines by its name, and only Parquet is read"),
+        ("a.jsonl", b"{}", "JSON lines by its name, and this source counts as Parquet"),
         ("a.jsonl.zst", b"{}", "JSON lines by its name"),
         ("a.bin", b"{}", "binary by its name"),
         ("a.dat", b"{}", "not a whole Parquet file"),

@@ -15,7 +15,9 @@ import msgspec
 from torchmix.catalog.array_files import ArrayEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 
-CATALOG_VERSION = 1
+CATALOG_VERSION = 2
+"""The newest version; 1 is read, too: it lacks `format`, since all its sources are Parquet."""
+READABLE_VERSIONS = (1, 2)
 MANIFEST_NAME = "manifest.json"
 NEW_MANIFEST_NAME = "manifest.json.new"
 
@@ -46,8 +48,10 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     patterns: tuple[str, ...]
     """The recipe's path or paths, from which `files` followed."""
-    column: str
-    """The column that holds the documents."""
+    format: str = "parquet"
+    """What its files are, as the recipe says or their names tell: `parquet`, `megatron`."""
+    column: str | None
+    """The column that holds the documents; null in formats without columns."""
     tokenizer: str | None
     """What turns text into ids; null where the column holds ids."""
     transform_id: str
@@ -106,10 +110,10 @@ def read_manifest(directory: Path) -> Manifest:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from error
     try:
         version = msgspec.json.decode(content, type=_Version).version
-        if version != CATALOG_VERSION:
+        if version not in READABLE_VERSIONS:
             raise CatalogStale(
-                f"the catalog at {directory} has format version {version}, this torchmix reads {CATALOG_VERSION}; "
-                "run torchmix index to build it again"
+                f"the catalog at {directory} has format version {version}, this torchmix reads "
+                f"{' and '.join(map(str, READABLE_VERSIONS))}; run torchmix index to build it again"
             )
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -74,6 +74,7 @@ def write_source(
         raise
     return SourceEntry(
         patterns=settings.patterns,
+        format=settings.format,
         column=settings.column,
         tokenizer=settings.tokenizer,
         transform_id=transform_id,

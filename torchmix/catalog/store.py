@@ -18,14 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import open_array
-from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry, read_manifest
+from torchmix.catalog.manifest import FileEntry, Manifest, SourceEntry, read_manifest
 from torchmix.catalog.page_table import PageTable
 from torchmix.catalog.sizes import SourceSizes, window_pages_of
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.source_format import format_of, paths_of
 from torchmix.recipe.structs import Recipe
 
 ARRAYS_FOLDER = "arrays"
+FINGERPRINT_VERSION = 1
 PAGE_ARRAYS = tuple(PageTable.__dataclass_fields__)
 
 
@@ -35,8 +37,10 @@ class SourceSettings:
 
     patterns: tuple[str, ...]
     """Paths and globs, as the recipe gives them."""
-    column: str
-    """The column that holds the documents."""
+    format: str
+    """What its files are: `parquet`, `megatron`."""
+    column: str | None
+    """The column that holds the documents; None in formats without columns."""
     tokenizer: str | None
     """What turns text into ids; None where the column holds ids."""
     most_pages: int
@@ -57,8 +61,10 @@ class SourceCatalog:
 
     name: str
     """Its name in the recipe."""
-    column: str
-    """The column that holds the documents."""
+    format: str
+    """What its files are."""
+    column: str | None
+    """The column that holds the documents; None in formats without columns."""
     tokenizer: str | None
     """What turns text into ids; None where the column holds ids."""
     transform_id: str
@@ -103,11 +109,10 @@ def catalog_directory(recipe: Recipe, directory: Path) -> Path:
 def settings_of(recipe: Recipe, name: str) -> SourceSettings:
     """What a checked recipe says of its source `name`."""
     source = recipe.sources[name]
-    column = source.tokens if source.text is None else source.text
-    assert column is not None, "check_recipe lets exactly one of text and tokens through"
     return SourceSettings(
-        patterns=(source.path,) if isinstance(source.path, str) else tuple(source.path),
-        column=column,
+        patterns=paths_of(source),
+        format=format_of(source),
+        column=source.tokens if source.text is None else source.text,
         tokenizer=source.tokenizer,
         most_pages=recipe.shuffle.window_pages,
         most_bytes=parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes"),
@@ -154,6 +159,7 @@ def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, fol
     window_pages = settings.window_pages(num_pages=entry.arrays["offset"].length, num_tokens=entry.num_tokens)
     for what, indexed, wanted in (
         ("path", list(entry.patterns), list(settings.patterns)),
+        ("format", entry.format, settings.format),
         ("column", entry.column, settings.column),
         ("tokenizer", entry.tokenizer, settings.tokenizer),
         ("a shuffle window in pages", entry.window_pages, window_pages),
@@ -192,6 +198,7 @@ def open_source(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog:
         )
     return SourceCatalog(
         name=name,
+        format=entry.format,
         column=entry.column,
         tokenizer=entry.tokenizer,
         transform_id=entry.transform_id,
@@ -207,7 +214,7 @@ def open_source(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog:
     )
 
 
-def source_fingerprint(files: Iterable[FileEntry], column: str, transform_id: str, window_pages: int) -> str:
+def source_fingerprint(files: Iterable[FileEntry], column: str | None, transform_id: str, window_pages: int) -> str:
     """Fingerprint of what decides a source's order and lengths: its files' identities in order, not their paths.
 
     Returns:
@@ -215,7 +222,7 @@ def source_fingerprint(files: Iterable[FileEntry], column: str, transform_id: st
     """
     return _digest(
         {
-            "format": CATALOG_VERSION,
+            "format": FINGERPRINT_VERSION,
             "files": [[file.num_bytes, file.footer_hash] for file in files],
             "column": column,
             "transform": transform_id,

@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from torchmix.catalog.store import Catalog, SourceCatalog, SourceSettings, settings_of
+from torchmix.catalog.store import Catalog, SourceCatalog, settings_of
 from torchmix.cli.findings import Finding, Level
 from torchmix.errors import SourceUnreadable
 from torchmix.recipe.structs import Recipe
 from torchmix.sources.file_changes import match_files
-from torchmix.sources.find_files import find_files
-from torchmix.sources.formats import choose_source
-from torchmix.sources.parquet_column import check_column
+from torchmix.sources.formats import choose_source, find_source_files
 from torchmix.sources.scan_files import fingerprint_files
+from torchmix.sources.source import Source
 
 SHOWN_FILES = 5
 """Files named in one finding; the others are counted."""
@@ -39,44 +35,32 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
     for name in sorted(recipe.sources):
         settings = settings_of(recipe, name)
         try:
-            paths = find_files(name, settings.patterns, directory)
+            paths = find_source_files(name, settings, directory)
+            source = choose_source(name, settings, paths)
         except SourceUnreadable as error:
             findings.append(Finding(level=Level.DATA, where=f"sources.{name}.path", message=str(error)))
             continue
-        unreadable = list(_column_findings(name, settings, paths, directory))
+        key = "path" if settings.column is None else "tokens" if settings.tokenizer is None else "text"
+        unreadable = list(_unreadable(source, paths, directory, f"sources.{name}.{key}"))
         findings += unreadable
         if catalog is not None and not unreadable:
-            findings += _changes(name, settings, paths, directory, catalog.sources[name])
+            findings += _changes(source, paths, directory, catalog.sources[name])
     return findings
 
 
-def _column_findings(name: str, settings: SourceSettings, paths: list[str], directory: Path) -> Iterator[Finding]:
-    """Files that cannot be opened, or lack the column, or hold something else in it."""
-    key, kind = ("tokens", "tokens") if settings.tokenizer is None else ("text", "text")
+def _unreadable(source: Source, paths: list[str], directory: Path, where: str) -> Iterator[Finding]:
+    """Files that cannot be opened, or do not hold what the source needs."""
     for path in paths:
-        where = f"source {name!r}: {directory / path}"
         try:
-            check_column(_read_schema(directory / path, where), settings.column, kind, where)  # type: ignore[arg-type]
+            source.check(directory / path)
         except SourceUnreadable as error:
-            yield Finding(level=Level.DATA, where=f"sources.{name}.{key}", message=str(error))
+            yield Finding(level=Level.DATA, where=where, message=str(error))
 
 
-def _read_schema(place: Path, where: str) -> pa.Schema:
-    try:
-        return pq.read_schema(place)
-    except (OSError, pa.ArrowException) as error:
-        raise SourceUnreadable(
-            f"{where}: cannot be read as Parquet: {error}; restore it or name another file"
-        ) from error
-
-
-def _changes(
-    name: str, settings: SourceSettings, paths: list[str], directory: Path, held: SourceCatalog
-) -> Iterator[Finding]:
+def _changes(source: Source, paths: list[str], directory: Path, held: SourceCatalog) -> Iterator[Finding]:
     """Files that differ from what was indexed."""
-    source = choose_source(name, settings.column, settings.tokenizer, paths)
     found = fingerprint_files([(source, path) for path in paths], directory)
-    _, changes = match_files(name, found, held.files)
+    _, changes = match_files(source.name, found, held.files)
     remedies = {
         "added": (Level.FINDING, "not in the catalog, so not trained on; run torchmix index to add them"),
         "moved": (Level.FINDING, "at another path than indexed; run torchmix index, which keeps the order"),
@@ -92,6 +76,6 @@ def _changes(
             names = ", ".join(of_kind[:SHOWN_FILES]) + (", ..." if len(of_kind) > SHOWN_FILES else "")
             yield Finding(
                 level=level,
-                where=f"sources.{name}.path",
+                where=f"sources.{source.name}.path",
                 message=f"{len(of_kind)} file(s) {change} - {names}: {remedy}",
             )

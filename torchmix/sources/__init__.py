@@ -1,14 +1,18 @@
 """How bytes are read. Files in reading order:
 
 source.py           what every kind of source gives: scans of files, documents of pages
+find_files.py       paths and globs -> files
 thrift.py           the compact encoding of Parquet's headers and footers
 parquet_footer.py   a Parquet file's footer -> one column's chunks
 parquet_layout.py   a chunk -> its pages
 parquet_page.py     bytes of pages -> an Arrow array, by a Parquet file in memory
 parquet_column.py   an Arrow array -> documents
 parquet.py          the Parquet source: a column of token lists or of text
+indexed_files.py    Megatron's prefixes, and globs of them -> pairs of files
+indexed_header.py   the head of a .idx: what the pair holds
+indexed_documents.py  sequences -> documents and their pages
+indexed.py          the source of Megatron's .bin and .idx
 formats.py          which source reads which files
-find_files.py       paths and globs -> files
 file_changes.py     which files are known, new, changed, moved or gone
 scan_files.py       files -> their shares of the catalog, many at once
 scan.py             a recipe -> its catalog

@@ -51,10 +51,18 @@ def _match(name: str, pattern: str, directory: Path) -> list[str]:
     if files:
         return files
     what = "matches no file" if glob.has_magic(pattern) else "is missing"
-    raise SourceUnreadable(f"source {name!r}: {pattern!r} {what} in {directory}{_nearest(place)}")
+    raise SourceUnreadable(
+        f"source {name!r}: {pattern!r} {what} in {directory}{_pair_hint(place)}{nearest_names(place)}"
+    )
 
 
-def _nearest(place: Path) -> str:
+def _pair_hint(place: Path) -> str:
+    """A prefix of Megatron's, as its `--data-path` takes them."""
+    pair = [place.with_name(place.name + suffix) for suffix in (".bin", ".idx")]
+    return "; it is a dataset of Megatron's: write format: megatron" if all(path.is_file() for path in pair) else ""
+
+
+def nearest_names(place: Path) -> str:
     """What is there instead: the nearest names in the deepest folder of the path that exists."""
     folder, missing = place.parent, place.name
     while not folder.is_dir() and folder != folder.parent:

@@ -1,16 +1,24 @@
-"""Which `Source` reads a source of the recipe: by the format of its files and by its column.
+"""How a source is read: its files, and the `Source` for their format.
 
-In: a source's name, column, tokenizer and files. Out: a `Source`. Must hold: a format that cannot be read is named
-before anything is opened. Cost: none; names alone decide, and a file of an unknown name is taken for Parquet, whose
-reader checks it.
+In: a source's name, and what the recipe or the catalog says of it. Out: paths of files, and a `Source`. Must hold: a
+format that cannot be read is named before anything is opened. Cost: none beside listing folders; the recipe's `format`
+and names alone decide, and a file of an unknown name is taken for Parquet, whose reader checks it.
+
+A new format is one more branch of both functions, a file that implements `source.Source`, and a line in the recipe's
+`source_format.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from typing import Protocol
 
+from torchmix.catalog.store import SourceSettings
 from torchmix.errors import SourceUnreadable
+from torchmix.sources.find_files import find_files
+from torchmix.sources.indexed import IndexedSource
+from torchmix.sources.indexed_files import find_datasets
 from torchmix.sources.parquet import ParquetSource
 from torchmix.sources.source import Source
 
@@ -33,29 +41,68 @@ OTHER_FORMATS = {
     ".orc": "ORC",
     ".avro": "Avro",
 }
+"""By their suffix, what a source that counts as Parquet may not hold."""
 COMPRESSIONS = {".gz", ".zst", ".bz2", ".xz", ".lz4"}
 
 
-def choose_source(name: str, column: str, tokenizer: str | None, paths: Iterable[str]) -> Source:
+class Reading(Protocol):
+    """What decides how a source is read: settings of a recipe, or a source of a catalog."""
+
+    @property
+    def format(self) -> str:
+        """What its files are."""
+
+    @property
+    def column(self) -> str | None:
+        """The column that holds its documents; None in formats without columns."""
+
+    @property
+    def tokenizer(self) -> str | None:
+        """What turns text into ids; None where the files hold ids."""
+
+
+def find_source_files(name: str, settings: SourceSettings, directory: Path) -> list[str]:
+    """Find the data files of a source; `directory` is the recipe's.
+
+    Returns:
+        Paths, relative where the recipe's are, sorted by code point, each file once.
+
+    Raises:
+        SourceUnreadable: A path that leads to no file, with the names that come nearest.
+    """
+    if settings.format == "megatron":
+        return find_datasets(name, settings.patterns, directory)
+    return find_files(name, settings.patterns, directory)
+
+
+def choose_source(name: str, reading: Reading, paths: Iterable[str]) -> Source:
     """Choose how a source is read.
 
     Args:
         name: The source.
-        column: The column that holds its documents.
-        tokenizer: What turns text into ids; None if the column holds ids.
+        reading: What is known of it.
         paths: Its files.
 
     Raises:
         SourceUnreadable: A file is of a format that is not read.
     """
+    if reading.format == "megatron":
+        return IndexedSource(name=name)
+    if reading.format != "parquet":
+        raise SourceUnreadable(f"source {name!r}: this torchmix reads no {reading.format}; update it")
     for path in paths:
-        suffixes = [suffix.lower() for suffix in PurePath(path).suffixes]
-        while suffixes and suffixes[-1] in COMPRESSIONS:
-            suffixes.pop()
-        other = OTHER_FORMATS.get(suffixes[-1]) if suffixes else None
-        if other is not None:
-            raise SourceUnreadable(
-                f"source {name!r}: {path} is {other} by its name, and only Parquet is read; write it as Parquet, or "
-                "name files that are"
-            )
-    return ParquetSource(name=name, column=column, kind="tokens" if tokenizer is None else "text")
+        _refuse_other_names(name, path)
+    assert reading.column is not None, "the recipe names a column of a source in Parquet"
+    return ParquetSource(name=name, column=reading.column, kind="tokens" if reading.tokenizer is None else "text")
+
+
+def _refuse_other_names(name: str, path: str) -> None:
+    suffixes = [suffix.lower() for suffix in PurePath(path).suffixes]
+    while suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    other = OTHER_FORMATS.get(suffixes[-1]) if suffixes else None
+    if other is not None:
+        raise SourceUnreadable(
+            f"source {name!r}: {path} is {other} by its name, and this source counts as Parquet; write it as Parquet, "
+            "or name files that are. Megatron's .bin and .idx are read from a source that names nothing else"
+        )

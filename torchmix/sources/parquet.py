@@ -50,6 +50,13 @@ class ParquetSource:
         footer = read_footer(file_descriptor, self._where(path))
         return footer.num_bytes, footer.digest
 
+    def check(self, path: Path) -> None:
+        """See `source.Source.check`."""
+        where = self._where(path)
+        with _open_file(path, where) as file_descriptor:
+            arrow_schema, _ = _read_schema(read_footer(file_descriptor, where), where)
+        check_column(arrow_schema, self.column, self.kind, where)
+
     def scan(self, path: Path, progress: Callable[[int], None] | None = None) -> FileScan:
         """See `source.Source.scan`; `progress` is called after each column chunk."""
         where = self._where(path)

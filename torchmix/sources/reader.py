@@ -72,7 +72,7 @@ class Reader:
                 decoder = sources[name]
             else:
                 paths = (file.path for file in source.files)
-                decoder = choose_source(name, source.column, source.tokenizer, paths)
+                decoder = choose_source(name, source, paths)
             if decoder.transform_id != source.transform_id:
                 raise CatalogStale(
                     f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "

@@ -34,8 +34,7 @@ from torchmix.catalog.store import (
 from torchmix.errors import CatalogError, CatalogMissing, SourceUnreadable
 from torchmix.recipe.structs import Recipe
 from torchmix.sources.file_changes import FileChange, WantedFile, match_files
-from torchmix.sources.find_files import find_files
-from torchmix.sources.formats import choose_source
+from torchmix.sources.formats import choose_source, find_source_files
 from torchmix.sources.scan_files import Progress, ScannedFile, ScanTask, fingerprint_files, scan_files
 from torchmix.sources.source import Source
 
@@ -186,16 +185,16 @@ def _compare(
 ) -> tuple[_SourceWork, ...]:
     names = sorted(recipe.sources)
     settings = {name: settings_of(recipe, name) for name in names}
-    paths = {name: find_files(name, settings[name].patterns, directory) for name in names}
-    sources = {
-        name: choose_source(name, settings[name].column, settings[name].tokenizer, paths[name]) for name in names
-    }
+    paths = {name: find_source_files(name, settings[name], directory) for name in names}
+    sources = {name: choose_source(name, settings[name], paths[name]) for name in names}
     found = iter(fingerprint_files([(sources[name], path) for name in names for path in paths[name]], directory))
     work: list[_SourceWork] = []
     for name in names:
         entry = before.get(name)
         if entry is not None and not _same_reading(entry, settings[name], sources[name]):
-            logger.warning("source %r: column, tokenizer or transform differ from the catalog's; all is scanned", name)
+            logger.warning(
+                "source %r: format, column, tokenizer or transform differ from the catalog's; all is scanned", name
+            )
             entry = None
         files, changes = match_files(name, [next(found) for _ in paths[name]], entry.files if entry is not None else ())
         if entry is not None:
@@ -223,8 +222,8 @@ def _log_changes(name: str, changes: Sequence[FileChange]) -> None:
 
 
 def _same_reading(entry: SourceEntry, settings: SourceSettings, source: Source) -> bool:
-    indexed = (entry.column, entry.tokenizer, entry.transform_id)
-    return indexed == (settings.column, settings.tokenizer, source.transform_id)
+    indexed = (entry.format, entry.column, entry.tokenizer, entry.transform_id)
+    return indexed == (settings.format, settings.column, settings.tokenizer, source.transform_id)
 
 
 def _held(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog | None:
@@ -241,7 +240,7 @@ def _held(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog | None:
 def _task(folder: Path, work: _SourceWork, file: WantedFile) -> ScanTask:
     found = file.found
     identity = (found.path, found.num_bytes, found.footer_hash)
-    part = part_path(folder, work.name, identity, (work.settings.column, work.source.transform_id))
+    part = part_path(folder, work.name, identity, (work.settings.column or "", work.source.transform_id))
     return ScanTask(source=work.source, found=found, part=part)
 
 
@@ -310,7 +309,8 @@ def _check_not_empty(work: _SourceWork, parts: Sequence[FilePart]) -> None:
         return
     num_documents = sum(len(part.tokens) for part in parts)
     what = f"{num_documents} documents, all without tokens" if num_documents else "no documents"
+    column = f"column {work.settings.column!r} of " if work.settings.column is not None else ""
     raise SourceUnreadable(
-        f"source {work.name!r}: column {work.settings.column!r} of {', '.join(work.settings.patterns)} holds {what}; "
-        "remove the source, or name another file or column"
+        f"source {work.name!r}: {column}{', '.join(work.settings.patterns)} holds {what}; remove the source, or name "
+        "another file or column"
     )

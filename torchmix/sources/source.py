@@ -86,28 +86,33 @@ class PageRun:
     """`page_offset` of the first page."""
     first_row: int
     """Row of the file at which the run begins."""
+    tokens: Int32Array | None = None
+    """[num_rows] tokens of each document, as the catalog has them; None while a file is scanned."""
 
 
 class Source(Protocol):
-    """One source of the recipe: its name, its column, and how its files are read. Safe to share between threads."""
+    """One source of the recipe: its name, and how its files are read. Safe to share between threads."""
 
     @property
     def name(self) -> str:
         """The source's name in the recipe."""
 
     @property
-    def column(self) -> str:
-        """The column that holds the documents."""
-
-    @property
     def transform_id(self) -> str:
         """What turns a row into tokens, with its version; sizes in the catalog are true for this alone."""
 
     def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
-        """Size in bytes and `footer_hash` of an open file, from its last bytes alone.
+        """Size in bytes and `footer_hash` of an open file, from what describes the rest alone, as its last bytes.
 
         Raises:
             SourceUnreadable: the file has no whole footer.
+        """
+
+    def check(self, path: Path) -> None:
+        """Look at what describes a file: whether it can be read, and holds what the source needs.
+
+        Raises:
+            SourceUnreadable: no such file or column, a wrong type, or not a file of this kind.
         """
 
     def scan(self, path: Path, progress: Callable[[int], None] | None = None) -> FileScan:

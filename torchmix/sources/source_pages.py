@@ -129,6 +129,7 @@ class SourcePages:
         file = int(table.file_of_chunk[chunk])
         began = time.perf_counter()
         dictionary = self._dictionary(file, chunk)
+        planned = np.concatenate([self.catalog.sizes.tokens[rows] for rows in self._rows(run)])
         parts = [self._files.read(file, offset, num_bytes) for offset, num_bytes in self._ranges(run)]
         read = time.perf_counter()
         documents = self._decoder.decode(
@@ -137,13 +138,14 @@ class SourcePages:
                 dictionary=dictionary,
                 schema=self.catalog.schemas[self.catalog.files[file].schema],
                 codec=int(table.codec[chunk]),
-                num_rows=sum(self._num_rows(page) for page in run),
+                num_rows=len(planned),
                 path=str(self._files.path(file)),
                 offset=int(table.offset[run[0]]),
                 first_row=int(table.first_row[run[0]]) - self.catalog.files[file].first_row,
+                tokens=planned,
             )
         )
-        self._check_lengths(documents, run, file)
+        self._check_lengths(documents, planned, run, file)
         self.read_s += read - began
         self.decode_s += time.perf_counter() - read
         return documents
@@ -170,10 +172,8 @@ class SourcePages:
             self._dictionaries.keep(key, dictionary, num_bytes)
         return dictionary
 
-    def _check_lengths(self, documents: Documents, run: list[int], file: int) -> None:
-        first_row = self.catalog.pages.first_row
-        rows = [slice(int(first_row[page]), int(first_row[page + 1])) for page in run]
-        planned = np.concatenate([self.catalog.sizes.tokens[span] for span in rows])
+    def _check_lengths(self, documents: Documents, planned: NDArray[np.int32], run: list[int], file: int) -> None:
+        rows = self._rows(run)
         found = np.diff(documents.offsets)
         if np.array_equal(planned, found):
             return
@@ -189,6 +189,10 @@ class SourcePages:
             f"{page}, row {row - self.catalog.files[file].first_row} of the file). The file was altered after it was "
             "indexed: put it back, or run torchmix index"
         )
+
+    def _rows(self, run: list[int]) -> list[slice]:
+        first_row = self.catalog.pages.first_row
+        return [slice(int(first_row[page]), int(first_row[page + 1])) for page in run]
 
     def _num_rows(self, page: int) -> int:
         first_row = self.catalog.pages.first_row
