@@ -1,8 +1,9 @@
 """A flat array, filled range by range with a ramp in each.
 
 In: where the ranges lie, tens to thousands of values each, and what each begins with. Out: the caller's array, filled.
-Must hold: the result is that of a loop over the ranges, which native code runs, and no other array of the same size is
-made: the first touch of fresh memory costs more than all the work (see `memory.py`). Cost: 0.6 ns a value on one core.
+Must hold: the result is that of a loop over the ranges, which native code runs, and nothing else as large is made: the
+first touch of fresh memory costs more than all the work (see `memory.py`). So it goes in blocks, whose scratch stays in
+the processor's cache. Cost: 0.2 ns a value beyond writing it for a slope of 0, 0.6 for 1, and 15 ns a range.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+BLOCK = 1 << 14
+"""Values filled together: their scratch, 128 KiB of int64, fits a core's own cache."""
+
 
 def fill_ramps(start: NDArray[np.int64], value: NDArray[Any], *, slope: int, out: NDArray[Any]) -> None:
     """Write out[start[i] + k] = value[i] + slope * k, up to the next start.
@@ -20,14 +24,31 @@ def fill_ramps(start: NDArray[np.int64], value: NDArray[Any], *, slope: int, out
     are ramps.
 
     Args:
-        start: [n] places in out, rising.
+        start: [n] places in out, never falling.
         value: [n] first value of each ramp.
         slope: What each place adds to the one before, 0 or 1.
-        out: Integers, written in place; no meaning before start[0].
+        out: Integers, written in place; nothing is written before start[0].
     """
-    # The array holds differences first, then their running sum. The one at a start leads from the value that the ramp
-    # before has reached; before start[0] that is a ramp which rises from 0 just outside the array.
-    reached = np.concatenate([[slope], value])[:-1] + slope * (np.diff(start, prepend=0) - 1)
-    out[:] = slope
-    out[start] = value - reached
-    np.cumsum(out, dtype=out.dtype, out=out)
+    if not len(start):
+        return
+    # A ramp is a constant, plus the place in the block where its slope is 1; one that spans blocks is cut there.
+    borders = np.arange(int(start[0]) // BLOCK * BLOCK, len(out), BLOCK)
+    cut = np.searchsorted(start, borders[1:])
+    edges = np.insert(start, cut, borders[1:])
+    level = value - start if slope else value
+    level = np.insert(level, cut, level[cut - 1])
+    if slope:
+        level += edges // BLOCK * BLOCK
+    level = level.astype(out.dtype, copy=False)
+    count = np.diff(edges, append=len(out))
+    edge_of_border = [0, *(cut + np.arange(len(cut))).tolist(), len(edges)]
+    place = np.arange(BLOCK, dtype=out.dtype)
+    for block, border in enumerate(borders.tolist()):
+        here = slice(edge_of_border[block], edge_of_border[block + 1])
+        levels = np.repeat(level[here], count[here])
+        stop = min(border + BLOCK, len(out))
+        part = out[stop - len(levels) : stop]
+        if slope:
+            np.add(levels, place[stop - border - len(levels) : stop - border], out=part)
+        else:
+            part[:] = levels
