@@ -22,6 +22,7 @@ from tests.support.book_order import BookSource
 from tests.support.book_steps import BookJob, Piece, name_hash, piece_hash, steps
 from tests.support.recipes import make_recipe
 from torchmix.catalog.sizes import SourceSizes
+from torchmix.errors import SourceExhausted
 from torchmix.planner.planner import Planner
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))
@@ -51,6 +52,16 @@ def test_the_book_gives_every_hash_and_order_of_the_vectors() -> None:
     for vector in VECTORS["window"]:
         rows = SOURCES[vector["source"]].window(vector["seed"], vector["epoch"], vector["window"])
         assert rows == vector["rows"]
+    for vector in VECTORS["row_window"]:
+        source = BookSource(
+            name=vector["source"],
+            first_row_of_page=[0, vector["num_rows"]],
+            tokens=[],
+            window_pages=1,
+            method="row",
+        )
+        rows = source.window(vector["seed"], vector["epoch"], vector["window"])
+        assert (len(rows), rows[:20]) == (vector["count"], vector["first"])
     for vector in VECTORS["piece_hash"]:
         piece = Piece(vector["source"], vector["epoch"], vector["row"], vector["start"], 1, 0)
         job = job_of_run({**VECTORS["runs"][0], "seed": vector["seed"]})
@@ -81,13 +92,15 @@ def job_of_run(run: dict[str, Any]) -> BookJob:
     whole = run["boundaries"] == "none"  # then every sample costs the same
     return BookJob(
         seed=run["seed"],
-        samples=run["samples"],
+        ramp=run["samples"] if isinstance(run["samples"], list) else [(0, run["samples"])],
         length=run["length"],
         method=run["method"],
         overflow=run["overflow"],
         align_tokens=run["align_tokens"],
         shares={name: Fraction(share) for name, share in run["shares"].items()},
         max_epochs=run["max_epochs"],
+        documents={name: (Fraction(a), Fraction(b)) for name, (a, b) in run.get("documents", {}).items()},
+        one_pass=run.get("one_pass", False),
         dp=run["dp"],
         micro_batch_size=run["micro_batch_size"],
         cost=(per_token, 0 if whole else model["layers"]),
@@ -105,6 +118,10 @@ def test_the_book_gives_every_step_of_the_vectors(run: dict[str, Any]) -> None:
             pool[piece.source] += piece.tokens
         assert list(pool.values()) == wanted["pool_tokens"]
         assert (found.order_digest, found.plan_digest) == (wanted["order_digest"], wanted["plan_digest"])
+
+
+def percent(part: Fraction) -> str:
+    return f"{100 * part.numerator / part.denominator:.3f}%"
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -127,30 +144,52 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
         "overflow": rng.choice(["split", "truncate", "drop"]),
         "align_tokens": rng.choice([1, 4, 8]),
     }
+    one_pass = seed % 6 == 5
     max_epochs = {"a": rng.randint(1, 6)} if rng.random() < 0.5 else {}
+    if one_pass:
+        max_epochs = dict.fromkeys(shares, 1)
     limits = {name: {"max_epochs": most, "on_exhausted": "renormalise"} for name, most in max_epochs.items()}
-    recipe = make_recipe(shares, samples=samples, length=length, seed=seed, packing=packing, sources=limits)
+    ramp, documents = [(0, samples)], {}
+    if seed % 3:  # steps of other sizes, up and down, and a part of a source
+        ramp += [(step, samples * rng.choice((1, 2, 3, 5))) for step in sorted(rng.sample(range(1, 12), 3))]
+        documents["zeta"] = (Fraction(0), Fraction(rng.randint(400, 999), 1000))
+        if books["Ä"].tokens[-1]:
+            documents["Ä"] = (Fraction(rng.randint(1, 500), 1000), Fraction(1))
+        if seed % 2:
+            ramp = [(step, 5 * samples // (1 + count) // 4 * 4) for count, (step, _) in enumerate(ramp)]
+    cuts = {name: {"documents": tuple(map(percent, part))} for name, part in documents.items()}
+    keys = {name: {**limits.get(name, {}), **cuts.get(name, {})} for name in shares}
+    recipe = make_recipe(shares, samples=ramp, length=length, seed=seed, packing=packing, sources=keys)
     model = recipe.balance.model
     assert model is not None and model.kv_heads is None
-    planner = Planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size)
+    planner = Planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size, one_pass=one_pass)
     job = BookJob(
         seed=seed,
-        samples=samples,
+        ramp=ramp,
         length=length,
         **packing,
         shares={name: Fraction(share[:-1]) / 100 for name, share in shares.items()},
         max_epochs=max_epochs,
+        documents=documents,
+        one_pass=one_pass,
         dp=dp,
         micro_batch_size=micro_batch_size,
         cost=(model.layers * (4 * model.hidden + 3 * model.ffn) + model.vocab, model.layers),
     )
     cursor = planner.start()
-    for book in islice(steps(job, books), 15):
+    made = list(islice(steps(job, books), 15))
+    for book in made:
+        skipped = planner.skip(cursor)
         plan, cursor = planner.step(cursor)
+        assert (skipped.step, skipped.order_digest) == (cursor.step, cursor.order_digest)
         place = f"seed {seed}, step {plan.step}"
         assert [row[2] for row in book.rows] == plan.sample_offset.tolist(), place
         assert (book.order_digest, book.plan_digest) == (plan.order_digest.hex(), plan.plan_digest.hex()), place
         assert list(book.asked.values()) == plan.asked_tokens.tolist(), place
+    if len(made) < 15:
+        assert one_pass
+        with pytest.raises(SourceExhausted):
+            planner.step(cursor)
 
 
 def random_source(rng: random.Random, name: str) -> BookSource:

@@ -90,6 +90,22 @@ def integer_shares(shares: Mapping[str, Fraction]) -> dict[str, int]:
     return given
 
 
+def bound(part: Fraction, num_rows: int) -> int:
+    """Section "Parts": where a part of the rows begins or ends."""
+    return round(part.numerator / part.denominator * float(num_rows))
+
+
+def split_bounds(weights: Sequence[float], part: int) -> tuple[Fraction, Fraction]:
+    """Section "Parts": where part 0, 1 or 2 of a split begins and ends; equal if it does not exist."""
+    total = 0.0
+    for weight in weights:
+        total += weight
+    bounds = [0.0]
+    for weight in [*weights, 0.0, 0.0, 0.0][:3]:
+        bounds.append(bounds[-1] + weight / total)
+    return Fraction(str(bounds[part])), Fraction(str(bounds[part + 1]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class BookSource:
     """What the order of one source follows from."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from tests.support.book_order import BookSource, hash_columns, integer_shares, keyed_order, named_key, order_by
+from tests.support.book_order import BookSource, bound, hash_columns, integer_shares, keyed_order, named_key, order_by
 
 
 class Piece(NamedTuple):
@@ -36,7 +36,8 @@ class BookJob:
     """What the order depends on, and a layout."""
 
     seed: int
-    samples: int
+    ramp: Sequence[tuple[int, int]]
+    """(from_step, samples) of each stage."""
     length: int
     method: str
     overflow: str
@@ -44,10 +45,18 @@ class BookJob:
     shares: Mapping[str, Fraction]
     max_epochs: Mapping[str, int] = field(default_factory=dict)
     """Of those sources that have one; they renormalise."""
+    documents: Mapping[str, tuple[Fraction, Fraction]] = field(default_factory=dict)
+    """Of those sources of which not all rows are used."""
+    one_pass: bool = False
+    """What is left when all sources have run out still makes steps."""
     dp: int = 1
     micro_batch_size: int = 1
     cost: tuple[int, int] = (1, 0)
     """Per token, and per pair of tokens of a piece."""
+
+    def samples(self, step: int) -> int:
+        """Section "Ramp"."""
+        return [samples for from_step, samples in self.ramp if from_step <= step][-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +97,12 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
         asked = dict.fromkeys(names, 0)
         new: list[Piece] = []
         unit = 1 if job.method == "concat" else job.align_tokens
-        capacity = job.samples * job.length
+        samples = job.samples(step)
+        capacity = samples * job.length
         least = 0
         while (have := sum(-(-piece.tokens // unit) * unit for piece in pool + new)) < capacity:
+            if job.one_pass and not any(fractions.values()):
+                break
             shares = integer_shares(fractions)
             for name in names:
                 taken, ran_out = draw_source(
@@ -100,12 +112,14 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
                 if ran_out:
                     fractions[name] = Fraction(0)
             least = job.length
+        if not pool + new:
+            return
         new.sort(key=lambda piece: piece.source)  # stable: each source's own order stays
         if job.method == "concat":
             placed, pool = concat(job, pool, new, step)
         else:
             placed, pool = best_fit(job, pool, new, step)
-        number = {old: new for new, old in enumerate(keyed_order(named_key(job.seed, "samples", step), job.samples))}
+        number = {old: new for new, old in enumerate(keyed_order(named_key(job.seed, "samples", step), samples))}
         rows = sorted((number[sample], slot, offset, piece) for sample, slot, offset, piece in placed)
         message = digest + struct.pack("<q", step)
         for sample, slot, _, piece in rows:
@@ -113,7 +127,11 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
             message += struct.pack("<qqqq", piece.epoch, piece.row, piece.start, piece.tokens)
         digest = hashlib.sha256(message).digest()[:8]
         yield BookStep(
-            rows=rows, pool=pool, asked=asked, order_digest=digest.hex(), plan_digest=plan_digest(job, rows, digest)
+            rows=rows,
+            pool=pool,
+            asked=asked,
+            order_digest=digest.hex(),
+            plan_digest=plan_digest(job, samples, rows, digest),
         )
         step += 1
 
@@ -133,7 +151,7 @@ def draw_source(
         rows = source.window(job.seed, place.epoch, place.window)
         while place.offset < len(rows):
             row = rows[place.offset]
-            tokens = counted(job, source.tokens[row])
+            tokens = counted(job, source, row)
             if tokens >= 2 * place.debt:
                 return taken, False
             if tokens:
@@ -146,8 +164,12 @@ def draw_source(
     return taken, False
 
 
-def counted(job: BookJob, tokens: int) -> int:
-    """Tokens of a document that count, by the overflow rule."""
+def counted(job: BookJob, source: BookSource, row: int) -> int:
+    """Tokens of a document that count, by the rows used and the overflow rule."""
+    tokens, num_rows = source.tokens[row], len(source.tokens)
+    start, stop = job.documents.get(source.name, (Fraction(0), Fraction(1)))
+    if not bound(start, num_rows) <= row < bound(stop, num_rows):
+        return 0
     if job.overflow == "truncate":
         return min(tokens, job.length)
     return 0 if job.overflow == "drop" and tokens > job.length else tokens
@@ -164,7 +186,7 @@ def concat(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tupl
     stream = pool + [new[i] for i in order]
     placed: list[Row] = []
     sample = slot = used = 0
-    while sample < job.samples:
+    while sample < job.samples(step) and stream:
         piece = stream.pop(0)
         tokens = min(piece.tokens, job.length - used)
         placed.append((sample, slot, used, piece._replace(tokens=tokens)))
@@ -187,7 +209,7 @@ def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tu
     units = [-(-piece.tokens // job.align_tokens) for piece in pieces]
     room_of_sample = job.length // job.align_tokens
     tie = [piece_hash(job, step, piece) for piece in pieces]
-    surplus = sum(units) - job.samples * room_of_sample
+    surplus = sum(units) - job.samples(step) * room_of_sample
     held: set[int] = set()
     for i in order_by([0] * len(parts), tie[len(pool) :], 0):
         surplus -= units[len(pool) + i]
@@ -204,17 +226,17 @@ def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tu
         fitting = [(left, sample) for sample, left in enumerate(room) if left >= units[i]]
         if fitting:
             sample_of[i] = min(fitting)[1]
-        elif len(room) < job.samples:
+        elif len(room) < job.samples(step):
             sample_of[i] = len(room)
             room.append(room_of_sample)
         else:
             continue
         room[sample_of[i]] -= units[i]
     chosen = sorted(sample_of)
-    bits = max(1, (job.samples - 1).bit_length())
+    bits = max(1, (job.samples(step) - 1).bit_length())
     order = order_by([sample_of[i] for i in chosen], [tie[i] for i in chosen], bits)
     placed: list[Row] = []
-    slots, offsets = [0] * job.samples, [0] * job.samples
+    slots, offsets = [0] * job.samples(step), [0] * job.samples(step)
     for i in (chosen[c] for c in order):
         sample = sample_of[i]
         placed.append((sample, slots[sample], offsets[sample], pieces[i]))
@@ -223,19 +245,19 @@ def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tu
     return placed, [piece for i, piece in enumerate(pieces) if i not in sample_of]
 
 
-def plan_digest(job: BookJob, rows: list[Row], digest: bytes) -> str:
+def plan_digest(job: BookJob, samples: int, rows: list[Row], digest: bytes) -> str:
     """Samples to ranks by `rows`, and the digest over it."""
     per_token, per_pair = job.cost
-    costs = [per_token * job.length] * job.samples
+    costs = [per_token * job.length] * samples
     for sample, _, _, piece in rows:
         costs[sample] += per_pair * piece.tokens**2
-    dear_first = sorted(range(job.samples), key=lambda sample: (-costs[sample], sample))
+    dear_first = sorted(range(samples), key=lambda sample: (-costs[sample], sample))
     row_samples = job.dp * job.micro_batch_size
-    count = job.samples // row_samples
+    count = samples // row_samples
     in_time = [*reversed(range(1, count, 2)), *range(0, count, 2)]
     load, here = [0] * job.dp, [0] * job.dp
     place: dict[int, tuple[int, int]] = {}
-    for start in range(0, job.samples, job.dp):
+    for start in range(0, samples, job.dp):
         if start % row_samples == 0:
             here = [0] * job.dp
         order = [(here[rank], load[rank], rank) for rank in range(job.dp)]
@@ -245,7 +267,7 @@ def plan_digest(job: BookJob, rows: list[Row], digest: bytes) -> str:
             here[rank] += costs[sample]
             place[sample] = (rank, in_time.index(start // row_samples))
     message = digest + struct.pack("<qq", job.dp, job.micro_batch_size)
-    for sample in range(job.samples):
+    for sample in range(samples):
         slot = sum(place[earlier] == place[sample] for earlier in range(sample))
         message += struct.pack("<qqq", *place[sample], slot)
     return hashlib.sha256(message).digest()[:8].hex()

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.structs import Balance, Batch, Model, Packing, Recipe, Source
+from torchmix.recipe.structs import Balance, Batch, Model, Packing, RampStage, Recipe, Source
 
 
 def make_recipe(
     shares: Mapping[str, str],
     *,
-    samples: int = 16,
+    samples: int | Sequence[tuple[int, int]] = 16,
     length: int = 256,
     seed: int = 7,
     packing: Mapping[str, Any] | None = None,
     sources: Mapping[str, Mapping[str, Any]] | None = None,
     balance: str = "rows",
 ) -> Recipe:
-    """A checked recipe over token sources named as in `shares`; `sources` adds keys of single sources."""
+    """A checked recipe over token sources named as in `shares`; `sources` adds keys of single sources.
+
+    `samples` may be a ramp of (from_step, samples).
+    """
     extra = sources or {}
+    if not isinstance(samples, int):
+        samples = tuple(RampStage(from_step=step, samples=count) for step, count in samples)
     return check_recipe(
         Recipe(
-            version=1,
+            version=2,
             seed=seed,
             batch=Batch(samples=samples, length=length),
             sources={

@@ -92,21 +92,21 @@ def concat(pool: Pieces, new: Pieces, tie: NDArray[np.uint64], *, num_samples: i
         pool: Pieces left by the step before, in order.
         new: Documents drawn now; laid in the order of `tie`.
         tie: uint64 [len(new)] a hash of each.
-        num_samples, length: Samples of the global batch, tokens of each; pool and new hold enough to fill them.
+        num_samples, length: Samples of the global batch, tokens of each. What is missing to fill them is padding, at
+            the end; only the last step of a single pass misses any.
     """
     stream = Pieces.concatenate([pool, new.take(order_by(np.zeros_like(tie), tie, major_bits=0))])
     stops = np.cumsum(stream.tokens)
     starts = stops - stream.tokens
     capacity = num_samples * length
-    assert stops[-1] >= capacity, (int(stops[-1]), capacity)
     # A piece is cut wherever a sample ends inside it; the batch's end cuts the pool off.
     cuts = np.arange(1, num_samples + 1, dtype=np.int64) * length
-    ends = np.union1d(stops, cuts)
+    ends = np.union1d(stops, cuts[cuts < stops[-1]])
     owner = np.searchsorted(stops, ends)  # the piece that ends at or holds each cut
     part_start = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
     parts = stream.take(owner)
     parts = replace(parts, start=parts.start + part_start - starts[owner], tokens=ends - part_start)
-    inside = int(np.searchsorted(ends, capacity)) + 1
+    inside = int(np.searchsorted(ends, capacity, side="right"))
     sample = part_start[:inside] // length
     first = np.searchsorted(sample, np.arange(num_samples))
     # Deferred documents stay whole: only the one cut by the batch's end has given a part already.

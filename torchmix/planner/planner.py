@@ -60,7 +60,13 @@ class Planner:
     """Plans steps; holds the recipe's numbers and the windows last used, no position."""
 
     def __init__(
-        self, recipe: Recipe, sizes: Mapping[str, SourceSizes], *, dp: int = 1, micro_batch_size: int = 1
+        self,
+        recipe: Recipe,
+        sizes: Mapping[str, SourceSizes],
+        *,
+        dp: int = 1,
+        micro_batch_size: int = 1,
+        one_pass: bool = False,
     ) -> None:
         """Prepare to plan.
 
@@ -68,6 +74,7 @@ class Planner:
             recipe: A checked recipe.
             sizes: Sizes of each source of the recipe.
             dp, micro_batch_size: The layout that samples are placed on.
+            one_pass: When all sources have run out, what is left still makes steps, the last with padding.
 
         Raises:
             TopologyError: The global batch does not divide by dp x micro_batch_size.
@@ -84,6 +91,7 @@ class Planner:
         self.recipe = recipe
         self.sources = tuple(sorted(recipe.sources))
         self.dp, self.micro_batch_size = dp, micro_batch_size
+        self._one_pass = one_pass
         self.orders = tuple(order_of_source(recipe, name, sizes[name]) for name in self.sources)
         self._fractions = parse_shares(recipe)
         self._shares_after: tuple[tuple[Decision, ...], Ints] = ((), integer_shares(self._fractions))
@@ -111,9 +119,8 @@ class Planner:
         Raises:
             SourceExhausted: A source with `on_exhausted: error` cannot give what it owes, or none can.
         """
-        drawn, position, asked, decisions = self._draw(cursor)
-        packed = self._pack(cursor, drawn)
-        digest = order_digest(cursor.order_digest, cursor.step, packed, self._name_hash)
+        packed, drawn, asked, after = self._fold(cursor)
+        digest = after.order_digest
         num_samples, length = samples_of_step(self.recipe.batch, cursor.step), self.recipe.batch.length
         cost = self._cost.of_samples(packed.pieces.tokens, packed.sample, num_samples=num_samples, length=length)
         placement = self._place(cost)
@@ -139,9 +146,25 @@ class Planner:
             order_digest=digest,
             plan_digest=plan_digest(digest, placement, dp=self.dp, micro_batch_size=self.micro_batch_size),
         )
-        return plan, Cursor(
+        return plan, after
+
+    def skip(self, cursor: Cursor) -> Cursor:
+        """The cursor after the step at the cursor, which is not placed: what `step` returns, for less.
+
+        Raises:
+            SourceExhausted: As `step`.
+        """
+        return self._fold(cursor)[-1]
+
+    def _fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Ints, Cursor]:
+        """What does not depend on the layout: samples, documents drawn, tokens asked of each source, next cursor."""
+        drawn, position, asked, decisions = self._draw(cursor)
+        packed = self._pack(cursor, drawn)
+        digest = order_digest(cursor.order_digest, cursor.step, packed, self._name_hash)
+        after = Cursor(
             step=cursor.step + 1, position=position, pool=packed.pool, order_digest=digest, decisions=decisions
         )
+        return packed, drawn, asked, after
 
     def shares(self, decisions: tuple[Decision, ...], *, step: int) -> Ints:
         """int64 [S], sum 2^32: the recipe's shares, scaled up where sources have run out.
@@ -167,7 +190,7 @@ class Planner:
         parts: list[Pieces] = []
         have = self._aligned_sum(cursor.pool)
         # At least a sample's worth each time: a few tokens would fall below every source's midpoint.
-        while have < capacity:
+        while have < capacity and not (self._one_pass and have and len(decisions) == len(self.sources)):
             more = draw(
                 self.orders,
                 self.shares(decisions, step=cursor.step),
@@ -227,10 +250,12 @@ class Planner:
         return sums
 
 
-def open_planner(recipe: Recipe, catalog: Catalog, *, dp: int = 1, micro_batch_size: int = 1) -> Planner:
+def open_planner(
+    recipe: Recipe, catalog: Catalog, *, dp: int = 1, micro_batch_size: int = 1, one_pass: bool = False
+) -> Planner:
     """A planner over an opened catalog; see `Planner`."""
     sizes = {name: source.sizes for name, source in catalog.sources.items()}
-    return Planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size)
+    return Planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size, one_pass=one_pass)
 
 
 def _whole(documents: Documents, step: int) -> Pieces:
