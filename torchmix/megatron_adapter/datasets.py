@@ -107,12 +107,12 @@ class _Job:
         self._tree = tree_of_job(args)
         self._batch = recipe_of_part(self._recipe, "train").batch
         losses_of_part.clear()
-        atexit.register(self._at_exit)
         self._train = None if args.skip_train else self._open_train()
         evaluates = bool(args.full_validation or (args.eval_iters or 0) > 0)
         self._validation = self._open_evaluation("validation") if evaluates else None
         tests = evaluates and not args.full_validation and has_part(self._recipe, "test")
         self._test = self._open_evaluation("test") if tests else None
+        atexit.register(self._at_exit)  # after the loaders, whose threads register too: last in, first called
 
     def new_iterators(self) -> Iterators:
         """Iterators for one more chunk."""
