@@ -18,6 +18,12 @@ from torchmix.recipe.structs import Source
         ("a.bin", "parquet", "parquet"),
         ("web_text_document", "megatron", "megatron"),
         ((), None, "parquet"),
+        (("a.jsonl", "b/*.ndjson", "c.json", "d.jsonl.gz", "e.json.zst"), None, "jsonl"),
+        (("a.jsonl", "b.parquet"), None, "parquet"),
+        (("a.jsonl", "b.arrow"), None, "parquet"),
+        ("part-*", "jsonl", "jsonl"),
+        (("cache-*.arrow", "a.feather", "b.ipc"), None, "arrow"),
+        ("a.jsonl.bz2", None, "parquet"),
     ],
 )
 def test_a_format_is_said_or_follows_from_names(path: str | tuple[str, ...], format_: str, expected: str) -> None:

@@ -9,5 +9,6 @@ check.py           torchmix check: will this recipe train as it says?
 plan_summary.py    steps of a plan, summed
 plan_files.py      every piece of a plan, as Parquet
 plan.py            torchmix plan: the steps of a run before it runs
+reframe.py         torchmix reframe: a compressed file in small frames
 main.py            arguments, errors, exit codes
 """

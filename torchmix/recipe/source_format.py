@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from torchmix.recipe.structs import Source
 
-MEGATRON_SUFFIXES = (".bin", ".idx")
+SUFFIXES: dict[str, tuple[str, ...]] = {
+    "megatron": (".bin", ".idx"),
+    "jsonl": tuple(f"{lines}{codec}" for lines in (".jsonl", ".ndjson", ".json") for codec in ("", ".gz", ".zst")),
+    "arrow": (".arrow", ".feather", ".ipc"),
+}
+"""How the paths of a source of each format end, where it does not say its `format`; all others are Parquet's."""
 
 
 def paths_of(source: Source) -> tuple[str, ...]:
@@ -17,8 +22,9 @@ def paths_of(source: Source) -> tuple[str, ...]:
 
 
 def format_of(source: Source) -> str:
-    """`parquet` or `megatron`. Without a `format`, a source is Megatron's where all its paths end in .bin or .idx."""
+    """`parquet`, `megatron`, `jsonl` or `arrow`. Without a `format`, it is the one whose suffixes all paths have."""
     if source.format is not None:
         return source.format
     paths = paths_of(source)
-    return "megatron" if paths and all(path.endswith(MEGATRON_SUFFIXES) for path in paths) else "parquet"
+    named = [name for name, suffixes in SUFFIXES.items() if all(path.endswith(suffixes) for path in paths)]
+    return named[0] if named and paths else "parquet"

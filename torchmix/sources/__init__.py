@@ -12,6 +12,11 @@ indexed_files.py    Megatron's prefixes, and globs of them -> pairs of files
 indexed_header.py   the head of a .idx: what the pair holds
 indexed_documents.py  sequences -> documents and their pages
 indexed.py          the source of Megatron's .bin and .idx
+frames.py           gzip members and zstd frames: where they lie, what they hold
+jsonl_lines.py      lines of JSON -> one key of each, as an Arrow array
+jsonl_pages.py      a file of JSON lines -> its pages
+jsonl.py            the source of JSON lines
+reframe.py          a compressed file -> the same content in small frames
 formats.py          which source reads which files
 file_changes.py     which files are known, new, changed, moved or gone
 scan_files.py       files -> their shares of the catalog, many at once

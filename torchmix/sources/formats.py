@@ -19,7 +19,9 @@ from torchmix.errors import SourceUnreadable
 from torchmix.sources.find_files import find_files
 from torchmix.sources.indexed import IndexedSource
 from torchmix.sources.indexed_files import find_datasets
+from torchmix.sources.jsonl import JsonLinesSource
 from torchmix.sources.parquet import ParquetSource
+from torchmix.sources.parquet_column import Kind
 from torchmix.sources.source import Source
 
 OTHER_FORMATS = {
@@ -88,12 +90,15 @@ def choose_source(name: str, reading: Reading, paths: Iterable[str]) -> Source:
     """
     if reading.format == "megatron":
         return IndexedSource(name=name)
+    assert reading.column is not None, "the recipe names a column of any other source"
+    kind: Kind = "tokens" if reading.tokenizer is None else "text"
+    if reading.format == "jsonl":
+        return JsonLinesSource(name=name, column=reading.column, kind=kind)
     if reading.format != "parquet":
         raise SourceUnreadable(f"source {name!r}: this torchmix reads no {reading.format}; update it")
     for path in paths:
         _refuse_other_names(name, path)
-    assert reading.column is not None, "the recipe names a column of a source in Parquet"
-    return ParquetSource(name=name, column=reading.column, kind="tokens" if reading.tokenizer is None else "text")
+    return ParquetSource(name=name, column=reading.column, kind=kind)
 
 
 def _refuse_other_names(name: str, path: str) -> None:
@@ -103,6 +108,6 @@ def _refuse_other_names(name: str, path: str) -> None:
     other = OTHER_FORMATS.get(suffixes[-1]) if suffixes else None
     if other is not None:
         raise SourceUnreadable(
-            f"source {name!r}: {path} is {other} by its name, and this source counts as Parquet; write it as Parquet, "
-            "or name files that are. Megatron's .bin and .idx are read from a source that names nothing else"
+            f"source {name!r}: {path} is {other} by its name, and this source counts as Parquet; name files that are, "
+            "or say the source's `format`: one source is read as one format"
         )
