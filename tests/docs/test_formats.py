@@ -92,6 +92,18 @@ def test_windows(vector: dict[str, Any]) -> None:
     assert order.window(vector["epoch"], vector["window"]).rows.tolist() == vector["rows"]
 
 
+@pytest.mark.parametrize("vector", VECTORS["row_window"])
+def test_windows_of_rows(vector: dict[str, Any]) -> None:
+    sizes = SourceSizes(
+        first_row_of_page=np.array([0, vector["num_rows"]], np.int64),
+        tokens=np.ones(vector["num_rows"], np.int32),
+        window_pages=1,
+    )
+    order = SourceOrder(vector["source"], sizes, seed=vector["seed"], method="row")
+    rows = order.window(vector["epoch"], vector["window"]).rows
+    assert (len(rows), rows[:20].tolist()) == (vector["count"], vector["first"])
+
+
 def test_integer_shares() -> None:
     for vector in VECTORS["integer_shares"]:
         shares = {name: Fraction(share) for name, share in vector["shares"].items()}

@@ -17,7 +17,7 @@ from torchmix.cli.plan_files import PIECES_SCHEMA, STEPS_SCHEMA
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.wire import DTYPES, ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
 from torchmix.recipe.load import check_recipe, load_recipe
-from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Model, Packing, Part, Recipe, Source
+from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Model, Packing, Part, Recipe, Shuffle, Source
 from torchmix.stateful.header import StepHeader
 from torchmix.stateful.state import STATE_VERSION, LoaderState, PoolState, SourceState
 
@@ -71,7 +71,7 @@ def test_the_words_of_the_recipe_table_are_the_valid_ones() -> None:
     documented = {names(row[0])[0]: names(row[1]) for row in table(section("Recipe"), "key | type")}
     valid = {
         f"{prefix}.{field.name}": [word for word in get_args(field.type) if isinstance(word, str)]
-        for prefix, kind in (("packing", Packing), ("balance", Balance), ("sources.NAME", Source))
+        for prefix, kind in (("packing", Packing), ("balance", Balance), ("sources.NAME", Source), ("shuffle", Shuffle))
         for field in msgspec.structs.fields(kind)
     }
     found = {key: words for key, words in valid.items() if words}

@@ -35,7 +35,7 @@ FAULTS = [
     ("method: rows", "method: row", 17, "balance.method", "one of rows, none (did you mean 'rows'?)"),
     ("overflow: split", "overflow: splitt", 16, "packing.overflow", "did you mean 'split'?"),
     ("boundaries: document", "boundaries: no", 16, "packing.boundaries", "False is not one of document, none"),
-    ("tokenizer: bytes", "tokenizer: gpt2", 9, "sources.peps.tokenizer", "'gpt2' is not one of bytes"),
+    ("tokenizer: bytes", "tokenizer: gpt2", 9, "sources.peps.tokenizer", "'gpt2' is no tokenizer; write bytes,"),
     ("renormalise", "renormalize", 14, "sources.web.on_exhausted", "did you mean 'renormalise'?"),
     # numbers
     ("version: 1", "version: 3", 1, "version", "this torchmix reads versions 1 to 2"),
@@ -136,6 +136,17 @@ VERSION_2_FAULTS = [
     ),
     ("catalog: ./index", "test: {sources: {web: {path: a.bin}}, mixture: {web: 100%}}", 4, "test.sources.web", "train"),
     ("catalog: ./index", "tests: {}", 4, "tests", "did you mean 'test'?"),
+    ("tokenizer: bytes", "tokenizer: 'tiktoken:'", 9, "sources.peps.tokenizer", "'tiktoken:' is no tokenizer; write"),
+    ("tokenizer: bytes", "tokenizer: t.model", 9, "sources.peps.tokenizer", "the path of a tokenizer.json"),
+    ("max_epochs: 4", "tokenizer: t.json", 13, "sources.web.tokenizer", "used as it is"),
+    ("max_epochs: 4", "end_id: 0", 13, "sources.web.end_id", "used as it is; remove end_id"),
+    ("tokenizer: bytes", "tokenizer: bytes\n    end_id: 1", 10, "sources.peps.end_id", "ends each document with 256"),
+    ("tokenizer: bytes", "tokenizer: t.json\n    end_id: -1", 10, "sources.peps.end_id", "must be in [0, 2147483647]"),
+    ("tokenizer: bytes", "tokenizer: t.json\n    end_id: ''", 10, "sources.peps.end_id", "name a token"),
+    ("tokenizer: bytes", "tokenizer: t.json\n    end_id: 1.5", 10, "sources.peps.end_id", "number or text or nothing"),
+    ("tokenizer: bytes", "tokenizer: t.json\n    begin_id: true", 10, "sources.peps.begin_id", "got True"),
+    ("path: ../corpus/peps.parquet", "end_id: 1\n    path: a.bin", 9, "sources.peps.text", "have no columns"),
+    ("window_pages: 256", "method: rows", 18, "shuffle.method", "one of page, row, none (did you mean 'row'?)"),
 ]
 
 
@@ -177,6 +188,9 @@ def test_a_split_excludes_other_ways_to_name_parts(tmp_path: Path) -> None:
         ("catalog: ./index", VALIDATION, "validation"),
         ("catalog: ./index", VALIDATION.replace("validation", "test"), "test"),
         ("catalog: ./index", "per_token_loss: require", "per_token_loss"),
+        ("window_pages: 256", "method: row", "shuffle.method"),
+        ("tokenizer: bytes", "tokenizer: t.json", "sources.peps.tokenizer"),
+        ("tokenizer: bytes", "tokenizer: tiktoken:gpt2", "sources.peps.tokenizer"),
     ],
 )
 def test_a_key_of_version_2_needs_version_2(tmp_path: Path, old: str, new: str, where: str) -> None:

@@ -81,6 +81,7 @@ SAME_ORDER_2 = [
     ("max_epochs: 4", "format: parquet"),
     ("catalog: ./index", "validation: {sources: {v: {path: a.bin}}, mixture: {v: 100%}}"),
     ("catalog: ./index", "split: [7]"),
+    ("window_pages: 256", "method: page, window_pages: 256"),
 ]
 OTHER_ORDER_2 = [
     ("samples: 64", "samples: [{from_step: 0, samples: 64}, {from_step: 5, samples: 128}]"),
@@ -89,6 +90,10 @@ OTHER_ORDER_2 = [
     ("max_epochs: 4", "documents: [50%, 100%]"),
     ("catalog: ./index", "split: [9, 1]"),
     ("    tokens: input_ids\n", "    format: megatron\n"),
+    ("window_pages: 256", "method: row"),
+    ("window_pages: 256", "method: none"),
+    ("tokenizer: bytes", "tokenizer: t.json"),
+    ("tokenizer: bytes", "tokenizer: tiktoken:gpt2"),
 ]
 
 
@@ -110,3 +115,25 @@ def test_how_a_megatron_source_is_named_does_not_matter(tmp_path: Path) -> None:
 
     by_name = recipe_fingerprint(load_text(tmp_path, text("{path: web.bin}")))
     assert by_name == recipe_fingerprint(load_text(tmp_path, text("{path: web, format: megatron}")))
+
+
+def test_of_a_vocabulary_only_its_kind_counts(tmp_path: Path) -> None:
+    """What is in it is in the catalog's fingerprint; where it lies is nobody's business."""
+
+    def fingerprint(*edits: tuple[str, str]) -> str:
+        text = TEXT.replace("version: 1", "version: 2")
+        for old, new in edits:
+            text = text.replace(old, new)
+        return recipe_fingerprint(load_text(tmp_path, text))
+
+    by_file = fingerprint(("tokenizer: bytes", "tokenizer: t.json"))
+    assert by_file == fingerprint(("tokenizer: bytes", "tokenizer: /elsewhere/u.json\n    end_id: 7"))
+    assert by_file != fingerprint(("tokenizer: bytes", "tokenizer: tiktoken:gpt2"))
+
+
+def test_windows_of_pages_count_only_where_pages_are_shuffled(tmp_path: Path) -> None:
+    prints = set()
+    for pages in (7, 256):
+        text = edited("window_pages: 256", f"method: row, window_pages: {pages}").replace("version: 1", "version: 2")
+        prints.add(recipe_fingerprint(load_text(tmp_path, text)))
+    assert len(prints) == 1

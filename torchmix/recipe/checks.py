@@ -14,6 +14,9 @@ from torchmix.recipe.ramp import most_samples
 from torchmix.recipe.shares import parse_fraction, parse_shares
 from torchmix.recipe.source_format import format_of, paths_of
 from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Recipe, Source
+from torchmix.recipe.tokenizer_kind import tokenizer_kind
+
+TOKENIZERS = "bytes, tiktoken:NAME, or the path of a tokenizer.json"
 
 
 def check_values(recipe: Recipe) -> None:
@@ -41,12 +44,16 @@ def _check_version(recipe: Recipe) -> None:
         "split": recipe.split is not None,
         "validation": recipe.validation is not None,
         "test": recipe.test is not None,
+        "shuffle.method": recipe.shuffle.method != "page",
         "per_token_loss": recipe.per_token_loss != "warn",
     }
     for name, source in recipe.sources.items():
         newer[f"sources.{name}.format"] = source.format is not None
         newer[f"sources.{name}.documents"] = source.documents is not None
         newer[f"sources.{name}"] = format_of(source) != "parquet"
+        newer[f"sources.{name}.tokenizer"] = tokenizer_kind(source.tokenizer or "") in ("file", "tiktoken")
+        newer[f"sources.{name}.begin_id"] = source.begin_id is not None
+        newer[f"sources.{name}.end_id"] = source.end_id is not None
     for where, is_used in newer.items():
         if is_used:
             raise RecipeError("came with version 2 of the recipe; write version: 2", where)
@@ -150,11 +157,12 @@ def _check_source(name: str, source: Source, where: str) -> None:
     if not paths or not all(paths) or any("\0" in path for path in paths):
         raise RecipeError("is empty; name a file or a glob", f"{where}.path")
     if format_of(source) == "megatron":
-        for key in ("text", "tokens", "tokenizer"):
+        for key in ("text", "tokens", "tokenizer", "begin_id", "end_id"):
             if getattr(source, key) is not None:
                 raise RecipeError("files of Megatron hold tokens and have no columns; remove the key", f"{where}.{key}")
     else:
         _check_column(source, where)
+        _check_tokenizer(source, where)
     if source.documents is not None:
         start, stop = (parse_fraction(text, f"{where}.documents[{i}]") for i, text in enumerate(source.documents))
         if not 0 <= start < stop <= 1:
@@ -173,8 +181,24 @@ def _check_column(source: Source, where: str) -> None:
     if not (source.text or source.tokens):
         key = "tokens" if source.text is None else "text"
         raise RecipeError("is empty; name a column", f"{where}.{key}")
+
+
+def _check_tokenizer(source: Source, where: str) -> None:
     if source.text is not None and source.tokenizer is None:
-        raise RecipeError("a text column needs a tokenizer; write tokenizer: bytes", f"{where}.tokenizer")
-    if source.tokens is not None and source.tokenizer is not None:
-        message = "a column of tokens is used as it is; remove tokenizer, or name the column by text"
-        raise RecipeError(message, f"{where}.tokenizer")
+        raise RecipeError(f"a text column needs a tokenizer; write {TOKENIZERS}", f"{where}.tokenizer")
+    for key in ("tokenizer", "begin_id", "end_id"):
+        if source.tokens is not None and getattr(source, key) is not None:
+            message = f"a column of tokens is used as it is; remove {key}, or name the column by text"
+            raise RecipeError(message, f"{where}.{key}")
+    kind = "bytes" if source.tokenizer is None else tokenizer_kind(source.tokenizer)
+    if kind is None:
+        raise RecipeError(f"{source.tokenizer!r} is no tokenizer; write {TOKENIZERS}", f"{where}.tokenizer")
+    for key in ("begin_id", "end_id"):
+        token = getattr(source, key)
+        if token is not None and kind == "bytes":
+            message = "bytes has no ids of a vocabulary, and ends each document with 256; remove the key"
+            raise RecipeError(message, f"{where}.{key}")
+        if isinstance(token, int):
+            _check_range(token, f"{where}.{key}", 0, 2**31 - 1)
+        elif token == "":
+            raise RecipeError("is empty; name a token, or give its id", f"{where}.{key}")

@@ -16,7 +16,8 @@ from torchmix.recipe.parts import recipe_of_part
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.source_format import format_of
-from torchmix.recipe.structs import Batch, Recipe, Source
+from torchmix.recipe.structs import Batch, Recipe, Shuffle, Source
+from torchmix.recipe.tokenizer_kind import tokenizer_kind
 
 
 def recipe_fingerprint(recipe: Recipe) -> str:
@@ -27,6 +28,7 @@ def recipe_fingerprint(recipe: Recipe) -> str:
     `train`. Not `max_epochs` and `on_exhausted`: up to a source's end they decide nothing, its end is a decision logged
     in the loader's state, and a run that stopped there must be able to go on with more epochs. Equal sizes and shares
     written differently are equal, and a recipe that uses nothing of version 2 has the fingerprint that version 1 gave.
+    Of a tokenizer only its kind counts; its content, and the ids around documents, are in the catalog's fingerprint.
 
     Returns:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).
@@ -34,7 +36,7 @@ def recipe_fingerprint(recipe: Recipe) -> str:
     recipe = recipe_of_part(recipe, "train")
     samples = _samples(recipe.batch)
     sources = {name: _source(source) for name, source in recipe.sources.items()}
-    is_plain = isinstance(samples, int) and all(len(columns) == 3 for columns in sources.values())
+    is_plain = isinstance(samples, int) and recipe.shuffle.method == "page" and all(map(_is_plain, sources.values()))
     order = {
         "format": 1 if is_plain else 2,
         "seed": recipe.seed,
@@ -45,10 +47,7 @@ def recipe_fingerprint(recipe: Recipe) -> str:
             recipe.packing.align_tokens if recipe.packing.method == "best_fit" else 1,
         ],
         "shares": {name: str(share) for name, share in parse_shares(recipe).items()},
-        "shuffle": [
-            recipe.shuffle.window_pages,
-            parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes"),
-        ],
+        "shuffle": _shuffle(recipe.shuffle),
         "sources": sources,
     }
     text = json.dumps(order, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -61,9 +60,21 @@ def _samples(batch: Batch) -> int | list[list[int]]:
 
 
 def _source(source: Source) -> list[Any]:
-    """Column and tokenizer; and, where it is not Parquet read whole, the format and the rows used."""
-    columns = [source.text, source.tokens, source.tokenizer]
+    """Column and kind of tokenizer; and, where it is not Parquet read whole, the format and the rows used."""
+    kind = None if source.tokenizer is None else tokenizer_kind(source.tokenizer)
+    columns = [source.text, source.tokens, kind]
     bounds = [str(bound) for bound in fractions_of(source)]
     if format_of(source) == "parquet" and bounds == ["0", "1"]:
         return columns
     return [*columns, format_of(source), bounds]
+
+
+def _is_plain(columns: list[Any]) -> bool:
+    """Whether version 1 could say it."""
+    return len(columns) == 3 and columns[2] in (None, "bytes")
+
+
+def _shuffle(shuffle: Shuffle) -> list[int | str]:
+    if shuffle.method != "page":
+        return [shuffle.method]
+    return [shuffle.window_pages, parse_bytes(shuffle.window_bytes, where="shuffle.window_bytes")]

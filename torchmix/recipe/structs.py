@@ -52,8 +52,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Name of a string column, tokenised by `tokenizer`. Exactly one of `text` and `tokens`, but with `megatron`."""
     tokens: str | None = None
     """Name of a list-of-integers column, used as it is."""
-    tokenizer: Literal["bytes"] | None = None
-    """How text becomes ids. `bytes`: UTF-8 bytes are 0 to 255, 256 ends each document. Needed by `text` only."""
+    tokenizer: str | None = None
+    """How text becomes ids. `bytes`: UTF-8 bytes are 0 to 255, 256 ends each document. Or the path of a tokenizer.json,
+    or `tiktoken:` and the name of an encoding. Needed by `text` only."""
+    begin_id: int | str | None = None
+    """Stands before the ids of each text: an id, or the name of a token; None: nothing. Not with `bytes`."""
+    end_id: int | str | None = None
+    """Stands after the ids of each text, likewise."""
     documents: tuple[str, str] | None = None
     """Where the used rows begin and end, as `["0%", "96.9%"]` of all rows in their order; None: all are used."""
     max_epochs: int | None = None
@@ -103,8 +108,10 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far a row may travel: the rows of a window of permuted pages are shuffled together."""
+    """How far a row may travel."""
 
+    method: Literal["page", "row", "none"] = "page"
+    """`page`: pages are permuted, and rows of a window of them. `row`: all rows of a source. `none`: nothing."""
     window_pages: int = 256
     """Most pages of a window, at least 1."""
     window_bytes: str | int = "64MiB"

@@ -11,14 +11,13 @@ import difflib
 from pathlib import Path
 
 from torchmix.errors import RecipeError
+from torchmix.recipe.tokenizer_kind import TIKTOKEN, tokenizer_kind
 from torchmix.transform.bytes_tokenizer import BytesTokenizer
 from torchmix.transform.encoder import Encoder
 from torchmix.transform.huggingface import HuggingFaceEncoder
 from torchmix.transform.tiktoken_encoding import TiktokenEncoder
 from torchmix.transform.tokenizer import Tokenizer
 from torchmix.transform.vocabulary_tokenizer import VocabularyTokenizer
-
-TIKTOKEN = "tiktoken:"
 
 
 class Tokenizers:
@@ -50,13 +49,14 @@ class Tokenizers:
         return self._opened[key]
 
     def _open(self, where: str, tokenizer: str, begin_id: int | str | None, end_id: int | str | None) -> Tokenizer:
-        if tokenizer == "bytes":
+        kind = tokenizer_kind(tokenizer)
+        if kind == "bytes":
             return BytesTokenizer()
         if tokenizer not in self._encoders:
             place = f"{where}.tokenizer"
             self._encoders[tokenizer] = (
                 TiktokenEncoder(tokenizer.removeprefix(TIKTOKEN), place)
-                if tokenizer.startswith(TIKTOKEN)
+                if kind == "tiktoken"
                 else HuggingFaceEncoder(self._directory / tokenizer, place)
             )
         encoder = self._encoders[tokenizer]
