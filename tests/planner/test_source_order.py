@@ -1,0 +1,66 @@
+"""The order of a source: what counts of it, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.recipes import make_recipe
+from torchmix.catalog.sizes import SourceSizes
+from torchmix.errors import DocumentTooLong, PlanError
+from torchmix.planner.source_order import order_of_source
+from torchmix.recipe.structs import Recipe
+
+LENGTH = 64
+
+
+def sizes_of(*tokens: int) -> SourceSizes:
+    return SourceSizes(first_row_of_page=np.array([0, len(tokens)]), tokens=np.array(tokens, np.int32), window_pages=1)
+
+
+def recipe_of(overflow: str, documents: tuple[str, str] | None) -> Recipe:
+    source: dict[str, Any] = {} if documents is None else {"documents": documents}
+    return make_recipe({"web": "100%"}, length=LENGTH, packing={"overflow": overflow}, sources={"web": source})
+
+
+def counted(overflow: str, documents: tuple[str, str] | None, sizes: SourceSizes) -> dict[int, int]:
+    window = order_of_source(recipe_of(overflow, documents), "web", sizes).window(0, 0)
+    return dict(sorted(zip(window.rows.tolist(), np.diff(window.ends).tolist(), strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("overflow", "expected"),
+    [("split", [10, 100, 64, 65]), ("truncate", [10, 64, 64, 64]), ("drop", [10, 0, 64, 0])],
+)
+def test_what_counts_of_documents_that_are_used(overflow: str, expected: list[int]) -> None:
+    sizes = sizes_of(10, 100, 64, 65)
+    assert list(counted(overflow, None, sizes).values()) == expected
+    assert list(counted(overflow, ("0%", "75%"), sizes).values()) == [*expected[:3], 0]
+    assert list(counted(overflow, ("25%", "75%"), sizes).values()) == [0, *expected[1:3], 0]
+
+
+def test_only_used_documents_can_be_too_long() -> None:
+    sizes = sizes_of(1, 2, 3, 70)
+    assert sum(counted("error", ("0%", "75%"), sizes).values()) == 6
+    with pytest.raises(DocumentTooLong, match="row 3 has 70 tokens"):
+        order_of_source(recipe_of("error", ("50%", "100%")), "web", sizes)
+
+
+@pytest.mark.parametrize(
+    ("overflow", "tokens", "reason"),
+    [
+        ("split", (5, 5, 0, 0), "all documents of its rows 2 to 4 are empty"),
+        ("drop", (5, 5, 0, 70), "drops all of its rows 2 to 4 beyond 64 tokens"),
+        ("drop", (5, 70, 0, 0), "all documents of its rows 2 to 4 are empty"),
+    ],
+)
+def test_used_rows_without_tokens_are_refused(overflow: str, tokens: tuple[int, ...], reason: str) -> None:
+    with pytest.raises(PlanError, match=f"source 'web' would give no tokens: .*{reason}.*rows that are used"):
+        order_of_source(recipe_of(overflow, ("50%", "100%")), "web", sizes_of(*tokens))
+
+
+def test_a_part_that_rounds_to_no_row_is_refused() -> None:
+    with pytest.raises(PlanError, match="all documents of its rows 3 to 3 are empty"):
+        order_of_source(recipe_of("split", ("99%", "99.9%")), "web", sizes_of(1, 2, 3))
