@@ -1,0 +1,152 @@
+"""A stand-in for `megatron.training`, which is not on PyPI: the few names that the adapter uses, and no more.
+
+In: arguments. Out: modules in `sys.modules`, faithful to Megatron-LM core 0.16 and 0.20 where the adapter looks. The
+rest, `megatron.core`, is real where a test needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+NEWER_KEYS = [
+    "attention_mask",
+    "cu_seqlens",
+    "cu_seqlens_padded",
+    "hybrid_cp_group",
+    "labels",
+    "local_cp_size",
+    "loss_mask",
+    "max_seqlen",
+    "position_ids",
+    "tokens",
+]
+"""BATCH_KEYS of pretrain_gpt.py in core 0.20."""
+
+
+def default_args(**changes: Any) -> SimpleNamespace:
+    """Megatron's arguments after validation, as core 0.16 has them, with the adapter's own flags."""
+    args: dict[str, Any] = {
+        "data_recipe": "recipe.yaml",
+        "data_workers": 0,
+        "data_look_ahead": 2,
+        "data_start_fresh": False,
+        "data_source_loss": True,
+        "dataloader_type": "external",
+        "create_attention_mask_in_dataloader": False,
+        "data_path": None,
+        "mock_data": False,
+        "sft": False,
+        "fim_data": False,
+        "hybrid_context_parallel": False,
+        "phase_transition_iterations": None,
+        "multiple_validation_sets": False,
+        "full_validation": False,
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "calculate_per_token_loss": True,
+        "decrease_batch_size_if_needed": False,
+        "rampup_batch_size": None,
+        "cuda_graph_impl": "none",
+        "cuda_graph_scope": [],
+        "mtp_num_layers": None,
+        "tensor_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "data_parallel_size": 1,
+        "micro_batch_size": 1,
+        "global_batch_size": 8,
+        "seq_length": 64,
+        "eval_iters": 0,
+        "eval_interval": 1000,
+        "log_interval": 100,
+        "iterations_to_skip": [],
+        "skip_train": False,
+        "load": None,
+        "iteration": 0,
+        "curr_iteration": 0,
+        "consumed_train_samples": 0,
+        "consumed_valid_samples": 0,
+        "exit_signal_handler": False,
+    }
+    return SimpleNamespace(**{**args, **changes})
+
+
+class Lines(list[str]):
+    """What was written to the log of the last rank."""
+
+
+def modules_of(args: SimpleNamespace, *, lines: Lines | None = None, writer: Any = None) -> dict[str, ModuleType]:
+    """The modules, by name.
+
+    Args:
+        args: What `get_args` returns.
+        lines: Where `print_rank_last` writes; nowhere if not given.
+        writer: TensorBoard's.
+    """
+    names = ("", ".checkpointing", ".training", ".global_vars", ".utils", ".arguments")
+    modules = {name: ModuleType(f"megatron.training{name}") for name in names}
+    written = Lines() if lines is None else lines
+    modules[""].get_args = lambda: args  # type: ignore[attr-defined]
+    modules[".checkpointing"].check_checkpoint_args = _check_checkpoint_args  # type: ignore[attr-defined]
+    modules[".training"].dummy_train_step = _dummy_train_step  # type: ignore[attr-defined]
+    modules[".global_vars"].get_tensorboard_writer = lambda: writer  # type: ignore[attr-defined]
+    modules[".global_vars"].get_wandb_writer = lambda: None  # type: ignore[attr-defined]
+    modules[".utils"].print_rank_last = written.append  # type: ignore[attr-defined]
+    modules[".arguments"].core_transformer_config_from_args = _config  # type: ignore[attr-defined]
+    for name in names[1:]:
+        setattr(modules[""], name[1:], modules[name])
+    return {f"megatron.training{name}": module for name, module in modules.items()}
+
+
+@contextmanager
+def installed(args: SimpleNamespace, **options: Any) -> Iterator[dict[str, ModuleType]]:
+    """While inside, `megatron.training` is the stand-in."""
+    modules = modules_of(args, **options)
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield modules
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+def script_of(layout: str, loss_func: Callable[..., Any] | None = None) -> dict[str, Any]:
+    """`globals()` of a pretrain_gpt.py, as far as the adapter looks: of core "0.16" or "0.20"."""
+
+    def get_batch_016(data_iterator: Any, vp_stage: int | None = None) -> Any:
+        if data_iterator is None:
+            return None, None, None, None, None, None
+        return next(data_iterator)
+
+    def get_batch_020(data_iterator: Any, vp_stage: int | None = None) -> Any:
+        return [None for _ in NEWER_KEYS]
+
+    script: dict[str, Any] = {"get_batch": get_batch_016} if layout == "0.16" else {"get_batch": get_batch_020}
+    if layout != "0.16":
+        script["BATCH_KEYS"] = list(NEWER_KEYS)
+    if loss_func is not None:
+        script["loss_func"] = loss_func
+    return script
+
+
+def _check_checkpoint_args(checkpoint_args: Any, skip_args: set[str] | None = None) -> None:
+    """Megatron compares sizes of the model here."""
+
+
+def _dummy_train_step(data_iterator: Any) -> None:
+    raise AssertionError("Megatron's own dummy_train_step is not to be called")
+
+
+def _config(args: SimpleNamespace) -> SimpleNamespace:
+    return SimpleNamespace(
+        mtp_num_layers=args.mtp_num_layers,
+        pipeline_model_parallel_layout=getattr(args, "pipeline_model_parallel_layout", None),
+    )

@@ -1,0 +1,65 @@
+"""Layouts of a job as text, all layouts of a number of ranks, and a digest of what a rank was handed."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+MOST_CHUNKS = 8
+"""Layers of the model of the tests: no layout has more chunks in a pipeline."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the axes, and which script's `get_batch` is stood in for."""
+
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+    vp: int = 0
+    """Virtual stages of each rank; 0 for none."""
+    steps: int = 2
+    script: str = "0.20"
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def name(self) -> str:
+        """All values as text, for a command line."""
+        return ",".join(f"{axis}={getattr(self, axis)}" for axis in self.__dataclass_fields__)
+
+
+def layout_of(name: str) -> Layout:
+    """The inverse of `Layout.name`."""
+    values = dict(part.split("=") for part in name.split(","))
+    return Layout(**{axis: value if axis == "script" else int(value) for axis, value in values.items()})  # type: ignore[arg-type]
+
+
+def layouts_of(world_size: int, *, script: str, steps: int) -> list[Layout]:
+    """Every layout over tp, cp, pp and dp of so many ranks, and with 2 virtual stages where there is a pipeline."""
+    sizes = [size for size in (1, 2, 4, 8) if size <= world_size]
+    layouts = []
+    for tp, cp, pp in product(sizes, repeat=3):
+        dp, rest = divmod(world_size, tp * cp * pp)
+        if dp and not rest:
+            for vp in (0, 2):
+                if not vp or (pp > 1 and vp * pp <= MOST_CHUNKS):
+                    layouts.append(Layout(tp=tp, cp=cp, pp=pp, dp=dp, vp=vp, steps=steps, script=script))
+    return layouts
+
+
+def digest_of(fields: dict[str, Any]) -> str:
+    """16 hex digits over names and numbers of what is not None, in the order of names; shapes do not count."""
+    digest = hashlib.sha256()
+    for name in sorted(fields):
+        if fields[name] is not None:
+            digest.update(name.encode())
+            digest.update(np.asarray(fields[name], np.float64).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,248 @@
+"""A program: real ranks that run Megatron's schedules on torchmix's iterators, at many layouts one after another.
+
+    python -m tests.support.megatron_world RECIPE OUT DEADLINE_S LAYOUT...
+
+A layout is text: `tp=2,pp=2,vp=2,dp=2,steps=2,script=0.20` (see `layouts.py`). All have the same number of
+ranks. The program imports torch and Megatron once and then forks the ranks. Each rank writes a JSON line for each
+layout to OUT/rank-R.jsonl:
+
+    name      of the layout
+    digests   SHA-256 of what `get_batch` returned, by "part/chunk/step/index"
+    losses    on last stages: "step/index" -> sums of losses and of tokens, by row of the microbatch
+
+A rank that is not done DEADLINE_S after a layout began prints the stacks of its threads and ends.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.support import fake_megatron
+from tests.support.example import example_module
+from tests.support.layouts import Layout, digest_of, layout_of
+from tests.support.processes import free_port
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from megatron.core import num_microbatches_calculator, parallel_state, rerun_state_machine
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.rerun_state_machine import RerunDataIterator
+
+    from tests.support.megatron_model import build_chunks
+
+import torchmix.megatron_adapter as tmx
+from torchmix.recipe.load import load_recipe
+
+MICRO_BATCH_SIZE = 1
+
+
+class Record:
+    """What a rank has seen of one layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.digests: dict[str, str] = {}
+        self.losses: dict[str, list[list[float]]] = {}
+
+    def line(self) -> str:
+        return json.dumps({"name": self.layout.name, "digests": self.digests, "losses": self.losses})
+
+
+def loss_func(loss_mask: Tensor, output: Tensor, *, record: Record, key: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    losses, mask = output.float(), loss_mask.float()
+    sums = [(losses * mask).sum(-1).detach(), mask.sum(-1)]
+    record.losses[key] = torch.stack(sums, -1).tolist()
+    return (losses * mask).sum(), mask.sum().to(torch.int), {"lm loss": sums[0]}
+
+
+def forward_step(data_iterator: Any, chunk: Any, *, script: dict[str, Any], record: Record) -> Any:
+    """Like `forward_step` of pretrain_gpt.py, either version of it."""
+    stage = chunk.vp_stage
+    seen: list[dict[str, Any]] = []
+    batch = script["get_batch"](_Spy(data_iterator, seen), stage)
+    key = f"{seen[0]['step']}/{seen[0]['index']}"
+    fields = _fields(batch, script)
+    params = fields.pop("packed_seq_params")
+    record.digests[f"{seen[0]['part']}/{stage or 0}/{key}"] = digest_of(fields)
+    output = chunk(
+        fields["tokens"],
+        fields["position_ids"],
+        None,
+        labels=fields["labels"],
+        loss_mask=fields["loss_mask"],
+        packed_seq_params=params,
+    )
+    return output, partial(script["loss_func"], fields["loss_mask"], record=record, key=key)
+
+
+class _Spy:
+    """Shows which microbatch `get_batch` has taken."""
+
+    def __init__(self, inner: Any, seen: list[dict[str, Any]]) -> None:
+        self.inner, self.seen = inner, seen
+
+    def __next__(self) -> dict[str, Any]:
+        item: dict[str, Any] = next(self.inner)
+        self.seen.append(item)
+        return item
+
+
+def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
+    """What `get_batch` returned, by name; with the PackedSeqParams that the script would make of it."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    names = ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens_padded", "max_seqlen")
+    if "BATCH_KEYS" not in script:
+        tokens, labels, loss_mask, mask, position_ids, params = batch
+        assert mask is None
+        values = (tokens, labels, loss_mask, position_ids, None, None)
+        fields = dict(zip(names, values, strict=True))
+        if params is not None:
+            fields |= {"cu_seqlens_padded": params.cu_seqlens_q_padded, "max_seqlen": params.max_seqlen_q}
+        return {**fields, "packed_seq_params": params}
+    by_key = dict(zip(script["BATCH_KEYS"], batch, strict=True))
+    assert by_key["attention_mask"] is None
+    fields = {name: by_key[name] for name in names}
+    params = None
+    if by_key["cu_seqlens"] is not None:
+        padded = by_key["cu_seqlens_padded"].squeeze(0)
+        params = PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=padded,
+            cu_seqlens_kv=padded,
+            cu_seqlens_q_padded=padded,
+            cu_seqlens_kv_padded=padded,
+            max_seqlen_q=int(by_key["max_seqlen"].item()),
+            max_seqlen_kv=int(by_key["max_seqlen"].item()),
+        )
+        fields |= {"cu_seqlens_padded": padded, "max_seqlen": int(by_key["max_seqlen"].item())}
+    return {**fields, "packed_seq_params": params}
+
+
+def run_layout(recipe_path: Path, layout: Layout, *, on_step: Callable[[int], None] | None = None) -> Record:
+    """Train one layout for its steps, as Megatron's training loop does; all ranks call it."""
+    recipe = load_recipe(recipe_path)
+    samples, length = int(recipe.batch.samples), recipe.batch.length  # type: ignore[arg-type]
+    packed = recipe.packing.boundaries == "document"
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        context_parallel_size=layout.cp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vp or None,
+    )
+    num_microbatches_calculator.destroy_num_microbatches_calculator()
+    num_microbatches_calculator.init_num_microbatches_calculator(
+        0 if dist.get_rank() else 1, None, samples, MICRO_BATCH_SIZE, layout.dp
+    )
+    rerun_state_machine.destroy_rerun_state_machine()
+    rerun_state_machine.initialize_rerun_state_machine(mode=rerun_state_machine.RerunMode.VALIDATE_RESULTS)
+    args = fake_megatron.default_args(
+        data_recipe=str(recipe_path),
+        tensor_model_parallel_size=layout.tp,
+        context_parallel_size=layout.cp,
+        pipeline_model_parallel_size=layout.pp,
+        data_parallel_size=layout.dp,
+        micro_batch_size=MICRO_BATCH_SIZE,
+        global_batch_size=samples,
+        seq_length=length,
+    )
+    record = Record(layout)
+    script = fake_megatron.script_of(layout.script, loss_func)
+    with fake_megatron.installed(args):
+        script["get_batch"] = tmx.get_batch(script)
+        chunks = build_chunks(length=length, packed=packed, vp=layout.vp or None)
+        stages = range(layout.vp) if layout.vp else [None]
+        iterators = [RerunDataIterator(tmx.provider([0, 0, 0], vp_stage=stage)[0]) for stage in stages]
+        rows = 1 if packed else MICRO_BATCH_SIZE
+        machine = rerun_state_machine.get_rerun_state_machine()
+        for step in range(layout.steps):
+            while machine.should_run_forward_backward(iterators):
+                get_forward_backward_func()(
+                    forward_step_func=partial(forward_step, script=script, record=record),
+                    data_iterator=iterators if layout.vp else iterators[0],
+                    model=chunks if layout.vp else chunks[0],
+                    num_microbatches=num_microbatches_calculator.get_num_microbatches(),
+                    seq_length=MICRO_BATCH_SIZE * length // rows,
+                    micro_batch_size=rows,
+                )
+            args.consumed_train_samples += samples
+            if on_step is not None:
+                on_step(step)
+        tmx.close()
+    parallel_state.destroy_model_parallel()
+    return record
+
+
+def run_rank(rank: int, port: int, options: list[str]) -> None:
+    """All layouts, one after another, in one process."""
+    recipe, out, deadline_s = Path(options[0]), Path(options[1]), float(options[2])
+    layouts = [layout_of(name) for name in options[3:]]
+    world_size = layouts[0].world_size
+    warnings.filterwarnings("ignore", module=r"megatron\.|torch\.(jit|distributed)")
+    example_module("cpu").enable()
+    torch.set_num_threads(1)
+    # A state of its own is asked of CUDA at each step, which this machine does not have.
+    torch.cuda.get_rng_state = lambda device=None: torch.empty(0)  # type: ignore[assignment]
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0, timeout=timedelta(seconds=60))
+    with (out / f"rank-{rank}.jsonl").open("w") as lines:
+        for number, layout in enumerate(layouts):
+            faulthandler.dump_traceback_later(deadline_s, exit=True)
+            dist.init_process_group(
+                "gloo",
+                store=dist.PrefixStore(f"layout-{number}", store),
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=2 * deadline_s),
+            )
+            lines.write(run_layout(recipe, layout).line() + "\n")
+            lines.flush()
+            dist.barrier()
+            dist.destroy_process_group()
+            faulthandler.cancel_dump_traceback_later()
+
+
+def main(options: list[str]) -> int:
+    """Fork the ranks and wait for them; the number of those that failed."""
+    world_size = layout_of(options[3]).world_size
+    port = free_port()
+    children = {}
+    for rank in range(world_size):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                run_rank(rank, port, options)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)  # nothing of the parent's is to be ended here
+        children[pid] = rank
+    failed = 0
+    while children:
+        pid, status = os.wait()
+        if status:
+            failed += 1
+            print(f"rank {children[pid]} ended with status {status}", file=sys.stderr, flush=True)
+        del children[pid]
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,147 @@
+"""Megatron's own schedules on torchmix's iterators, at every layout of 1, 2, 4 and 8 CPU ranks.
+
+What each `get_batch` returned is compared with an oracle that knows nothing of torchmix, and the loss of every sample
+with that of one rank alone. A hang ends at a deadline that prints the stacks of all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import oracle
+from tests.support.files import make_text_file, random_texts
+from tests.support.layouts import Layout, digest_of, layouts_of
+from tests.support.processes import Processes
+from torchmix.cli.main import main
+
+pytestmark = pytest.mark.system
+
+LAYOUT_S = 120.0
+"""A layout takes about 3 s where 8 ranks have 2 cores to themselves."""
+SAMPLES, LENGTH, ALIGN_TOKENS, STEPS = 16, 64, 16, 2
+SEED = 20_261_121
+
+
+def write_recipe(folder: Path, boundaries: str) -> Path:
+    path = folder / f"{boundaries}.yaml"
+    path.write_text(
+        f"""
+version: 2
+seed: 7
+batch: {{samples: {SAMPLES}, length: {LENGTH}}}
+sources:
+  long: {{path: long.parquet, text: text, tokenizer: bytes}}
+  short: {{path: short.parquet, text: text, tokenizer: bytes}}
+mixture: {{long: 60%, short: 40%}}
+packing: {{method: best_fit, overflow: split, boundaries: {boundaries}, align_tokens: {ALIGN_TOKENS}}}
+balance: {{method: rows, model: {{layers: 2, hidden: 32, ffn: 64, heads: 4}}}}
+"""
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[list[int]]]]:
+    """A folder with files, recipes and plans for 1 to 8 replicas; and the documents, as the oracle reads them."""
+    folder = tmp_path_factory.mktemp("layouts")
+    make_text_file(folder / "long.parquet", random_texts(SEED, 300, mean_words=30))
+    make_text_file(folder / "short.parquet", random_texts(SEED + 1, 400, mean_words=4))
+    for boundaries in ("document", "none"):
+        recipe = write_recipe(folder, boundaries)
+        assert main(["index", str(recipe)]) == 0
+        for dp in (1, 2, 4, 8):
+            out = folder / f"plan-{boundaries}-{dp}"
+            assert main(["plan", str(recipe), "--steps", str(STEPS), "--dp", str(dp), "--out", str(out)]) == 0
+    documents = {name: oracle.read_text_documents([folder / f"{name}.parquet"], "text") for name in ("long", "short")}
+    return folder, documents
+
+
+def run_world(folder: Path, boundaries: str, layouts: list[Layout]) -> list[list[dict[str, Any]]]:
+    """What each rank has seen: by rank, then by layout."""
+    out = folder / f"{boundaries}-{layouts[0].world_size}"
+    out.mkdir()
+    arguments = [str(folder / f"{boundaries}.yaml"), str(out), str(LAYOUT_S), *(layout.name for layout in layouts)]
+    with Processes(folder) as processes:
+        child = processes.start_python(
+            "-m", "tests.support.megatron_world", *arguments, environment={"OMP_NUM_THREADS": "1"}
+        )
+        assert child.wait(deadline_s=60 + LAYOUT_S * len(layouts)) == 0, child.report()
+    ranks = range(layouts[0].world_size)
+    return [[json.loads(line) for line in (out / f"rank-{rank}.jsonl").read_text().splitlines()] for rank in ranks]
+
+
+def expected_digests(
+    folder: Path, documents: dict[str, list[list[int]]], boundaries: str, layout: Layout
+) -> Iterator[dict[str, str]]:
+    """What the oracle expects each rank's chunks to have been handed, by rank."""
+    job = oracle.Job(
+        length=LENGTH,
+        boundaries=boundaries,
+        method="best_fit",
+        align_tokens=ALIGN_TOKENS,
+        micro_batch_size=1,
+        tp=layout.tp,
+        cp=layout.cp,
+        pp=layout.pp,
+        dp=layout.dp,
+    )
+    plan = folder / f"plan-{boundaries}-{layout.dp}" / "pieces.parquet"
+    for rank, microbatches in enumerate(oracle.expected_microbatches(plan, documents, job)):
+        stage = rank // (layout.tp * layout.cp * layout.dp)
+        digests = {}
+        for chunk in range(layout.vp or 1):
+            is_first = stage == 0 and chunk == 0
+            is_last = stage == layout.pp - 1 and chunk == (layout.vp or 1) - 1
+            for microbatch in microbatches:
+                names = ["tokens", "position_ids"] * is_first + ["labels", "loss_mask"] * is_last
+                names += ["cu_seqlens_padded", "max_seqlen"] * (boundaries == "document")
+                key = f"train/{chunk}/{microbatch['step']}/{microbatch['index']}"
+                digests[key] = digest_of({name: microbatch[name] for name in names})
+        yield digests
+
+
+def losses_of_samples(
+    folder: Path, boundaries: str, layout: Layout, ranks: list[dict[str, Any]]
+) -> dict[tuple[int, int], float]:
+    """(step, sample) -> sum of the losses of its tokens, over the context-parallel ranks."""
+    pieces = oracle.pq.read_table(folder / f"plan-{boundaries}-{layout.dp}" / "pieces.parquet").to_pylist()
+    sample_at = {(piece["step"], piece["dp_rank"], piece["microbatch"]): piece["sample"] for piece in pieces}
+    losses: dict[tuple[int, int], float] = {}
+    for rank, seen in enumerate(ranks):
+        if rank % layout.tp:
+            continue  # tensor-parallel ranks compute the same
+        replica = rank // (layout.tp * layout.cp) % layout.dp
+        for key, ((total, _tokens),) in seen["losses"].items():
+            step, index = map(int, key.split("/"))
+            place = step, sample_at[step, replica, index]
+            losses[place] = losses.get(place, 0.0) + total
+    return losses
+
+
+@pytest.mark.parametrize("boundaries", ["document", "none"])
+def test_every_layout_gets_the_plan_and_computes_the_same_loss_of_every_sample(
+    corpus: tuple[Path, dict[str, list[list[int]]]], boundaries: str
+) -> None:
+    folder, documents = corpus
+    one: dict[tuple[int, int], float] = {}
+    for world_size in (1, 2, 4, 8):
+        layouts = layouts_of(world_size, script="0.20" if boundaries == "document" else "0.16", steps=STEPS)
+        seen = run_world(folder, boundaries, layouts)
+        for number, layout in enumerate(layouts):
+            ranks = [lines[number] for lines in seen]
+            for rank, expected in enumerate(expected_digests(folder, documents, boundaries, layout)):
+                assert ranks[rank]["digests"] == expected, f"{layout.name}: rank {rank}"
+            losses = losses_of_samples(folder, boundaries, layout, ranks)
+            one = one or losses
+            assert len(losses) == STEPS * SAMPLES, layout.name
+            assert sorted(losses) == sorted(one), layout.name
+            worst = max(abs(losses[place] / one[place] - 1) for place in one)
+            assert worst < 1e-5, f"{layout.name}: a loss differs by {worst:.1e}"
+    assert len({round(loss, 3) for loss in one.values()}) > SAMPLES, "losses that are all alike would prove nothing"
+    assert np.isfinite(list(one.values())).all()
