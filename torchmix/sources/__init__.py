@@ -23,6 +23,8 @@ scan_files.py       files -> their shares of the catalog, many at once
 scan.py             a recipe -> its catalog
 page_cache.py       what was read lately, within a budget of bytes
 open_files.py       bytes of files, checked against the catalog
+mapped_files.py     files whose tokens lie in them as they are, as memory
 source_pages.py     pages -> documents
+piece_copy.py       pieces of pages -> their places
 reader.py           pieces of documents -> tokens
 """

@@ -84,7 +84,7 @@ class IndexedSource:
 
     def decode(self, run: PageRun) -> Documents:
         """See `source.Source.decode`; the lengths are the catalog's, since the .bin has none."""
-        dtype = _dtype_of(run.schema)
+        dtype = dtype_of_schema(run.schema)
         assert run.tokens is not None, "pages of a .bin are read with the catalog's lengths"
         offsets = np.zeros(run.num_rows + 1, np.int64)
         np.cumsum(run.tokens, out=offsets[1:])
@@ -119,7 +119,8 @@ class IndexedSource:
                 )
 
 
-def _dtype_of(schema: bytes) -> np.dtype[np.integer[Any]]:
+def dtype_of_schema(schema: bytes) -> np.dtype[np.integer[Any]]:
+    """The type of the tokens of a file, of which `FileScan.schema` is this."""
     return np.dtype(schema.decode())
 
 

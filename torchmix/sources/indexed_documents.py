@@ -8,7 +8,7 @@ several sequences.
 
 A *document* is what the document indices say: the sequences from one index to the next, joined. Pages are cut by a
 fixed rule, since the order of documents follows from them: documents are counted through the file, in the order of the
-.idx, by the bytes of those before; documents that begin in the same PAGE_BYTES of that count are one page. A document
+.idx, by the bytes of those before; documents that begin in the same 64 KiB of that count are one page. A document
 that does not begin where the one before ends begins a page, too. One without tokens lies in the page of the one before.
 """
 
@@ -25,8 +25,8 @@ from torchmix.errors import SourceUnreadable
 from torchmix.sources.indexed_header import IndexHeader
 from torchmix.sources.source import Int32Array, Int64Array
 
-PAGE_BYTES = 1 << 16
-"""Part of the order: with another value the same files have other pages."""
+PAGE_BITS = 16
+"""Pages are cut at 2**PAGE_BITS bytes. Part of the order: with another value the same files have other pages."""
 BLOCK_SEQUENCES = 1 << 16
 """Sequences that are looked at together."""
 
@@ -183,45 +183,56 @@ class _PageCut:
         self.done_bytes = 0
         self._first_row: list[Int64Array] = []
         self._offset: list[Int64Array] = []
-        self._counted: list[Int64Array] = []
+        self._before: list[Int64Array] = []
         """Of each page, its first row, its first byte, and the bytes of all documents before it."""
 
     def add(self, spans: _Spans) -> int:
         """Take the next documents; returns their bytes."""
-        full = np.flatnonzero(spans.tokens) if not spans.tokens.all() else slice(None)
-        pointers = spans.pointers[full]
-        num_bytes = spans.tokens[full].astype(np.int64)
+        full = None if spans.tokens.all() else np.flatnonzero(spans.tokens)
+        pointers = spans.pointers if full is None else spans.pointers[full]
+        num_bytes = (spans.tokens if full is None else spans.tokens[full]).astype(np.int64)
         num_bytes *= self._token_bytes
-        ends = pointers + num_bytes
+        added_bytes = int(num_bytes.sum())
         if len(pointers):
-            self._check_places(spans, full, pointers, ends)
-            counted = np.cumsum(num_bytes) + (self.done_bytes - num_bytes)
-            block = counted // PAGE_BYTES
+            # Nearly every dataset lies in one piece; then one comparison of each pointer is all there is to check.
+            follows = pointers[1:] - pointers[:-1] == num_bytes[:-1]
+            in_one = bool(follows.all())
+            self._check_places(spans, full, pointers, num_bytes, in_one=in_one)
+            before = pointers - pointers[0] if in_one else np.cumsum(num_bytes) - num_bytes
+            before += self.done_bytes
+            block = before >> PAGE_BITS
             begins = np.empty(len(pointers), np.bool_)
             begins[0] = pointers[0] != self._end or block[0] != self._block
-            begins[1:] = (pointers[1:] != ends[:-1]) | (block[1:] != block[:-1])
+            np.not_equal(block[1:], block[:-1], out=begins[1:])
+            if not in_one:
+                begins[1:] |= ~follows
             pages = np.flatnonzero(begins)
-            rows = pages if isinstance(full, slice) else full[pages]
-            self._first_row.append(rows + self._rows)
+            self._first_row.append((pages if full is None else full[pages]) + self._rows)
             self._offset.append(pointers[pages])
-            self._counted.append(counted[pages])
-            self._end, self._block = int(ends[-1]), int(block[-1])
-            self.done_bytes += int(num_bytes.sum())
+            self._before.append(before[pages])
+            self._end, self._block = int(pointers[-1] + num_bytes[-1]), int(block[-1])
+            self.done_bytes += added_bytes
         self._rows += len(spans.tokens)
-        return int(num_bytes.sum())
+        return added_bytes
 
     def _check_places(
-        self, spans: _Spans, full: NDArray[np.int64] | slice, pointers: Int64Array, ends: Int64Array
+        self, spans: _Spans, full: Int64Array | None, pointers: Int64Array, num_bytes: Int64Array, *, in_one: bool
     ) -> None:
-        outside = (pointers < 0) | (ends > self._bin_bytes) | (pointers % self._token_bytes != 0)
+        """Raise unless documents with tokens lie inside the .bin; `in_one`: each begins where the one before ends."""
+        if in_one:
+            looked_at = np.array([0, len(pointers) - 1])
+        else:
+            looked_at = np.arange(len(pointers))
+        places, last_place = pointers[looked_at], self._bin_bytes - num_bytes[looked_at]
+        outside = (places < 0) | (places > last_place) | (places & (self._token_bytes - 1) != 0)
         if not outside.any():
             return
-        i = int(np.argmax(outside))
-        document = spans.first + (i if isinstance(full, slice) else int(full[i]))
+        i = int(looked_at[np.argmax(outside)])
+        document = spans.first + (i if full is None else int(full[i]))
         raise SourceUnreadable(
-            f"{self._where}: document {document} lies at bytes [{pointers[i]}, {ends[i]}) of the .bin, which has "
-            f"{self._bin_bytes} bytes and tokens of {self._token_bytes}; the .bin was cut, or the two files are not of "
-            "one dataset: copy both again"
+            f"{self._where}: document {document} is {num_bytes[i]} bytes from byte {pointers[i]} of the .bin on, which "
+            f"has {self._bin_bytes} bytes and tokens of {self._token_bytes}; the .bin was cut, or the two files are not "
+            "of one dataset: copy both again"
         )
 
     def pages(self) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -230,6 +241,6 @@ class _PageCut:
             return (np.zeros(0, np.int64),) * 3
         first_row = np.concatenate(self._first_row)
         first_row[0] = 0  # documents without tokens before the first one with any
-        counted = np.append(np.concatenate(self._counted), np.int64(self.done_bytes))
+        before = np.append(np.concatenate(self._before), np.int64(self.done_bytes))
         rows = np.append(first_row, np.int64(self._rows))
-        return np.concatenate(self._offset), counted[1:] - counted[:-1], rows[1:] - rows[:-1]
+        return np.concatenate(self._offset), before[1:] - before[:-1], rows[1:] - rows[:-1]

@@ -14,9 +14,12 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import pyarrow as pa
 
 from torchmix.catalog.manifest import FileEntry
 from torchmix.errors import SourceChanged, SourceUnreadable
@@ -86,6 +89,40 @@ class OpenFiles:
                 return content
         raise AssertionError("the last attempt returns or raises")
 
+    def map(self, file: int) -> pa.Buffer:
+        """All of a file, mapped into memory; no descriptor stays open for it.
+
+        Raises:
+            SourceChanged, SourceUnreadable: As `read`.
+            OSError: It cannot be mapped, as on some file systems.
+        """
+        self.read(file, 0, 0)  # opens and checks it, again and again where that may help
+        with pa.memory_map(f"/dev/fd/{self._descriptor(file)}") as mapped:
+            return mapped.read_buffer()
+
+    def will_need(self, file: int, ranges: Iterable[tuple[int, int]]) -> None:
+        """Tell the kernel which (offset, bytes) of a file will be used soon, so that it reads them meanwhile."""
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):
+                for offset, num_bytes in ranges:
+                    os.posix_fadvise(self._descriptor(file), offset, num_bytes, os.POSIX_FADV_WILLNEED)
+
+    def check_in_place(self, file: int) -> None:
+        """Look whether a file that was used is still what it was; one that was replaced or deleted is out of reach.
+
+        Raises:
+            SourceChanged: It was cut, or overwritten in place.
+        """
+        known = self._checked[file]
+        try:
+            status = self.path(file).stat()
+            if (status.st_dev, status.st_ino) != (known.device, known.inode) or _inode(status) == known:
+                return
+            self._descriptors.close(self._key(file))
+            self._descriptor(file)
+        except OSError:
+            return
+
     def _key(self, file: int) -> tuple[str, int]:
         return self._source.name, file
 
@@ -105,7 +142,7 @@ class OpenFiles:
     def _check(self, file: int, descriptor: int) -> None:
         """Raise SourceChanged unless an open file is the indexed one."""
         status, entry = os.fstat(descriptor), self._files[file]
-        inode = _Inode(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        inode = _inode(status)
         if self._checked.get(file) == inode:
             return
         if status.st_size != entry.num_bytes:
@@ -159,6 +196,10 @@ class Descriptors:
         """Close every descriptor."""
         while self._open:
             os.close(self._open.popitem()[1])
+
+
+def _inode(status: os.stat_result) -> _Inode:
+    return _Inode(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _remedy(error: OSError) -> str:

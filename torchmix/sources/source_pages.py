@@ -1,4 +1,5 @@
-"""Pages of one source, decoded: bytes of runs of pages -> one `DecodedPage` each.
+"""Pages of one source, decoded: bytes of runs of pages -> one `DecodedPage` each. Where tokens lie in a file as they
+are, a page is a view of the mapped file.
 
 In: numbers of pages, ascending. Out: their documents. Must hold: every page has exactly the documents, and they the
 lengths, that the catalog holds; otherwise an error names source, file, page and row. Pages of a chunk are decoded
@@ -12,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import CorruptPage
+from torchmix.sources.mapped_files import MappedFiles
 from torchmix.sources.open_files import OpenFiles
 from torchmix.sources.page_cache import PageCache
 from torchmix.sources.source import Documents, PageRun, Source
@@ -43,11 +45,13 @@ class DecodedPage:
     """The same memory; a slice of it costs half of numpy's."""
     offsets: memoryview
     """[rows + 1] int64, where each document begins in `values`."""
+    is_view: bool = False
+    """`values` is the kernel's memory, and not this process's."""
 
     @property
     def num_bytes(self) -> int:
         """Memory it takes."""
-        return self.values.nbytes + self.offsets.nbytes + PAGE_OVERHEAD_BYTES
+        return (0 if self.is_view else self.values.nbytes) + self.offsets.nbytes + PAGE_OVERHEAD_BYTES
 
 
 class SourcePages:
@@ -61,6 +65,7 @@ class SourcePages:
         self._decoder = decoder
         self._files = files
         self._dictionaries = dictionaries
+        self.mapped = MappedFiles(catalog, files)
         self.pages_decoded = 0
         self.bytes_decoded = 0
         self.read_s = 0.0
@@ -75,8 +80,15 @@ class SourcePages:
         """Memory that a page will take decoded, if its ids fit int32 and are not narrower in the file."""
         first = int(self.catalog.pages.first_row[page])
         num_rows = self._num_rows(page)
-        num_tokens = int(self.catalog.sizes.tokens[first : first + num_rows].sum(dtype=np.int64))
-        return 4 * num_tokens + 8 * (num_rows + 1) + PAGE_OVERHEAD_BYTES
+        own_bytes = 8 * (num_rows + 1) + PAGE_OVERHEAD_BYTES
+        if self.is_mapped:
+            return own_bytes
+        return 4 * int(self.catalog.sizes.tokens[first : first + num_rows].sum(dtype=np.int64)) + own_bytes
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether pages are views of mapped files, as far as these can be mapped."""
+        return self.mapped.is_possible
 
     def decode(self, pages: Iterable[int]) -> Iterator[DecodedPage]:
         """Read and decode pages, one run after the other.
@@ -91,6 +103,14 @@ class SourcePages:
             SourceChanged, SourceUnreadable: A file is not the indexed one, or cannot be read.
             CorruptPage: A page does not decode, or to other documents than were indexed.
         """
+        for file, of_file in groupby(pages, self._file):
+            tokens = self.mapped.tokens(file)
+            if tokens is not None:
+                yield from self._views(file, np.array(list(of_file)), tokens)
+            else:
+                yield from self._decode_runs(of_file)
+
+    def _decode_runs(self, pages: Iterable[int]) -> Iterator[DecodedPage]:
         for run in self._runs(pages):
             try:
                 documents = self._decode_run(run)
@@ -98,7 +118,7 @@ class SourcePages:
                 if len(run) == 1:
                     raise
                 for page in run:  # alone, the damaged one is named
-                    yield from self.decode([page])
+                    yield from self._decode_runs([page])
                 continue
             ends = np.cumsum([0, *(self._num_rows(page) for page in run)]).tolist()
             for start, stop in pairwise(ends):
@@ -106,6 +126,20 @@ class SourcePages:
                 self.pages_decoded += 1
                 self.bytes_decoded += decoded.values.nbytes
                 yield decoded
+
+    def _views(self, file: int, pages: NDArray[np.int64], tokens: NDArray[np.integer[Any]]) -> Iterator[DecodedPage]:
+        """Pages of a mapped file; the kernel is asked for all of them before the first is used."""
+        table, lengths = self.catalog.pages, self.catalog.sizes.tokens
+        starts, num_bytes = table.offset[pages], table.num_bytes[pages]
+        self._files.will_need(file, zip(starts.tolist(), num_bytes.tolist(), strict=True))
+        begins = (starts // tokens.itemsize).tolist()
+        for begin, first, stop in zip(
+            begins, table.first_row[pages].tolist(), table.first_row[pages + 1].tolist(), strict=True
+        ):
+            offsets = np.zeros(stop - first + 1, np.int64)
+            np.cumsum(lengths[first:stop], out=offsets[1:])
+            values = tokens[begin : begin + int(offsets[-1])]
+            yield DecodedPage(values=values, cells=values.data, offsets=offsets.data, is_view=True)
 
     def _runs(self, pages: Iterable[int]) -> Iterator[list[int]]:
         """Pages of one chunk, which share a dictionary: of at most RUN_BYTES, or one page."""
@@ -193,6 +227,9 @@ class SourcePages:
     def _rows(self, run: list[int]) -> list[slice]:
         first_row = self.catalog.pages.first_row
         return [slice(int(first_row[page]), int(first_row[page + 1])) for page in run]
+
+    def _file(self, page: int) -> int:
+        return int(self.catalog.pages.file_of_chunk[self.catalog.pages.chunk_of_page[page]])
 
     def _num_rows(self, page: int) -> int:
         first_row = self.catalog.pages.first_row
