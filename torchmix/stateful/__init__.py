@@ -1,7 +1,7 @@
 """What the user holds.
 
-Files in reading order: state.py, header.py, ahead.py, windows_ahead.py, stream.py, serve.py, worker.py, feed.py,
-loader.py, open.py.
+Files in reading order: state.py, header.py, ahead.py, waiting.py, windows_ahead.py, stream.py, serve.py, worker.py,
+feed.py, loader.py, open.py.
 """
 
 from __future__ import annotations

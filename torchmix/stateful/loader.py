@@ -17,7 +17,6 @@ thread that prefetches.
 from __future__ import annotations
 
 import atexit
-import logging
 import time
 import warnings
 import weakref
@@ -30,7 +29,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from torchmix.constructor.fields import Microbatch, StepTensors
-from torchmix.errors import LoaderClosed, RankLost, StateError
+from torchmix.errors import LoaderClosed, StateError
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
@@ -45,15 +44,8 @@ from torchmix.stateful.header import StepHeader, check_arrival, decode_header, s
 from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.state import check_layout, decode_state, encode_state, start_state, step_start
 from torchmix.stateful.stream import StepStream, state_bytes
+from torchmix.stateful.waiting import PATIENCE_S, await_end, await_item
 from torchmix.stateful.worker import WorkerContext
-
-logger = logging.getLogger(__name__)
-
-CLOSE_S = 300.0
-"""How long `close()` waits for the other ranks to stop too."""
-PATIENCE_S = 30.0
-"""How long a step, or the end of one, may be waited for before a line in the log says so."""
-_CHECK_S = 0.25
 
 
 class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata ships no types
@@ -68,6 +60,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         micro_batch_size: int,
         workers: int = 1,
         look_ahead: int = 2,
+        start_step: int = 0,
         fan_out: FanOut | None = None,
         liveness: Liveness | None = None,
     ) -> None:
@@ -81,6 +74,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             workers: 1 to plan and read in a process of its own, 0 to do it in threads of this one.
                 A peer has none.
             look_ahead: Finished steps that may wait, 1 or more.
+            start_step: The step to begin at, if no state is loaded.
             fan_out: The exchange with the other ranks; None in a job of one.
             liveness: Who tells of lost ranks; closed with the loader.
         """
@@ -102,11 +96,11 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._recipe = recipe
         self._fingerprint = recipe_fingerprint(recipe)
         self._layout = {"dp": tree.topology.dp, "micro_batch_size": micro_batch_size}
-        self._num_microbatches = check_divides(samples_of_step(recipe.batch, 0), **self._layout)
         self._look_ahead = look_ahead
         self._fan_out = fan_out
         self._liveness = liveness
-        self._state = start_state(recipe=self._fingerprint, **self._layout)  # after the last microbatch handed out
+        # After the last microbatch handed out.
+        self._state = start_state(recipe=self._fingerprint, **self._layout, step=start_step)
         self._step: StepTensors | None = None
         self._header: StepHeader | None = None
         self._state_after_step = self._state
@@ -140,17 +134,20 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 microbatches come again; needed to resume inside a step at another layout.
 
         Raises:
-            StateError: Not a state, or of another version, recipe or (inside a step) layout. The loader
-                stays where it was.
+            StateError: Not a state, or of another version, recipe, catalog (a leader sees that) or (inside a
+                step) layout. The loader stays where it was.
         """
         self._check_open()
         state = decode_state(state_bytes(state_dict), recipe=self._fingerprint)
         if from_step_start:
             state = step_start(state)
         check_layout(state, **self._layout)
-        if not 0 <= state.microbatch < self._num_microbatches:
+        if isinstance(self.dataset, StepStream):
+            self.dataset.check_state(state)
+        num_microbatches = self._microbatches_of(state.step)
+        if state.microbatch >= num_microbatches:
             raise StateError(
-                f"the state has {state.microbatch} consumed microbatches, a step has {self._num_microbatches}"
+                f"the state has {state.microbatch} consumed microbatches, step {state.step} has {num_microbatches}"
             )
         was_running = self._feed is not None
         self._stop_feed()
@@ -162,13 +159,16 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     @property
     def order_digest(self) -> str:
-        """16 hex digits over all steps consumed to their end: equal at every layout, also across resumes."""
-        return (self._state.order_digest or START_DIGEST).hex()
+        """16 hex digits over all steps consumed to their end: equal at every layout, also across resumes.
+
+        Empty until the first step is consumed, where the loader was told by number which one that is.
+        """
+        return (self._state.order_digest or (b"" if self._state.step else START_DIGEST)).hex()
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of each step on this rank."""
-        return self._num_microbatches
+        """Microbatches, on each rank, of the step that is being consumed, or at a boundary of the coming one."""
+        return self._microbatches_of(self._state.step)
 
     def stats(self) -> dict[str, Any]:
         """Figures of the step that the last microbatch belongs to.
@@ -219,13 +219,20 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._feed is not None:
             self._feed.close(timeout_s=0)
 
+    def _microbatches_of(self, step: int) -> int:
+        return check_divides(samples_of_step(self._recipe.batch, step), **self._layout)
+
     def _next(self) -> Microbatch | None:
         self._check_open()
         if self._step is None:
             if self._ended:
                 return None
             began = time.perf_counter()
-            step = self._take_step()
+            self._start_feed()
+            assert self._feed is not None
+            giver = "its own reader" if self._tree.is_leader else f"its leader, rank {self._leader}"
+            who = f"rank {self._tree.topology.rank} has waited %.0f s for step {self._state.step} from {giver}"
+            step = await_item(self._feed, who=who, liveness=self._liveness)
             self._wait_s = time.perf_counter() - began
             self._total_wait_s += self._wait_s
             if step is None:
@@ -246,34 +253,6 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 self._state, microbatch=microbatch.index + 1, plan_digest=self._header.plan_digest
             )
         return microbatch
-
-    def _take_step(self) -> StepTensors | None:
-        """The next step of this rank's role; None at the end. Meanwhile, listen for lost ranks."""
-        self._start_feed()
-        assert self._feed is not None
-        waited_since = time.monotonic()
-        while True:
-            if self._liveness is not None:
-                self._liveness.check()
-            try:
-                return self._feed.take(_CHECK_S)
-            except TimeoutError:
-                if time.monotonic() - waited_since > PATIENCE_S:
-                    waited_since = time.monotonic()
-                    logger.warning(
-                        "rank %d has waited %.0f s for step %d from %s",
-                        self._tree.topology.rank,
-                        PATIENCE_S,
-                        self._state.step,
-                        "its own reader" if self._tree.is_leader else f"its leader, rank {self._leader}",
-                    )
-            except StopIteration:
-                return None
-            except Exception as error:
-                cause = error if self._liveness is None else self._liveness.explain(error)
-                if cause is error:
-                    raise
-                raise cause from error
 
     def _start_feed(self) -> None:
         if self._feed is not None or self._ended:
@@ -303,21 +282,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             return
         feed, self._feed = self._feed, None
         self._last_resort()
-        rank, waited_s = self._tree.topology.rank, 0.0
-        while not feed.close(PATIENCE_S):
-            waited_s += PATIENCE_S
-            if self._fan_out is None:
-                logger.warning("rank %d has waited %.0f s for the step that is being read, to stop", rank, waited_s)
-                continue
-            text = (
-                f"rank {rank} has waited {waited_s:.0f} s for the others, to stop: all ranks must call close() or "
-                f"load_state_dict() at the same microbatch"
-            )
-            if waited_s >= CLOSE_S:
-                raise RankLost(text)
-            logger.warning("%s", text)
-            if self._liveness is not None:
-                self._liveness.check()
+        await_end(feed, rank=self._tree.topology.rank, in_job=self._fan_out is not None, liveness=self._liveness)
 
     def _check_open(self) -> None:
         if self._closed:

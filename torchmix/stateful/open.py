@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from torchmix import __version__
+from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.constructor.context_parallel import check_context_parallel
-from torchmix.errors import RecipeError, TopologyError
+from torchmix.errors import CatalogMissing, RecipeError, TopologyError
 from torchmix.parallel.agreement import agree
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.liveness import Liveness, open_liveness
@@ -27,6 +28,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import check_divides
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
+from torchmix.recipe.parts import recipe_of_part, with_all_sources
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.structs import Recipe
 from torchmix.sources.scan import ensure_catalog
@@ -45,6 +47,9 @@ def build_loader(
     workers: int = 1,
     look_ahead: int = 2,
     max_steps: int | None = None,
+    part: str = "train",
+    start_step: int = 0,
+    one_pass: bool = False,
     directory: str | Path | None = None,
     fan_out: FanOut | None = None,
 ) -> StatefulDataLoader:
@@ -58,6 +63,9 @@ def build_loader(
         workers: 1 to plan and read in a process beside a leader, 0 in threads of it.
         look_ahead: Finished steps that may wait on each rank, 1 or more.
         max_steps: Stop before this step; counted from the run's beginning, not from a resume.
+        part: What to read: `train`, `validation` or `test` of the recipe. A job may have a loader of each at once.
+        start_step: Begin at this step: the steps before it are planned, but not read, when the first one is asked for.
+        one_pass: Give every document once, and end. What does not fill the last batch comes with padding.
         directory: What paths in a `Recipe` are relative to; the current directory if not given.
         fan_out: The exchange with the other ranks, where the caller has made it: for a whole job in one
             process, `torchmix.parallel.local_world`.
@@ -68,13 +76,20 @@ def build_loader(
             of ranks than torch.distributed has.
         CatalogError: Files are missing, unreadable or changed.
     """
-    recipe, folder = _recipe_and_folder(recipe, directory)
+    whole, folder = _recipe_and_folder(recipe, directory)
+    recipe = recipe_of_part(whole, part, one_pass)
     is_job = dist.is_available() and dist.is_initialized()
     job_size = dist.get_world_size() if is_job else None
     if topology is None:
         topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
     tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
-    _check_numbers(micro_batch_size=micro_batch_size, look_ahead=look_ahead, workers=workers, max_steps=max_steps)
+    _check_numbers(
+        micro_batch_size=micro_batch_size,
+        look_ahead=look_ahead,
+        workers=workers,
+        max_steps=max_steps,
+        start_step=start_step,
+    )
     for stage in stages_of(recipe.batch):
         check_divides(stage.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
     check_context_parallel(tree.topology.cp, length=recipe.batch.length, packing=recipe.packing)
@@ -85,17 +100,37 @@ def build_loader(
         liveness = open_liveness(tree)  # first: who fails below is named to those who wait for it
     try:
         if liveness is not None:
-            facts = _facts(recipe, tree, micro_batch_size=micro_batch_size, max_steps=max_steps)
+            numbers = {"micro_batch_size": micro_batch_size, "max_steps": max_steps, "start_step": start_step}
+            facts = _facts(recipe, tree, **numbers, part=part, one_pass=one_pass)
             store = dist.distributed_c10d._get_default_store()
             agree(store.set, store.get, rank=tree.topology.rank, facts=facts)
             fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
+        stream: StepStream | ReceivedSteps
+        if tree.is_leader:
+            settings = StreamSettings(
+                recipe=recipe,
+                directory=str(folder),
+                replica=tree.replica,
+                dp=tree.topology.dp,
+                micro_batch_size=micro_batch_size,
+                look_ahead=look_ahead,
+                max_steps=max_steps,
+                start_step=start_step,
+                one_pass=one_pass,
+                catalog=_catalog(recipe, whole, folder).fingerprint,
+            )
+            stream = StepStream(settings)
+        else:
+            assert fan_out is not None
+            stream = ReceivedSteps(fan_out)
         return StatefulDataLoader(
-            _stream(recipe, folder, tree, fan_out, micro_batch_size, look_ahead, max_steps),
+            stream,
             recipe=recipe,
             tree=tree,
             micro_batch_size=micro_batch_size,
             workers=workers,
             look_ahead=look_ahead,
+            start_step=start_step,
             fan_out=fan_out,
             liveness=liveness,
         )
@@ -105,29 +140,13 @@ def build_loader(
         raise
 
 
-def _stream(
-    recipe: Recipe,
-    folder: Path,
-    tree: ClientPlaceTree,
-    fan_out: FanOut | None,
-    micro_batch_size: int,
-    look_ahead: int,
-    max_steps: int | None,
-) -> StepStream | ReceivedSteps:
-    if not tree.is_leader:
-        assert fan_out is not None
-        return ReceivedSteps(fan_out)
-    ensure_catalog(recipe, folder)
-    settings = StreamSettings(
-        recipe=recipe,
-        directory=str(folder),
-        replica=tree.replica,
-        dp=tree.topology.dp,
-        micro_batch_size=micro_batch_size,
-        look_ahead=look_ahead,
-        max_steps=max_steps,
-    )
-    return StepStream(settings)
+def _catalog(recipe: Recipe, whole: Recipe, folder: Path) -> Catalog:
+    """The catalog of a part; what is missing is built for all parts together."""
+    try:
+        return open_catalog(recipe, folder)
+    except CatalogMissing:
+        ensure_catalog(with_all_sources(whole), folder)
+    return open_catalog(recipe, folder)
 
 
 def _recipe_and_folder(recipe: str | Path | Recipe, directory: str | Path | None) -> tuple[Recipe, Path]:
@@ -148,7 +167,7 @@ def _topology_in(job_size: int) -> Topology:
     return topology
 
 
-def _facts(recipe: Recipe, tree: ClientPlaceTree, *, micro_batch_size: int, max_steps: int | None) -> dict[str, str]:
+def _facts(recipe: Recipe, tree: ClientPlaceTree, **options: int | str | None) -> dict[str, str]:
     """What must be equal on all ranks, and cannot be told apart later before it has done harm."""
     sizes = tree.topology
     places = repr((tree.leaders, tree.role_of_rank))
@@ -159,13 +178,12 @@ def _facts(recipe: Recipe, tree: ClientPlaceTree, *, micro_batch_size: int, max_
         "balance": msgspec.json.encode(recipe.balance).decode(),
         "topology": f"tp {sizes.tp} x cp {sizes.cp} x pp {sizes.pp} x dp {sizes.dp}",
         "leaders and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
-        "micro_batch_size": str(micro_batch_size),
-        "max_steps": str(max_steps),
+        **{name: str(value) for name, value in options.items()},
     }
 
 
 def _check_numbers(**numbers: int | None) -> None:
-    lowest = {"micro_batch_size": 1, "look_ahead": 1, "workers": 0, "max_steps": 0}
+    lowest = {"micro_batch_size": 1, "look_ahead": 1, "workers": 0, "max_steps": 0, "start_step": 0}
     highest = {"workers": 1}
     for name, value in numbers.items():
         if value is None and name == "max_steps":

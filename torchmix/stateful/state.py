@@ -7,6 +7,9 @@ format is refused by name. Size: about 1 KB, plus 30 bytes a source and 15 bytes
 At a step's boundary (`microbatch` is 0) any layout may continue. Inside a step the consumed microbatches are those of
 one placement, so only the same one may: (dp, micro_batch_size) is checked when a state is loaded, and the plan's digest
 when the step comes. Going back to the boundary repeats these microbatches.
+
+A state may also name a step alone: the boundary before it, to be planned from the beginning by whoever reads. Format
+version 2 is such a state, version 1 any other.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from numpy.typing import NDArray
 
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.mixture.draw import Position
+from torchmix.mixture.order import SourceOrder
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Cursor, Decision, Planner
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""The newest version. A state is written with the lowest that can hold it."""
 _MAGIC = b"torchmix-state"
 _DIGEST_BYTES = 8
 
@@ -62,7 +67,7 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     recipe: str
     """Fingerprint of the recipe."""
     catalog: str
-    """Fingerprint of the catalog; empty before the first step."""
+    """Fingerprint of the catalog; empty where nothing was planned yet."""
     step: int
     """The step to consume next, or the one being consumed."""
     microbatch: int
@@ -70,21 +75,21 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dp: int
     micro_batch_size: int
     order_digest: bytes
-    """Of the steps before `step`; empty before the first."""
+    """Of the steps before `step`; empty where nothing was planned yet."""
     plan_digest: bytes
     """Of `step`, whose placement `microbatch` counts in; empty at a boundary."""
     sources: list[SourceState]
-    """By sorted name; empty before the first step."""
+    """By sorted name; empty where nothing was planned yet: the steps before `step` are to be planned from 0."""
     pool: PoolState
     decisions: list[DecisionState]
 
 
-def start_state(*, recipe: str, dp: int, micro_batch_size: int) -> LoaderState:
-    """The state before step 0, which needs no catalog to be known."""
+def start_state(*, recipe: str, dp: int, micro_batch_size: int, step: int = 0) -> LoaderState:
+    """The state before a step, as its number alone, which needs no catalog to be known."""
     return LoaderState(
         recipe=recipe,
         catalog="",
-        step=0,
+        step=step,
         microbatch=0,
         dp=dp,
         micro_batch_size=micro_batch_size,
@@ -126,14 +131,14 @@ def cursor_of_state(state: LoaderState, planner: Planner, *, catalog: str) -> Cu
     Raises:
         StateMismatch: The state belongs to another catalog or other sources.
         StateError: A position lies outside its source.
+        SourceExhausted: The state names a step alone, and there is no data left for it.
     """
     if not state.sources:
-        return planner.start()
-    if state.catalog != catalog:
-        raise StateMismatch(
-            f"the state was saved with catalog {state.catalog}, this catalog is {catalog}: files were added, removed "
-            f"or changed, or their windows were; restore the catalog's folder of that run, or start a new run"
-        )
+        cursor = planner.start()
+        while cursor.step < state.step:
+            cursor = planner.skip(cursor)
+        return cursor
+    check_catalog(state, catalog)
     by_name = {source.name: source for source in state.sources}
     if sorted(by_name) != list(planner.sources):
         raise StateMismatch(f"the state has sources {sorted(by_name)}, the recipe has {list(planner.sources)}")
@@ -144,8 +149,13 @@ def cursor_of_state(state: LoaderState, planner: Planner, *, catalog: str) -> Cu
     try:
         source = index[pool["source"]]
         document_tokens = _document_tokens(planner, source, pool["row"])
-    except IndexError:
-        raise StateError("the state's pool names a source or row that does not exist; the state is damaged") from None
+        is_whole = min(map(np.min, pool.values())) >= 0 if len(source) else not any(map(len, pool.values()))
+        if not is_whole or (pool["start"] + pool["tokens"] > document_tokens).any():
+            raise IndexError
+    except (IndexError, ValueError):
+        raise StateError("the state's pool holds a piece that does not exist; the state is damaged") from None
+    for place, order in zip(ordered, planner.orders, strict=True):
+        _check_place(place, order)
     return Cursor(
         step=state.step,
         position=Position(
@@ -158,6 +168,29 @@ def cursor_of_state(state: LoaderState, planner: Planner, *, catalog: str) -> Cu
         order_digest=state.order_digest,
         decisions=tuple(Decision(step=d.step, source=d.source) for d in state.decisions),
     )
+
+
+def check_catalog(state: LoaderState, catalog: str) -> None:
+    """Refuse a state that was saved with another catalog.
+
+    Raises:
+        StateMismatch: With both fingerprints.
+    """
+    if state.catalog and state.catalog != catalog:
+        raise StateMismatch(
+            f"the state was saved with catalog {state.catalog}, this catalog is {catalog}: files were added, removed "
+            f"or changed, or their windows were; restore the catalog's folder of that run, or start a new run"
+        )
+
+
+def _check_place(place: SourceState, order: SourceOrder) -> None:
+    """Refuse a position that the source does not have."""
+    is_inside = 0 <= place.epoch < 1 << 62 and 0 <= place.window < order.num_windows and 0 <= place.residue < 1 << 32
+    if not is_inside or not 0 <= place.offset < max(1, order.num_rows(place.epoch, place.window)):
+        raise StateError(
+            f"the state stands at epoch {place.epoch}, window {place.window}, offset {place.offset}, residue "
+            f"{place.residue} of source {place.name!r}, which has {order.num_windows} windows: the state is damaged"
+        )
 
 
 def check_layout(state: LoaderState, *, dp: int, micro_batch_size: int) -> None:
@@ -183,7 +216,7 @@ def step_start(state: LoaderState) -> LoaderState:
 def encode_state(state: LoaderState) -> bytes:
     """Bytes of a state: a magic word, the version, a digest, msgpack."""
     body = msgspec.msgpack.encode(state)
-    return _MAGIC + bytes([STATE_VERSION]) + hashlib.sha256(body).digest()[:_DIGEST_BYTES] + body
+    return _MAGIC + bytes([_version(state)]) + hashlib.sha256(body).digest()[:_DIGEST_BYTES] + body
 
 
 def decode_state(data: bytes, *, recipe: str) -> LoaderState:
@@ -201,10 +234,10 @@ def decode_state(data: bytes, *, recipe: str) -> LoaderState:
     head = len(_MAGIC) + 1
     if not data.startswith(_MAGIC) or len(data) < head + _DIGEST_BYTES:
         raise StateError(f"{len(data)} bytes that are no torchmix state; pass what state_dict() returned")
-    if data[head - 1] != STATE_VERSION:
+    if not 1 <= data[head - 1] <= STATE_VERSION:
         raise StateVersion(
-            f"the state has format version {data[head - 1]}, this torchmix reads version {STATE_VERSION}; resume with "
-            f"the torchmix that saved it"
+            f"the state has format version {data[head - 1]}, this torchmix reads versions 1 to {STATE_VERSION}; resume "
+            f"with the torchmix that saved it"
         )
     digest, body = data[head : head + _DIGEST_BYTES], data[head + _DIGEST_BYTES :]
     if hashlib.sha256(body).digest()[:_DIGEST_BYTES] != digest:
@@ -213,12 +246,19 @@ def decode_state(data: bytes, *, recipe: str) -> LoaderState:
         state = msgspec.msgpack.decode(body, type=LoaderState)
     except msgspec.MsgspecError as error:
         raise StateError(f"the state does not decode: {error}; use another checkpoint") from error
+    if _version(state) > data[head - 1] or min(state.step, state.microbatch) < 0:
+        raise StateError(f"the state holds what no state of its version holds (step {state.step}); it is damaged")
     if state.recipe != recipe:
         raise StateMismatch(
             f"the state was saved with recipe {state.recipe}, this recipe is {recipe}: something that decides the "
             f"order differs (seed, batch, sources' columns, shares, packing or shuffle); restore it, or start anew"
         )
     return state
+
+
+def _version(state: LoaderState) -> int:
+    """The lowest format version that can hold a state."""
+    return 2 if state.step and not state.sources else 1
 
 
 def _document_tokens(planner: Planner, source: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from torchmix.catalog.store import open_catalog
 from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
-from torchmix.errors import RecipeError, StateError
+from torchmix.errors import RecipeError, SourceExhausted, StateError
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -33,6 +33,8 @@ from torchmix.sources.reader import Reader
 from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.header import encode_header
 from torchmix.stateful.state import (
+    LoaderState,
+    check_catalog,
     check_layout,
     cursor_of_state,
     decode_state,
@@ -58,6 +60,12 @@ class StreamSettings:
     """Plans that may wait."""
     max_steps: int | None
     """The step before which the stream ends; counted from the run's beginning, not from a resume."""
+    start_step: int = 0
+    """The step at which the stream begins, if no state is loaded."""
+    one_pass: bool = False
+    """Whether the stream ends by itself, when all sources have run out."""
+    catalog: str = ""
+    """Fingerprint of the catalog, as it was when the loader was built; empty if it was not looked at."""
 
 
 class StepStream(IterableDataset[StepTensors]):
@@ -67,7 +75,12 @@ class StepStream(IterableDataset[StepTensors]):
         super().__init__()
         self._settings = settings
         self._fingerprint = recipe_fingerprint(settings.recipe)
-        start = start_state(recipe=self._fingerprint, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
+        start = start_state(
+            recipe=self._fingerprint,
+            dp=settings.dp,
+            micro_batch_size=settings.micro_batch_size,
+            step=settings.start_step,
+        )
         self._state = encode_state(start)
         self._running: Generator[StepTensors, None, None] | None = None
 
@@ -79,12 +92,22 @@ class StepStream(IterableDataset[StepTensors]):
         """Continue from a boundary with the next `iter()`.
 
         Raises:
-            StateError: Not a state, of another version or recipe, or inside a step of another layout.
+            StateError: Not a state, of another version, recipe or catalog, or inside a step of another layout.
         """
         data = state_bytes(state_dict)
         state = decode_state(data, recipe=self._fingerprint)
         check_layout(state, dp=self._settings.dp, micro_batch_size=self._settings.micro_batch_size)
+        self.check_state(state)
         self._state = data
+
+    def check_state(self, state: LoaderState) -> None:
+        """Refuse a state of another catalog than the one that was there when the loader was built.
+
+        Raises:
+            StateMismatch: It is.
+        """
+        if self._settings.catalog:
+            check_catalog(state, self._settings.catalog)
 
     def __iter__(self) -> Iterator[StepTensors]:
         """Steps from the state on, in this process.
@@ -113,7 +136,13 @@ class StepStream(IterableDataset[StepTensors]):
         settings = self._settings
         recipe = settings.recipe
         catalog = open_catalog(recipe, Path(settings.directory))
-        planner = open_planner(recipe, catalog, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
+        planner = open_planner(
+            recipe,
+            catalog,
+            dp=settings.dp,
+            micro_batch_size=settings.micro_batch_size,
+            one_pass=settings.one_pass,
+        )
         state = decode_state(self._state, recipe=self._fingerprint)
         cursor = cursor_of_state(state, planner, catalog=catalog.fingerprint)
         reader = Reader(
@@ -122,7 +151,8 @@ class StepStream(IterableDataset[StepTensors]):
         windows = WindowsAhead(planner, reader)
         memory = StepMemory()
         first_microbatch = state.microbatch
-        plans = Ahead(_plans(planner, cursor, settings.max_steps), depth=settings.look_ahead, name="torchmix-plan")
+        ahead = _plans(planner, cursor, settings.max_steps, one_pass=settings.one_pass)
+        plans = Ahead(ahead, depth=settings.look_ahead, name="torchmix-plan")
         try:
             for plan, next_cursor, plan_s in plans:
                 step, read_s, build_s = self._build(plan, reader, memory)
@@ -183,10 +213,15 @@ def state_bytes(state_dict: dict[str, Any]) -> bytes:
 
 
 def _plans(
-    planner: Planner, cursor: Cursor, max_steps: int | None
+    planner: Planner, cursor: Cursor, max_steps: int | None, *, one_pass: bool
 ) -> Generator[tuple[StepPlan, Cursor, float], None, None]:
     """Plans from the cursor on, each with the cursor after it and the seconds it took."""
     while max_steps is None or cursor.step < max_steps:
         began = time.perf_counter()
-        plan, cursor = planner.step(cursor)
+        try:
+            plan, cursor = planner.step(cursor)
+        except SourceExhausted:
+            if one_pass:
+                return
+            raise
         yield plan, cursor, time.perf_counter() - began
