@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,10 @@ from tests.support.files import random_texts
 from tests.support.vocabularies import END, TINY, install_tiny_encoding, make_tokenizer
 from torchmix.errors import SourceUnreadable
 from torchmix.transform import text_batches
+from torchmix.transform.encoder import PROBE
+from torchmix.transform.huggingface import HuggingFaceEncoder
 from torchmix.transform.open_tokenizer import Tokenizers
+from torchmix.transform.tiktoken_encoding import TiktokenEncoder
 
 TEXTS = ["", None, "a", f"quick {END} brown <user>", "日本語 🙂", None, "the  the\n\n1234567", "naïve\x00"]
 Encode = Callable[[str], list[int]]
@@ -132,3 +136,16 @@ def test_a_library_that_splits_otherwise_is_another_tokenizer(tmp_path: Path, mo
     encode = tiktoken.Encoding.encode_ordinary
     monkeypatch.setattr(tiktoken.Encoding, "encode_ordinary", lambda self, text: encode(self, text)[::-1])
     assert Tokenizers(tmp_path).open("web", f"tiktoken:{TINY}").transform_id != transform
+
+
+def test_what_a_transform_covers_is_frozen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    vectors = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))
+    assert vectors["tokenizer_probe"] == PROBE
+    install_tiny_encoding(monkeypatch)
+    content = TiktokenEncoder(TINY, "here").content
+    assert content == "a8a9ef6c68db3eb72231503d418ec757eb3b9512785a7f2d25dd611b07e98add"
+    plain = {"version": "1.0", "model": {"type": "BPE", "vocab": {"é": 0}, "merges": []}, "padding": None}
+    (tmp_path / "t.json").write_text(json.dumps(plain))
+    content = HuggingFaceEncoder(tmp_path / "t.json", "here").content
+    text = '{"model":{"merges":[],"type":"BPE","vocab":{"\\u00e9":0}},"version":"1.0"}'
+    assert content == hashlib.sha256(text.encode()).hexdigest()

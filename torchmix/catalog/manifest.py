@@ -53,7 +53,11 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     column: str | None
     """The column that holds the documents; null in formats without columns."""
     tokenizer: str | None
-    """What turns text into ids; null where the column holds ids."""
+    """What turns text into ids, as the recipe says; null where the column holds ids."""
+    begin_id: int | str | None = None
+    """What stands before the ids of a text, as the recipe says."""
+    end_id: int | str | None = None
+    """What stands after the ids of a text, likewise."""
     transform_id: str
     """Version of what turns a row into tokens; the lengths are true for this alone."""
     fingerprint: str

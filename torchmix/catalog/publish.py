@@ -77,6 +77,8 @@ def write_source(
         format=settings.format,
         column=settings.column,
         tokenizer=settings.tokenizer,
+        begin_id=settings.begin_id,
+        end_id=settings.end_id,
         transform_id=transform_id,
         fingerprint=source_fingerprint(entries, settings.column, transform_id, window_pages),
         window_pages=window_pages,
@@ -111,11 +113,17 @@ def _file_entries(files: Sequence[tuple[str, FilePart]], schemas: tuple[bytes, .
 
 
 def with_settings(entry: SourceEntry, settings: SourceSettings, files: tuple[FileEntry, ...]) -> SourceEntry:
-    """The entry of a source whose arrays stay, under other patterns, another window or other names of its files."""
+    """The entry of a source whose arrays stay, under other patterns, another window or other names of its files.
+
+    Its tokenizer stays, too, but the recipe may name it otherwise.
+    """
     window_pages = settings.window_pages(num_pages=entry.arrays["offset"].length, num_tokens=entry.num_tokens)
     return msgspec.structs.replace(
         entry,
         patterns=settings.patterns,
+        tokenizer=settings.tokenizer,
+        begin_id=settings.begin_id,
+        end_id=settings.end_id,
         window_pages=window_pages,
         files=files,
         fingerprint=source_fingerprint(files, entry.column, entry.transform_id, window_pages),

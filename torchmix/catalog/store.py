@@ -43,6 +43,10 @@ class SourceSettings:
     """The column that holds the documents; None in formats without columns."""
     tokenizer: str | None
     """What turns text into ids; None where the column holds ids."""
+    begin_id: int | str | None
+    """What stands before the ids of a text."""
+    end_id: int | str | None
+    """What stands after the ids of a text."""
     most_pages: int
     """`shuffle.window_pages`."""
     most_bytes: int
@@ -67,6 +71,10 @@ class SourceCatalog:
     """The column that holds the documents; None in formats without columns."""
     tokenizer: str | None
     """What turns text into ids; None where the column holds ids."""
+    begin_id: int | str | None
+    """What stands before the ids of a text."""
+    end_id: int | str | None
+    """What stands after the ids of a text."""
     transform_id: str
     """Version of what turned rows into tokens when lengths were taken."""
     files: tuple[FileEntry, ...]
@@ -114,6 +122,8 @@ def settings_of(recipe: Recipe, name: str) -> SourceSettings:
         format=format_of(source),
         column=source.tokens if source.text is None else source.text,
         tokenizer=source.tokenizer,
+        begin_id=source.begin_id,
+        end_id=source.end_id,
         most_pages=recipe.shuffle.window_pages,
         most_bytes=parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes"),
     )
@@ -162,6 +172,8 @@ def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, fol
         ("format", entry.format, settings.format),
         ("column", entry.column, settings.column),
         ("tokenizer", entry.tokenizer, settings.tokenizer),
+        ("begin_id", entry.begin_id, settings.begin_id),
+        ("end_id", entry.end_id, settings.end_id),
         ("a shuffle window in pages", entry.window_pages, window_pages),
     ):
         if indexed != wanted:
@@ -201,6 +213,8 @@ def open_source(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog:
         format=entry.format,
         column=entry.column,
         tokenizer=entry.tokenizer,
+        begin_id=entry.begin_id,
+        end_id=entry.end_id,
         transform_id=entry.transform_id,
         files=entry.files,
         schemas=entry.schemas,

@@ -18,6 +18,7 @@ from torchmix.sources.file_changes import match_files
 from torchmix.sources.formats import choose_source, find_source_files
 from torchmix.sources.scan_files import fingerprint_files
 from torchmix.sources.source import Source
+from torchmix.transform.open_tokenizer import Tokenizers
 
 SHOWN_FILES = 5
 """Files named in one finding; the others are counted."""
@@ -32,17 +33,25 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
         catalog: Its catalog; None if there is none that fits, so that only files and columns are looked at.
     """
     findings: list[Finding] = []
+    tokenizers = Tokenizers(directory)
     for name in sorted(recipe.sources):
         settings = settings_of(recipe, name)
+        key = "tokenizer"
         try:
+            if settings.tokenizer is not None:
+                tokenizers.open(name, settings.tokenizer, begin_id=settings.begin_id, end_id=settings.end_id)
+            key = "path"
             paths = find_source_files(name, settings, directory)
-            source = choose_source(name, settings, paths)
+            source = choose_source(name, settings, paths, tokenizers)
         except SourceUnreadable as error:
-            findings.append(Finding(level=Level.DATA, where=f"sources.{name}.path", message=str(error)))
+            findings.append(Finding(level=Level.DATA, where=f"sources.{name}.{key}", message=str(error)))
             continue
         key = "path" if settings.column is None else "tokens" if settings.tokenizer is None else "text"
         unreadable = list(_unreadable(source, paths, directory, f"sources.{name}.{key}"))
         findings += unreadable
+        if catalog is not None and source.transform_id != catalog.sources[name].transform_id:
+            message = "the tokenizer is another than when the source was indexed; put it back, or run torchmix index"
+            findings.append(Finding(level=Level.DATA, where=f"sources.{name}.tokenizer", message=message))
         if catalog is not None and not unreadable:
             findings += _changes(source, paths, directory, catalog.sources[name])
     return findings

@@ -23,6 +23,9 @@ from torchmix.sources.jsonl import JsonLinesSource
 from torchmix.sources.parquet import ParquetSource
 from torchmix.sources.parquet_column import Kind
 from torchmix.sources.source import Source
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.open_tokenizer import Tokenizers
+from torchmix.transform.tokenizer import Tokenizer
 
 OTHER_FORMATS = {
     ".jsonl": "JSON lines",
@@ -62,6 +65,14 @@ class Reading(Protocol):
     def tokenizer(self) -> str | None:
         """What turns text into ids; None where the files hold ids."""
 
+    @property
+    def begin_id(self) -> int | str | None:
+        """What stands before the ids of a text."""
+
+    @property
+    def end_id(self) -> int | str | None:
+        """What stands after the ids of a text."""
+
 
 def find_source_files(name: str, settings: SourceSettings, directory: Path) -> list[str]:
     """Find the data files of a source; `directory` is the recipe's.
@@ -77,28 +88,33 @@ def find_source_files(name: str, settings: SourceSettings, directory: Path) -> l
     return find_files(name, settings.patterns, directory)
 
 
-def choose_source(name: str, reading: Reading, paths: Iterable[str]) -> Source:
+def choose_source(name: str, reading: Reading, paths: Iterable[str], tokenizers: Tokenizers) -> Source:
     """Choose how a source is read.
 
     Args:
         name: The source.
         reading: What is known of it.
         paths: Its files.
+        tokenizers: Opens its tokenizer, if it has one.
 
     Raises:
-        SourceUnreadable: A file is of a format that is not read.
+        SourceUnreadable: A file is of a format that is not read, or the tokenizer cannot be.
+        RecipeError: The tokenizer's package is missing, or it lacks a token that the recipe names.
     """
     if reading.format == "megatron":
         return IndexedSource(name=name)
     assert reading.column is not None, "the recipe names a column of any other source"
     kind: Kind = "tokens" if reading.tokenizer is None else "text"
+    tokenizer: Tokenizer = BYTES
+    if reading.tokenizer is not None:
+        tokenizer = tokenizers.open(name, reading.tokenizer, begin_id=reading.begin_id, end_id=reading.end_id)
     if reading.format == "jsonl":
-        return JsonLinesSource(name=name, column=reading.column, kind=kind)
+        return JsonLinesSource(name=name, column=reading.column, kind=kind, tokenizer=tokenizer)
     if reading.format != "parquet":
         raise SourceUnreadable(f"source {name!r}: this torchmix reads no {reading.format}; update it")
     for path in paths:
         _refuse_other_names(name, path)
-    return ParquetSource(name=name, column=reading.column, kind=kind)
+    return ParquetSource(name=name, column=reading.column, kind=kind, tokenizer=tokenizer)
 
 
 def _refuse_other_names(name: str, path: str) -> None:

@@ -23,8 +23,10 @@ from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
 from torchmix.sources.frames import codec_of_name
 from torchmix.sources.jsonl_lines import LineFault, LineParser
 from torchmix.sources.jsonl_pages import LinePage, cut_pages, is_alone, lines_of_page
-from torchmix.sources.parquet_column import TRANSFORM_ID_OF_KIND, Kind, count_tokens, to_documents
+from torchmix.sources.parquet_column import Kind, count_tokens, to_documents, transform_id_of
 from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun, read_range
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.tokenizer import Tokenizer
 
 HASHED_BYTES = 32 << 10
 """What a file's identity covers of its beginning, and of its end."""
@@ -38,6 +40,8 @@ class JsonLinesSource:
     name: str
     column: str
     kind: Kind
+    tokenizer: Tokenizer = BYTES
+    """Of texts; unused with `tokens`."""
     _parser: LineParser = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,7 +50,7 @@ class JsonLinesSource:
     @property
     def transform_id(self) -> str:
         """See `source.Source.transform_id`."""
-        return TRANSFORM_ID_OF_KIND[self.kind]
+        return transform_id_of(self.kind, self.tokenizer)
 
     def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
@@ -75,7 +79,7 @@ class JsonLinesSource:
             found = _Found(where=where)
             pages = cut_pages(partial(read_range, file_descriptor), codec_of_name(path), where)
             for page in islice(pages, most_pages):
-                found.add(page, self._parse, self.kind)
+                found.add(page, self._parse, self._count)
                 if progress is not None:
                     progress(page.num_bytes)
         except OSError as error:
@@ -95,12 +99,15 @@ class JsonLinesSource:
                 f"[{run.first_row}, {run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split())}; "
                 "the file was altered after it was indexed: put it back, or run torchmix index"
             ) from None
-        return to_documents([values], self.kind, where, run.first_row)
+        return to_documents([values], self.kind, where, run.first_row, self.tokenizer)
 
     def _parse(self, lines: bytes | memoryview, is_first: bool) -> pa.Array:
         if is_first and lines[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
             lines = lines[len(BYTE_ORDER_MARK) :]
         return self._parser.parse(lines)
+
+    def _count(self, values: pa.Array, where: str, first_row: int) -> Int64Array:
+        return count_tokens(values, self.kind, where, first_row, self.tokenizer)
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"
@@ -119,7 +126,12 @@ class _Found:
     rows: list[int] = field(default_factory=list)
     tokens: list[Int64Array] = field(default_factory=list)
 
-    def add(self, page: LinePage, parse: Callable[[bytes, bool], pa.Array], kind: Kind) -> None:
+    def add(
+        self,
+        page: LinePage,
+        parse: Callable[[bytes, bool], pa.Array],
+        count: Callable[[pa.Array, str, int], Int64Array],
+    ) -> None:
         """Parse a page; one without rows is passed over."""
         try:
             values = parse(page.lines, page.offset == 0)
@@ -132,7 +144,7 @@ class _Found:
         self.num_bytes.append(page.num_bytes)
         self.codec.append(page.codec)
         self.rows.append(len(values))
-        self.tokens.append(count_tokens(values, kind, self.where, self.num_rows))
+        self.tokens.append(count(values, self.where, self.num_rows))
         self.num_rows += len(values)
 
     def as_scan(self, num_bytes: int, digest: str) -> FileScan:

@@ -20,11 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.sources.parquet_column import TRANSFORM_ID_OF_KIND, Kind, check_column, count_tokens, to_documents
+from torchmix.sources.parquet_column import Kind, check_column, count_tokens, to_documents, transform_id_of
 from torchmix.sources.parquet_footer import MAGIC, Chunk, Footer, Leaf, read_column, read_footer
 from torchmix.sources.parquet_layout import ChunkPages, find_pages
 from torchmix.sources.parquet_page import decode_batches, decode_pages, encode_schema, read_headers
 from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun, read_range
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.tokenizer import Tokenizer
 
 SCAN_RUN_BYTES = 4 << 20
 """A scan decodes adjacent pages together up to so many bytes without compression; a larger page comes alone."""
@@ -39,11 +41,13 @@ class ParquetSource:
     name: str
     column: str
     kind: Kind
+    tokenizer: Tokenizer = BYTES
+    """Of texts; unused with `tokens`."""
 
     @property
     def transform_id(self) -> str:
         """See `source.Source.transform_id`."""
-        return TRANSFORM_ID_OF_KIND[self.kind]
+        return transform_id_of(self.kind, self.tokenizer)
 
     def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`."""
@@ -69,6 +73,7 @@ class ParquetSource:
                 file_descriptor=file_descriptor,
                 path=str(path),
                 kind=self.kind,
+                tokenizer=self.tokenizer,
                 leaf=leaf,
                 schema=encode_schema(leaf, created_by),
                 where=where,
@@ -100,7 +105,7 @@ class ParquetSource:
     def decode(self, run: PageRun) -> Documents:
         """See `source.Source.decode`."""
         where = self._where(run.path)
-        return to_documents(decode_pages(run, where), self.kind, where, run.first_row)
+        return to_documents(decode_pages(run, where), self.kind, where, run.first_row, self.tokenizer)
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"
@@ -123,6 +128,7 @@ class _ChunkScan:
     file_descriptor: int
     path: str
     kind: Kind
+    tokenizer: Tokenizer
     leaf: Leaf
     schema: bytes
     where: str
@@ -151,7 +157,7 @@ class _ChunkScan:
             run = self._run(chunk, dictionary, int(pages.offset[start]), num_bytes, num_rows, row)
             values_of_page += [header.num_values for header in read_headers(run, self.where)]
             for array in decode_pages(run, self.where):
-                tokens.append(count_tokens(array, self.kind, self.where, row))
+                tokens.append(count_tokens(array, self.kind, self.where, row, self.tokenizer))
                 row += len(array)
         tokens_of_row = _join(tokens)
         rows = _rows_of_pages(self._values_of_row(tokens_of_row), np.array(values_of_page, dtype=np.int64))
@@ -169,7 +175,7 @@ class _ChunkScan:
         tokens = []
         row = first_row
         for array in decode_batches(run, batch_rows, self.where):
-            tokens.append(count_tokens(array, self.kind, self.where, row))
+            tokens.append(count_tokens(array, self.kind, self.where, row, self.tokenizer))
             row += len(array)
         tokens_of_row = _join(tokens)
         values_of_row = self._values_of_row(tokens_of_row)

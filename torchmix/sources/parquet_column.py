@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 
 from torchmix.errors import SourceUnreadable
 from torchmix.sources.source import Documents, Int64Array
-from torchmix.transform import bytes_tokenizer
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.tokenizer import Tokenizer
 
 Kind = Literal["tokens", "text"]
 
-TRANSFORM_ID_OF_KIND: dict[Kind, str] = {"tokens": "tokens-1", "text": bytes_tokenizer.TRANSFORM_ID}
+TOKENS_TRANSFORM_ID = "tokens-1"
 
 
 def check_column(schema: pa.Schema, column: str, kind: Kind, where: str) -> None:
@@ -52,20 +53,28 @@ def check_column(schema: pa.Schema, column: str, kind: Kind, where: str) -> None
         raise SourceUnreadable(f"{where}: column {column!r} is {held_type}, not a string{hint}")
 
 
-def to_documents(arrays: list[pa.Array], kind: Kind, where: str, first_row: int) -> Documents:
+def transform_id_of(kind: Kind, tokenizer: Tokenizer) -> str:
+    """What turns rows into tokens, with its version; of texts the tokenizer's."""
+    return tokenizer.transform_id if kind == "text" else TOKENS_TRANSFORM_ID
+
+
+def to_documents(
+    arrays: list[pa.Array], kind: Kind, where: str, first_row: int, tokenizer: Tokenizer = BYTES
+) -> Documents:
     """The rows of some arrays, end to end.
 
     Args:
         arrays: of list<integer> or string, as `parquet_page` gives them.
         first_row: number of the first row, for messages.
+        tokenizer: of texts.
 
     Raises:
-        SourceUnreadable: a null inside a list.
+        SourceUnreadable: a null inside a list, or a text that the tokenizer refuses.
     """
     parts = []
     for array in arrays:
         if kind == "text":
-            values, offsets = bytes_tokenizer.tokenize(array)
+            values, offsets = tokenizer.tokenize(array, where, first_row)
             parts.append(Documents(values=values, offsets=offsets))
         else:
             parts.append(_list_documents(array, where, first_row))
@@ -79,10 +88,10 @@ def to_documents(arrays: list[pa.Array], kind: Kind, where: str, first_row: int)
     )
 
 
-def count_tokens(array: pa.Array, kind: Kind, where: str, first_row: int) -> Int64Array:
+def count_tokens(array: pa.Array, kind: Kind, where: str, first_row: int, tokenizer: Tokenizer = BYTES) -> Int64Array:
     """Tokens of each row, [rows]; as `to_documents`, without making them."""
     if kind == "text":
-        return bytes_tokenizer.count_tokens(array)
+        return tokenizer.count_tokens(array, where, first_row)
     return np.diff(_list_documents(array, where, first_row).offsets)
 
 

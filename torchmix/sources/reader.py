@@ -14,9 +14,10 @@ but with all pages of a call in memory at once. Memory: the cache, the largest r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from torchmix.errors import CatalogStale, LoaderClosed, PlanError
 from torchmix.sources.formats import choose_source
 from torchmix.sources.open_files import Descriptors, OpenFiles
 from torchmix.sources.page_cache import PageCache
+from torchmix.sources.piece_copy import PieceCopy, Scratch
 from torchmix.sources.source import Int64Array, Source
 from torchmix.sources.source_pages import DecodedPage, SourcePages
+from torchmix.transform.open_tokenizer import Tokenizers
 
 DICTIONARY_BYTES = 32 << 20
 """Dictionary pages kept, of all sources together."""
@@ -40,8 +43,8 @@ class Tokens:
     """What one call read."""
 
     values: NDArray[np.integer[Any]]
-    """[num_places] each piece's tokens at its place, anything elsewhere: int32, or int64 if a page that was read holds
-    an id that needs it. The reader's own memory: valid until its next read."""
+    """[num_places] each piece's tokens at its place, anything elsewhere: of the narrowest type that holds those of all
+    pages that were read, mostly int32 or uint16. The reader's own memory: valid until its next read."""
     successors: Int64Array
     """[n] the token that follows each piece in its document; 0 where the document ends with it."""
 
@@ -61,29 +64,34 @@ class Reader:
             sources: How each source is read, by name; by default as the catalog says.
 
         Raises:
-            CatalogStale: The catalog holds lengths of another version of a transform.
+            CatalogStale: The catalog holds lengths of another transform, as of another tokenizer.
+            RecipeError, SourceUnreadable: A tokenizer cannot be opened here.
         """
         self._descriptors = Descriptors()
         self._cache: PageCache[int, DecodedPage] = PageCache(cache_bytes)
         dictionaries: PageCache[tuple[str, int], bytes] = PageCache(DICTIONARY_BYTES)
+        tokenizers = Tokenizers(directory)
         self._sources: list[SourcePages] = []
         for name, source in catalog.sources.items():
             if sources is not None:
                 decoder = sources[name]
             else:
                 paths = (file.path for file in source.files)
-                decoder = choose_source(name, source, paths)
+                decoder = choose_source(name, source, paths, tokenizers)
             if decoder.transform_id != source.transform_id:
+                of, first = "this torchmix", ""
+                if source.tokenizer not in (None, "bytes"):
+                    of, first = f"the tokenizer {source.tokenizer} here", "put back what it was when indexed, or "
                 raise CatalogStale(
                     f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "
-                    f"{source.transform_id!r}, this torchmix has {decoder.transform_id!r}; run torchmix index"
+                    f"{source.transform_id!r}, {of} has {decoder.transform_id!r}; {first}run torchmix index"
                 )
             files = OpenFiles(decoder, source.files, directory, self._descriptors)
             self._sources.append(SourcePages(source, decoder, files, dictionaries))
         # Pages are numbered over all sources, as keys of the cache.
         pages_of_source = [source.catalog.pages.num_pages for source in self._sources]
         self._first_key = np.cumsum([0, *pages_of_source])
-        self._scratch = np.empty(0, np.int32)
+        self._scratch = Scratch()
         self._closed = False
         self._bytes_served = self._cache_hits = self._cache_misses = 0
 
@@ -119,28 +127,19 @@ class Reader:
         assert not len(places) or (places.min() >= 0 and (places + tokens).max() <= num_places), "pieces in bounds"
         order = np.argsort(key, kind="stable")
         keys, first_piece = np.unique(key[order], return_index=True)
-        if len(self._scratch) < num_places:
-            self._scratch = np.empty(num_places, np.int32)
-        pieces = _Pieces(
+        pieces = PieceCopy(
             first_piece=[*first_piece.tolist(), len(order)],
-            rows=row_in_page[order].tolist(),
-            starts=starts[order].tolist(),
-            sizes=tokens[order].tolist(),
-            places=places[order].tolist(),
-            goes_on=(starts + tokens < document_tokens)[order].tolist(),
-            out=self._scratch[:num_places],
+            rows=row_in_page[order],
+            starts=starts[order],
+            sizes=tokens[order],
+            places=places[order],
+            goes_on=(starts + tokens < document_tokens)[order],
+            num_places=num_places,
+            scratch=self._scratch,
         )
-        missing: list[tuple[int, int]] = []
-        for k, page_key in enumerate(keys.tolist()):
-            kept = self._cache.use(page_key)
-            if kept is None:
-                missing.append((k, page_key))
-            else:  # copied before anything is decoded, which may push it out
-                self._bytes_served += pieces.copy(k, kept)
-        self._cache_hits += len(keys) - len(missing)
-        self._cache_misses += len(missing)
-        decoded = self._decode([page_key for _, page_key in missing])
-        for (k, _), page in zip(missing, decoded, strict=True):
+        at_hand, missing = self._at_hand(keys)
+        self._bytes_served += pieces.copy_all(at_hand)  # before anything is decoded, which may push it out
+        for k, page in zip(missing, self._decode(keys[missing]), strict=True):
             self._bytes_served += pieces.copy(k, page)
         successors = np.empty(len(order), np.int64)
         successors[order] = pieces.successors
@@ -165,13 +164,14 @@ class Reader:
                 if not self._cache.has_room(planned_bytes):
                     break
                 chosen.add(first_key + page)
-        for _ in self._decode(sorted(chosen)):
+        for _ in self._decode(np.array(sorted(chosen), np.int64)):
             pass
 
     def forget(self, source: int, page_ids: Int64Array) -> None:
         """Drop pages that will not be needed soon, as those of a finished window, so that `warm` has room."""
         for page in page_ids.tolist():
             self._cache.forget(int(self._first_key[source]) + page)
+        self._sources[source].mapped.forget()
 
     def stats(self) -> dict[str, int | float]:
         """Figures since the reader was made.
@@ -217,6 +217,7 @@ class Reader:
         order = np.argsort(source, kind="stable")
         numbers, first = np.unique(source[order], return_index=True)
         for s, pieces in zip(numbers.tolist(), np.split(order, first[1:]), strict=False):
+            self._sources[s].mapped.check()
             catalog, asked = self._sources[s].catalog, rows[pieces]
             if asked.min() < 0 or asked.max() >= catalog.num_documents:
                 raise PlanError(
@@ -245,61 +246,31 @@ class Reader:
                 f"{starts[i] + tokens[i]} of row {rows[i]}, which has {document_tokens[i]}; it is of another catalog"
             )
 
-    def _decode(self, keys: Sequence[int]) -> Iterator[DecodedPage]:
+    def _at_hand(self, keys: Int64Array) -> tuple[dict[int, DecodedPage], list[int]]:
+        """Pages that are kept or mapped, by their place in `keys`, and the places of those that must be decoded."""
+        at_hand: dict[int, DecodedPage] = {}
+        missing: list[int] = []
+        for k, key in enumerate(keys.tolist()):
+            kept = self._cache.use(key)
+            if kept is None:
+                missing.append(k)
+            else:
+                at_hand[k] = kept
+        self._cache_hits += len(at_hand)
+        self._cache_misses += len(missing)
+        is_mapped = np.array([source.is_mapped for source in self._sources])[self._source_of(keys[missing])]
+        views = [k for k, is_view in zip(missing, is_mapped.tolist(), strict=True) if is_view]
+        at_hand.update(zip(views, self._decode(keys[views]), strict=True))
+        return at_hand, [k for k in missing if k not in at_hand]
+
+    def _source_of(self, keys: Int64Array) -> Int64Array:
+        return np.searchsorted(self._first_key, keys, side="right") - 1
+
+    def _decode(self, keys: Int64Array) -> Iterator[DecodedPage]:
         """Decode pages by ascending key, and keep them."""
-
-        def source_of(key: int) -> int:
-            return int(np.searchsorted(self._first_key, key, side="right")) - 1
-
-        for s, of_source in groupby(keys, key=source_of):
+        for s, of_source in groupby(zip(self._source_of(keys).tolist(), keys.tolist(), strict=True), key=itemgetter(0)):
             first_key = int(self._first_key[s])
-            pages = [key - first_key for key in of_source]
+            pages = [key - first_key for _, key in of_source]
             for page, decoded in zip(pages, self._sources[s].decode(pages), strict=True):
                 self._cache.keep(first_key + page, decoded, decoded.num_bytes)
                 yield decoded
-
-
-class _Pieces:
-    """Where the pieces of one call come from and go to, sorted by page."""
-
-    __slots__ = ("_cells", "_first_piece", "_goes_on", "_places", "_rows", "_sizes", "_starts", "out", "successors")
-
-    def __init__(
-        self,
-        *,
-        first_piece: list[int],
-        rows: list[int],
-        starts: list[int],
-        sizes: list[int],
-        places: list[int],
-        goes_on: list[bool],
-        out: NDArray[np.integer[Any]],
-    ) -> None:
-        self._first_piece = first_piece
-        self._rows = rows
-        self._starts = starts
-        self._sizes = sizes
-        self._places = places
-        self._goes_on = goes_on
-        self.successors = [0] * len(places)
-        self.out = out
-        self._cells = out.data
-
-    def copy(self, k: int, page: DecodedPage) -> int:
-        """Copy the pieces of the k-th page to their places; returns bytes served."""
-        if page.values.dtype.itemsize > self.out.dtype.itemsize:
-            self.out = self.out.astype(page.values.dtype)
-            self._cells = self.out.data
-        # memoryviews of one dtype, or else numpy arrays, which convert
-        same = page.values.dtype == self.out.dtype
-        target: Any = self._cells if same else self.out
-        cells: Any = page.cells if same else page.values
-        rows, starts, sizes, places, offsets = self._rows, self._starts, self._sizes, self._places, page.offsets
-        num_values = 0
-        for i in range(self._first_piece[k], self._first_piece[k + 1]):
-            begin, size, place = offsets[rows[i]] + starts[i], sizes[i], places[i]
-            target[place : place + size] = cells[begin : begin + size]
-            if self._goes_on[i]:
-                self.successors[i] = int(cells[begin + size])
-            num_values += size
-        return num_values * page.values.itemsize

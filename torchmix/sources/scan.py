@@ -37,6 +37,7 @@ from torchmix.sources.file_changes import FileChange, WantedFile, match_files
 from torchmix.sources.formats import choose_source, find_source_files
 from torchmix.sources.scan_files import Progress, ScannedFile, ScanTask, fingerprint_files, scan_files
 from torchmix.sources.source import Source
+from torchmix.transform.open_tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +187,8 @@ def _compare(
     names = sorted(recipe.sources)
     settings = {name: settings_of(recipe, name) for name in names}
     paths = {name: find_source_files(name, settings[name], directory) for name in names}
-    sources = {name: choose_source(name, settings[name], paths[name]) for name in names}
+    tokenizers = Tokenizers(directory)
+    sources = {name: choose_source(name, settings[name], paths[name], tokenizers) for name in names}
     found = iter(fingerprint_files([(sources[name], path) for name in names for path in paths[name]], directory))
     work: list[_SourceWork] = []
     for name in names:
@@ -222,8 +224,9 @@ def _log_changes(name: str, changes: Sequence[FileChange]) -> None:
 
 
 def _same_reading(entry: SourceEntry, settings: SourceSettings, source: Source) -> bool:
-    indexed = (entry.format, entry.column, entry.tokenizer, entry.transform_id)
-    return indexed == (settings.format, settings.column, settings.tokenizer, source.transform_id)
+    """Whether lengths of the catalog are true: the transform tells all of a tokenizer but its name."""
+    indexed = (entry.format, entry.column, entry.transform_id)
+    return indexed == (settings.format, settings.column, source.transform_id)
 
 
 def _held(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog | None:

@@ -97,3 +97,6 @@ class BytesTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """See `tokenizer.Tokenizer`."""
         return decode(ids)
+
+
+BYTES = BytesTokenizer()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.tokenizer_kind import TIKTOKEN, tokenizer_kind
-from torchmix.transform.bytes_tokenizer import BytesTokenizer
+from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.encoder import Encoder
 from torchmix.transform.huggingface import HuggingFaceEncoder
 from torchmix.transform.tiktoken_encoding import TiktokenEncoder
@@ -51,7 +51,7 @@ class Tokenizers:
     def _open(self, where: str, tokenizer: str, begin_id: int | str | None, end_id: int | str | None) -> Tokenizer:
         kind = tokenizer_kind(tokenizer)
         if kind == "bytes":
-            return BytesTokenizer()
+            return BYTES
         if tokenizer not in self._encoders:
             place = f"{where}.tokenizer"
             self._encoders[tokenizer] = (
