@@ -145,6 +145,24 @@ class Reader:
         successors[order] = pieces.successors
         return Tokens(values=pieces.out, successors=successors)
 
+    def page(self, source: int, page: int) -> DecodedPage:
+        """A whole page, not copied.
+
+        Args:
+            source: Index of the source, by sorted name.
+            page: Page of it.
+
+        Raises:
+            SourceChanged, SourceUnreadable, CorruptPage, LoaderClosed: As `read`.
+        """
+        self._check_open()
+        self._sources[source].mapped.check()
+        key = np.array([self._first_key[source] + page])
+        at_hand, missing = self._at_hand(key)
+        [found] = self._decode(key) if missing else at_hand.values()
+        self._bytes_served += found.values.nbytes
+        return found
+
     def warm(self, source: int, page_ids: Int64Array) -> None:
         """Decode pages ahead of need, as many as fit the cache without pushing anything out.
 
