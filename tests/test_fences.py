@@ -27,6 +27,7 @@ ROOMS = (
     "transform",
     "sources",
     "mixture",
+    "reading",
     "parallel",
     "planner",
     "service",

@@ -9,6 +9,7 @@ rank exactly the tensors it needs. Rooms in reading order, which is data-flow or
     transform          row -> sample
     sources            how bytes are read
     mixture            which document comes next
+    reading            pages and rows, for other people's loaders
     parallel           who consumes
     planner            who gets what, when
     constructor        documents -> tensors
@@ -16,7 +17,7 @@ rank exactly the tensors it needs. Rooms in reading order, which is data-flow or
     megatron_adapter   Megatron's names and hooks
     cli                torchmix check | index | plan
 
-Names that need torch are imported when they are first used.
+Names that need torch or pyarrow are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torchmix.recipe.structs import Recipe
 
 if TYPE_CHECKING:
     from torchmix.constructor.fields import Microbatch
+    from torchmix.reading.pages import Pages, open_pages
     from torchmix.stateful.loader import StatefulDataLoader
     from torchmix.stateful.open import build_loader
 
@@ -38,18 +40,22 @@ __version__ = "0.1.0"
 __all__ = [
     "ClientPlaceTree",
     "Microbatch",
+    "Pages",
     "Recipe",
     "StatefulDataLoader",
     "Topology",
     "build_loader",
     "check_recipe",
     "load_recipe",
+    "open_pages",
 ]
 
 _HOME_OF_LAZY_NAME = {
     "Microbatch": "torchmix.constructor.fields",
+    "Pages": "torchmix.reading.pages",
     "StatefulDataLoader": "torchmix.stateful.loader",
     "build_loader": "torchmix.stateful.open",
+    "open_pages": "torchmix.reading.pages",
 }
 
 

@@ -3,7 +3,8 @@
 In: the cursor after each step. Out: pages decoded ahead in the reader's cache. Must hold: what is read and in which
 order is not changed, only when it is decoded; a page that cannot be read is told where it is needed and not here, since
 the steps before it are good. Without this, the steps after a window's border would decode nearly all its pages at once,
-and a training step would wait for them. Cost: one comparison per source and step.
+and a training step would wait for them. Sources that are not shuffled by page have no such border, and are passed over.
+Cost: one comparison per source and step.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class WindowsAhead:
         at = cursor.position
         places = zip(at.epoch.tolist(), at.window.tolist(), at.offset.tolist(), strict=True)
         for s, (epoch, window, offset) in enumerate(places):
-            if self._orders[s].num_windows == 1:
-                continue  # the next window has the same pages
+            if self._orders[s].method != "page" or self._orders[s].num_windows == 1:
+                continue  # each step needs as many new pages as any other, or the next window has the same pages
             if (used := self._orders[s].next_used(epoch, window)) != (epoch, window):
                 (epoch, window), offset = used, 0
             present = self._windows[s]

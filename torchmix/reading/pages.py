@@ -1,0 +1,228 @@
+"""Files -> an index, pages, rows, and orders of them: what torchmix knows of reading, without a recipe.
+
+In: files, a column, and a folder for the index. Out: `Pages`. Must hold: what is read is what was indexed, or an error
+that names file, page and row; the index is built once and shared by all processes that open it. Cost: opening maps the
+index; a page costs reading and decoding of its bytes alone.
+
+A `Pages` belongs to one thread at a time. `copy.copy(pages)` gives another thread its own, and so does pickling, as a
+DataLoader does for spawned workers: files and decoded pages are not shared, the index is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from torchmix.catalog.store import open_catalog
+from torchmix.errors import CatalogMissing, CatalogStale
+from torchmix.mixture.order import Method, SourceOrder
+from torchmix.reading.arrow_rows import text_rows, token_rows
+from torchmix.reading.row_order import RowOrder
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.structs import RECIPE_VERSION, Batch, Read, Recipe, Shuffle, Source
+from torchmix.sources.reader import Reader
+from torchmix.sources.scan import index_recipe
+from torchmix.sources.scan_files import Progress
+
+
+class Pages:
+    """The pages and rows of some files, counted through them in the order of the index."""
+
+    def __init__(self, recipe: Recipe, directory: Path) -> None:
+        """Open the one source of a recipe; see `open_pages`."""
+        self._recipe, self._directory = recipe, directory
+        catalog = open_catalog(recipe, directory)
+        self._source = next(iter(catalog.sources.values()))
+        cache_bytes = parse_bytes(recipe.read.cache, where="cache")
+        self._reader = Reader(catalog, directory, cache_bytes=cache_bytes)
+        self._is_text = next(iter(recipe.sources.values())).tokenizer == "bytes"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._recipe, self._directory, self.fingerprint)
+
+    def __enter__(self) -> Pages:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over the files' identities, column, transform and windows: equal, and so are all orders."""
+        return self._source.fingerprint
+
+    @property
+    def num_pages(self) -> int:
+        """P, pages of all files."""
+        return self._source.pages.num_pages
+
+    @property
+    def num_rows(self) -> int:
+        """N, rows of all files."""
+        return self._source.num_documents
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """[N] tokens of each row, memory-mapped; of plain text its bytes and 1, and 0 where it is null."""
+        return self._source.sizes.tokens
+
+    @property
+    def first_row_of_page(self) -> NDArray[np.int64]:
+        """[P + 1] page p has the rows `first_row_of_page[p]` to `first_row_of_page[p + 1]`, half-open."""
+        return self._source.sizes.first_row_of_page
+
+    def read_page(self, page: int) -> pa.Array:
+        """All rows of a page in [0, P).
+
+        Returns:
+            A large_list array of integers, or a large_string array. Lists lie in the memory into which the page was
+            decoded: `rows.values.to_numpy()` and `torch.from_dlpack(rows.values)` copy nothing. Do not write into it.
+
+        Raises:
+            IndexError: There is no such page.
+            SourceChanged, SourceUnreadable: The file is not the indexed one, or cannot be read.
+            CorruptPage: The page does not decode, or to other rows than were indexed.
+            LoaderClosed: After `close()`.
+        """
+        if not 0 <= page < self.num_pages:
+            raise IndexError(f"page {page}: the files have {self.num_pages}")
+        decoded = self._reader.page(0, page)
+        return self._rows(decoded.values, np.asarray(decoded.offsets))
+
+    def read_rows(self, rows: ArrayLike) -> pa.Array:
+        """Rows, in the order asked, each page of them decoded once.
+
+        Args:
+            rows: [n] of [0, N), in any order, also several times.
+
+        Returns:
+            [n] as `read_page`, in memory of its own.
+
+        Raises:
+            IndexError: There is no such row. Else as `read_page`.
+        """
+        asked = np.atleast_1d(np.asarray(rows, np.int64))
+        if len(asked) and not 0 <= asked.min() <= asked.max() < self.num_rows:
+            raise IndexError(f"rows {asked.min()} to {asked.max()}: the files have {self.num_rows}")
+        tokens = self.lengths[asked].astype(np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)])
+        zeros = np.zeros(len(asked), np.int64)
+        found = self._reader.read(zeros, asked, zeros, tokens, places=offsets[:-1], num_places=int(offsets[-1]))
+        return self._rows(found.values.copy(), offsets)
+
+    def permuted_order(self, *, seed: int, epoch: int = 0, method: Method = "page") -> RowOrder:
+        """The rows of an epoch, shuffled; the same on every machine.
+
+        Args:
+            seed: In [0, 2^63).
+            epoch: 0 or more; each has an order of its own.
+            method: `page`: pages are permuted, and rows of a window of them; near a full shuffle, and each page is
+                decoded about once. `row`: all rows are permuted; nearly every row costs a page. `none`: as they lie.
+        """
+        return RowOrder(SourceOrder(self._source.name, self._source.sizes, seed=seed, method=method), epoch)
+
+    def warm(self, rows: ArrayLike) -> None:
+        """Decode the pages of coming rows now, as many as fit the cache; errors as `read_page`."""
+        self._reader.warm(0, np.unique(self._source.pages.page_of_rows(np.asarray(rows, np.int64))))
+
+    def stats(self) -> dict[str, int | float]:
+        """Bytes read, pages decoded, decode_amplification and more, since this was opened; see `Reader.stats`."""
+        return self._reader.stats()
+
+    def close(self) -> None:
+        """Close all files and drop all pages; may be called again."""
+        self._reader.close()
+
+    def _rows(self, values: NDArray[np.integer[Any]], offsets: NDArray[np.int64]) -> pa.Array:
+        return text_rows(values, offsets) if self._is_text else token_rows(values, offsets)
+
+
+def open_pages(
+    path: str | Path | Sequence[str | Path],
+    *,
+    catalog: str | Path,
+    tokens: str | None = None,
+    text: str | None = None,
+    tokenizer: str = "bytes",
+    begin_id: int | str | None = None,
+    end_id: int | str | None = None,
+    format: Literal["parquet", "megatron", "jsonl", "arrow"] | None = None,
+    name: str = "pages",
+    cache: str | int = "256MiB",
+    window_pages: int = 256,
+    window_bytes: str | int = "64MiB",
+    update: bool = False,
+    progress: Progress | None = None,
+) -> Pages:
+    """Open some files, and index them first if that was not done.
+
+    Args:
+        path: Files or globs; relative ones to the present folder. Any format that a recipe's source may have.
+        catalog: Folder of the index; several `name`s may share it.
+        tokens: Column of integer lists. Exactly one of `tokens` and `text`, but with Megatron's files.
+        text: Column of strings.
+        tokenizer: Of `text`: `tiktoken:NAME` or the path of a tokenizer.json gives rows of ids; `bytes` gives strings.
+        begin_id, end_id: What stands around each text's ids, as in a recipe.
+        format: As in a recipe; None: by the files' names.
+        name: Of these files in the index; also keys orders, so other names give other orders.
+        cache: Decoded pages kept, as 256MiB or a number of bytes.
+        window_pages, window_bytes: How far a row may travel with `method="page"`.
+        update: Look for new and changed files, and index them. Rows of files that stay keep their order.
+        progress: Called while indexing with bytes done, bytes in all, name and file.
+
+    Raises:
+        RecipeError: An argument that no recipe could hold.
+        CatalogStale: The index was made with other arguments; `update=True` makes it anew.
+        SourceUnreadable, SourceChanged, CorruptPage: As `sources.scan.index_sources`.
+    """
+    paths = (path,) if isinstance(path, str | Path) else tuple(path)
+    source = Source(
+        path=tuple(map(str, paths)),
+        format=format,
+        tokens=tokens,
+        text=text,
+        tokenizer=None if text is None else tokenizer,
+        begin_id=begin_id,
+        end_id=end_id,
+    )
+    recipe = check_recipe(
+        Recipe(
+            version=RECIPE_VERSION,
+            seed=0,
+            batch=Batch(samples=1, length=8),
+            sources={name: source},
+            mixture={name: "100%"},
+            catalog=str(catalog),
+            shuffle=Shuffle(window_pages=window_pages, window_bytes=window_bytes),
+            read=Read(cache=cache),
+        )
+    )
+    directory = Path().absolute()
+    if update:
+        index_recipe(recipe, directory, progress=progress)
+    try:
+        return Pages(recipe, directory)
+    except CatalogMissing:
+        index_recipe(recipe, directory, progress=progress)
+        return Pages(recipe, directory)
+    except CatalogStale as error:
+        raise CatalogStale(f"{error} (here: open_pages(..., update=True))") from error
+
+
+def _reopen(recipe: Recipe, directory: Path, fingerprint: str) -> Pages:
+    pages = Pages(recipe, directory)
+    if pages.fingerprint != fingerprint:
+        raise CatalogStale(
+            f"the index of {', '.join(next(iter(recipe.sources.values())).path)} is another ({pages.fingerprint}) than "
+            f"when these pages were opened ({fingerprint}); open them anew"
+        )
+    return pages
