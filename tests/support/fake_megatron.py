@@ -1,7 +1,8 @@
 """A stand-in for `megatron.training`, which is not on PyPI: the few names that the adapter uses, and no more.
 
-In: arguments. Out: modules in `sys.modules`, faithful to Megatron-LM core 0.16 and 0.20 where the adapter looks. The
-rest, `megatron.core`, is real where a test needs it.
+In: arguments. Out: modules in `sys.modules`, faithful to Megatron-LM core 0.16 and 0.20 where the adapter looks. Of
+`megatron.core`, which takes seconds to import, there is a stand-in for one rank; single files of the real one can be
+had by `file_of_core()`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -102,10 +106,50 @@ def modules_of(args: SimpleNamespace, *, lines: Lines | None = None, writer: Any
     return {f"megatron.training{name}": module for name, module in modules.items()}
 
 
+def core_of(args: SimpleNamespace, *, machine: Any = None) -> dict[str, ModuleType]:
+    """`megatron.core` of a job of one rank, by name.
+
+    Args:
+        args: Where sizes are read.
+        machine: The rerun state machine.
+    """
+    state = ModuleType("megatron.core.parallel_state")
+    for axis in ("tensor_model_parallel", "context_parallel", "pipeline_model_parallel", "data_parallel"):
+        setattr(state, f"get_{axis}_world_size", lambda: 1)
+        setattr(state, f"get_{axis}_rank", lambda: 0)
+    state.is_pipeline_first_stage = state.is_pipeline_last_stage = lambda **_: True  # type: ignore[attr-defined]
+    state.get_data_parallel_group = lambda with_context_parallel: None  # type: ignore[attr-defined]
+    calculator = ModuleType("megatron.core.num_microbatches_calculator")
+    calculator.get_num_microbatches = lambda: args.global_batch_size // args.micro_batch_size  # type: ignore[attr-defined]
+    reruns = ModuleType("megatron.core.rerun_state_machine")
+    reruns.get_rerun_state_machine = lambda: machine  # type: ignore[attr-defined]
+    params = ModuleType("megatron.core.packed_seq_params")
+    params.PackedSeqParams = PackedSeqParams  # type: ignore[attr-defined]
+    core = ModuleType("megatron.core")
+    for module in (state, calculator, reruns, params):
+        setattr(core, module.__name__.rpartition(".")[2], module)
+    return {module.__name__: module for module in (ModuleType("megatron"), core, state, calculator, reruns, params)}
+
+
+@dataclass
+class PackedSeqParams:
+    """The fields of core 0.16."""
+
+    qkv_format: str | None = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_kv: Any = None
+    cu_seqlens_q_padded: Any = None
+    cu_seqlens_kv_padded: Any = None
+    max_seqlen_q: Any = None
+    max_seqlen_kv: Any = None
+
+
 @contextmanager
-def installed(args: SimpleNamespace, **options: Any) -> Iterator[dict[str, ModuleType]]:
-    """While inside, `megatron.training` is the stand-in."""
-    modules = modules_of(args, **options)
+def installed(
+    args: SimpleNamespace, *, core: bool = False, machine: Any = None, **options: Any
+) -> Iterator[dict[str, ModuleType]]:
+    """While inside, `megatron.training` is the stand-in, and with `core` so is `megatron.core`."""
+    modules = {**(core_of(args, machine=machine) if core else {}), **modules_of(args, **options)}
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:
@@ -116,6 +160,16 @@ def installed(args: SimpleNamespace, **options: Any) -> Iterator[dict[str, Modul
                 del sys.modules[name]
             else:
                 sys.modules[name] = module
+
+
+def file_of_core(name: str) -> ModuleType:
+    """A module of the real `megatron.core` that needs no other, without the seconds that its package takes."""
+    (folder,) = find_spec("megatron").submodule_search_locations  # type: ignore[union-attr, misc]
+    spec = spec_from_file_location(f"tests.{name}", Path(folder) / "core" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def script_of(layout: str, loss_func: Callable[..., Any] | None = None) -> dict[str, Any]:

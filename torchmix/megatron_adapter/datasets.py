@@ -145,7 +145,7 @@ class _Job:
             workers=args.data_workers,
             look_ahead=args.data_look_ahead,
             directory=self._folder,
-            **({"start_step": start.step} if start.state is None and start.step else {}),
+            start_step=start.step if start.state is None else 0,
         )
         self._loaders.append(loader)
         if getattr(args, "exit_signal_handler", False):

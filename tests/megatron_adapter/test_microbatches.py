@@ -1,0 +1,159 @@
+"""One stream for several model chunks: all see the same, it is kept as long as needed, and counted when all had it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from torchmix.constructor.fields import Microbatch
+from torchmix.errors import PlanError
+from torchmix.megatron_adapter.microbatches import SharedMicrobatches
+
+
+def stream(microbatches_of_step: int, steps: int) -> Iterator[Microbatch]:
+    for step in range(steps):
+        for index in range(microbatches_of_step):
+            yield Microbatch(
+                tokens=torch.tensor([[step, index]]),
+                labels=None,
+                loss_mask=None,
+                position_ids=None,
+                source_index=None,
+                cu_seqlens=torch.tensor([0, 2], dtype=torch.int32),
+                cu_seqlens_padded=torch.tensor([0, 2], dtype=torch.int32),
+                max_seqlen=2,
+                step=step,
+                index=index,
+                is_last_of_step=index + 1 == microbatches_of_step,
+                num_tokens_global=2,
+            )
+
+
+class Shared:
+    """Shared microbatches whose states are the number of the step that is done."""
+
+    def __init__(self, *, num_microbatches: int = 4, steps: int = 3, **options: Any) -> None:
+        self.pulled: list[tuple[int, int]] = []
+        self.consumed: list[bytes] = []
+        self.shared = SharedMicrobatches(
+            stream(num_microbatches, steps),
+            part="train",
+            packed=options.pop("packed", True),
+            on_microbatch=lambda microbatch: self.pulled.append((microbatch.step, microbatch.index)),
+            state_of_step=lambda: b"after step %d" % self.pulled[-1][0],
+            on_step_consumed=self.consumed.append,
+            **options,
+        )
+
+
+def places(items: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(item["step"], item["index"]) for item in items]
+
+
+def interleaved(num_microbatches: int, chunks: int, group: int) -> list[int]:
+    """Chunks in the order in which Megatron's interleaved schedule runs them forward.
+
+    Groups of microbatches go through all chunks one after another (`get_schedule_table` of core 0.16).
+    """
+    order = []
+    for start in range(0, num_microbatches, group):
+        size = min(group, num_microbatches - start)
+        order += [chunk for chunk in range(chunks) for _ in range(size)]
+    return order
+
+
+@pytest.mark.parametrize(("chunks", "group"), [(1, 1), (2, 2), (2, 4), (3, 2), (4, 8)])
+def test_chunks_of_an_interleaved_schedule_see_the_same(chunks: int, group: int) -> None:
+    job = Shared(num_microbatches=8)
+    iterators = [job.shared.new_iterator() for _ in range(chunks)]
+    seen: list[list[dict[str, Any]]] = [[] for _ in range(chunks)]
+    most_waiting = 0
+    for _step in range(3):
+        for chunk in interleaved(8, chunks, group):
+            seen[chunk].append(next(iterators[chunk]))
+            most_waiting = max(most_waiting, job.shared.num_waiting)
+    expected = [(step, index) for step in range(3) for index in range(8)]
+    assert [places(items) for items in seen] == [expected] * chunks
+    assert most_waiting <= (group if chunks > 1 else 0)
+    assert job.shared.num_waiting == 0
+    assert job.consumed == [b"after step 0", b"after step 1", b"after step 2"]
+    assert job.pulled == expected
+
+
+def test_any_order_inside_a_step_gives_each_chunk_all() -> None:
+    draw = random.Random(7)
+    job = Shared()
+    iterators = [job.shared.new_iterator() for _ in range(3)]
+    seen: list[list[dict[str, Any]]] = [[], [], []]
+    for _step in range(3):
+        order = [chunk for chunk in range(3) for _ in range(4)]
+        draw.shuffle(order)
+        for chunk in order:
+            seen[chunk].append(next(iterators[chunk]))
+    assert places(seen[0]) == places(seen[1]) == places(seen[2])
+
+
+def test_a_step_is_consumed_when_the_last_chunk_has_had_its_end() -> None:
+    job = Shared(num_microbatches=2)
+    first, second = job.shared.new_iterator(), job.shared.new_iterator()
+    next(first), next(first), next(second)
+    assert job.consumed == []
+    next(second)
+    assert job.consumed == [b"after step 0"]
+
+
+def test_items_are_dicts_of_their_own_that_may_be_altered() -> None:
+    job = Shared()
+    first, second = job.shared.new_iterator(), job.shared.new_iterator()
+    item = next(first)
+    assert item["tokens"].tolist() == [[0, 0]]
+    item["tokens"] = None
+    assert next(second)["tokens"].tolist() == [[0, 0]]
+
+
+def test_dense_microbatches_have_no_boundaries() -> None:
+    item = next(Shared(packed=False).shared.new_iterator())
+    assert item["cu_seqlens"] is None
+    assert item["cu_seqlens_padded"] is None
+
+
+def test_a_skipped_step_is_skipped_by_all_chunks_and_counts() -> None:
+    job = Shared()
+    iterators = [job.shared.new_iterator() for _ in range(2)]
+    job.shared.skip_step()
+    assert job.consumed == [b"after step 0"]
+    assert [(next(it)["step"], job.shared.num_waiting) for it in iterators] == [(1, 1), (1, 0)]
+
+
+def test_skipping_inside_a_step_is_refused() -> None:
+    job = Shared()
+    first, _second = job.shared.new_iterator(), job.shared.new_iterator()
+    next(first)
+    with pytest.raises(PlanError, match="while a chunk was inside one"):
+        job.shared.skip_step()
+
+
+def test_a_chunk_that_comes_late_is_refused() -> None:
+    job = Shared()
+    next(job.shared.new_iterator())
+    with pytest.raises(PlanError, match="after 1 microbatches were consumed"):
+        job.shared.new_iterator()
+
+
+def test_iterators_have_a_length_only_where_a_pass_has() -> None:
+    with pytest.raises(TypeError, match="no len"):
+        len(Shared().shared.new_iterator())  # type: ignore[arg-type]
+    counted = Shared(num_steps=5).shared.new_iterator()
+    assert len(counted) == 5  # type: ignore[arg-type]
+    assert iter(counted) is counted
+
+
+def test_the_end_of_the_data_is_the_end() -> None:
+    iterator = Shared(num_microbatches=1, steps=1).shared.new_iterator()
+    next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)

@@ -1,0 +1,106 @@
+"""Flags that cannot work are refused by name, all at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.fake_megatron import default_args
+from torchmix.errors import RecipeError
+from torchmix.megatron_adapter.refusals import check_refusals
+from torchmix.recipe.structs import Batch, Packing, Part, Recipe, Source
+
+SOURCE = Source(path="web.parquet", tokens="input_ids")
+RECIPE = Recipe(version=2, seed=1, batch=Batch(samples=8, length=64), sources={"web": SOURCE}, mixture={"web": "100%"})
+
+
+def recipe_with(**changes: Any) -> Recipe:
+    return msgspec.structs.replace(RECIPE, **changes)
+
+
+def check(recipe: Recipe = RECIPE, *, cp: int = 1, pp: int = 1, **changes: Any) -> None:
+    check_refusals(default_args(**changes), recipe, cp=cp, pp=pp)
+
+
+def test_defaults_are_not_refused() -> None:
+    check()
+    check_refusals(default_args(), recipe_with(packing=Packing(boundaries="none")), cp=2, pp=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"data_path": ["1.0", "/p/web"]}, "--data-path"),
+        ({"data_args_path": "f"}, "--data-args-path"),
+        ({"train_data_path": ["f"]}, "--train-data-path"),
+        ({"per_split_data_args_path": "f"}, "--per-split-data-args-path"),
+        ({"mock_data": True}, "--mock-data"),
+        ({"dataloader_type": "cyclic"}, "--dataloader-type"),
+        ({"yaml_cfg": "f.yaml"}, "--yaml-cfg"),
+        ({"sft": True}, "--sft"),
+        ({"fim_data": True}, "--fim-data"),
+        ({"perform_rl_step": True}, "--perform-rl-step"),
+        ({"hybrid_context_parallel": True}, "--hybrid-context-parallel"),
+        ({"dynamic_context_parallel": True}, "--dynamic-context-parallel"),
+        ({"sequence_packing_scheduler": "dp_balanced"}, "--sequence-packing-scheduler"),
+        ({"phase_transition_iterations": [10]}, "--phase-transition-iterations"),
+        ({"multiple_validation_sets": True}, "--multiple-validation-sets"),
+        ({"dataloader_inter_document_masking": True}, "--dataloader-inter-document-masking"),
+        ({"dataloader_save": "f"}, "--dataloader-save"),
+        ({"inprocess_restart": True}, "--inprocess-restart"),
+        ({"cuda_graph_impl": "full_iteration"}, "full-iteration graph"),
+        ({"cuda_graph_scope": ["full_iteration"]}, "full-iteration graph"),
+        ({"cuda_graph_scope": [SimpleNamespace(name="full_iteration")]}, "full-iteration graph"),
+        ({"overlap_moe_expert_parallel_comm": True}, "--overlap-moe-expert-parallel-comm"),
+    ],
+)
+def test_each_flag_is_refused_by_name(changes: dict[str, Any], flag: str) -> None:
+    with pytest.raises(RecipeError, match=f"{flag}: "):
+        check(**changes)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(RecipeError) as raised:
+        check(mock_data=True, sft=True, eval_iters=10)
+    assert all(flag in str(raised.value) for flag in ("--mock-data", "--sft", "--eval-iters 10"))
+
+
+@pytest.mark.parametrize("flag", ["reset_position_ids", "reset_attention_mask"])
+def test_resets_contradict_dense_batches_only(flag: str) -> None:
+    check(**{flag: True})
+    with pytest.raises(RecipeError, match=f"--{flag.replace('_', '-')}: .*boundaries: none"):
+        check(recipe_with(packing=Packing(boundaries="none")), **{flag: True})
+
+
+def test_packed_samples_travel_one_by_one_between_stages() -> None:
+    check(micro_batch_size=2)
+    check(recipe_with(packing=Packing(boundaries="none")), pp=2, micro_batch_size=2)
+    with pytest.raises(RecipeError, match="--micro-batch-size 2 with 2 pipeline stages"):
+        check(pp=2, micro_batch_size=2)
+
+
+def test_context_parallelism_cuts_documents_or_knows_none() -> None:
+    concat = Packing(method="concat")
+    check(recipe_with(packing=concat))
+    check(recipe_with(packing=Packing(method="concat", boundaries="none")), cp=2)
+    with pytest.raises(RecipeError, match="--context-parallel-size 2: attention cuts each document"):
+        check(recipe_with(packing=concat), cp=2)
+
+
+def test_a_recipe_may_require_that_all_tokens_weigh_alike() -> None:
+    required = recipe_with(per_token_loss="require")
+    check(required, calculate_per_token_loss=True)
+    check(calculate_per_token_loss=False)
+    with pytest.raises(RecipeError, match="per_token_loss: require; give --calculate-per-token-loss"):
+        check(required, calculate_per_token_loss=False)
+
+
+@pytest.mark.parametrize("changes", [{"eval_iters": 5}, {"eval_iters": 0, "full_validation": True}])
+def test_validation_needs_a_validation_part(changes: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="the recipe has no validation; give it `split` or `validation`"):
+        check(**changes)
+    check(recipe_with(split=(90, 10, 0)), **changes)
+    check(recipe_with(validation=Part(sources={"held": SOURCE}, mixture={"held": "100%"})), **changes)
