@@ -102,6 +102,64 @@ def test_another_catalog_or_other_sources_are_named() -> None:
         cursor_of_state(state, planner_of({"alpha": "60%", "beta": "39.9%", "delta": "0.1%"}), catalog=CATALOG)
 
 
+def test_a_state_may_name_a_step_alone() -> None:
+    planner = planner_of(SHARES)
+    data = encode_state(start_state(recipe=RECIPE, dp=1, micro_batch_size=1, step=7))
+    assert data[14] == 2, "what only version 2 holds is written as version 2"
+    assert encode_state(start_state(recipe=RECIPE, dp=1, micro_batch_size=1))[14] == some_state()[14] == 1
+    cursor = cursor_of_state(decode_state(data, recipe=RECIPE), planner, catalog=CATALOG)
+    there = cursor_after(planner, 7)
+    assert planner.step(cursor)[0].order_digest == planner.step(there)[0].order_digest
+    as_version_1 = data[:14] + b"\x01" + data[15:]
+    with pytest.raises(StateError, match="no state of its version"):
+        decode_state(as_version_1, recipe=RECIPE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": -1},
+        {"window": -1},
+        {"window": 1},  # of one
+        {"offset": -1},
+        {"offset": 400},
+        {"residue": -1},
+        {"residue": 1 << 32},
+    ],
+)
+def test_a_position_outside_its_source_is_refused(changes: dict[str, int]) -> None:
+    state = decode_state(some_state(), recipe=RECIPE)
+    sources = [state.sources[0], msgspec.structs.replace(state.sources[1], **changes), state.sources[2]]
+    with pytest.raises(StateError, match="of source 'beta', which has 1 windows: the state is damaged"):
+        cursor_of_state(msgspec.structs.replace(state, sources=sources), planner_of(SHARES), catalog=CATALOG)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": 3},
+        {"source": -1},
+        {"row": 400},
+        {"row": -1},
+        {"start": -1},
+        {"start": 700},
+        {"tokens": 701},
+        {"drawn_step": -1},
+    ],
+)
+def test_a_piece_of_the_pool_that_does_not_exist_is_refused(changes: dict[str, int]) -> None:
+    state = decode_state(some_state(), recipe=RECIPE)
+    pool = state.pool
+    assert len(pool.row) > 1
+    [(name, value)] = changes.items()
+    wrong = msgspec.structs.replace(pool, **{name: [*getattr(pool, name)[:-1], value]})
+    with pytest.raises(StateError, match="piece that does not exist"):
+        cursor_of_state(msgspec.structs.replace(state, pool=wrong), planner_of(SHARES), catalog=CATALOG)
+    ragged = msgspec.structs.replace(pool, **{name: getattr(pool, name)[:-1]})
+    with pytest.raises(StateError, match="piece that does not exist"):
+        cursor_of_state(msgspec.structs.replace(state, pool=ragged), planner_of(SHARES), catalog=CATALOG)
+
+
 def header_of(planner: Planner, cursor: Cursor, **changes: object) -> StepHeader:
     plan, after = planner.step(cursor)
     state = encode_state(state_of_cursor(after, planner, recipe=RECIPE, catalog=CATALOG))

@@ -44,7 +44,7 @@ def write_job(
     directory: Path,
     *,
     seed: int = 5,
-    samples: int = 8,
+    samples: int | str = 8,
     length: int = 64,
     method: str = "best_fit",
     boundaries: str = "document",
@@ -52,7 +52,10 @@ def write_job(
     extra: str = "",
     checksums: bool = False,
 ) -> Path:
-    """Files of four sources of different kinds, their recipe and their catalog; the recipe's path."""
+    """Files of four sources of different kinds, their recipe and their catalog; the recipe's path.
+
+    `samples` is as in YAML: a number, or a ramp; `extra` is more of the recipe.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     documents = random_tokens(seed, 900, mean_tokens=40)
     make_tokens_file(directory / "web-0.parquet", documents, codec="zstd", checksums=checksums)
@@ -62,7 +65,7 @@ def write_job(
     path = directory / "recipe.yaml"
     path.write_text(
         f"""
-version: 1
+version: 2
 seed: {seed}
 batch: {{samples: {samples}, length: {length}}}
 sources:
@@ -110,21 +113,24 @@ def run_job(
             if program is not None:
                 program(loader, rank)
             else:
-                count = steps * loader.num_microbatches if steps is not None else microbatches
-                take(loader, rank, count, keep=keep)
+                take(loader, rank, microbatches, steps=steps, keep=keep)
             rank.state = loader.state_dict()
         return rank
 
     return run_ranks(open_job(recipe, topology, **options), consume, deadline_s=120)
 
 
-def take(loader: StatefulDataLoader, rank: Rank, count: int | None, *, keep: bool = True) -> None:
-    """Take `count` microbatches, or all there are."""
+def take(
+    loader: StatefulDataLoader, rank: Rank, count: int | None, *, steps: int | None = None, keep: bool = True
+) -> None:
+    """Take `count` microbatches, or those of `steps` steps, or all there are."""
     for microbatch in islice(iter(loader), count):
         if keep:
             rank.microbatches.append(microbatch)
         if microbatch.is_last_of_step:
             rank.digests.append(loader.order_digest)
+            if len(rank.digests) == steps:
+                return
 
 
 def same_tensors(one: Microbatch, other: Microbatch) -> bool:

@@ -149,8 +149,7 @@ def cursor_of_state(state: LoaderState, planner: Planner, *, catalog: str) -> Cu
     try:
         source = index[pool["source"]]
         document_tokens = _document_tokens(planner, source, pool["row"])
-        is_whole = min(map(np.min, pool.values())) >= 0 if len(source) else not any(map(len, pool.values()))
-        if not is_whole or (pool["start"] + pool["tokens"] > document_tokens).any():
+        if np.stack(list(pool.values())).min(initial=0) < 0 or (pool["start"] + pool["tokens"] > document_tokens).any():
             raise IndexError
     except (IndexError, ValueError):
         raise StateError("the state's pool holds a piece that does not exist; the state is damaged") from None

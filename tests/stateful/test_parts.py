@@ -1,0 +1,150 @@
+"""Parts, a first step by number, single passes: what `build_loader` gives beside a whole training run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.loaders import Rank, open_job, run_job, same_microbatches, take, write_job
+from tests.support.worlds import run_ranks
+from torchmix.constructor.fields import Microbatch
+from torchmix.errors import RecipeError, StateMismatch
+from torchmix.parallel.topology import Topology
+from torchmix.recipe.documents import PARTS
+from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.open import build_loader
+
+SPLIT = "split: [60, 20, 20]"
+OWN = """
+validation:
+  sources: {held: {path: prose.parquet, text: text, tokenizer: bytes, documents: [90%, 100%]}}
+  mixture: {held: 100%}
+"""
+
+
+@pytest.fixture(scope="module", params=["best_fit", "concat"])
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp(request.param), method=request.param, samples=16, length=256, extra=SPLIT)
+
+
+def tokens_of(microbatches: list[Microbatch]) -> Counter[int]:
+    counter: Counter[int] = Counter()
+    for microbatch in microbatches:
+        assert microbatch.tokens is not None and microbatch.source_index is not None
+        counter.update(microbatch.tokens[microbatch.source_index >= 0].tolist())
+    return counter
+
+
+def test_parts_have_orders_of_their_own(job: Path) -> None:
+    digests = {run_job(job, Topology(), steps=2, keep=False, part=part)[0].digests[-1] for part in PARTS}
+    assert len(digests) == 3
+
+
+def test_the_passes_over_all_parts_are_the_pass_over_everything(job: Path) -> None:
+    whole = job.parent / "whole.yaml"
+    whole.write_text(job.read_text().replace(SPLIT, "catalog: ./whole"))
+    everything = tokens_of(run_job(whole, Topology(), one_pass=True)[0].microbatches)
+    parts = [tokens_of(run_job(job, Topology(), part=part, one_pass=True)[0].microbatches) for part in PARTS]
+    assert sum(parts, Counter()) == everything
+
+
+@pytest.mark.parametrize("topology", [Topology(dp=4), Topology(tp=2, dp=2), Topology(cp=2, pp=2)], ids=str)
+def test_a_pass_ends_on_all_ranks_at_once_with_padding(job: Path, topology: Topology) -> None:
+    ranks = run_job(job, topology, part="test", one_pass=True)
+    alone = run_job(job, Topology(), part="test", one_pass=True)[0]
+    assert [rank.digests for rank in ranks] == [alone.digests] * topology.world_size
+    counts = {len(rank.microbatches) for rank in ranks}
+    assert counts == {len(alone.microbatches) // topology.dp}
+    last = alone.microbatches[-16:]
+    assert [microbatch.index for microbatch in last] == list(range(16))
+    assert sum(float(microbatch.loss_mask.sum()) for microbatch in last) == last[0].num_tokens_global
+    assert sum(int((microbatch.source_index >= 0).sum()) for microbatch in last) < 16 * 256
+
+
+def test_a_finished_pass_stays_finished_and_begins_again_from_its_first_state(job: Path) -> None:
+    with build_loader(job, topology=Topology(), workers=0, part="test", one_pass=True) as loader:
+        first = loader.state_dict()
+        once = list(loader)
+        end = loader.state_dict()
+        assert list(loader) == []
+        loader.load_state_dict(end)
+        assert list(loader) == []
+        loader.load_state_dict(first)
+        assert same_microbatches(list(loader), once)
+
+
+@pytest.mark.parametrize("topology", [Topology(), Topology(pp=2, dp=2)], ids=str)
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.system)])
+def test_a_start_by_number_gives_what_a_run_gives_from_there(job: Path, topology: Topology, workers: int) -> None:
+    whole = run_job(job, topology, steps=6)
+    later = run_job(job, topology, steps=2, start_step=4, workers=workers)
+    for one, other in zip(whole, later, strict=True):
+        assert other.digests == one.digests[4:]
+        count = len(other.microbatches)
+        assert same_microbatches(one.microbatches[-count:], other.microbatches)
+        assert other.state == one.state
+
+
+def test_a_start_by_number_can_be_saved_before_and_inside_its_first_step(job: Path) -> None:
+    whole = run_job(job, Topology(), steps=4)[0]
+    with build_loader(job, topology=Topology(), workers=0, start_step=3) as loader:
+        before = loader.state_dict()
+        assert loader.order_digest == ""
+        next(iter(loader))
+        inside = loader.state_dict()
+    assert len(before["torchmix_state"]) < 200
+    for state, first in ((before, 0), (inside, 1)):
+        rest = run_job(job, Topology(), microbatches=16 - first, state=state)[0]
+        assert same_microbatches(whole.microbatches[48 + first :], rest.microbatches)
+        assert rest.state == whole.state
+    at_dp4 = run_job(job, Topology(dp=4), steps=1, state=before, keep=False)
+    assert [rank.digests for rank in at_dp4] == [whole.digests[-1:]] * 4
+
+
+def test_a_state_of_one_part_is_not_one_of_another(job: Path) -> None:
+    state = run_job(job, Topology(), steps=1, keep=False, part="validation")[0].state
+    with build_loader(job, topology=Topology(), workers=0) as loader, pytest.raises(StateMismatch, match="recipe"):
+        loader.load_state_dict(state)
+
+
+def test_training_and_validation_run_side_by_side(job: Path) -> None:
+    topology = Topology(tp=2, dp=2)
+    train_alone, validation_alone = (run_job(job, topology, steps=4, part=part) for part in ("train", "validation"))
+    validations = open_job(job, topology, part="validation")
+
+    def consume(train: StatefulDataLoader) -> tuple[Rank, Rank]:
+        ranks = Rank(), Rank()
+        validation = validations[train._tree.topology.rank]
+        with train, validation:
+            for _ in range(4):
+                take(train, ranks[0], 8)
+                take(validation, ranks[1], 8)
+        return ranks
+
+    for number, (train, validation) in enumerate(run_ranks(open_job(job, topology), consume, deadline_s=120)):
+        assert same_microbatches(train.microbatches, train_alone[number].microbatches)
+        assert same_microbatches(validation.microbatches, validation_alone[number].microbatches)
+
+
+def test_own_sources_of_validation_are_indexed_with_the_others(tmp_path: Path) -> None:
+    recipe = write_job(tmp_path / "job", extra=OWN)
+    (tmp_path / "job" / "catalog" / "manifest.json").unlink()
+    with build_loader(recipe, topology=Topology(), workers=0, max_steps=1) as loader:
+        train = list(loader)
+    assert '"held"' in (tmp_path / "job" / "catalog" / "manifest.json").read_text()
+    with build_loader(recipe, topology=Topology(), workers=0, part="validation", max_steps=1) as loader:
+        held = list(loader)
+    assert {int(source) for each in held for source in each.source_index.unique()} <= {-1, 0}
+    assert len(train) == len(held) == 8
+
+
+def test_a_part_that_is_not_there_is_named(job: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="'valid' is no part of a recipe"):
+        build_loader(job, topology=Topology(), part="valid")
+    plain = write_job(tmp_path / "plain")
+    with pytest.raises(RecipeError, match="the recipe has no part test"):
+        build_loader(plain, topology=Topology(), part="test")
+    with pytest.raises(RecipeError, match="start_step=-1 must be an int of at least 0"):
+        build_loader(plain, topology=Topology(), start_step=-1)
