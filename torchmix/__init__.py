@@ -15,7 +15,7 @@ rank exactly the tensors it needs. Rooms in reading order, which is data-flow or
     constructor        documents -> tensors
     stateful           what the user holds
     megatron_adapter   Megatron's names and hooks
-    cli                torchmix check | index | plan
+    cli                torchmix check | index | plan | show
 
 Names that need torch or pyarrow are imported when they are first used.
 """

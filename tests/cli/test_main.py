@@ -35,7 +35,7 @@ def test_wrong_usage_is_exit_code_2(words: list[str], message: str, capsys: pyte
 def test_help_and_version_are_exit_code_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"torchmix {__version__}\n"
-    for verb in ("check", "index", "plan"):
+    for verb in ("check", "index", "plan", "show"):
         assert main([verb, "--help"]) == 0
         assert "exit codes: 0 ok, 1 findings, 2 usage or recipe, 3 data" in capsys.readouterr().out
 

@@ -1,6 +1,10 @@
 """The command line. Files in reading order:
 
 terminal.py        exit codes, counts, tables, JSON, progress: what every verb shares
+megatron_blend.py  Megatron's data flags -> datasets and their shares
+megatron_ramp.py   Megatron's flags of the batch -> stages by step
+recipe_yaml.py     a new recipe as commented YAML
+init.py            torchmix init: a recipe for a blend of Megatron's
 index.py           torchmix index: build the catalog
 forecast.py        what each source will give in N steps
 findings.py        what is wrong with the mixture, or worth knowing
@@ -9,6 +13,11 @@ check.py           torchmix check: will this recipe train as it says?
 plan_summary.py    steps of a plan, summed
 plan_files.py      every piece of a plan, as Parquet
 plan.py            torchmix plan: the steps of a run before it runs
+readable.py        text from files, made safe and short for a terminal
+documents.py       documents as a person looks at them: where a row lies, its ids, its text
+show_rows.py       rows of a source, as training sees them
+show_step.py       what one step gives to a model
+show.py            torchmix show: the text or tokens of rows, or of a step
 reframe.py         torchmix reframe: a compressed file in small frames
 main.py            arguments, errors, exit codes
 """

@@ -1,4 +1,4 @@
-"""The command line: `torchmix check | index | plan RECIPE`, `torchmix reframe IN OUT`.
+"""The command line: `torchmix check | index | plan | show RECIPE`, `torchmix reframe IN OUT`.
 
 In: arguments. Out: an exit code: 0 ok, 1 findings, 2 usage or recipe, 3 data. Must hold: an error that torchmix raises
 on purpose is one clear message on stderr, without a traceback; any other is a bug and keeps its traceback. Logging is
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchmix import __version__
-from torchmix.cli import check, index, plan, reframe
+from torchmix.cli import check, index, init, plan, reframe, show
 from torchmix.cli.terminal import ExitCode, print_json
 from torchmix.errors import RecipeError, TopologyError, TorchmixError
 
@@ -57,12 +57,19 @@ def _parser() -> argparse.ArgumentParser:
         prog="torchmix", description="The data plane of a training run.", epilog=EXIT_CODES
     )
     parser.add_argument("--version", action="version", version=f"torchmix {__version__}")
-    verbs = parser.add_subparsers(required=True, metavar="check | index | plan | reframe")
-    for name, verb in (("check", check), ("index", index), ("plan", plan), ("reframe", reframe)):
+    verbs = parser.add_subparsers(required=True, metavar="init | check | index | plan | show | reframe")
+    for name, verb in (
+        ("init", init),
+        ("check", check),
+        ("index", index),
+        ("plan", plan),
+        ("show", show),
+        ("reframe", reframe),
+    ):
         one = verbs.add_parser(
             name, help=verb.HELP, description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.", epilog=EXIT_CODES
         )
-        if verb is not reframe:
+        if verb not in (init, reframe):
             one.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe in YAML")
         one.add_argument("--json", action="store_true", help="print one JSON object")
         one.add_argument("--verbose", action="store_true", help="log what is done")

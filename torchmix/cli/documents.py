@@ -1,0 +1,108 @@
+"""Documents as a person looks at them: where a row lies, its ids, its text.
+
+In: an open catalog, and rows or pieces of its sources. Out: places, ids and text. Must hold: ids come from the reader
+that training uses, and text from them, so what is shown is what a model sees; where the source has no tokenizer and
+none was named, there is no text. Cost: a page for each row that is not of the page before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.store import Catalog, SourceCatalog
+from torchmix.errors import RecipeError
+from torchmix.recipe.checks import TOKENIZERS
+from torchmix.recipe.tokenizer_kind import tokenizer_kind
+from torchmix.sources.formats import choose_source
+from torchmix.sources.reader import Reader
+from torchmix.sources.source import Source
+from torchmix.transform.open_tokenizer import Tokenizers
+from torchmix.transform.tokenizer import Tokenizer
+
+CACHE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a row of a source lies."""
+
+    file: str
+    """Path, as the recipe gives it."""
+    file_row: int
+    """Row of the file."""
+    page: int
+    """Page of the source."""
+
+
+class DocumentReader:
+    """Reads documents of some sources to show them."""
+
+    def __init__(self, catalog: Catalog, directory: Path, *, tokenizer: str | None = None) -> None:
+        """Open a catalog's sources.
+
+        Args:
+            catalog: The sources.
+            directory: The recipe's folder.
+            tokenizer: For sources of ids: as in a recipe, but a path is relative to the present folder.
+
+        Raises:
+            CatalogStale: The catalog holds lengths of another tokenizer than the recipe's is now.
+            RecipeError, SourceUnreadable: A tokenizer cannot be opened.
+        """
+        self._catalog = catalog
+        self._number = {name: number for number, name in enumerate(catalog.sources)}
+        if tokenizer is not None and tokenizer_kind(tokenizer) is None:
+            raise RecipeError(f"--tokenizer {tokenizer}: no tokenizer; write {TOKENIZERS}")
+        own, named = Tokenizers(directory), Tokenizers(Path())
+        sources: dict[str, Source] = {}
+        self._tokenizer: dict[str, Tokenizer | None] = {}
+        for name, source in catalog.sources.items():
+            sources[name] = choose_source(name, source, (file.path for file in source.files), own)
+            if source.tokenizer is not None:
+                ids = {"begin_id": source.begin_id, "end_id": source.end_id}
+                self._tokenizer[name] = own.open(name, source.tokenizer, **ids)
+            else:
+                self._tokenizer[name] = None if tokenizer is None else named.open(name, tokenizer)
+        self._reader = Reader(catalog, directory, cache_bytes=CACHE_BYTES, sources=sources)
+
+    def __enter__(self) -> DocumentReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reader.close()
+
+    def ids(self, name: str, row: int, start: int = 0, tokens: int | None = None) -> NDArray[np.int64]:
+        """Ids of a document from token `start` on: all, or `tokens` of them."""
+        if tokens is None:
+            tokens = int(self._catalog.sources[name].sizes.tokens[row]) - start
+        asked = (self._number[name], row, start, tokens)
+        source, rows, starts, counts = (np.array([value], np.int64) for value in asked)
+        found = self._reader.read(source, rows, starts, counts, places=np.zeros(1, np.int64), num_places=tokens)
+        return found.values.astype(np.int64)
+
+    def text(self, name: str, ids: NDArray[np.int64]) -> str | None:
+        """The text of some ids of a source; None where nothing tells how."""
+        tokenizer = self._tokenizer[name]
+        return None if tokenizer is None else tokenizer.decode(ids.tolist())
+
+
+def place_of(source: SourceCatalog, row: int) -> Place:
+    """Where a row of a source lies."""
+    first_rows = [file.first_row for file in source.files]
+    file = source.files[int(np.searchsorted(first_rows, row, side="right")) - 1]
+    while not file.num_rows:  # files without rows begin where the next one does
+        file = source.files[source.files.index(file) + 1]
+    page = int(source.pages.page_of_rows(np.array([row], np.int64))[0])
+    return Place(file=file.path, file_row=row - file.first_row, page=page)
+
+
+def only(catalog: Catalog, name: str) -> Catalog:
+    """The catalog with one of its sources alone, so that nothing of the others is opened."""
+    return replace(catalog, sources={name: catalog.sources[name]})

@@ -1,0 +1,118 @@
+"""`torchmix show`: the text or the tokens of what training will see.
+
+In: a recipe with its catalog, and rows of a source or a step. Out: on stdout what they hold, each piece with the file
+and row that it is from. Must hold: what a document holds cannot act on the terminal. Cost: see show_rows.py and
+show_step.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from torchmix.catalog.store import open_catalog
+from torchmix.cli.show_rows import print_row, rows_shown
+from torchmix.cli.show_step import plan_of_step, print_sample, samples_shown
+from torchmix.cli.terminal import ExitCode, at_least, print_json
+from torchmix.errors import RecipeError
+from torchmix.recipe.documents import PARTS
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.parts import recipe_of_part
+
+HELP = "show the text or tokens of rows, or of a step"
+
+OF_ROWS = ("row", "rows", "page")
+OF_STEP = ("sample", "dp_rank", "microbatch", "state")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of this verb beside RECIPE and --json."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--source", metavar="NAME", help="show rows of this source, with --row, --rows or --page")
+    what.add_argument("--step", type=at_least(0), metavar="N", help="show what this step gives to the model")
+    rows = parser.add_argument_group("with --source").add_mutually_exclusive_group()
+    rows.add_argument("--row", type=at_least(0), metavar="R", help="one row")
+    rows.add_argument("--rows", type=_range, metavar="A:B", help="rows A to B - 1")
+    rows.add_argument("--page", type=at_least(0), metavar="P", help="all rows of a page")
+    step = parser.add_argument_group("with --step")
+    step.add_argument("--sample", type=at_least(0), metavar="S", help="one sample of the global batch (default all)")
+    step.add_argument("--dp-rank", type=at_least(0), metavar="R", help="samples of one data-parallel rank")
+    step.add_argument("--microbatch", type=at_least(0), metavar="M", help="samples of one microbatch")
+    step.add_argument("--dp", type=at_least(1), default=1, metavar="D", help="data-parallel size (default 1)")
+    step.add_argument(
+        "--micro-batch-size", type=at_least(1), default=1, metavar="B", help="samples of a microbatch (default 1)"
+    )
+    step.add_argument("--state", type=Path, metavar="FILE", help="bytes of a state to plan from, not from step 0")
+    parser.add_argument("--part", choices=PARTS, default="train", help="part of the recipe (default train)")
+    parser.add_argument("--tokens", action="store_true", help="show ids, too, where there is text")
+    parser.add_argument("--tokenizer", metavar="T", help="shows ids as text: bytes, tiktoken:NAME or a tokenizer.json")
+    parser.add_argument(
+        "--characters", type=at_least(1), default=60, metavar="C", help="of both ends of a piece (default 60)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """Show rows or a step.
+
+    Raises:
+        TorchmixError: Something is not there, or cannot be planned or read.
+    """
+    _check_options(arguments)
+    recipe = recipe_of_part(load_recipe(arguments.recipe), arguments.part)
+    directory = recipe_directory(arguments.recipe)
+    catalog = open_catalog(recipe, directory)
+    if arguments.source is not None:
+        rows = rows_shown(catalog, directory, arguments)
+        if arguments.json:
+            print_json({"recipe": str(arguments.recipe), "rows": list(rows)})
+            return ExitCode.OK
+        for row in rows:
+            print_row(row)
+        return ExitCode.OK
+    plan = plan_of_step(recipe, catalog, arguments)
+    samples = samples_shown(plan, catalog, directory, arguments)
+    if arguments.json:
+        about = {
+            "recipe": str(arguments.recipe),
+            "recipe_fingerprint": recipe_fingerprint(recipe),
+            "catalog_fingerprint": catalog.fingerprint,
+            "step": plan.step,
+            "dp": plan.dp,
+            "micro_batch_size": plan.micro_batch_size,
+            "order_digest": plan.order_digest.hex(),
+        }
+        print_json({**about, "samples": list(samples)})
+        return ExitCode.OK
+    print(
+        f"step {plan.step} of {arguments.recipe}: {plan.num_samples} samples x {recipe.batch.length} tokens, digest "
+        f"{plan.order_digest.hex()}"
+    )
+    for sample in samples:
+        print_sample(sample, length=recipe.batch.length, characters=arguments.characters)
+    return ExitCode.OK
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options of the other way to show, which would silently do nothing."""
+    given = {name for name in (*OF_ROWS, *OF_STEP) if getattr(arguments, name) is not None}
+    wrong = given & set(OF_STEP if arguments.source is not None else OF_ROWS)
+    if wrong:
+        option = f"--{min(wrong).replace('_', '-')}"
+        raise RecipeError(f"{option} goes with {'--step' if arguments.source is not None else '--source'}")
+    if arguments.source is not None and not given:
+        raise RecipeError("--source needs --row R, --rows A:B or --page P")
+    if arguments.sample is not None and (arguments.dp_rank is not None or arguments.microbatch is not None):
+        raise RecipeError("--sample names one sample; leave --dp-rank and --microbatch out")
+
+
+def _range(text: str) -> tuple[int, int]:
+    """A type of argument: A:B, half-open."""
+    start, colon, stop = text.partition(":")
+    try:
+        first, end = int(start), int(stop)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range, as 10:20") from error
+    if not colon or first < 0 or end <= first:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of rows, as 10:20")
+    return first, end
