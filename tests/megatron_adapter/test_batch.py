@@ -1,0 +1,143 @@
+"""`get_batch` in the layouts of both scripts, for packed and dense batches and for every kind of stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.fake_megatron import NEWER_KEYS, default_args, installed, script_of
+from torchmix.constructor.fields import Microbatch
+from torchmix.errors import RecipeError
+from torchmix.megatron_adapter import batch, get_batch
+from torchmix.megatron_adapter.microbatches import Item, item_of
+from torchmix.megatron_adapter.places import Needs
+from torchmix.megatron_adapter.source_loss import SourceLosses
+
+ALL = Needs(tokens=True, labels=True)
+
+
+def item(*, packed: bool = True, part: str = "train") -> Item:
+    """Two samples of 8 tokens: documents of 3 (padded to 4) and 4 tokens, then one of 8."""
+    sequence = torch.arange(16).view(2, 8)
+    microbatch = Microbatch(
+        tokens=sequence,
+        labels=sequence + 1,
+        loss_mask=torch.ones(2, 8),
+        position_ids=sequence % 4,
+        source_index=torch.zeros(2, 8, dtype=torch.int32),
+        cu_seqlens=torch.tensor([0, 3, 7, 15], dtype=torch.int32),
+        cu_seqlens_padded=torch.tensor([0, 4, 8, 16], dtype=torch.int32),
+        max_seqlen=8,
+        step=3,
+        index=1,
+        is_last_of_step=True,
+        num_tokens_global=15,
+    )
+    return item_of(microbatch, part=part, packed=packed)
+
+
+@pytest.fixture
+def megatron() -> Iterator[None]:
+    with installed(default_args(), core=True):
+        yield
+
+
+def call(layout: str, given: Item) -> Any:
+    script = script_of(layout)
+    return get_batch(script)(iter([given]), None)
+
+
+def test_the_list_of_the_newer_script_is_packed(megatron: None) -> None:
+    fields = dict(zip(NEWER_KEYS, call("0.20", item()), strict=True))
+    assert fields["tokens"].tolist() == [list(range(16))]
+    assert fields["labels"].shape == fields["loss_mask"].shape == fields["position_ids"].shape == (1, 16)
+    assert fields["cu_seqlens"].tolist() == [[0, 3, 7, 15]], "true lengths, from which Megatron counts FLOPs"
+    assert fields["cu_seqlens_padded"].tolist() == [[0, 4, 8, 16]]
+    assert fields["cu_seqlens"].dtype == fields["cu_seqlens_padded"].dtype == fields["max_seqlen"].dtype == torch.int32
+    assert (fields["max_seqlen"].dim(), int(fields["max_seqlen"].item())) == (1, 8)
+    assert [name for name in NEWER_KEYS if fields[name] is None] == [
+        "attention_mask",
+        "hybrid_cp_group",
+        "local_cp_size",
+    ]
+
+
+def test_the_tuple_of_core_016_is_packed_with_padded_boundaries(megatron: None) -> None:
+    tokens, labels, loss_mask, attention_mask, position_ids, params = call("0.16", item())
+    assert tokens.shape == labels.shape == loss_mask.shape == position_ids.shape == (1, 16)
+    assert attention_mask is None
+    assert params.qkv_format == "thd"
+    for boundaries in (params.cu_seqlens_q, params.cu_seqlens_kv, params.cu_seqlens_q_padded):
+        assert boundaries.tolist() == [0, 4, 8, 16]
+    assert params.max_seqlen_q == params.max_seqlen_kv == 8
+
+
+@pytest.mark.parametrize("layout", ["0.16", "0.20"])
+def test_dense_batches_keep_their_rows_and_have_no_boundaries(layout: str, megatron: None) -> None:
+    result = call(layout, item(packed=False))
+    fields = dict(zip(NEWER_KEYS if layout == "0.20" else batch.TUPLE_FIELDS, result, strict=True))
+    assert fields["tokens"].shape == fields["labels"].shape == (2, 8)
+    given = {name for name, value in fields.items() if value is not None}
+    assert given == {"tokens", "labels", "loss_mask", "position_ids"}
+
+
+@pytest.mark.parametrize(
+    ("needs", "names"),
+    [
+        (Needs(tokens=True, labels=False), {"tokens", "position_ids"}),
+        (Needs(tokens=False, labels=True), {"labels", "loss_mask"}),
+        (Needs(tokens=False, labels=False), set()),
+        (ALL, {"tokens", "position_ids", "labels", "loss_mask"}),
+    ],
+)
+def test_each_stage_gets_its_own_and_all_get_boundaries(needs: Needs, names: set[str]) -> None:
+    assert set(batch.fields_of(item(), needs)) == names | {"cu_seqlens", "cu_seqlens_padded", "max_seqlen"}
+    assert set(batch.fields_of(item(packed=False), needs)) == names
+
+
+def test_sources_are_tied_to_a_mask_that_is_not_the_items_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = SourceLosses(part="train", names=["a"], is_due=lambda: False)
+    monkeypatch.setitem(batch.losses_of_part, "train", losses)
+    for packed in (True, False):
+        given = item(packed=packed)
+        mask = batch.fields_of(given, ALL)["loss_mask"]
+        assert mask.torchmix_sources.losses is losses
+        assert mask.torchmix_sources.is_last_of_step
+        assert not hasattr(given["loss_mask"], "torchmix_sources"), "Megatron may keep and replay the item"
+    assert not hasattr(batch.fields_of(item(part="test"), ALL)["loss_mask"], "torchmix_sources")
+
+
+def test_the_scripts_loss_is_wrapped_where_it_has_one(megatron: None) -> None:
+    script = script_of("0.16", lambda loss_mask, output: "loss")
+    own = script["loss_func"]
+    get_batch(script)
+    assert script["loss_func"] is not own
+    assert script["loss_func"](torch.ones(1), torch.ones(1)) == "loss"
+
+
+def five_fields(data_iterator: Any, vp_stage: Any = None) -> Any:
+    if data_iterator is None:
+        return None, None, None, None, None
+    return next(data_iterator)
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        ({"get_batch": five_fields}, "a get_batch of 5 fields"),
+        ({"get_batch": lambda data_iterator: next(data_iterator)}, "a get_batch of an unknown number of fields"),
+        ({}, "no get_batch"),
+    ],
+)
+def test_a_script_of_another_kind_is_refused(script: dict[str, Any], what: str, megatron: None) -> None:
+    with pytest.raises(RecipeError, match=f"the script has {what} and no BATCH_KEYS"):
+        get_batch(script)
+
+
+def test_a_newer_key_is_none(megatron: None) -> None:
+    script = script_of("0.20")
+    script["BATCH_KEYS"] = [*NEWER_KEYS, "padding_mask"]
+    assert get_batch(script)(iter([item()]), None)[-1] is None

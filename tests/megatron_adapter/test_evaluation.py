@@ -1,0 +1,62 @@
+"""Validation: from which step it goes on, with which recipe, and one pass again and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.loaders import open_job, write_job
+from tests.support.worlds import run_ranks
+from torchmix.constructor.fields import Microbatch
+from torchmix.megatron_adapter.evaluation import Passes, first_step, recipe_of_evaluation
+from torchmix.parallel.topology import Topology
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.load import load_recipe
+from torchmix.stateful.loader import StatefulDataLoader
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp("job"), samples=4)
+
+
+@pytest.mark.parametrize(("consumed", "step"), [(0, 0), (8, 2), (9, 3), (12, 3)])
+def test_validation_goes_on_at_megatrons_count(consumed: int, step: int) -> None:
+    assert first_step(consumed, samples=4) == step
+
+
+def test_an_evaluation_has_its_own_batch_and_a_smaller_cache(recipe: Path) -> None:
+    whole = load_recipe(recipe)
+    part = recipe_of_evaluation(whole, samples=12)
+    assert (part.batch.samples, part.batch.length) == (12, whole.batch.length)
+    assert parse_bytes(part.read.cache, where="") == parse_bytes(whole.read.cache, where="") // 8
+    assert part.sources == whole.sources
+
+
+@pytest.mark.parametrize("topology", [Topology(), Topology(pp=2), Topology(tp=2, dp=2)])
+def test_passes_repeat_and_a_rank_may_be_ahead(recipe: Path, topology: Topology) -> None:
+    """Ranks take their microbatches in threads of their own, so some ask for the next pass long before others."""
+
+    def take(loader: StatefulDataLoader) -> list[list[Microbatch]]:
+        count = STEPS * loader.num_microbatches
+        passes = Passes(loader, num_steps=STEPS)
+        try:
+            return [[next(passes) for _ in range(count)] for _ in range(4)]
+        finally:
+            passes.settle()
+            loader.close()
+
+    loaders = open_job(recipe, topology, max_steps=STEPS)
+    for rounds in run_ranks(loaders, take, deadline_s=120):
+        first = [(microbatch.step, microbatch.index) for microbatch in rounds[0]]
+        assert first == sorted(first)
+        assert first[-1][0] == STEPS - 1
+        for again in rounds[1:]:
+            assert [(microbatch.step, microbatch.index) for microbatch in again] == first
+            for one, other in zip(rounds[0], again, strict=True):
+                assert one.cu_seqlens.tolist() == other.cu_seqlens.tolist()
+                assert (one.tokens is None) == (other.tokens is None)
+                assert one.tokens is None or one.tokens.equal(other.tokens)
