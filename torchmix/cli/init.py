@@ -1,0 +1,265 @@
+"""`torchmix init`: a recipe for the blend that a team trains on with Megatron.
+
+In: Megatron's data flags, as they stand in the launch script. Out: a commented recipe, read back before success is
+told, and a table of its sources. Must hold: shares are Megatron's, in tokens; nothing is overwritten without --force;
+what Megatron would refuse is refused. Cost: none; without weights, one pass over the lengths in each .idx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import count
+from pathlib import Path
+
+from torchmix.cli.megatron_blend import (
+    Blend,
+    parse_blend,
+    samples_of_one_pass,
+    share_texts,
+    words_of,
+    words_of_file,
+    words_of_split_file,
+)
+from torchmix.cli.megatron_ramp import ramp_stages, schedule_stages
+from torchmix.cli.recipe_yaml import Draft, DraftSource, yaml_of
+from torchmix.cli.terminal import ExitCode, at_least, print_json, print_table
+from torchmix.errors import RecipeError, SourceUnreadable
+from torchmix.recipe.documents import documents_of_split
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.structs import MAX_NAME_BYTES
+from torchmix.sources.indexed_files import find_datasets
+
+HELP = "write a recipe for a blend of Megatron's: its --data-path, or what stands for it"
+DEFAULT_SPLIT = "969, 30, 1"
+"""What Megatron takes where --data-path has no --split."""
+PREPROCESSED = "_text_document"
+"""What Megatron's tools/preprocess_data.py adds to most names."""
+PART_OF_FLAG = {"train_data_path": "train", "valid_data_path": "validation", "test_data_path": "test"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of this verb beside --json: Megatron's names, so that a launch script's flags can be
+    pasted."""
+    data = parser.add_argument_group("data, one of these; words as Megatron takes them")
+    data.add_argument(
+        "--from-megatron",
+        "--data-path",
+        nargs="+",
+        metavar="WORD",
+        help='as "0.3 /p/web 0.7 /p/code", or prefixes alone',
+    )
+    data.add_argument("--from-megatron-file", "--data-args-path", type=Path, metavar="FILE", help="holds these words")
+    for flag in PART_OF_FLAG:
+        data.add_argument("--" + flag.replace("_", "-"), nargs="+", metavar="WORD")
+    data.add_argument("--per-split-data-args-path", type=Path, metavar="FILE", help="JSON of train, valid and test")
+    parser.add_argument("--split", help=f"as 99,1,0 (default, as Megatron's: {DEFAULT_SPLIT})")
+    parser.add_argument("--seq-length", type=at_least(2), required=True, metavar="N")
+    parser.add_argument("--global-batch-size", type=at_least(1), metavar="N")
+    parser.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
+    parser.add_argument("--step-batch-size-schedule", metavar="SCHEDULE", help='as "0:768 250B:1536"')
+    parser.add_argument("--seed", type=at_least(0), default=1234, metavar="N", help="default 1234, as Megatron's")
+    for flag in ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--out", dest="recipe", type=Path, default=Path("recipe.yaml"), metavar="FILE")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """Write the recipe.
+
+    Raises:
+        RecipeError: Flags that Megatron refuses, or that say nothing, or a file that is there already.
+        SourceUnreadable: A prefix that leads to no dataset.
+    """
+    target: Path = arguments.recipe
+    if target.exists() and not arguments.force:
+        raise RecipeError(f"{target} exists; name another file with --out, or overwrite it with --force")
+    blends, split = _blends(arguments)
+    taken: set[str] = set()
+    parts = {part: _sources(blend, part, split, taken, arguments) for part, blend in blends.items()}
+    masked = arguments.reset_position_ids or arguments.reset_attention_mask
+    draft = Draft(
+        head=_head(arguments),
+        seed=arguments.seed,
+        length=arguments.seq_length,
+        samples=_samples(arguments),
+        parts=parts,
+        split=split,
+        boundaries="document" if masked else "none",
+        boundaries_comment=(
+            "attention and positions stop at documents: --reset-attention-mask and --reset-position-ids"
+            if masked
+            else "attention goes over documents: Megatron without --reset-attention-mask; document stops it"
+        ),
+    )
+    _write(target, yaml_of(draft))
+    if arguments.json:
+        sources = [
+            {"part": part, "name": source.name, "path": source.path, "share": source.share}
+            for part, of_part in parts.items()
+            for source in of_part
+        ]
+        print_json({"recipe": str(target), "sources": sources, "split": split})
+    else:
+        rows = [(source.name, part, source.share, source.path) for part in parts for source in parts[part]]
+        print_table(("source", "part", "share", "dataset"), rows)
+        print(f"\n{target} is written; next: torchmix index {target}, then torchmix check {target}")
+    return ExitCode.OK
+
+
+def _blends(arguments: argparse.Namespace) -> tuple[dict[str, Blend], list[str] | None]:
+    """Part -> blend, and the weights of the split where there is only one blend."""
+    words: dict[str, list[str]] = {}
+    per_part = {part: getattr(arguments, flag) for flag, part in PART_OF_FLAG.items() if getattr(arguments, flag)}
+    ways = {
+        "--from-megatron": arguments.from_megatron,
+        "--from-megatron-file": arguments.from_megatron_file,
+        "--train-data-path": per_part,
+        "--per-split-data-args-path": arguments.per_split_data_args_path,
+    }
+    given = [flag for flag, value in ways.items() if value]
+    if len(given) != 1:
+        raise RecipeError(f"{' and '.join(given) or 'no flag'} names the data; give one of {', '.join(ways)}")
+    if arguments.from_megatron:
+        words = {"train": words_of(arguments.from_megatron)}
+    elif arguments.from_megatron_file:
+        words = {"train": words_of_file(arguments.from_megatron_file)}
+    elif per_part:
+        words = {part: words_of(value) for part, value in per_part.items()}
+    else:
+        words = words_of_split_file(arguments.per_split_data_args_path)
+    if "train" not in words:
+        raise RecipeError(f"{given[0]}: there is nothing to train on")
+    blends = {part: parse_blend(found, f"{given[0]} ({part})") for part, found in words.items()}
+    if given[0] not in ("--from-megatron", "--from-megatron-file"):
+        if arguments.split is not None:
+            raise RecipeError(f"--split cuts one blend; {given[0]} names a blend for each part")
+        return blends, None
+    return blends, _split(DEFAULT_SPLIT if arguments.split is None else arguments.split)
+
+
+def _split(text: str) -> list[str]:
+    """Weights as Megatron finds them in the text of --split."""
+    weights = re.findall(r"[.0-9]+", text)
+    try:
+        values = [float(weight) for weight in weights]
+    except ValueError:
+        values = []
+    if not 1 <= len(values) <= 3 or values[0] <= 0:
+        raise RecipeError(f"--split {text!r}: one to three weights, as 969,30,1, the first above 0")
+    return [f"{value:g}" if float(f"{value:g}") == value else repr(value) for value in values]
+
+
+def _samples(arguments: argparse.Namespace) -> int | list[tuple[int, int]]:
+    if arguments.step_batch_size_schedule is not None:
+        if arguments.global_batch_size is not None or arguments.rampup_batch_size is not None:
+            raise RecipeError("--step-batch-size-schedule stands alone, without --global-batch-size or a ramp-up")
+        stages = schedule_stages(arguments.step_batch_size_schedule, arguments.seq_length)
+    elif arguments.global_batch_size is None:
+        raise RecipeError("--global-batch-size is missing; it is the samples of one step over all ranks")
+    elif arguments.rampup_batch_size is not None:
+        start, increment, ramp_samples = arguments.rampup_batch_size
+        stages = ramp_stages(start, increment, ramp_samples, arguments.global_batch_size)
+    else:
+        return int(arguments.global_batch_size)
+    return stages[0][1] if len(stages) == 1 else stages
+
+
+def _sources(
+    blend: Blend, part: str, split: Sequence[str] | None, taken: set[str], arguments: argparse.Namespace
+) -> list[DraftSource]:
+    """The sources of one part, each prefix once."""
+    paths = [_find(prefix) for prefix in blend.prefixes]
+    weights = blend.weights or _sizes(blend, paths, split, arguments.seq_length)
+    added: dict[str, Fraction] = {}
+    for path, weight in zip(paths, weights, strict=True):
+        added[path] = added.get(path, Fraction(0)) + weight
+    folder = arguments.recipe.absolute().parent
+    by_size = blend.weights is None and len(blend.prefixes) > 1
+    prefixes = [blend.prefixes[paths.index(path)] for path in added]
+    sources: list[DraftSource] = []
+    for path, prefix, name, share in zip(
+        added, prefixes, _names(prefixes, part, taken), share_texts(list(added.values())), strict=True
+    ):
+        times = paths.count(path)
+        sources.append(
+            DraftSource(
+                name=name,
+                path=prefix if Path(prefix).is_absolute() else os.path.relpath(prefix, folder),
+                share=share,
+                one_pass=by_size,
+                comment=f"stands {times} times in the blend; its weights are added up" if times > 1 else "",
+            )
+        )
+    return sources
+
+
+def _find(prefix: str) -> str:
+    """The .bin of a prefix, which is relative to where Megatron is started: here."""
+    if "://" in prefix:
+        raise RecipeError(f"{prefix}: datasets in object stores are not read; copy them to a disk")
+    if prefix.endswith((".bin", ".idx")):
+        raise RecipeError(f"{prefix}: Megatron takes prefixes, without .bin or .idx")
+    return os.path.normpath(Path.cwd() / find_datasets(prefix, [prefix], Path.cwd())[0])
+
+
+def _sizes(blend: Blend, paths: Sequence[str], split: Sequence[str] | None, seq_length: int) -> list[Fraction]:
+    """Weights of a list without: the samples that Megatron makes of one pass of each dataset's training part."""
+    if len(paths) == 1:
+        return [Fraction(1)]
+    documents = documents_of_split([float(weight) for weight in split], "train") if split is not None else None
+    sizes = [samples_of_one_pass(Path(path), seq_length=seq_length, documents=documents) for path in paths]
+    for prefix, size in zip(blend.prefixes, sizes, strict=True):
+        if size == 0:
+            raise SourceUnreadable(f"{prefix} has less than one sample of {seq_length} tokens; leave it out")
+    return [Fraction(size) for size in sizes]
+
+
+def _names(prefixes: Sequence[str], part: str, taken: set[str]) -> list[str]:
+    """A name for each prefix: its last word, with its folder where another has the same, with the part where that is
+    not train, and with a number where all that is taken. The names are added to `taken`."""
+    stems = [Path(prefix).name.removesuffix(PREPROCESSED) or PREPROCESSED for prefix in prefixes]
+    names: list[str] = []
+    for prefix, stem in zip(prefixes, stems, strict=True):
+        long = f"{Path(prefix).absolute().parent.name}-{stem}" if stems.count(stem) > 1 else stem
+        plain = _valid(long if part == "train" else f"{long}-{part}")
+        numbered = (plain if number == 1 else _valid(f"{plain}-{number}") for number in count(1))
+        names.append(next(name for name in numbered if name not in taken))
+        taken.add(names[-1])
+    return names
+
+
+def _valid(name: str) -> str:
+    """A name as a recipe allows it."""
+    clean = "".join(letter if letter.isprintable() else "_" for letter in name).strip().lstrip(".").strip() or "data"
+    while len(clean.encode()) > MAX_NAME_BYTES:
+        clean = clean[1:]
+    return clean
+
+
+def _head(arguments: argparse.Namespace) -> list[str]:
+    lines = [
+        "Written by `torchmix init` from the data flags of a run with Megatron-LM.",
+        "Shares are of tokens, as Megatron's weights are: each of its samples has --seq-length of them.",
+        "Which documents come first is torchmix's own order, not Megatron's; docs/megatron.md says what differs.",
+    ]
+    if arguments.split is None and (arguments.from_megatron or arguments.from_megatron_file):
+        lines.append(f"There was no --split: this is Megatron's default, {DEFAULT_SPLIT}.")
+    if not arguments.eod_mask_loss:
+        lines.append("The last token of a document has no label here, as with Megatron's --eod-mask-loss.")
+    return lines
+
+
+def _write(target: Path, text: str) -> None:
+    """Write a recipe that loads, or nothing."""
+    unfinished = target.with_name(target.name + ".new")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        load_recipe(unfinished)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,171 @@
+"""Megatron's data flags -> datasets and their exact shares.
+
+In: the words of `--data-path`, or of the files that stand for them. Out: `Blend`, as Megatron understands the same
+words; shares as decimal text that sums to 100 % exactly. Must hold: what Megatron refuses is refused, and says why.
+Cost: none; only a list without weights needs the lengths in each .idx, since its shares are the sizes of its datasets.
+
+The rules are those of `get_blend_from_list` (megatron/core/datasets/utils.py) and of `BlendedMegatronDatasetBuilder` in
+Megatron-LM: an odd number of words, or none that is a number where a weight would stand, is a list without weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+from torchmix.errors import RecipeError
+from torchmix.recipe.documents import rows_of
+from torchmix.recipe.structs import Source
+from torchmix.sources.indexed_files import index_path
+from torchmix.sources.indexed_header import read_header
+
+PER_SPLIT_KEYS = {"train": "train", "valid": "validation", "test": "test"}
+"""Parts, as Megatron's file names them and as a recipe does."""
+SHARE_DIGITS = 15
+"""Decimals of a percentage whose exact value has no end: a share of 1e-17, less than a double tells."""
+LENGTHS_TOGETHER = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blend:
+    """Datasets by their prefixes, in Megatron's order; a prefix may stand more than once."""
+
+    prefixes: tuple[str, ...]
+    """At least one."""
+    weights: tuple[Fraction, ...] | None
+    """Of each, above 0; None if they follow from sizes."""
+
+
+def words_of(given: Sequence[str]) -> list[str]:
+    """The words of a flag; a single one that holds several, as a whole list in quotes, is taken apart."""
+    return shlex.split(given[0]) if len(given) == 1 else list(given)
+
+
+def words_of_file(path: Path) -> list[str]:
+    """The words of a `--data-args-path` file.
+
+    Raises:
+        RecipeError: It cannot be read.
+    """
+    return _read(path).split()
+
+
+def words_of_split_file(path: Path) -> dict[str, list[str]]:
+    """Part -> words, of a `--per-split-data-args-path` file.
+
+    Raises:
+        RecipeError: It cannot be read, or is not an object with `train`, `valid` and `test`.
+    """
+    try:
+        content = json.loads(_read(path))
+    except ValueError as error:
+        raise RecipeError(f"{path} is no JSON: {error}") from None
+    if not isinstance(content, dict) or set(content) != set(PER_SPLIT_KEYS):
+        raise RecipeError(f"{path} is not an object with the keys train, valid and test")
+    words: dict[str, list[str]] = {}
+    for key, part in PER_SPLIT_KEYS.items():
+        value = content[key]
+        if isinstance(value, list) and all(isinstance(word, str | int | float) for word in value):
+            words[part] = [str(word) for word in value]
+        elif isinstance(value, str):
+            words[part] = value.split()
+        elif value is not None:
+            raise RecipeError(f"{path}: {key} is {value!r}; write a list of weights and prefixes, or text")
+    return {part: found for part, found in words.items() if found}
+
+
+def parse_blend(words: Sequence[str], flag: str) -> Blend:
+    """Understand the words of a flag as Megatron does.
+
+    Raises:
+        RecipeError: There are none, some pairs have a weight and some do not, or a weight is not above 0.
+    """
+    if not words:
+        raise RecipeError(f"{flag} names no dataset")
+    numbers = [_number(word) for word in words[::2]] if len(words) % 2 == 0 else [None]
+    if None in numbers:
+        if len(words) % 2 == 0 and any(number is not None for number in numbers):
+            word = words[2 * numbers.index(None)]
+            raise RecipeError(f"{flag}: {word!r} stands where a weight should; give one to every prefix, or to none")
+        if any(_number(word) is not None for word in words):
+            raise RecipeError(
+                f"{flag}: {len(words)} words, some of them numbers; Megatron takes pairs of weight and prefix, or "
+                "prefixes alone"
+            )
+        return Blend(prefixes=tuple(word.strip() for word in words), weights=None)
+    for word, number in zip(words[::2], numbers, strict=True):
+        if number is not None and not 0 < number < math.inf:
+            raise RecipeError(f"{flag}: the weight {word} of {words[words.index(word) + 1]} must be above 0")
+    weights = tuple(Fraction(Decimal(word.strip())) for word in words[::2])
+    return Blend(prefixes=tuple(word.strip() for word in words[1::2]), weights=weights)
+
+
+def samples_of_one_pass(bin_path: Path, *, seq_length: int, documents: tuple[str, str] | None) -> int:
+    """Samples that Megatron's GPTDataset makes of one epoch of a dataset.
+
+    Args:
+        bin_path: Its .bin.
+        seq_length: Tokens of a sample.
+        documents: The part of its sequences that counts; None for all.
+
+    Raises:
+        SourceUnreadable: Its .idx is none.
+    """
+    path = index_path(str(bin_path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        header = read_header(descriptor, path)
+        start, stop = rows_of(Source(path=path, documents=documents), header.num_sequences)
+        tokens = 0
+        for first in range(start, stop, LENGTHS_TOGETHER):
+            lengths = header.lengths(descriptor, first, min(first + LENGTHS_TOGETHER, stop))
+            tokens += int(lengths.sum(dtype="int64"))
+    finally:
+        os.close(descriptor)
+    return max(0, tokens - 1) // seq_length
+
+
+def share_texts(weights: Sequence[Fraction | int]) -> list[str]:
+    """Percentages in proportion to weights, each exact if all are finite decimals, else the nearest of SHARE_DIGITS
+    decimals; their sum is 100 %."""
+    total = sum(weights, Fraction(0))
+    shares = [100 * Fraction(weight) / total for weight in weights]
+    scale = 10**SHARE_DIGITS
+    if any((share * scale).denominator != 1 for share in shares):
+        # Largest remainders get what rounding down has left over; none is rounded to nothing.
+        units = [max(1, math.floor(share * scale)) for share in shares]
+        by_remainder = sorted(range(len(shares)), key=lambda i: units[i] - shares[i] * scale)
+        left = 100 * scale - sum(units)
+        for i in by_remainder[: max(0, left)]:
+            units[i] += 1
+        units[max(range(len(units)), key=units.__getitem__)] += min(0, left)
+        shares = [Fraction(unit, scale) for unit in units]
+    return [f"{_decimal(share)}%" for share in shares]
+
+
+def _decimal(value: Fraction) -> str:
+    """A fraction of at most SHARE_DIGITS decimals, without zeros at its end."""
+    whole, rest = divmod(value.numerator * 10**SHARE_DIGITS // value.denominator, 10**SHARE_DIGITS)
+    return f"{whole}.{rest:0{SHARE_DIGITS}}".rstrip("0").rstrip(".")
+
+
+def _number(word: str) -> float | None:
+    """As Megatron reads a weight."""
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
