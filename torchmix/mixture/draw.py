@@ -11,7 +11,7 @@ documents while the midpoint of the next one lies below its debt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -98,14 +98,16 @@ def draw(
     asked = charged >> 32
     residue = charged & 0xFFFFFFFF
     debt = position.debt + asked
-    epoch, window, offset = position.epoch.copy(), position.window.copy(), position.offset.copy()
+    # Lists: with hundreds of sources, a few documents of each, single values are all the work.
+    epoch, window, offset = position.epoch.tolist(), position.window.tolist(), position.offset.tolist()
+    last_epoch, debts = max_epochs.tolist(), debt.tolist()
     taken: list[_Run] = []
     ran_out: list[int] = []
     for s in np.flatnonzero((debt > 0) & (shares > 0)).tolist():
-        order, owed = orders[s], int(debt[s])
-        e, w, k = int(epoch[s]), int(window[s]), int(offset[s])
+        order, owed = orders[s], debts[s]
+        e, w, k = epoch[s], window[s], offset[s]
         while owed > 0:
-            if e >= max_epochs[s]:
+            if e >= last_epoch[s]:
                 ran_out.append(s)
                 owed = residue[s] = 0
                 break
@@ -113,21 +115,26 @@ def draw(
                 (e, w), k = used, 0
                 continue
             documents = order.window(e, w)
-            before = int(documents.ends[k])
-            stop = documents.stop(k, owed)
+            stop, tokens = documents.stop(k, owed)
             if stop > k:
                 taken.append(_Run(s, e, documents, k, stop))
-                owed -= int(documents.ends[stop]) - before
+                owed -= tokens
             k = stop
             if k < len(documents.rows):
                 break
             k, w = 0, w + 1
             if w == order.num_windows:
                 w, e = 0, e + 1
-        epoch[s], window[s], offset[s], debt[s] = e, w, k, owed
+        epoch[s], window[s], offset[s], debts[s] = e, w, k, owed
     return Draw(
         documents=_join(taken),
-        position=replace(position, epoch=epoch, window=window, offset=offset, debt=debt, residue=residue),
+        position=Position(
+            epoch=np.array(epoch, np.int64),
+            window=np.array(window, np.int64),
+            offset=np.array(offset, np.int64),
+            debt=np.array(debts, np.int64),
+            residue=residue,
+        ),
         asked=asked,
         ran_out=tuple(ran_out),
     )
@@ -143,22 +150,25 @@ class _Run(NamedTuple):
 
 def _join(runs: list[_Run]) -> Documents:
     """One table of the runs taken; documents that count for nothing are passed over here."""
-    counts = np.array([run.stop - run.start for run in runs], np.int64)
     empty = np.zeros(0, np.int64)
-    counted = [np.diff(run.window.ends[run.start : run.stop + 1]) for run in runs]
-    whole = [
-        tokens if run.window.document_tokens is None else run.window.document_tokens[run.start : run.stop]
-        for run, tokens in zip(runs, counted, strict=True)
-    ]
-    tokens = np.concatenate([empty, *counted])
+    counts = np.array([run.stop - run.start for run in runs], np.int64)
+    ends = np.concatenate([empty, *(r.window.ends[r.start + 1 : r.stop + 1] for r in runs)])
+    tokens = ends - np.concatenate([empty, *(r.window.ends[r.start : r.stop] for r in runs)])
     rows = np.concatenate([empty, *(r.window.rows[r.start : r.stop] for r in runs)])
+    whole = tokens
+    if any(run.window.document_tokens is not None for run in runs):
+        stops = np.cumsum(counts).tolist()
+        whole = tokens.copy()
+        for run, stop in zip(runs, stops, strict=True):
+            if run.window.document_tokens is not None:
+                whole[stop - (run.stop - run.start) : stop] = run.window.document_tokens[run.start : run.stop]
+    source = np.repeat(np.array([run.source for run in runs], np.int64), counts)
+    epoch = np.repeat(np.array([run.epoch for run in runs], np.int64), counts)
+    if tokens.all():
+        return Documents(source=source, epoch=epoch, row=rows, tokens=tokens, document_tokens=whole)
     kept = tokens > 0
     return Documents(
-        source=np.repeat(np.array([run.source for run in runs], np.int64), counts)[kept],
-        epoch=np.repeat(np.array([run.epoch for run in runs], np.int64), counts)[kept],
-        row=rows[kept],
-        tokens=tokens[kept],
-        document_tokens=np.concatenate([empty, *whole])[kept],
+        source=source[kept], epoch=epoch[kept], row=rows[kept], tokens=tokens[kept], document_tokens=whole[kept]
     )
 
 

@@ -15,6 +15,7 @@ in the lengths; `none` nothing but the look-up.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -47,17 +48,21 @@ class Window:
     document_tokens: NDArray[np.int32] | None
     """[W] tokens of each whole document, as the catalog has them; None if those are what `ends` counts."""
 
-    def stop(self, start: int, owed_tokens: int) -> int:
-        """Where a draw of `owed_tokens` (1 or more) that begins at document `start` stops.
+    def stop(self, start: int, owed_tokens: int) -> tuple[int, int]:
+        """Where a draw of `owed_tokens` (1 or more) that begins at document `start` stops, and the tokens it takes.
 
         Documents are taken while the midpoint of the next one lies below what is owed.
         """
-        target = owed_tokens + int(self.ends[start])
-        behind = int(np.searchsorted(self.ends, target))  # documents that begin below the target
+        ends = self.ends.data  # single values of a memoryview cost a third of an array's
+        before = ends[start]
+        target = owed_tokens + before
+        behind = bisect_left(ends, target, start)  # documents that begin below the target
         if behind > len(self.rows):
-            return len(self.rows)
-        is_beyond = int(self.ends[behind - 1]) + int(self.ends[behind]) >= 2 * target
-        return max(start, behind - is_beyond)
+            stop = len(self.rows)
+        else:
+            is_beyond = ends[behind - 1] + ends[behind] >= 2 * target
+            stop = max(start, behind - is_beyond)
+        return stop, ends[stop] - before
 
 
 class SourceOrder:
