@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.files import make_text_file, make_tokens_file, random_tokens
 from tests.support.projects import make_project
+from tests.support.vocabularies import make_tokenizer
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.findings import sources_findings
 from torchmix.cli.main import main
@@ -52,6 +53,16 @@ def test_a_sound_recipe_is_exit_code_0_with_the_numbers_of_each_source(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("30 steps of 4,096 tokens")
     assert [line.split()[0] for line in lines[2:6]] == ["source", "code", "tiny", "web"]
+
+
+def test_documents_without_an_end_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_tokenizer(tmp_path / "t.json")
+    recipe = indexed(tmp_path, ("version: 1", "version: 2"), ("tokenizer: bytes", "tokenizer: t.json"))
+    [note] = messages(check(recipe, capsys, 0, "--steps", "2"), "note", "sources.code.end_id")
+    assert "does not learn where they end" in note
+    recipe.write_text(recipe.read_text().replace("t.json", "t.json, end_id: 0"))
+    assert main(["index", str(recipe)]) == 0
+    assert not messages(check(recipe, capsys, 0, "--steps", "2"), "note", "sources.code.end_id")
 
 
 def test_check_changes_nothing_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,13 +11,21 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.forecast import Forecast, SourceForecast
 from torchmix.cli.terminal import ExitCode, bytes_text, count_text, percent_text
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.documents import rows_of
 from torchmix.recipe.ramp import stages_of
+from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.structs import Recipe
+
+MOST_AMPLIFICATION = 1.5
+"""Tokens decoded for each one served, above which shuffling by row is told what it costs."""
 
 
 class Level(enum.Enum):
@@ -49,34 +57,48 @@ def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
     """Findings in what the catalog holds of each source, whatever the number of steps."""
     smallest = min(stage.samples for stage in stages_of(recipe.batch))
     capacity = smallest * recipe.batch.length
-    for name, source in catalog.sources.items():
-        where = f"sources.{name}"
-        if source.num_empty:
-            empty, documents = count_text(source.num_empty), count_text(source.num_documents)
+    for name in sorted(recipe.sources):
+        where, source = f"sources.{name}", catalog.sources[name]
+        tokens = used_tokens(recipe, source)
+        num_empty, longest_tokens = source.num_empty, source.max_document_tokens
+        if len(tokens) < source.num_documents:
+            num_empty, longest_tokens = int((tokens == 0).sum()), int(tokens.max(initial=0))
+        if num_empty:
+            empty, documents = count_text(num_empty), count_text(len(tokens))
             yield Finding(
                 level=Level.NOTE,
                 where=where,
                 message=f"{empty} of {documents} documents have no tokens; they are passed over",
             )
-        if source.max_document_tokens > capacity and recipe.packing.overflow == "split":
+        if longest_tokens > capacity and recipe.packing.overflow == "split":
             # A pool that exceeds the batch by o tokens is gone after 1 + ceil(2 o / capacity) steps.
-            steps = 1 + -(-2 * source.max_document_tokens // capacity)
-            longest = count_text(source.max_document_tokens)
+            steps = 1 + -(-2 * longest_tokens // capacity)
+            longest = count_text(longest_tokens)
             message = (
                 f"its longest document has {longest} tokens, a batch holds {count_text(capacity)}: its pieces are "
                 f"spread over up to {steps} steps; to avoid that, use overflow: truncate or drop, or a larger batch"
             )
             yield Finding(level=Level.NOTE, where=where, message=message)
         yield from _straddling(source, where)
-    yield from _small_cache(recipe, catalog)
+        if source.tokenizer not in (None, "bytes") and source.end_id is None:
+            message = "no token ends its documents, so a model does not learn where they end; name one by end_id"
+            yield Finding(level=Level.NOTE, where=f"{where}.end_id", message=message)
+    yield from _small_cache(recipe, catalog) if recipe.shuffle.method == "page" else _scattered_rows(recipe, catalog)
+
+
+def used_tokens(recipe: Recipe, source: SourceCatalog) -> NDArray[np.int32]:
+    """Tokens of the documents of a source that the recipe uses."""
+    start, stop = rows_of(recipe.sources[source.name], source.num_documents)
+    return source.sizes.tokens[start:stop]
 
 
 def _small_cache(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
     """A cache that does not hold what is being drawn from makes a page be decoded again for nearly every row."""
     present_bytes = all_bytes = 0
-    for source in catalog.sources.values():
+    for source in (catalog.sources[name] for name in recipe.sources):
         num_windows = -(-source.sizes.num_pages // source.sizes.window_pages)
-        source_bytes = DECODED_TOKEN_BYTES * source.num_tokens
+        used = len(used_tokens(recipe, source)) / source.num_documents
+        source_bytes = round(DECODED_TOKEN_BYTES * source.num_tokens * used)
         present_bytes += source_bytes // num_windows
         all_bytes += source_bytes * min(num_windows, 2) // num_windows
     cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
@@ -89,6 +111,24 @@ def _small_cache(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
             f"smaller, which changes the order"
         )
         yield Finding(level=Level.NOTE, where="read.cache", message=message)
+
+
+def _scattered_rows(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
+    """Rows in no order of pages: a page that is not kept is decoded for each of its rows."""
+    all_bytes = DECODED_TOKEN_BYTES * sum(source.num_tokens for source in catalog.sources.values())
+    kept = min(1.0, parse_bytes(recipe.read.cache, where="read.cache") / all_bytes)
+    shares = parse_shares(recipe)
+    rows_of_page = sum(
+        float(shares[name]) * source.num_documents / source.pages.num_pages for name, source in catalog.sources.items()
+    )
+    amplification = 1 + (1 - kept) * (rows_of_page - 1)
+    if recipe.shuffle.method == "row" and amplification > MOST_AMPLIFICATION:
+        message = (
+            f"row decodes about {amplification:.1f} tokens for each one that is served (decode_amplification): a page "
+            f"has {rows_of_page:.0f} rows, and read.cache holds {percent_text(kept)} of all pages. With method page it "
+            f"is about one; a larger read.cache, or files with smaller pages, lower it"
+        )
+        yield Finding(level=Level.NOTE, where="shuffle.method", message=message)
 
 
 def _straddling(source: SourceCatalog, where: str) -> Iterator[Finding]:
