@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from torchmix.errors import TopologyError
-from torchmix.parallel.topology import Coordinates, Topology
+from torchmix.parallel.topology import Coordinates, Order, Topology
 
 SIZES = [sizes for sizes in itertools.product((1, 2, 3), repeat=4) if sizes.count(3) <= 1]
 
@@ -30,17 +31,28 @@ def groups_along(axis: str, topology: Topology) -> list[list[int]]:
     return sorted(groups.values())
 
 
+# And with order="tp-cp-ep-pp-dp", as --use-tp-pp-dp-mapping asks for.
+MEGATRON_GROUPS_WITH_DP_SLOWEST = {
+    **MEGATRON_GROUPS,
+    "dp": [[0, 8], [1, 9], [2, 10], [3, 11], [4, 12], [5, 13], [6, 14], [7, 15]],
+    "pp": [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]],
+}
+
+
 @pytest.mark.parametrize("axis", ["tp", "cp", "dp", "pp"])
 def test_groups_along_an_axis_are_megatrons(axis: str) -> None:
     topology = Topology(tp=2, cp=2, pp=2, dp=2)
     assert groups_along(axis, topology) == MEGATRON_GROUPS[axis]
+    other = Topology(tp=2, cp=2, pp=2, dp=2, order="tp-cp-pp-dp")
+    assert groups_along(axis, other) == MEGATRON_GROUPS_WITH_DP_SLOWEST[axis]
 
 
 @pytest.mark.parametrize(("tp", "cp", "pp", "dp"), SIZES)
-def test_rank_order_is_that_of_an_installed_megatron(tp: int, cp: int, pp: int, dp: int) -> None:
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp"])
+def test_rank_order_is_that_of_an_installed_megatron(tp: int, cp: int, pp: int, dp: int, order: Order) -> None:
     parallel_state = pytest.importorskip("megatron.core.parallel_state", reason="megatron-core is not installed")
-    generator = parallel_state.RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order="tp-cp-ep-dp-pp")
-    topology = Topology(tp=tp, cp=cp, pp=pp, dp=dp)
+    generator = parallel_state.RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=order.replace("cp-", "cp-ep-"))
+    topology = Topology(tp=tp, cp=cp, pp=pp, dp=dp, order=order)
     for axis in ("tp", "cp", "dp", "pp"):
         assert groups_along(axis, topology) == sorted(sorted(group) for group in generator.get_ranks(axis))
     replicas = {tuple(sorted(group)) for group in generator.get_ranks("tp-cp-pp")}
@@ -57,6 +69,9 @@ def test_rank_at_inverts_coordinates(tp: int, cp: int, pp: int, dp: int) -> None
     for rank in range(topology.world_size):
         place = topology.with_rank(rank).coordinates
         assert topology.rank_at(tp=place.tp, cp=place.cp, pp=place.pp, dp=place.dp) == rank
+        other = replace(topology, order="tp-cp-pp-dp", rank=rank)
+        place = other.coordinates
+        assert other.rank_at(tp=place.tp, cp=place.cp, pp=place.pp, dp=place.dp) == rank
         seen.add((place.tp, place.cp, place.pp, place.dp))
     assert seen == set(itertools.product(range(tp), range(cp), range(pp), range(dp)))
 
@@ -130,3 +145,8 @@ def test_a_bad_size_or_rank_is_named(values: dict[str, int], message: str) -> No
 def test_a_coordinate_outside_its_axis_is_named() -> None:
     with pytest.raises(TopologyError, match="no rank at cp 2: the axis has 2 ranks, 0 to 1"):
         Topology(cp=2).rank_at(cp=2)
+
+
+def test_an_order_of_axes_that_nobody_has_is_refused() -> None:
+    with pytest.raises(TopologyError, match="order='dp-tp-cp-pp' is not one of tp-cp-dp-pp, tp-cp-pp-dp"):
+        Topology(order="dp-tp-cp-pp")  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ axis, then cp, then dp, and pp is the slowest, so
 
     rank = tp_rank + tp * (cp_rank + cp * (dp_rank + dp * pp_rank))
 
+or, as with Megatron's `--use-tp-pp-dp-mapping`, dp is the slowest and pp lies before it.
+
 A *replica* is one copy of the model: tp * cp * pp ranks that train on the same samples. The order of the data never
 depends on anything in this file; only who receives what does.
 
@@ -17,9 +19,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from torchmix.errors import TopologyError
+
+Order = Literal["tp-cp-dp-pp", "tp-cp-pp-dp"]
+"""Axes from the fastest, in which neighbouring ranks differ, to the slowest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,17 +56,19 @@ class Topology:
     """Data-parallel replicas: different samples."""
     rank: int = 0
     """Global rank in [0, world_size)."""
+    order: Order = "tp-cp-dp-pp"
+    """How ranks are numbered; Megatron's default unless it was told otherwise."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name in ("tp", "cp", "pp", "dp", "rank"):
+            value = getattr(self, name)
             # A bool or a float here is a slip of arguments; both would pass the comparisons below.
             if type(value) is not int:
-                raise TopologyError(f"topology: {field.name}={value!r} is not an integer; pass a plain int")
-            if field.name != "rank" and value < 1:
-                raise TopologyError(
-                    f"topology: {field.name}={value} is below 1; use 1 for an axis that is not parallel"
-                )
+                raise TopologyError(f"topology: {name}={value!r} is not an integer; pass a plain int")
+            if name != "rank" and value < 1:
+                raise TopologyError(f"topology: {name}={value} is below 1; use 1 for an axis that is not parallel")
+        if self.order not in get_args(Order):
+            raise TopologyError(f"topology: order={self.order!r} is not one of {', '.join(get_args(Order))}")
         if not 0 <= self.rank < self.world_size:
             raise TopologyError(
                 f"topology: rank {self.rank} is not in [0, {self.world_size}) = [0, tp {self.tp} * cp {self.cp} * "
@@ -126,7 +134,10 @@ class Topology:
         """Position of this rank on each axis."""
         rest, tp = divmod(self.rank, self.tp)
         rest, cp = divmod(rest, self.cp)
-        pp, dp = divmod(rest, self.dp)
+        if self.order == "tp-cp-dp-pp":
+            pp, dp = divmod(rest, self.dp)
+        else:
+            dp, pp = divmod(rest, self.pp)
         return Coordinates(tp=tp, cp=cp, pp=pp, dp=dp)
 
     @property
@@ -156,7 +167,8 @@ class Topology:
             size: int = getattr(self, axis)
             if not 0 <= index < size:
                 raise TopologyError(f"no rank at {axis} {index}: the axis has {size} ranks, 0 to {size - 1}")
-        return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
+        outer = dp + self.dp * pp if self.order == "tp-cp-dp-pp" else pp + self.pp * dp
+        return tp + self.tp * (cp + self.cp * outer)
 
 
 def _int_of_variable(name: str, text: str) -> int:
