@@ -65,12 +65,16 @@ def test_an_axis_that_torchmix_does_not_know_is_refused(monkeypatch: pytest.Monk
         tree_of_job(default_args())
 
 
+def test_stages_of_a_replica_may_be_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = Topology(pp=2, dp=2, rank=1, order="tp-cp-pp-dp")
+    be(monkeypatch, topology)
+    tree = tree_of_job(default_args(use_tp_pp_dp_mapping=True))
+    assert (tree.topology, tree.role.stage, tree.leaders) == (topology, "last", (0, 2))
+
+
 def test_another_order_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = be(monkeypatch, Topology(pp=2, dp=2, rank=1))
-    # tp-cp-ep-pp-dp: neighbours are stages of one replica.
-    state.get_pipeline_model_parallel_rank = lambda: 1  # type: ignore[attr-defined]
-    state.get_data_parallel_rank = lambda: 0  # type: ignore[attr-defined]
-    with pytest.raises(TopologyError, match=r"rank 1 is at .* = \(0, 0, 1, 0\) for Megatron.*--use-tp-pp-dp-mapping"):
+    be(monkeypatch, Topology(pp=2, dp=2, rank=1, order="tp-cp-pp-dp"))
+    with pytest.raises(TopologyError, match=r"rank 1 is at .* = \(0, 0, 1, 0\) for Megatron, and at \(0, 0, 0, 1\)"):
         tree_of_job(default_args())
 
 

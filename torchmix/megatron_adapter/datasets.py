@@ -22,7 +22,6 @@ import hashlib
 import logging
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,13 @@ from torchmix.megatron_adapter.batch_sizes import (
     validation_samples,
 )
 from torchmix.megatron_adapter.checkpoint_args import remember, start_of_run, watch_checkpoints
-from torchmix.megatron_adapter.evaluation import Passes, first_step, recipe_of_evaluation
+from torchmix.megatron_adapter.evaluation import (
+    Passes,
+    first_step,
+    recipe_of_evaluation,
+    steps_of_pass,
+    told_by_rank_0,
+)
 from torchmix.megatron_adapter.loss_weights import FirstStepTokens
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
 from torchmix.megatron_adapter.places import tree_of_job
@@ -110,7 +115,7 @@ class _Job:
         self._train = None if args.skip_train else self._open_train()
         evaluates = bool(args.full_validation or (args.eval_iters or 0) > 0)
         self._validation = self._open_evaluation("validation") if evaluates else None
-        tests = evaluates and not args.full_validation and has_part(self._recipe, "test")
+        tests = evaluates and has_part(self._recipe, "test")
         self._test = self._open_evaluation("test") if tests else None
         atexit.register(self._at_exit)  # after the loaders, whose threads register too: last in, first called
 
@@ -178,7 +183,7 @@ class _Job:
     def _open_evaluation(self, part: str) -> SharedMicrobatches:
         args, samples = self._args, validation_samples(self._args)
         recipe = recipe_of_evaluation(self._recipe, samples=samples)
-        is_pass = bool(args.full_validation)
+        is_pass = part == "validation" and bool(args.full_validation)
         goes_on = part == "validation" and not is_pass and not args.skip_train
         loader = build_loader(
             recipe,
@@ -193,8 +198,12 @@ class _Job:
         )
         self._loaders.append(loader)
         self._report_sources(part, recipe)
-        source: Iterator[Microbatch] = iter(loader)
-        return SharedMicrobatches(source, part=part, packed=self._is_packed)
+        if not is_pass:
+            return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed)
+        num_steps = told_by_rank_0(lambda: steps_of_pass(recipe, part, self._folder))
+        passes = Passes(loader, num_steps=num_steps)
+        self._passes.append(passes)
+        return SharedMicrobatches(passes, part=part, packed=self._is_packed, num_steps=num_steps)
 
     @property
     def _is_packed(self) -> bool:

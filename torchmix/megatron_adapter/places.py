@@ -54,7 +54,7 @@ def tree_of_job(args: Any) -> ClientPlaceTree:
         cp=parallel_state.get_context_parallel_world_size(),
         pp=parallel_state.get_pipeline_model_parallel_world_size(),
         dp=parallel_state.get_data_parallel_world_size(),
-        rank=0,
+        order="tp-cp-pp-dp" if getattr(args, "use_tp_pp_dp_mapping", False) else "tp-cp-dp-pp",
     )
     sizes = f"tp {topology.tp} x cp {topology.cp} x pp {topology.pp} x dp {topology.dp}"
     if topology.world_size != dist.get_world_size():
@@ -73,8 +73,8 @@ def tree_of_job(args: Any) -> ClientPlaceTree:
     )
     if found != expected:
         raise TopologyError(
-            f"rank {topology.rank} is at (tp, cp, pp, dp) = {found} for Megatron, and at {expected} in its default "
-            f"order of ranks (tp-cp-ep-dp-pp) with {sizes}; run without --use-tp-pp-dp-mapping"
+            f"rank {topology.rank} is at (tp, cp, pp, dp) = {found} for Megatron, and at {expected} where ranks of "
+            f"{sizes} are numbered {topology.order}; torchmix knows this order and that of --use-tp-pp-dp-mapping"
         )
     return ClientPlaceTree.from_topology(topology, roles=_prediction_roles(topology, args))
 
