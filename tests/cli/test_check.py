@@ -58,11 +58,11 @@ def test_a_sound_recipe_is_exit_code_0_with_the_numbers_of_each_source(
 def test_documents_without_an_end_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_tokenizer(tmp_path / "t.json")
     recipe = indexed(tmp_path, ("version: 1", "version: 2"), ("tokenizer: bytes", "tokenizer: t.json"))
-    [note] = messages(check(recipe, capsys, 0, "--steps", "2"), "note", "sources.code.end_id")
+    [note] = messages(check(recipe, capsys, 0, "--steps", "30"), "note", "sources.code.end_id")
     assert "does not learn where they end" in note
     recipe.write_text(recipe.read_text().replace("t.json", "t.json, end_id: 0"))
     assert main(["index", str(recipe)]) == 0
-    assert not messages(check(recipe, capsys, 0, "--steps", "2"), "note", "sources.code.end_id")
+    assert not messages(check(recipe, capsys, 0, "--steps", "30"), "note", "sources.code.end_id")
 
 
 def test_check_changes_nothing_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
