@@ -160,7 +160,7 @@ def test_an_epoch_counts_tokens_after_the_overflow_rule(overflow: str, tokens: i
         first_row_of_page=np.array([0, 3], np.int64), tokens=np.array([4, 256, 1000], np.int32), window_pages=1
     )
     recipe = make_recipe({"a": "100%"}, length=256, packing={"overflow": overflow})
-    assert epoch_tokens(recipe, sizes) == tokens
+    assert epoch_tokens(recipe, "a", sizes) == tokens
 
 
 def test_what_the_planner_refuses_from_the_start_is_raised() -> None:
@@ -173,3 +173,24 @@ def test_progress_is_told_of_every_simulated_step() -> None:
     calls: list[int] = []
     forecast(recipe_with(), SIZES, 50, simulated_steps=7, progress=lambda: calls.append(1))
     assert len(calls) == 7
+
+
+def test_an_epoch_counts_the_rows_that_are_used() -> None:
+    sizes = SourceSizes(
+        first_row_of_page=np.array([0, 4], np.int64), tokens=np.array([4, 256, 1000, 7], np.int32), window_pages=1
+    )
+    recipe = make_recipe({"a": "100%"}, length=256, sources={"a": {"documents": ("25%", "75%")}})
+    assert epoch_tokens(recipe, "a", sizes) == 1256
+
+
+@pytest.mark.parametrize("ramp", [[(0, 8), (60, 16)], [(0, 32), (20, 16), (90, 24)]])
+def test_estimates_follow_a_ramp(ramp: list[tuple[int, int]]) -> None:
+    limits = {"web": {"max_epochs": 1, "on_exhausted": "renormalise"}, "code": {"max_epochs": 12}}
+    recipe = make_recipe(SHARES, samples=ramp, length=256, sources=limits)
+    exact, estimate = forecast(recipe, SIZES, 800), forecast(recipe, SIZES, 800, simulated_steps=40)
+    assert exact.stop_step is not None and estimate.stop_step is not None and estimate.simulated_steps == 40
+    assert estimate.stop_step == pytest.approx(exact.stop_step, rel=0.05)
+    assert of(estimate, "web").runs_out_step == pytest.approx(of(exact, "web").runs_out_step, rel=0.05)
+    assert estimate.capacity_tokens == exact.capacity_tokens
+    for name in SHARES:
+        assert of(estimate, name).delivered_tokens == pytest.approx(of(exact, name).delivered_tokens, rel=0.05, abs=300)

@@ -8,7 +8,8 @@ of up to 1000 steps.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torchmix.cli.findings import EXIT_CODE_OF_LEVEL, Finding, Level, forecast_f
 from torchmix.cli.forecast import SIMULATED_STEPS, Forecast, forecast
 from torchmix.cli.terminal import (
     ExitCode,
+    add_part,
     at_least,
     count_text,
     percent_text,
@@ -26,8 +28,11 @@ from torchmix.cli.terminal import (
     progress_bar,
 )
 from torchmix.errors import CatalogError, PlanError
+from torchmix.planner.planner import Planner
+from torchmix.recipe.documents import PARTS
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.parts import has_part, recipe_of_part, with_all_sources
 from torchmix.recipe.structs import Recipe
 
 HELP = "check a recipe, its files and what each source will give"
@@ -42,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"steps of the run (default {SIMULATED_STEPS}); beyond {SIMULATED_STEPS} numbers are estimates",
     )
+    add_part(parser)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -50,10 +56,15 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     Raises:
         RecipeError: A fault in the recipe itself; nothing else can be checked then.
     """
-    recipe = load_recipe(arguments.recipe)
+    whole = load_recipe(arguments.recipe)
+    recipe, every = recipe_of_part(whole, arguments.part), with_all_sources(whole)
     directory = recipe_directory(arguments.recipe)
     catalog, findings = _open(recipe, directory)
-    findings += file_findings(recipe, directory, catalog)
+    catalog_of_all, missing = _open(every, directory)
+    findings = findings or missing
+    findings += file_findings(every, directory, catalog_of_all or catalog)
+    if catalog_of_all is not None:
+        findings += _other_parts(whole, arguments.part, catalog_of_all)
     result: Forecast | None = None
     if catalog is not None:
         findings += sources_findings(recipe, catalog)
@@ -65,6 +76,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             findings += forecast_findings(recipe, result)
         except PlanError as error:
             findings.append(Finding(level=Level.FINDING, where="sources", message=str(error)))
+    findings = [_placed(finding, whole) for finding in findings]
     findings.sort(key=lambda finding: -EXIT_CODE_OF_LEVEL[finding.level])
     code = max((EXIT_CODE_OF_LEVEL[finding.level] for finding in findings), default=ExitCode.OK)
     if arguments.json:
@@ -82,6 +94,27 @@ def _open(recipe: Recipe, directory: Path) -> tuple[Catalog | None, list[Finding
         return open_catalog(recipe, directory), []
     except CatalogError as error:
         return None, [Finding(level=Level.FINDING, where="catalog", message=str(error))]
+
+
+def _other_parts(whole: Recipe, part: str, catalog: Catalog) -> Iterator[Finding]:
+    """What keeps the parts that are not forecast from being planned at all."""
+    for other in PARTS:
+        if other == part or not has_part(whole, other):
+            continue
+        recipe = recipe_of_part(whole, other)
+        try:
+            Planner(recipe, {name: catalog.sources[name].sizes for name in recipe.sources})
+        except PlanError as error:
+            yield Finding(level=Level.FINDING, where=other, message=str(error))
+
+
+def _placed(finding: Finding, whole: Recipe) -> Finding:
+    """The finding with the whole path of keys, where it is of a source of validation or test."""
+    for part in PARTS[1:]:
+        for name in getattr(getattr(whole, part), "sources", {}):
+            if f"{finding.where}.".startswith(f"sources.{name}."):
+                return replace(finding, where=f"{part}.{finding.where}")
+    return finding
 
 
 def _print_sources(catalog: Catalog, result: Forecast) -> None:
@@ -132,6 +165,7 @@ def _values(
 ) -> dict[str, Any]:
     values: dict[str, Any] = {
         "recipe": str(arguments.recipe),
+        "part": arguments.part,
         "recipe_fingerprint": recipe_fingerprint(recipe),
         "catalog_fingerprint": catalog.fingerprint if catalog is not None else None,
         "num_steps": arguments.steps,

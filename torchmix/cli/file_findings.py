@@ -30,7 +30,8 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
     Args:
         recipe: A checked recipe.
         directory: Its folder.
-        catalog: Its catalog; None if there is none that fits, so that only files and columns are looked at.
+        catalog: Its catalog; None if there is none that fits. Of a source that it lacks only files and columns are
+            looked at.
     """
     findings: list[Finding] = []
     tokenizers = Tokenizers(directory)
@@ -49,11 +50,12 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
         key = "path" if settings.column is None else "tokens" if settings.tokenizer is None else "text"
         unreadable = list(_unreadable(source, paths, directory, f"sources.{name}.{key}"))
         findings += unreadable
-        if catalog is not None and source.transform_id != catalog.sources[name].transform_id:
+        held = None if catalog is None else catalog.sources.get(name)
+        if held is not None and source.transform_id != held.transform_id:
             message = "the tokenizer is another than when the source was indexed; put it back, or run torchmix index"
             findings.append(Finding(level=Level.DATA, where=f"sources.{name}.tokenizer", message=message))
-        if catalog is not None and not unreadable:
-            findings += _changes(source, paths, directory, catalog.sources[name])
+        if held is not None and not unreadable:
+            findings += _changes(source, paths, directory, held)
     return findings
 
 

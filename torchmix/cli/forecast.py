@@ -20,9 +20,10 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner
-from torchmix.recipe.ramp import samples_of_step
+from torchmix.recipe.documents import rows_of
+from torchmix.recipe.ramp import samples_before, stages_of
 from torchmix.recipe.shares import parse_shares
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import Batch, Recipe
 
 SIMULATED_STEPS = 1000
 """Steps that are planned in full before rates take over."""
@@ -61,6 +62,7 @@ class Forecast:
     stop_is_exact: bool
     """The planner itself came to `stop_step`."""
     capacity_tokens: int
+    """Of a step, mean of all N."""
     fill: float
     """Tokens over capacity, mean of the simulated steps."""
     sources: tuple[SourceForecast, ...]
@@ -107,14 +109,14 @@ def forecast(
         )
         for s, (name, share) in enumerate(parse_shares(recipe).items())
     )
-    capacity = samples_of_step(recipe.batch, 0) * recipe.batch.length
+    length = recipe.batch.length
     return Forecast(
         num_steps=num_steps,
         simulated_steps=seen.steps,
         stop_step=seen.stop_step,
         stop_is_exact=stop_is_exact,
-        capacity_tokens=capacity,
-        fill=seen.simulated_tokens / (capacity * seen.steps) if seen.steps else 0.0,
+        capacity_tokens=samples_before(recipe.batch, num_steps) * length // num_steps,
+        fill=seen.simulated_tokens / (samples_before(recipe.batch, seen.steps) * length) if seen.steps else 0.0,
         sources=sources,
     )
 
@@ -147,7 +149,7 @@ def _simulate(
     seen = _Seen(
         planner=planner,
         cursor=planner.start(),
-        epoch_tokens=np.array([epoch_tokens(recipe, sizes[name]) for name in names], np.int64),
+        epoch_tokens=np.array([epoch_tokens(recipe, name, sizes[name]) for name in names], np.int64),
         delivered=np.zeros(len(names)),
         drawn=np.zeros(len(names)),
         most_repeats=np.zeros(len(names), np.int64),
@@ -197,38 +199,49 @@ def _repeats(plan: StepPlan) -> NDArray[np.int64]:
 
 
 def _extrapolate(recipe: Recipe, seen: _Seen, num_steps: int) -> None:
-    """Carry the sums on to `num_steps` at the rate of the simulated steps, from one run-out to the next."""
-    names = seen.planner.sources
+    """Carry the sums on to `num_steps` at the rate of the simulated steps, from one run-out to the next.
+
+    Time is counted in samples, since a step may grow.
+    """
+    names, batch = seen.planner.sources, recipe.batch
     shares = np.array([float(share) for share in parse_shares(recipe).values()])
     shares[list(seen.runs_out_step)] = 0
     # What is delivered, not what is drawn: in the first steps the draw also fills the pool.
-    step_tokens = seen.simulated_tokens / max(seen.steps, 1)
+    now, stop = float(samples_before(batch, seen.steps)), float(samples_before(batch, num_steps))
+    sample_tokens = seen.simulated_tokens / max(now, 1)
     most = np.array([float(recipe.sources[name].max_epochs or math.inf) for name in names]) * seen.epoch_tokens
     wait = {s: _wait(seen, s) for s in range(len(names)) if s not in seen.first_step}
-    now = float(seen.steps)
-    while now < num_steps and seen.stop_step is None:
+    while now < stop and seen.stop_step is None:
         if not shares.any():
-            seen.stop_step = math.ceil(now)
+            seen.stop_step = _step_at(batch, now)
+            if samples_before(batch, seen.stop_step) < now:
+                seen.stop_step += 1
             break
-        rate = shares / shares.sum() * step_tokens
+        rate = shares / shares.sum() * sample_tokens
         left = np.divide(np.maximum(most - seen.drawn, 0), rate, out=np.full(len(rate), math.inf), where=rate > 0)
-        stride = min(num_steps - now, float(left.min()))
+        stride = min(stop - now, float(left.min()))
         for s in wait:
             if s not in seen.first_step and wait[s] < rate[s] * stride:
-                seen.first_step[s] = math.floor(now + wait[s] / rate[s])
+                seen.first_step[s] = _step_at(batch, now + wait[s] / rate[s])
             wait[s] -= float(rate[s]) * stride
         seen.drawn += rate * stride
         seen.delivered += rate * stride
         now += stride
-        for s in np.flatnonzero((left <= stride) & (now < num_steps)).tolist():
-            seen.runs_out_step[s] = math.floor(now)
+        for s in np.flatnonzero((left <= stride) & (now < stop)).tolist():
+            seen.runs_out_step[s] = _step_at(batch, now)
             shares[s] = 0
             if recipe.sources[names[s]].on_exhausted == "error":
-                seen.stop_step = math.floor(now)
+                seen.stop_step = _step_at(batch, now)
     if seen.stop_step is None:
-        rate = shares / shares.sum() * step_tokens
-        late = {s: math.floor(now + wait[s] / rate[s]) for s in wait if s not in seen.first_step and rate[s] > 0}
+        rate = shares / shares.sum() * sample_tokens
+        late = {s: _step_at(batch, now + wait[s] / rate[s]) for s in wait if s not in seen.first_step and rate[s] > 0}
         seen.first_step |= late
+
+
+def _step_at(batch: Batch, samples: float) -> int:
+    """The step that a sample belongs to, by the samples before it."""
+    stage = [stage for stage in stages_of(batch) if samples_before(batch, stage.from_step) <= samples][-1]
+    return stage.from_step + math.floor((samples - samples_before(batch, stage.from_step)) / stage.samples)
 
 
 def _wait(seen: _Seen, s: int) -> float:
@@ -240,10 +253,11 @@ def _wait(seen: _Seen, s: int) -> float:
     return max(next_tokens / 2 - float(position.debt[s]) - float(position.residue[s]) / 2**32, 0.0)
 
 
-def epoch_tokens(recipe: Recipe, sizes: SourceSizes) -> int:
-    """Tokens that one epoch of a source gives under the recipe's overflow rule."""
+def epoch_tokens(recipe: Recipe, name: str, sizes: SourceSizes) -> int:
+    """Tokens that one epoch of a source gives: of the rows used, under the recipe's overflow rule."""
     length, overflow = recipe.batch.length, recipe.packing.overflow
-    tokens = np.asarray(sizes.tokens)
+    start, stop = rows_of(recipe.sources[name], sizes.num_documents)
+    tokens = np.asarray(sizes.tokens[start:stop])
     if overflow == "truncate":
         tokens = np.minimum(tokens, length)
     elif overflow == "drop":

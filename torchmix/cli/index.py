@@ -1,8 +1,8 @@
 """`torchmix index`: build the catalog, or bring it up to date.
 
-In: a recipe. Out: its catalog on disk, and a table of what each source holds. Must hold: only files that are new or
-changed are scanned; a run that is stopped loses at most the files it was at. Cost: one pass over the columns of those
-files, with a progress bar of rate and time left.
+In: a recipe. Out: the catalog of all its parts on disk, and a table of what each source holds. Must hold: only files
+that are new or changed are scanned; a run that is stopped loses at most the files it was at. Cost: one pass over the
+columns of those files, with a progress bar of rate and time left.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from torchmix.catalog.store import SourceCatalog
+from torchmix.catalog.store import SourceCatalog, catalog_fingerprint
 from torchmix.cli.terminal import ExitCode, bytes_text, count_text, print_json, print_table, progress_bar
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.parts import with_all_sources
 from torchmix.sources.scan import IndexReport, index_sources
 
 HELP = "build the catalog of a recipe, or bring it up to date"
@@ -40,10 +41,16 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             bar.set_postfix_str(source, refresh=False)
             bar.update(done_bytes - bar.n)
 
-        report = index_sources(recipe, directory, progress=show, force=arguments.force)
+        report = index_sources(with_all_sources(recipe), directory, progress=show, force=arguments.force)
     if arguments.json:
         print_json(
-            {"recipe": str(arguments.recipe), "recipe_fingerprint": recipe_fingerprint(recipe), **_values(report)}
+            {
+                "recipe": str(arguments.recipe),
+                "recipe_fingerprint": recipe_fingerprint(recipe),
+                # As a training run has it, which reads nothing of the other parts.
+                "catalog_fingerprint": catalog_fingerprint(report.catalog.sources[name] for name in recipe.sources),
+                **_values(report),
+            }
         )
     else:
         _print(report)
@@ -53,7 +60,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _values(report: IndexReport) -> dict[str, Any]:
     return {
         "catalog": str(report.catalog.directory),
-        "catalog_fingerprint": report.catalog.fingerprint,
         "scanned_files": report.scanned_files,
         "resumed_files": report.resumed_files,
         "kept_files": report.kept_files,

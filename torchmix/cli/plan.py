@@ -8,6 +8,7 @@ since the same planner makes it. Cost: planning of all steps from 0 on, since th
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,11 +17,13 @@ from torchmix.catalog.store import open_catalog
 from torchmix.cli.forecast import epoch_tokens
 from torchmix.cli.plan_files import paths_of, write_plan_files
 from torchmix.cli.plan_summary import PlanSummary, print_summary
-from torchmix.cli.terminal import ExitCode, at_least, print_json, progress_bar
-from torchmix.errors import PlanError
+from torchmix.cli.terminal import ExitCode, add_part, at_least, print_json, progress_bar
+from torchmix.errors import PlanError, RecipeError
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.ramp import samples_of_step
 from torchmix.recipe.shares import parse_shares
 
 HELP = "show what the steps of a run will hold"
@@ -28,7 +31,9 @@ HELP = "show what the steps of a run will hold"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this verb beside RECIPE and --json."""
-    parser.add_argument("--steps", type=at_least(1), required=True, metavar="N", help="number of steps to plan")
+    parser.add_argument("--steps", type=at_least(1), metavar="N", help="number of steps to plan")
+    add_part(parser)
+    parser.add_argument("--one-pass", action="store_true", help="every document once; --steps may then be left out")
     parser.add_argument("--start", type=at_least(0), default=0, metavar="S", help="first step (default 0)")
     parser.add_argument("--dp", type=at_least(1), default=1, metavar="D", help="data-parallel size (default 1)")
     parser.add_argument(
@@ -43,14 +48,20 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     Raises:
         TorchmixError: Whatever keeps a step from being planned; nothing is written then.
     """
-    recipe = load_recipe(arguments.recipe)
+    one_pass = arguments.one_pass
+    if arguments.steps is None and not one_pass:
+        raise RecipeError("give --steps N, or --one-pass")
+    recipe = recipe_of_part(load_recipe(arguments.recipe), arguments.part, one_pass)
     catalog = open_catalog(recipe, recipe_directory(arguments.recipe))
-    planner = open_planner(recipe, catalog, dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
+    layout = {"dp": arguments.dp, "micro_batch_size": arguments.micro_batch_size}
+    planner = open_planner(recipe, catalog, **layout, one_pass=one_pass)
     shares = {name: float(share) for name, share in parse_shares(recipe).items()}
-    summary = PlanSummary(shares, [epoch_tokens(recipe, catalog.sources[name].sizes) for name in shares])
-    stop = arguments.start + arguments.steps
+    summary = PlanSummary(shares, [epoch_tokens(recipe, name, catalog.sources[name].sizes) for name in shares])
+    stop = sys.maxsize if arguments.steps is None else arguments.start + arguments.steps
+    has_ended = False
     with ExitStack() as stack:
-        bar = stack.enter_context(progress_bar(stop, unit="step", title="planning", as_json=arguments.json))
+        total = 0 if arguments.steps is None else stop
+        bar = stack.enter_context(progress_bar(total, unit="step", title="planning", as_json=arguments.json))
         files = stack.enter_context(write_plan_files(arguments.out)) if arguments.out is not None else None
         cursor = planner.start()
         for step in range(stop):
@@ -58,6 +69,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             try:
                 plan, cursor = planner.step(cursor)
             except PlanError:  # the data ended: what there is before it is still worth a look
+                if has_ended := one_pass and step > arguments.start:
+                    break
                 bar.close()
                 if not arguments.json:
                     print_summary({"dp": arguments.dp, **summary.values()})
@@ -73,20 +86,26 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         "recipe": str(arguments.recipe),
         "recipe_fingerprint": recipe_fingerprint(recipe),
         "catalog_fingerprint": catalog.fingerprint,
-        "dp": arguments.dp,
-        "micro_batch_size": arguments.micro_batch_size,
+        "part": arguments.part,
+        "has_ended": has_ended,
+        **layout,
         **summary.values(),
         "files": [str(path) for path in paths_of(arguments.out)] if arguments.out is not None else [],
     }
     if arguments.json:
         print_json(values)
         return ExitCode.OK
-    batch = recipe.batch
+    of_part = arguments.recipe if arguments.part == "train" else f"{arguments.part} of {arguments.recipe}"
+    last = values["first_step"] + values["num_steps"] - 1
+    sizes = [samples_of_step(recipe.batch, step) for step in (*range(arguments.start, last), last)]
+    samples = str(sizes[0]) if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
     print(
-        f"steps {arguments.start} to {stop - 1} of {arguments.recipe}: {batch.samples} samples x {batch.length} "
-        f"tokens, dp {arguments.dp}, micro-batch size {arguments.micro_batch_size}\n"
+        f"steps {arguments.start} to {last} of {of_part}: {samples} samples x {recipe.batch.length} tokens, "
+        f"dp {arguments.dp}, micro-batch size {arguments.micro_batch_size}\n"
     )
     print_summary(values)
+    if has_ended:
+        print(f"\none pass: after step {last} every document has been given once")
     if arguments.out is not None:
         print(f"\nwrote {' and '.join(values['files'])}")
     return ExitCode.OK

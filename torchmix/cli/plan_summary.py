@@ -33,6 +33,7 @@ class PlanSummary:
         self._asked, self._drawn, self._delivered, self._pool = (np.zeros(count, np.int64) for _ in range(4))
         self._drawn_before = np.zeros(count, np.int64)
         self._seconds = array("d")
+        self._least_capacity = self._most_capacity = 0
         self._capacity = self._cost = self._lower_bound = self._hash_order_cost = 0
         self._lowest_fill, self._worst_ratio = (1.0, -1), (0.0, -1)
         self._num_pieces = self._late_pieces = self._oldest = 0
@@ -46,13 +47,15 @@ class PlanSummary:
     def add(self, plan: StepPlan, seconds: float) -> None:
         """Count a step; `seconds` is how long it took to plan."""
         if self._last is None:
-            self._first_step = plan.step
+            self._first_step, self._least_capacity = plan.step, plan.capacity_tokens
         self._asked += plan.asked_tokens
         self._drawn += plan.drawn_tokens
         self._delivered += plan.delivered_tokens
         self._pool = plan.pool_tokens
         self._seconds.append(seconds)
         self._capacity += plan.capacity_tokens
+        self._least_capacity = min(self._least_capacity, plan.capacity_tokens)
+        self._most_capacity = max(self._most_capacity, plan.capacity_tokens)
         self._cost += plan.balance.cost
         self._lower_bound += plan.balance.lower_bound
         self._hash_order_cost += plan.balance.hash_order_cost
@@ -75,7 +78,8 @@ class PlanSummary:
         return {
             "first_step": self._first_step,
             "num_steps": len(self._seconds),
-            "capacity_tokens": self._last.capacity_tokens,
+            "least_capacity_tokens": self._least_capacity,
+            "capacity_tokens": self._most_capacity,
             "sources": [
                 {
                     "name": name,
@@ -133,8 +137,11 @@ def print_summary(values: Mapping[str, Any]) -> None:
             f"{values['balance_ratio']:.4f} x the lower bound, worst {values['worst_balance_ratio']:.4f} "
             f"in step {values['worst_balance_step']}; hash order {values['hash_order_ratio']:.4f}"
         )
+    capacity = count_text(values["capacity_tokens"])
+    if values["least_capacity_tokens"] != values["capacity_tokens"]:
+        capacity = f"{count_text(values['least_capacity_tokens'])} to {capacity}"
     print(f"""
-fill      {percent_text(values["fill"])} of {count_text(values["capacity_tokens"])} tokens a step; \
+fill      {percent_text(values["fill"])} of {capacity} tokens a step; \
 lowest {percent_text(values["lowest_fill"])} in step {values["lowest_fill_step"]}
 balance   {balance}
 deferred  {percent_text(values["late_pieces"])} of the pieces came late, the latest by \

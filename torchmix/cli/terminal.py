@@ -16,6 +16,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from torchmix.recipe.documents import PARTS
+
 
 class ExitCode(enum.IntEnum):
     """What a command returns to the shell."""
@@ -44,6 +46,11 @@ def at_least(lowest: int) -> Callable[[str], int]:
         return value
 
     return whole_number
+
+
+def add_part(parser: argparse.ArgumentParser) -> None:
+    """Declare --part."""
+    parser.add_argument("--part", choices=PARTS, default=PARTS[0], help=f"part of the recipe (default {PARTS[0]})")
 
 
 def print_json(values: Mapping[str, Any]) -> None:

@@ -1,0 +1,123 @@
+"""Parts and ramps on the command line: planned alone, checked together, indexed at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.projects import make_project
+from torchmix.catalog.store import open_catalog
+from torchmix.cli.main import main
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import recipe_of_part
+
+VERSION_2 = ("version: 1", "version: 2")
+SPLIT = ("balance:", "split: [60, 40]\nbalance:")
+HELD = """\
+validation:
+  sources: {held: {path: code.parquet, text: text, tokenizer: bytes, documents: [50%, 100%]}}
+  mixture: {held: 100%}
+balance:"""
+OWN = ("balance:", HELD)
+RAMP = ("samples: 16", "samples: [{from_step: 0, samples: 4}, {from_step: 3, samples: 8}]")
+
+
+def json_of(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*words, "--json"]) == code
+    values: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return values
+
+
+def test_a_part_is_planned_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path, VERSION_2, SPLIT)
+    assert main(["index", str(recipe)]) == 0
+    values = {
+        part: json_of(capsys, 0, "plan", str(recipe), "--steps", "3", "--part", part)
+        for part in ("train", "validation")
+    }
+    epochs = {part: [one["epoch_tokens"] for one in each["sources"]] for part, each in values.items()}
+    catalog = open_catalog(load_recipe(recipe), tmp_path)
+    whole = [source.num_tokens for source in catalog.sources.values()]
+    assert [train + rest for train, rest in zip(*epochs.values(), strict=True)] == whole
+    assert values["train"]["order_digest"] != values["validation"]["order_digest"]
+    assert values["train"]["catalog_fingerprint"] == values["validation"]["catalog_fingerprint"]
+    assert main(["plan", str(recipe), "--steps", "3", "--part", "validation"]) == 0
+    assert "steps 0 to 2 of validation of " in capsys.readouterr().out
+
+
+def test_one_pass_is_planned_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path, VERSION_2, SPLIT)
+    assert main(["index", str(recipe)]) == 0
+    out = tmp_path / "plan"
+    words = ("plan", str(recipe), "--part", "validation", "--one-pass", "--out", str(out))
+    values = json_of(capsys, 0, *words)
+    assert values["has_ended"] is True
+    table = pq.read_table(out / "pieces.parquet")
+    documents = set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
+    catalog = open_catalog(load_recipe(recipe), tmp_path)
+    rows = {name: source.num_documents for name, source in catalog.sources.items()}
+    assert {name: sum(each == name for each, _ in documents) for name in rows} == {
+        name: int((catalog.sources[name].sizes.tokens[round(0.6 * count) :] > 0).sum()) for name, count in rows.items()
+    }
+    assert main(list(words)) == 0
+    assert f"one pass: after step {values['num_steps'] - 1} every document" in capsys.readouterr().out
+    short = json_of(capsys, 0, *words[:5], "--steps", "2")
+    assert (short["has_ended"], short["num_steps"]) == (False, 2)
+    assert main(["plan", str(recipe)]) == 2
+    assert "give --steps N, or --one-pass" in capsys.readouterr().err
+
+
+def test_index_builds_the_catalog_of_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_project(tmp_path, VERSION_2, OWN)
+    values = json_of(capsys, 0, "index", str(path))
+    assert [one["name"] for one in values["sources"]] == ["code", "held", "tiny", "web"]
+    recipe = load_recipe(path)
+    assert values["catalog_fingerprint"] == open_catalog(recipe, tmp_path).fingerprint
+    assert list(open_catalog(recipe_of_part(recipe, "validation"), tmp_path).sources) == ["held"]
+
+
+def test_check_looks_at_the_files_of_all_parts_and_forecasts_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_project(tmp_path, VERSION_2, OWN)
+    assert main(["index", str(recipe)]) == 0
+    train = json_of(capsys, 0, "check", str(recipe), "--steps", "5")
+    assert [one["name"] for one in train["sources"]] == ["code", "tiny", "web"]
+    held = json_of(capsys, 0, "check", str(recipe), "--steps", "5", "--part", "validation")
+    assert [one["name"] for one in held["sources"]] == ["held"]
+    gone = recipe.read_text().replace("held: {path: code.parquet", "held: {path: gone.parquet")
+    recipe.write_text(gone)
+    values = json_of(capsys, 3, "check", str(recipe), "--steps", "5")
+    assert "validation.sources.held.path" in [one["where"] for one in values["findings"]]
+    assert [one["name"] for one in values["sources"]] == ["code", "tiny", "web"], "training is forecast all the same"
+
+
+def test_check_finds_a_part_that_would_give_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path, VERSION_2, ("balance:", "split: [999, 1]\nbalance:"))
+    assert main(["index", str(recipe)]) == 0
+    values = json_of(capsys, 1, "check", str(recipe), "--steps", "5")
+    [finding] = [one for one in values["findings"] if one["level"] == "finding"]
+    assert finding["where"] == "validation"
+    assert "would give no tokens: all documents of its rows 300 to 300 are empty" in finding["message"]
+
+
+def test_a_ramp_is_shown_by_its_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path, VERSION_2, RAMP)
+    assert main(["index", str(recipe)]) == 0
+    capsys.readouterr()
+    out = tmp_path / "plan"
+    assert main(["plan", str(recipe), "--steps", "5", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert ": 4 to 8 samples x 256 tokens, dp 1" in text
+    assert "of 1,024 to 2,048 tokens a step" in text
+    steps = pq.read_table(out / "steps.parquet").to_pylist()
+    assert [one["capacity_tokens"] for one in steps[::3]] == [1024, 1024, 1024, 2048, 2048]
+    assert main(["plan", str(recipe), "--start", "3", "--steps", "2"]) == 0
+    assert ": 8 samples x 256 tokens" in capsys.readouterr().out
+    values = json_of(capsys, 0, "check", str(recipe), "--steps", "40")
+    assert values["capacity_tokens"] == (3 * 1024 + 37 * 2048) // 40
