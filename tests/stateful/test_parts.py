@@ -12,7 +12,9 @@ from tests.support.worlds import run_ranks
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RecipeError, StateMismatch
 from torchmix.parallel.topology import Topology
+from torchmix.planner.one_pass import steps_of_one_pass
 from torchmix.recipe.documents import PARTS
+from torchmix.recipe.load import load_recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 
@@ -68,6 +70,7 @@ def test_a_finished_pass_stays_finished_and_begins_again_from_its_first_state(jo
         first = loader.state_dict()
         once = list(loader)
         end = loader.state_dict()
+        assert once[-1].step + 1 == steps_of_one_pass(load_recipe(job), job.parent, part="test")
         assert list(loader) == []
         loader.load_state_dict(end)
         assert list(loader) == []

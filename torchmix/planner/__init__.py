@@ -1,1 +1,4 @@
-"""Who gets what, when. Files in reading order: cost.py, pack.py, balance.py, plan.py, source_order.py, planner.py."""
+"""Who gets what, when.
+
+Files in reading order: cost.py, pack.py, balance.py, plan.py, source_order.py, planner.py, one_pass.py.
+"""

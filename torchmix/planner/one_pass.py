@@ -1,0 +1,38 @@
+"""How many steps a single pass over a part of the recipe takes.
+
+In: a recipe with its catalog, and the part. Out: the number of steps until every document was given once. Must hold: it
+is the number that a loader of a single pass gives, at any layout. Cost: planning of all of them, without placing; no
+data is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchmix.catalog.store import open_catalog
+from torchmix.errors import SourceExhausted
+from torchmix.planner.planner import open_planner
+from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.structs import Recipe
+
+
+def steps_of_one_pass(recipe: Recipe, directory: str | Path, *, part: str = "validation") -> int:
+    """Steps until every document of a part was given once.
+
+    Args:
+        recipe: A checked recipe.
+        directory: The recipe's folder.
+        part: `train`, `validation` or `test`.
+
+    Raises:
+        RecipeError: The recipe has no such part.
+        CatalogError: There is no catalog that fits.
+    """
+    recipe = recipe_of_part(recipe, part, one_pass=True)
+    planner = open_planner(recipe, open_catalog(recipe, Path(directory)), one_pass=True)
+    cursor = planner.start()
+    try:
+        while True:
+            cursor = planner.skip(cursor)
+    except SourceExhausted:
+        return cursor.step
