@@ -10,16 +10,13 @@ layout to OUT/rank-R.jsonl:
     digests   SHA-256 of what `get_batch` returned, by "part/chunk/step/index"
     losses    on last stages: "step/index" -> sums of losses and of tokens, by row of the microbatch
 
-A rank that is not done DEADLINE_S after a layout began prints the stacks of its threads and ends.
+Ranks that are not done after DEADLINE_S print the stacks of their threads and are ended.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,6 +30,7 @@ from torch import Tensor
 
 from tests.support import fake_megatron
 from tests.support.example import example_module
+from tests.support.forked_ranks import ForkedRanks
 from tests.support.layouts import Layout, digest_of, layout_of
 from tests.support.processes import free_port
 
@@ -187,62 +185,45 @@ def run_layout(recipe_path: Path, layout: Layout, *, on_step: Callable[[int], No
     return record
 
 
-def run_rank(rank: int, port: int, options: list[str]) -> None:
-    """All layouts, one after another, in one process."""
-    recipe, out, deadline_s = Path(options[0]), Path(options[1]), float(options[2])
-    layouts = [layout_of(name) for name in options[3:]]
-    world_size = layouts[0].world_size
+def start_rank(rank: int, port: int, world_size: int) -> dist.TCPStore:
+    """What every rank does first: a CPU for Megatron, and the job's store."""
     warnings.filterwarnings("ignore", module=r"megatron\.|torch\.(jit|distributed)")
     example_module("cpu").enable()
     torch.set_num_threads(1)
     # A state of its own is asked of CUDA at each step, which this machine does not have.
     torch.cuda.get_rng_state = lambda device=None: torch.empty(0)  # type: ignore[assignment]
-    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0, timeout=timedelta(seconds=60))
+    return dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0, timeout=timedelta(seconds=60))
+
+
+def run_layouts(rank: int, *, port: int, recipe: Path, out: Path, layouts: list[Layout]) -> None:
+    """All layouts, one after another, in one process."""
+    world_size = layouts[0].world_size
+    store = start_rank(rank, port, world_size)
     with (out / f"rank-{rank}.jsonl").open("w") as lines:
         for number, layout in enumerate(layouts):
-            faulthandler.dump_traceback_later(deadline_s, exit=True)
             dist.init_process_group(
                 "gloo",
                 store=dist.PrefixStore(f"layout-{number}", store),
                 rank=rank,
                 world_size=world_size,
-                timeout=timedelta(seconds=2 * deadline_s),
+                timeout=timedelta(minutes=30),
             )
             lines.write(run_layout(recipe, layout).line() + "\n")
             lines.flush()
             dist.barrier()
             dist.destroy_process_group()
-            faulthandler.cancel_dump_traceback_later()
 
 
-def main(options: list[str]) -> int:
+def main(recipe: Path, out: Path, deadline_s: float, layouts: list[Layout]) -> int:
     """Fork the ranks and wait for them; the number of those that failed."""
-    world_size = layout_of(options[3]).world_size
-    port = free_port()
-    children = {}
-    for rank in range(world_size):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                run_rank(rank, port, options)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)  # nothing of the parent's is to be ended here
-        children[pid] = rank
-    failed = 0
-    while children:
-        pid, status = os.wait()
-        if status:
-            failed += 1
-            print(f"rank {children[pid]} ended with status {status}", file=sys.stderr, flush=True)
-        del children[pid]
+    program = partial(run_layouts, port=free_port(), recipe=recipe, out=out, layouts=layouts)
+    with ForkedRanks(program, world_size=layouts[0].world_size, folder=out) as ranks:
+        ranks.await_ends(deadline_s=deadline_s)
+        failed = len(ranks.running) + sum(code != 0 for code in ranks.code_of_rank.values())
+        if failed:
+            print(ranks.report(), file=sys.stderr, flush=True)
     return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), [layout_of(name) for name in sys.argv[4:]]))

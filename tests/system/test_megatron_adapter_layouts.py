@@ -22,7 +22,7 @@ from torchmix.cli.main import main
 
 pytestmark = pytest.mark.system
 
-LAYOUT_S = 120.0
+LAYOUT_S = 60.0
 """A layout takes about 3 s where 8 ranks have 2 cores to themselves."""
 SAMPLES, LENGTH, ALIGN_TOKENS, STEPS = 16, 64, 16, 2
 SEED = 20_261_121
@@ -66,12 +66,13 @@ def run_world(folder: Path, boundaries: str, layouts: list[Layout]) -> list[list
     """What each rank has seen: by rank, then by layout."""
     out = folder / f"{boundaries}-{layouts[0].world_size}"
     out.mkdir()
-    arguments = [str(folder / f"{boundaries}.yaml"), str(out), str(LAYOUT_S), *(layout.name for layout in layouts)]
+    deadline_s = 60 + LAYOUT_S * len(layouts)
+    arguments = [str(folder / f"{boundaries}.yaml"), str(out), str(deadline_s), *(layout.name for layout in layouts)]
     with Processes(folder) as processes:
         child = processes.start_python(
             "-m", "tests.support.megatron_world", *arguments, environment={"OMP_NUM_THREADS": "1"}
         )
-        assert child.wait(deadline_s=60 + LAYOUT_S * len(layouts)) == 0, child.report()
+        assert child.wait(deadline_s=60 + deadline_s) == 0, child.report()
     ranks = range(layouts[0].world_size)
     return [[json.loads(line) for line in (out / f"rank-{rank}.jsonl").read_text().splitlines()] for rank in ranks]
 

@@ -1,0 +1,213 @@
+"""The provider in a job of one rank: iterators, counts, state, validation, skipped steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.support.fake_megatron import default_args, installed, script_of
+from tests.support.loaders import write_job
+from torchmix import megatron_adapter as tmx
+from torchmix.errors import RecipeError, StateError, StateMismatch
+from torchmix.megatron_adapter.batch import losses_of_part
+
+SAMPLES, LENGTH = 8, 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recipes: plain, and split into three parts."""
+    folder = tmp_path_factory.mktemp("job")
+    plain = write_job(folder, samples=SAMPLES, length=LENGTH).read_text().replace("version: 1", "version: 2")
+    (folder / "recipe.yaml").write_text(plain)
+    (folder / "split.yaml").write_text(plain + "split: [60, 20, 20]\n")
+    ramp = "samples: [{from_step: 0, samples: 4}, {from_step: 2, samples: 8}]"
+    (folder / "ramp.yaml").write_text(plain.replace(f"samples: {SAMPLES}", ramp))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    """A job of one rank, and nothing of it left behind."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        tmx.close()
+        dist.destroy_process_group()
+        losses_of_part.clear()
+
+
+class Run:
+    """Megatron's loop, as far as data go."""
+
+    def __init__(self, args: SimpleNamespace, num_chunks: int = 1) -> None:
+        self.args = args
+        stages = range(num_chunks) if num_chunks > 1 else [None]
+        self.chunks = [tmx.provider([0, 0, 0], vp_stage=stage) for stage in stages]
+        self.train = [chunk[0] for chunk in self.chunks]
+
+    def step(self, num_microbatches: int = SAMPLES) -> list[tuple[int, int]]:
+        """One step of all chunks; what was seen."""
+        seen = []
+        for iterator in self.train:
+            items = [next(iterator) for _ in range(num_microbatches)]
+            seen = [(item["step"], item["index"]) for item in items]
+            assert items[-1]["is_last_of_step"]
+            self.tokens = [item["tokens"] for item in items]
+        self.args.consumed_train_samples += num_microbatches
+        return seen
+
+
+def args_for(recipe: Path, **changes: Any) -> SimpleNamespace:
+    return default_args(**{"data_recipe": str(recipe), "global_batch_size": SAMPLES, "seq_length": LENGTH, **changes})
+
+
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_steps_come_in_order_and_leave_their_state(folder: Path, num_chunks: int) -> None:
+    args = args_for(folder / "recipe.yaml")
+    with installed(args, core=True):
+        run = Run(args, num_chunks)
+        assert not hasattr(args, "torchmix_state")
+        for step in range(3):
+            assert run.step() == [(step, index) for index in range(SAMPLES)]
+            assert isinstance(args.torchmix_state, str)
+        with pytest.raises(TypeError):
+            len(run.train[0])  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_goes_on_with_the_next_step(folder: Path) -> None:
+    args = args_for(folder / "recipe.yaml")
+    with installed(args, core=True):
+        run = Run(args)
+        run.step(), run.step()
+        saved = SimpleNamespace(**vars(args))
+        run.step()
+        expected = run.tokens
+        tmx.close()
+    resumed = args_for(folder / "recipe.yaml", load="/checkpoints", consumed_train_samples=2 * SAMPLES)
+    with installed(resumed, core=True) as modules:
+        tmx.get_batch(script_of("0.16"))  # from here on, what Megatron loads is seen
+        modules["megatron.training.checkpointing"].check_checkpoint_args(saved)
+        run = Run(resumed)
+        assert resumed.torchmix_state == saved.torchmix_state
+        assert run.step()[0] == (2, 0)
+        assert all(one.equal(other) for one, other in zip(run.tokens, expected, strict=True))
+
+
+def test_a_checkpoint_without_a_state_is_refused_or_begins_at_the_count(folder: Path) -> None:
+    args = args_for(folder / "recipe.yaml", load="/checkpoints", consumed_train_samples=2 * SAMPLES)
+    with installed(args, core=True) as modules:
+        tmx.get_batch(script_of("0.16"))
+        modules["megatron.training.checkpointing"].check_checkpoint_args(SimpleNamespace())
+        with pytest.raises(StateError, match="--data-start-fresh once"):
+            tmx.provider()
+        args.data_start_fresh = True
+        assert Run(args).step()[0] == (2, 0)
+
+
+def test_counts_that_part_are_an_error_at_the_next_step(folder: Path) -> None:
+    args = args_for(folder / "recipe.yaml")
+    with installed(args, core=True):
+        run = Run(args)
+        run.step()
+        args.consumed_train_samples += SAMPLES
+        with pytest.raises(StateMismatch, match="Megatron has consumed 16 samples, the data are at step 1, after 8"):
+            run.step()
+
+
+def test_another_number_of_microbatches_is_an_error(folder: Path) -> None:
+    args = args_for(folder / "recipe.yaml")
+    with installed(args, core=True) as modules:
+        run = Run(args)
+        modules["megatron.core.num_microbatches_calculator"].get_num_microbatches = lambda: 7  # type: ignore[attr-defined]
+        with pytest.raises(StateMismatch, match="step 0 has 8 microbatches by the recipe, 7 by Megatron"):
+            run.step()
+
+
+def test_sizes_and_flags_are_checked_before_anything_is_opened(folder: Path) -> None:
+    args = args_for(folder / "recipe.yaml", global_batch_size=16)
+    with installed(args, core=True), pytest.raises(RecipeError, match="--global-batch-size is 16"):
+        tmx.provider()
+    args = args_for(folder / "recipe.yaml", eval_iters=3)
+    with installed(args, core=True), pytest.raises(RecipeError, match="--eval-iters 3: the recipe has no validation"):
+        tmx.provider()
+
+
+class Machine:
+    """Megatron's rerun state machine in a run without faults: a step is run once."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def should_run_forward_backward(self, data_iterator: Any) -> bool:
+        self.num_asked += 1
+        return self.num_asked % 2 == 1
+
+
+def test_skipped_iterations_are_skipped_by_all_chunks(folder: Path) -> None:
+    args, machine = args_for(folder / "recipe.yaml", iterations_to_skip=[1, 2]), Machine()
+    with installed(args, core=True, machine=machine) as modules:
+        run = Run(args, num_chunks=2)
+        run.step()
+        for _ in range(2):
+            modules["megatron.training.training"].dummy_train_step(run.train)
+            args.consumed_train_samples += SAMPLES
+        assert run.step()[0] == (3, 0)
+        assert machine.num_asked == 4
+
+
+def test_validation_goes_on_where_megatron_counts(folder: Path) -> None:
+    args = args_for(folder / "split.yaml", eval_iters=2, consumed_valid_samples=3 * SAMPLES)
+    with installed(args, core=True):
+        _, validation, test = tmx.provider()
+        assert validation is not None and test is not None
+        items = [next(validation) for _ in range(2 * SAMPLES)]
+        assert [(items[0]["step"], items[0]["index"]), (items[-1]["step"], items[-1]["part"])] == [
+            (3, 0),
+            (4, "validation"),
+        ]
+        assert (next(test)["step"], next(test)["part"]) == (0, "test")
+
+
+def test_full_validation_has_a_length_and_begins_again(folder: Path) -> None:
+    args = args_for(folder / "split.yaml", eval_iters=0, full_validation=True, consumed_valid_samples=64)
+    with installed(args, core=True):
+        _, validation, _ = tmx.provider()
+        assert validation is not None
+        steps = len(validation)  # type: ignore[arg-type]
+        assert steps > 1
+        passes = [[next(validation) for _ in range(steps * SAMPLES)] for _ in range(3)]
+        assert [item["step"] for item in passes[0]] == [step for step in range(steps) for _ in range(SAMPLES)]
+        for again in passes[1:]:
+            assert all(one["tokens"].equal(two["tokens"]) for one, two in zip(passes[0], again, strict=True))
+
+
+def test_without_training_only_evaluations_are_opened(folder: Path) -> None:
+    args = args_for(folder / "split.yaml", eval_iters=1, skip_train=True, consumed_valid_samples=24)
+    with installed(args, core=True):
+        train, validation, _ = tmx.provider()
+        assert train is None
+        assert validation is not None
+        assert next(validation)["step"] == 0, "as Megatron does with --skip-train"
+
+
+def test_losses_by_source_are_due_at_the_log_interval(folder: Path) -> None:
+    args = args_for(folder / "split.yaml", eval_iters=2, log_interval=5)
+    with installed(args, core=True):
+        tmx.provider()
+        assert losses_of_part["train"].names == ["prose", "tiny", "web"]
+        due = []
+        for args.curr_iteration in range(10):
+            due.append(losses_of_part["train"].is_due())
+        assert due == [False] * 4 + [True] + [False] * 4 + [True]
+        assert [losses_of_part["validation"].is_due() for _ in range(4)] == [False, True, False, True]
+        tmx.close()
+        args.data_source_loss = False
+        tmx.provider()
+        assert losses_of_part == {}
