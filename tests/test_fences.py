@@ -39,7 +39,7 @@ ROOMS = (
 )
 RE_EXPORTING = ("torchmix", "torchmix.parallel", "torchmix.stateful", "torchmix.megatron_adapter")
 FIRST_ROOM_WITH_TORCH = "constructor"
-TORCH_FILES_ABOVE = ("parallel/groups.py", "parallel/fan_out.py", "parallel/liveness.py")
+TORCH_FILES_ABOVE = ("parallel/groups.py", "parallel/fan_out.py", "parallel/liveness.py", "parallel/open_liveness.py")
 MAX_LINES = 350
 BANNED_STEMS = {"util", "utils", "common", "helper", "helpers", "base", "manager", "misc", "core"}
 BANNED_MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

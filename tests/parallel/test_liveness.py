@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from tests.support.processes import wait_until
 from torchmix.errors import RankLost, TopologyError
-from torchmix.parallel.liveness import Liveness, open_liveness
+from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.open_liveness import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import Patience
 from torchmix.parallel.topology import Topology
@@ -150,6 +151,20 @@ def test_a_rank_that_falls_silent_is_lost() -> None:
         ) as caught:
             opened[0].check()
         assert caught.value.rank == 1
+
+
+def test_it_is_closed_when_the_last_of_its_loaders_is() -> None:
+    with ranks(2) as (opened, ended):
+        assert opened[0].join() is opened[0]
+        opened[0].close()
+        assert not opened[0].is_closed
+        let_beat(opened[0])
+        opened[1].check()
+        opened[0].close()
+        assert opened[0].is_closed
+        let_beat(opened[1])
+        opened[1].check()
+        assert ended == []
 
 
 def test_a_job_of_one_rank_watches_nobody() -> None:

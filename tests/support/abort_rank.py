@@ -25,7 +25,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from torchmix.parallel.fan_out import open_fan_out
-from torchmix.parallel.liveness import Liveness, open_liveness
+from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.open_liveness import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 

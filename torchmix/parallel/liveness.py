@@ -10,8 +10,8 @@ still there after a grace, because its main thread is stuck in a collective, it 
 Two threads, because a request to a store whose host is stopped never returns: the *pulse* talks to the store through a
 connection of its own, the *guard* never touches it, measures the pulse and ends the process.
 
-Invariants: nothing listens; keys carry an id drawn for this job and loader, so that restarts and second loaders do not
-meet old keys; a rank that closed is not lost; a failure that may follow from another rank's loss is held back until
+Invariants: nothing listens; keys carry an id drawn for this job and its loaders, so that restarts and later loaders do
+not meet old keys; a rank that closed is not lost; a failure that may follow from another rank's loss is held back until
 that loss has had time to be found, so that the cause is named, not its victims. Cost: 4 small requests a poll.
 """
 
@@ -25,16 +25,12 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable
 
 import msgspec
-import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore  # typed here alone
+from torch._C._distributed_c10d import Store  # typed here alone
 
 from torchmix.errors import RankLost
-from torchmix.parallel.groups import check_job
-from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import (
     Beat,
     Loss,
@@ -54,14 +50,10 @@ _losses = msgspec.json.Decoder(Loss)
 _encode = msgspec.json.encode
 
 _NO_ABORT = "-"
-_num_opened = 0
-"""Loaders this process has opened; equal on all ranks."""
-_kept_stores: list[Store] = []
-"""The server of a store ends with its last reference: kept from `destroy_process_group` to the process' end."""
 
 
 class Liveness:
-    """One rank's pulse and guard; opened with the loader, closed with it."""
+    """One rank's pulse and guard; opened with the first of its loaders, closed with the last."""
 
     def __init__(
         self,
@@ -76,7 +68,7 @@ class Liveness:
         """Use `open_liveness`.
 
         Args:
-            store: A connection that nobody else uses, under a prefix of this loader's own.
+            store: A connection that nobody else uses, under a prefix of its own.
             rank: Global rank.
             world_size: Ranks of the job.
             store_host: The rank that hosts the store, -1 if it is none of them.
@@ -92,6 +84,7 @@ class Liveness:
         self._hold_s = max(self._patience.silence_s, self._patience.remote_s) + 2 * self._patience.poll_s
         self._identity = identity_of_this_process()
         self._identity_of_rank: dict[int, RankIdentity] = {}
+        self._num_users = 1
         self._num_beats = 0
         self._step = -1
         self._is_host_done = False
@@ -118,6 +111,16 @@ class Liveness:
         self._pulse.start()
         self._guard.start()
         atexit.register(self._at_exit)
+
+    def join(self) -> Liveness:
+        """One more loader of this rank uses it, and will close it; loaders then share their losses."""
+        self._num_users += 1
+        return self
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the last of its loaders has closed it."""
+        return self._is_closed
 
     def note_step(self, step: int) -> None:
         """Say which step was delivered last; others name it if this rank is lost."""
@@ -155,8 +158,12 @@ class Liveness:
         return self._error(self._lost)
 
     def close(self) -> None:
-        """Say that this rank is done and stop watching. Nothing after a loss or `post_abort`: the process ends."""
-        if self._is_closed or self._lost is not None or self._failure is not None:
+        """Say that this rank is done and stop watching, once all loaders have closed it.
+
+        Nothing after a loss or `post_abort`: the process ends.
+        """
+        self._num_users -= 1
+        if self._num_users > 0 or self._is_closed or self._lost is not None or self._failure is not None:
             return
         self._is_closed = True
         self._is_closing.set()
@@ -296,54 +303,3 @@ class Liveness:
             # What is destroyed now may wait for the lost rank, and our threads run no more: the kernel ends it then.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, 2 * self._patience.grace_s)
-
-
-def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) -> Liveness:
-    """Begin to watch and to be watched. A collective: all ranks call it, as often and in the same order.
-
-    Args:
-        tree: The place tree as this rank sees it.
-        patience: Other limits than the default.
-
-    Raises:
-        TopologyError: torch.distributed is not initialised, or disagrees with the tree.
-    """
-    global _num_opened
-    topology = tree.topology
-    if topology.world_size == 1:
-        return Liveness(HashStore(), rank=0, world_size=1)
-    check_job(topology)
-    default = dist.distributed_c10d._get_default_store()
-    own, store_host = _connect(default)
-    # The default store is asked once, here: it separates attempts of torchrun, and its later use is not ours to delay.
-    _num_opened += 1
-    key = f"torchmix/liveness/{_num_opened}"
-    run = uuid.uuid4().hex if topology.rank == 0 else default.get(key).decode()
-    liveness = Liveness(
-        PrefixStore(f"torchmix/{run}", own),
-        rank=topology.rank,
-        world_size=topology.world_size,
-        store_host=store_host,
-        patience=patience,
-    )
-    if topology.rank == 0:
-        default.set(key, run)
-    if store_host == topology.rank:
-        _kept_stores.append(default)
-    return liveness
-
-
-def _connect(store: Store) -> tuple[Store, int]:
-    """A connection of our own to the store behind `store`, and the rank that hosts it, -1 for none.
-
-    A request that waits holds a connection, and the training's own requests may wait for minutes.
-    """
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, TCPStore):
-        is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        own = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
-        return own, -1 if is_launchers else 0
-    if isinstance(store, FileStore):
-        return FileStore(str(store.path)), -1  # type: ignore[attr-defined]  # missing from its stub
-    return store, -1

@@ -22,7 +22,8 @@ from torchmix.constructor.context_parallel import check_context_parallel
 from torchmix.errors import CatalogMissing, RecipeError, TopologyError
 from torchmix.parallel.agreement import agree
 from torchmix.parallel.fan_out import FanOut, open_fan_out
-from torchmix.parallel.liveness import Liveness, open_liveness
+from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.open_liveness import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import check_divides

@@ -1,0 +1,83 @@
+"""One liveness for all loaders of a rank, over the store of the job.
+
+In: the place tree, and torch.distributed as the job has initialised it. Out: the `Liveness` of this rank, shared while
+it is open: loaders of training and of validation that live side by side have one pulse, and learn of each other's
+losses. Must hold: all ranks open and close their loaders in one order, so all share alike, or none. Cost: a connection
+to the store; nothing for later loaders.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore  # typed here alone
+
+from torchmix.parallel.groups import check_job
+from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.ring import Patience
+
+_num_opened = 0
+"""Times this process has opened one; equal on all ranks."""
+_open: tuple[Store, Liveness] | None = None
+"""The one opened last, and the store it is for."""
+_kept_stores: list[Store] = []
+"""The server of a store ends with its last reference: kept from `destroy_process_group` to the process' end."""
+
+
+def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) -> Liveness:
+    """Begin to watch and to be watched. A collective: all ranks call it, as often and in the same order.
+
+    While another loader of this rank is open, its liveness is shared.
+
+    Args:
+        tree: The place tree as this rank sees it.
+        patience: Other limits than the default; of the first loader.
+
+    Raises:
+        TopologyError: torch.distributed is not initialised, or disagrees with the tree.
+    """
+    global _num_opened, _open
+    topology = tree.topology
+    if topology.world_size == 1:
+        return Liveness(HashStore(), rank=0, world_size=1)
+    check_job(topology)
+    default = dist.distributed_c10d._get_default_store()
+    if _open is not None and _open[0] is default and not _open[1].is_closed:
+        return _open[1].join()
+    own, store_host = _connect(default)
+    # The default store is asked once, here: it separates attempts of torchrun, and its later use is not ours to delay.
+    _num_opened += 1
+    key = f"torchmix/liveness/{_num_opened}"
+    run = uuid.uuid4().hex if topology.rank == 0 else default.get(key).decode()
+    liveness = Liveness(
+        PrefixStore(f"torchmix/{run}", own),
+        rank=topology.rank,
+        world_size=topology.world_size,
+        store_host=store_host,
+        patience=patience,
+    )
+    if topology.rank == 0:
+        default.set(key, run)
+    if store_host == topology.rank:
+        _kept_stores.append(default)
+    _open = (default, liveness)
+    return liveness
+
+
+def _connect(store: Store) -> tuple[Store, int]:
+    """A connection of our own to the store behind `store`, and the rank that hosts it, -1 for none.
+
+    A request that waits holds a connection, and the training's own requests may wait for minutes.
+    """
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        own = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
+        return own, -1 if is_launchers else 0
+    if isinstance(store, FileStore):
+        return FileStore(str(store.path)), -1  # type: ignore[attr-defined]  # missing from its stub
+    return store, -1
