@@ -109,22 +109,37 @@ class StepTensors:
         """
         if not 0 <= index < self.num_microbatches:
             raise IndexError(f"step {self.step} has microbatches 0 to {self.num_microbatches - 1}, not {index}")
-        start = int(self.cu_seqlens_stop[index - 1]) if index else 0
-        stop = int(self.cu_seqlens_stop[index])
-        return Microbatch(
-            tokens=None if self.tokens is None else self.tokens[index],
-            labels=None if self.labels is None else self.labels[index],
-            loss_mask=None if self.loss_mask is None else self.loss_mask[index],
-            position_ids=None if self.position_ids is None else self.position_ids[index],
-            source_index=None if self.source_index is None else self.source_index[index],
-            cu_seqlens=self.cu_seqlens[start:stop],
-            cu_seqlens_padded=self.cu_seqlens_padded[start:stop],
-            max_seqlen=int(self.max_seqlen[index]),
-            step=self.step,
-            index=index,
-            is_last_of_step=index == self.num_microbatches - 1,
-            num_tokens_global=self.num_tokens_global,
-        )
+        return self.microbatches()[index]
+
+    def microbatches(self) -> list[Microbatch]:
+        """All microbatches, in order, as views into this step's tensors.
+
+        Views are made a field at a time, which costs a quarter of what it costs one by one.
+        """
+        count = self.num_microbatches
+        fields = [getattr(self, name) for name in SEQUENCE_FIELDS]
+        views = zip(*([None] * count if field is None else field.unbind() for field in fields), strict=True)
+        entries = self.cu_seqlens_stop.diff(prepend=self.cu_seqlens_stop.new_zeros(1)).tolist()
+        cu_seqlens = self.cu_seqlens.split_with_sizes(entries)
+        cu_seqlens_padded = self.cu_seqlens_padded.split_with_sizes(entries)
+        max_seqlen = self.max_seqlen.tolist()
+        return [
+            Microbatch(
+                tokens=tokens,
+                labels=labels,
+                loss_mask=loss_mask,
+                position_ids=position_ids,
+                source_index=source_index,
+                cu_seqlens=cu_seqlens[index],
+                cu_seqlens_padded=cu_seqlens_padded[index],
+                max_seqlen=max_seqlen[index],
+                step=self.step,
+                index=index,
+                is_last_of_step=index == count - 1,
+                num_tokens_global=self.num_tokens_global,
+            )
+            for index, (tokens, labels, loss_mask, position_ids, source_index) in enumerate(views)
+        ]
 
     def to_tensors(self) -> dict[str, torch.Tensor]:
         """Everything but the header, as named tensors, for a road that carries only tensors. Shares memory."""

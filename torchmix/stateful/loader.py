@@ -101,7 +101,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._liveness = liveness
         # After the last microbatch handed out.
         self._state = start_state(recipe=self._fingerprint, **self._layout, step=start_step)
-        self._step: StepTensors | None = None
+        self._step: list[Microbatch] | None = None
         self._header: StepHeader | None = None
         self._state_after_step = self._state
         self._feed: Ahead[StepTensors] | None = None
@@ -241,11 +241,11 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 return None
             header = decode_header(step.header)
             self._state_after_step = check_arrival(header, self._state)
-            self._step, self._header = step, header
+            self._step, self._header = step.microbatches(), header
             if self._liveness is not None:
                 self._liveness.note_step(step.step)
         assert self._header is not None
-        microbatch = self._step.microbatch(self._state.microbatch)
+        microbatch = self._step[self._state.microbatch]
         if microbatch.is_last_of_step:
             self._state, self._step = self._state_after_step, None
         else:

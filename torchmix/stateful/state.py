@@ -105,7 +105,6 @@ def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: s
     """The state at the boundary before `cursor.step`."""
     at = cursor.position
     columns = np.stack([at.epoch, at.window, at.offset, at.debt, at.residue], axis=1).tolist()
-    names = ("epoch", "window", "offset", "debt", "residue")
     pool = cursor.pool
     return LoaderState(
         recipe=recipe,
@@ -117,8 +116,8 @@ def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: s
         order_digest=cursor.order_digest,
         plan_digest=b"",
         sources=[
-            SourceState(name=name, **dict(zip(names, row, strict=True)))
-            for name, row in zip(planner.sources, columns, strict=True)
+            SourceState(name=name, epoch=epoch, window=window, offset=offset, debt=debt, residue=residue)
+            for name, (epoch, window, offset, debt, residue) in zip(planner.sources, columns, strict=True)
         ],
         pool=PoolState(**{name: getattr(pool, name).tolist() for name in PoolState.__struct_fields__}),
         decisions=[DecisionState(step=d.step, source=d.source) for d in cursor.decisions],
