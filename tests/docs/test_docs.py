@@ -20,7 +20,7 @@ from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.sources.scan import index_recipe
 
 PAGES = sorted([*ROOT.glob("*.md"), *(path for room in ("docs", "examples") for path in (ROOT / room).rglob("*.md"))])
-VERBS = ("check", "index", "plan")
+VERBS = ("check", "index", "plan", "show", "reframe")
 OTHERS_NAMES = {"PackedSeqParams", "FileMetaData", "SchemaElement"}
 """Of Megatron and Parquet."""
 PACKAGE_TEXT = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "torchmix").rglob("*.py"))
@@ -86,7 +86,7 @@ def test_the_commands_of_the_readme_run(
         for block in blocks(text_of("README.md"), "console")
         for line in block.splitlines()
     ]
-    assert [command[:2] for command in commands] == [["torchmix", verb] for verb in ("index", "check", "plan")]
+    assert [command[:2] for command in commands] == [["torchmix", verb] for verb in ("index", "check", "plan", "show")]
     for command in commands:
         assert main(command[1:]) in (0, 1), command
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
