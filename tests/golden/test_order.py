@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from tests.support.mixtures import SHARES, SIZES, plan_steps
 from tests.support.recipes import make_recipe
+from torchmix.mixture.order import Method
 from torchmix.planner.planner import Planner
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import Recipe, Shuffle
 
 STEPS = 72
 FILE = Path(__file__).parent / "order.txt"
@@ -20,9 +23,12 @@ HEADER = """\
 # Digests of 16 samples of 256 tokens a step, seed 20260; sizes and shares in tests/support/mixtures.py.
 # step, order of best_fit, order of concat, plan of best_fit at dp 4 x micro_batch_size 2"""
 
+SHUFFLES_HEADER = "# step, order of best_fit with shuffle row, with shuffle none"
 
-def recipe_of(method: str) -> Recipe:
-    return make_recipe(SHARES, seed=20260, samples=16, length=256, packing={"method": method})
+
+def recipe_of(method: str, shuffle: Method = "page") -> Recipe:
+    recipe = make_recipe(SHARES, seed=20260, samples=16, length=256, packing={"method": method})
+    return msgspec.structs.replace(recipe, shuffle=Shuffle(method=shuffle))
 
 
 def lines() -> Iterator[str]:
@@ -31,18 +37,24 @@ def lines() -> Iterator[str]:
     concat, _ = plan_steps(Planner(recipe_of("concat"), SIZES), STEPS)
     for one, other in zip(best_fit, concat, strict=True):
         yield f"{one.step} {one.order_digest.hex()} {other.order_digest.hex()} {one.plan_digest.hex()}"
+    yield SHUFFLES_HEADER
+    by_row, _ = plan_steps(Planner(recipe_of("best_fit", "row"), SIZES), STEPS)
+    unshuffled, _ = plan_steps(Planner(recipe_of("best_fit", "none"), SIZES), STEPS)
+    for one, other in zip(by_row, unshuffled, strict=True):
+        yield f"{one.step} {one.order_digest.hex()} {other.order_digest.hex()}"
 
 
 def test_the_order_is_the_one_in_the_tree() -> None:
     frozen = FILE.read_text(encoding="ascii").splitlines()
-    assert len(frozen) == STEPS + len(HEADER.splitlines())
+    assert len(frozen) == 2 * STEPS + len(HEADER.splitlines()) + 1
     for made, kept in zip(lines(), frozen, strict=True):
         assert made == kept, "the order of documents has changed"
 
 
 def test_every_frozen_digest_is_another_one() -> None:
-    digests = [digest for line in FILE.read_text().splitlines()[2:] for digest in line.split()[1:]]
-    assert len(digests) == 3 * STEPS == len(set(digests))
+    lines = [line for line in FILE.read_text().splitlines() if not line.startswith("#")]
+    digests = [digest for line in lines for digest in line.split()[1:]]
+    assert len(digests) == 5 * STEPS == len(set(digests))
 
 
 if __name__ == "__main__":
