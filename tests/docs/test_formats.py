@@ -20,6 +20,7 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import source_fingerprint
 from torchmix.constructor.build import ReplicaPieces, build
 from torchmix.constructor.context_parallel import cp_slices, share_of
+from torchmix.errors import SourceExhausted
 from torchmix.mixture.keys import hash_columns, keyed_order, mix64, named_key, order_by
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.permutation import permute
@@ -37,9 +38,10 @@ from torchmix.parallel.wire import (
 from torchmix.planner.pack import Pieces, piece_hashes
 from torchmix.planner.plan import START_DIGEST, name_hashes
 from torchmix.planner.planner import Planner
+from torchmix.recipe.documents import PARTS, documents_of_split, rows_of
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe
-from torchmix.recipe.structs import Balance, Batch, Model, Packing, Recipe, Source
+from torchmix.recipe.structs import Balance, Batch, Model, Packing, RampStage, Recipe, Source
 from torchmix.stateful.state import LoaderState, decode_state, encode_state
 from torchmix.transform.bytes_tokenizer import tokenize
 
@@ -133,15 +135,34 @@ def test_fingerprint_of_a_source() -> None:
         assert found == vector["fingerprint"]
 
 
+def test_bounds_of_a_split() -> None:
+    for vector in VECTORS["split"]:
+        for part, rows in zip(PARTS, vector["rows"], strict=True):
+            documents = documents_of_split(vector["weights"], part)
+            assert (documents is None) == (rows is None)
+            if documents is not None:
+                assert list(rows_of(Source(path="none", documents=documents), vector["num_rows"])) == rows
+
+
+def samples_of_run(run: dict[str, Any]) -> int | tuple[RampStage, ...]:
+    if isinstance(run["samples"], int):
+        return int(run["samples"])
+    return tuple(RampStage(from_step=step, samples=samples) for step, samples in run["samples"])
+
+
 def recipe_of_run(run: dict[str, Any]) -> Recipe:
     return check_recipe(
         Recipe(
-            version=1,
+            version=2,
             seed=run["seed"],
-            batch=Batch(samples=run["samples"], length=run["length"]),
+            batch=Batch(samples=samples_of_run(run), length=run["length"]),
             sources={
                 name: Source(
-                    path="none", tokens="none", max_epochs=run["max_epochs"].get(name), on_exhausted="renormalise"
+                    path="none",
+                    tokens="none",
+                    max_epochs=run["max_epochs"].get(name),
+                    on_exhausted="renormalise",
+                    documents=tuple(run["documents"][name]) if name in run.get("documents", {}) else None,
                 )
                 for name in run["shares"]
             },
@@ -160,7 +181,8 @@ def recipe_of_run(run: dict[str, Any]) -> Recipe:
 @pytest.mark.parametrize("run", VECTORS["runs"], ids=lambda run: f"{run['method']}-{run['overflow']}-{run['samples']}")
 def test_whole_steps(run: dict[str, Any]) -> None:
     sizes = {name: sizes_of(source) for name, source in SOURCES.items()}
-    planner = Planner(recipe_of_run(run), sizes, dp=run["dp"], micro_batch_size=run["micro_batch_size"])
+    layout = {"dp": run["dp"], "micro_batch_size": run["micro_batch_size"]}
+    planner = Planner(recipe_of_run(run), sizes, **layout, one_pass=run.get("one_pass", False))
     assert START_DIGEST.hex() == VECTORS["start_digest"]
     cursor = planner.start()
     for wanted in run["steps"]:
@@ -189,6 +211,9 @@ def test_whole_steps(run: dict[str, Any]) -> None:
         }
         assert {name: found[name] for name in wanted} == wanted
     assert [[decision.step, decision.source] for decision in cursor.decisions] == run["decisions"]
+    if run.get("one_pass"):
+        with pytest.raises(SourceExhausted):
+            planner.step(cursor)
 
 
 @pytest.mark.parametrize("vector", VECTORS["state"], ids=lambda vector: f"step-{vector['fields']['step']}")
