@@ -1,14 +1,19 @@
-"""Layouts of a job as text, all layouts of a number of ranks, and a digest of what a rank was handed."""
+"""Layouts of a job as text, all layouts of a number of ranks, a recipe for them, a digest of what a rank was handed."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.support.files import make_text_file, random_texts
+
+SAMPLES, LENGTH = 16, 64
+SEED = 20_261_121
 MOST_CHUNKS = 8
 """Layers of the model of the tests: no layout has more chunks in a pipeline."""
 
@@ -63,3 +68,25 @@ def digest_of(fields: dict[str, Any]) -> str:
             digest.update(name.encode())
             digest.update(np.asarray(fields[name], np.float64).tobytes())
     return digest.hexdigest()[:16]
+
+
+def write_bytes_job(folder: Path, *, boundaries: str, align_tokens: int = 16) -> Path:
+    """Two sources of text and their recipe, named after its boundaries; not indexed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    make_text_file(folder / "long.parquet", random_texts(SEED, 300, mean_words=30))
+    make_text_file(folder / "short.parquet", random_texts(SEED + 1, 400, mean_words=4))
+    path = folder / f"{boundaries}.yaml"
+    path.write_text(
+        f"""
+version: 2
+seed: 7
+batch: {{samples: {SAMPLES}, length: {LENGTH}}}
+sources:
+  long: {{path: long.parquet, text: text, tokenizer: bytes}}
+  short: {{path: short.parquet, text: text, tokenizer: bytes}}
+mixture: {{long: 60%, short: 40%}}
+packing: {{method: best_fit, overflow: split, boundaries: {boundaries}, align_tokens: {align_tokens}}}
+balance: {{method: rows, model: {{layers: 2, hidden: 32, ffn: 64, heads: 4}}}}
+"""
+    )
+    return path

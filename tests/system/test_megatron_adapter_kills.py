@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.loaders import write_job
+from tests.support.layouts import write_bytes_job
 from tests.support.processes import Processes
 
 pytestmark = pytest.mark.system
 
 END_S = 30.0
 """The promise is 15 s; twice that where processes share few cores with other tests."""
-SAMPLES, LENGTH = 16, 64
 
 BY_TENSORS = "tp=2,pp=2,steps=100000"
 BY_REPLICAS = "pp=2,dp=2,steps=100000"
@@ -27,7 +26,7 @@ JOBS = {
 
 
 def test_a_killed_rank_is_named_by_all_others(tmp_path: Path) -> None:
-    recipe = write_job(tmp_path / "job", samples=SAMPLES, length=LENGTH)
+    recipe = write_bytes_job(tmp_path / "job", boundaries="document")
     with Processes(tmp_path) as processes:
         child = processes.start_python(
             "-m",
@@ -66,7 +65,7 @@ with installed(args, core=True):
 
 @pytest.mark.parametrize(("workers", "how"), [(1, "0"), (1, "raise"), (0, "3")])
 def test_a_script_that_ends_in_the_middle_ends(tmp_path: Path, workers: int, how: str) -> None:
-    recipe = write_job(tmp_path / "job", samples=SAMPLES, length=LENGTH)
+    recipe = write_bytes_job(tmp_path / "job", boundaries="document")
     with Processes(tmp_path) as processes:
         child = processes.start_python("-c", LEAVES, str(recipe), str(workers), how)
         assert child.wait(deadline_s=120) == (1 if how == "raise" else int(how)), child.report()

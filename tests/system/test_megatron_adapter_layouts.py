@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from tests.support import oracle
-from tests.support.files import make_text_file, random_texts
-from tests.support.layouts import Layout, digest_of, layouts_of
+from tests.support.layouts import LENGTH, SAMPLES, Layout, digest_of, layouts_of, write_bytes_job
 from tests.support.processes import Processes
 from torchmix.cli.main import main
 
@@ -24,36 +23,15 @@ pytestmark = pytest.mark.system
 
 LAYOUT_S = 60.0
 """A layout takes about 3 s where 8 ranks have 2 cores to themselves."""
-SAMPLES, LENGTH, ALIGN_TOKENS, STEPS = 16, 64, 16, 2
-SEED = 20_261_121
-
-
-def write_recipe(folder: Path, boundaries: str) -> Path:
-    path = folder / f"{boundaries}.yaml"
-    path.write_text(
-        f"""
-version: 2
-seed: 7
-batch: {{samples: {SAMPLES}, length: {LENGTH}}}
-sources:
-  long: {{path: long.parquet, text: text, tokenizer: bytes}}
-  short: {{path: short.parquet, text: text, tokenizer: bytes}}
-mixture: {{long: 60%, short: 40%}}
-packing: {{method: best_fit, overflow: split, boundaries: {boundaries}, align_tokens: {ALIGN_TOKENS}}}
-balance: {{method: rows, model: {{layers: 2, hidden: 32, ffn: 64, heads: 4}}}}
-"""
-    )
-    return path
+ALIGN_TOKENS, STEPS = 16, 2
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[list[int]]]]:
     """A folder with files, recipes and plans for 1 to 8 replicas; and the documents, as the oracle reads them."""
     folder = tmp_path_factory.mktemp("layouts")
-    make_text_file(folder / "long.parquet", random_texts(SEED, 300, mean_words=30))
-    make_text_file(folder / "short.parquet", random_texts(SEED + 1, 400, mean_words=4))
     for boundaries in ("document", "none"):
-        recipe = write_recipe(folder, boundaries)
+        recipe = write_bytes_job(folder, boundaries=boundaries, align_tokens=ALIGN_TOKENS)
         assert main(["index", str(recipe)]) == 0
         for dp in (1, 2, 4, 8):
             out = folder / f"plan-{boundaries}-{dp}"
