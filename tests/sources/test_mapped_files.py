@@ -16,7 +16,7 @@ from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.recipes import make_recipe
 from torchmix.errors import SourceChanged
 from torchmix.recipe.structs import Recipe
-from torchmix.sources import mapped_files
+from torchmix.sources import reader
 from torchmix.sources.reader import Reader, Tokens
 from torchmix.sources.scan import index_recipe
 
@@ -71,36 +71,48 @@ def descriptors(path: Path) -> int:
 ALL = np.random.default_rng(1).permutation(NUM_FILES * 120)
 
 
-def test_pages_are_views_that_take_no_memory_of_the_cache(reading):
+def test_pieces_come_from_the_mapping_and_nothing_is_kept(reading):
     reading.check(ALL)
     stats = reading.reader.stats()
-    num_pages = reading.catalog.sources["web"].pages.num_pages
-    assert stats["cache_pages"] == num_pages > 20
-    assert stats["cache_bytes"] == 8 * (len(ALL) + num_pages) + 512 * num_pages
-    assert stats["bytes_served"] == 2 * sum(map(len, reading.documents))
+    assert (stats["cache_pages"], stats["cache_bytes"], stats["pages_decoded"]) == (0, 0, 0)
+    assert stats["bytes_read"] == stats["bytes_served"] == 2 * sum(map(len, reading.documents))
+    assert stats["decode_amplification"] == 1
     assert reading.read(ALL[:5]).values.dtype == np.uint16
     assert [mappings(path) for path in reading.paths] == [1] * NUM_FILES
 
 
-def test_a_mapping_holds_no_descriptor_and_ends_with_its_last_page(reading):
+def test_a_mapping_holds_no_descriptor_and_ends_with_its_window(reading):
     reading.check(ALL)
-    assert reading.reader.stats()["files_open"] == NUM_FILES
-    pages = np.arange(reading.catalog.sources["web"].pages.num_pages)
-    reading.reader.forget(0, pages[: len(pages) // 2])
-    gc.collect()
-    assert sum(mappings(path) for path in reading.paths) < NUM_FILES  # that of the first file has gone
-    reading.check(ALL)
-    reading.reader.forget(0, pages)
+    reading.reader.forget(0, np.arange(3))
     gc.collect()
     assert sum(mappings(path) for path in reading.paths) == 0
+    reading.check(ALL[:2])
     assert [descriptors(path) for path in reading.paths] == [1] * NUM_FILES  # what `pread` would use
+    reading.reader.close()
+    assert sum(descriptors(path) for path in reading.paths) == 0
 
 
-def test_pages_that_are_warmed_are_there_when_they_are_read(reading):
-    pages = np.arange(reading.catalog.sources["web"].pages.num_pages)
+def test_a_whole_page_is_a_view_that_outlives_its_mapping(reading):
+    table = reading.catalog.sources["web"].pages
+    for page in range(table.num_pages):
+        found = reading.reader.page(0, page)
+        first, stop = table.first_row[page : page + 2].tolist()
+        assert np.diff(found.offsets).tolist() == [len(document) for document in reading.documents[first:stop]]
+        reading.reader.forget(0, np.array([page]))
+        assert found.values.tolist() == [token for document in reading.documents[first:stop] for token in document]
+        assert not found.values.flags.writeable
+    assert reading.reader.stats()["cache_pages"] == 0
+
+
+def test_pages_that_are_warmed_are_asked_of_the_kernel(reading, monkeypatch):
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: asked.append((offset, length, advice)))
+    table = reading.catalog.sources["web"].pages
+    pages = np.array([5, 0, table.num_pages - 1])
     reading.reader.warm(0, pages)
-    reading.check(ALL)
-    assert reading.reader.stats()["cache_misses"] == 0
+    ranges = [(int(table.offset[page]), int(table.num_bytes[page]), os.POSIX_FADV_WILLNEED) for page in pages]
+    assert sorted(asked) == sorted(ranges)
+    assert reading.reader.stats()["cache_pages"] == 0
 
 
 def test_a_file_that_cannot_be_mapped_is_read(reading, monkeypatch, caplog):
@@ -122,7 +134,7 @@ def test_a_file_that_is_cut_under_us_is_told_before_it_is_used(reading, monkeypa
     reading.check(ALL)
     size = reading.paths[1].stat().st_size
     os.truncate(reading.paths[1], size - 2)
-    monkeypatch.setattr(mapped_files, "CHECK_EVERY_S", 0)
+    monkeypatch.setattr(reader, "CHECK_EVERY_S", 0)
     with pytest.raises(SourceChanged, match=rf"1\.bin has {size - 2} bytes; it was indexed with {size}"):
         reading.read(ALL)
 
@@ -133,14 +145,14 @@ def test_a_file_that_is_overwritten_in_place_is_told(reading, monkeypatch):
     with reading.paths[2].open("r+b") as file:
         file.write(content[::-1])
     os.utime(reading.paths[2], ns=(1, 1))
-    monkeypatch.setattr(mapped_files, "CHECK_EVERY_S", 0)
+    monkeypatch.setattr(reader, "CHECK_EVERY_S", 0)
     with pytest.raises(SourceChanged, match=r"2\.bin has footer hash"):
         reading.read(ALL)
 
 
 def test_a_file_that_is_replaced_touched_or_deleted_stays_the_indexed_one(reading, monkeypatch, tmp_path):
     reading.check(ALL)
-    monkeypatch.setattr(mapped_files, "CHECK_EVERY_S", 0)
+    monkeypatch.setattr(reader, "CHECK_EVERY_S", 0)
     (tmp_path / "new").write_bytes(b"something else")
     shutil.move(tmp_path / "new", reading.paths[0])
     os.utime(reading.paths[1], ns=(1, 1))
@@ -152,7 +164,7 @@ def test_a_file_that_is_replaced_touched_or_deleted_stays_the_indexed_one(readin
 def test_files_are_looked_at_no_more_often_than_that(reading, monkeypatch):
     reading.check(ALL)
     looked: list[int] = []
-    monkeypatch.setattr(mapped_files, "CHECK_EVERY_S", 1e9)
+    monkeypatch.setattr(reader, "CHECK_EVERY_S", 1e9)
     monkeypatch.setattr(reading.reader._sources[0]._files, "check_in_place", looked.append)
     for _ in range(5):
         reading.check(ALL)

@@ -73,7 +73,6 @@ def test_each_page_holds_its_rows(tmp_path, dictionary, make_pages):
         rows = range(int(table.first_row[page]), int(table.first_row[page + 1]))
         assert documents_of(decoded) == [world.documents["web"][row].tolist() for row in rows]
         assert len(decoded.values) == decoded.offsets[-1]
-        assert decoded.cells.obj is decoded.values
 
 
 def test_a_run_is_no_larger_than_its_bound_unless_one_page_is(tmp_path, monkeypatch, make_pages):

@@ -12,10 +12,19 @@ indexed_files.py    Megatron's prefixes, and globs of them -> pairs of files
 indexed_header.py   the head of a .idx: what the pair holds
 indexed_documents.py  sequences -> documents and their pages
 indexed.py          the source of Megatron's .bin and .idx
+file_ends.py        the identity of a file without a footer
 frames.py           gzip members and zstd frames: where they lie, what they hold
 jsonl_lines.py      lines of JSON -> one key of each, as an Arrow array
 jsonl_pages.py      a file of JSON lines -> its pages
 jsonl.py            the source of JSON lines
+arrow_message.py    metadata of Arrow's messages: where the buffers of a batch lie
+arrow_layout.py     a column's buffers among them -> an Arrow array
+arrow_slices.py     rows of a batch that can be read alone
+arrow_page.py       bytes of a page of an Arrow file -> an Arrow array
+arrow_batches.py    an Arrow file or stream -> the messages of its batches
+arrow_column.py     a column's name -> the column
+arrow_scan.py       batches -> pages
+arrow_file.py       the source of Arrow files
 reframe.py          a compressed file -> the same content in small frames
 formats.py          which source reads which files
 file_changes.py     which files are known, new, changed, moved or gone
@@ -25,6 +34,7 @@ page_cache.py       what was read lately, within a budget of bytes
 open_files.py       bytes of files, checked against the catalog
 mapped_files.py     files whose tokens lie in them as they are, as memory
 source_pages.py     pages -> documents
-piece_copy.py       pieces of pages -> their places
+locate.py           pieces -> their pages, and where in mapped files they begin
+piece_copy.py       pieces -> their places
 reader.py           pieces of documents -> tokens
 """

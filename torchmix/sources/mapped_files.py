@@ -13,7 +13,6 @@ before it is used, but for one that is cut in the moments between.
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import numpy as np
@@ -35,31 +34,46 @@ class MappedFiles:
         """Nothing is opened yet."""
         self._catalog = catalog
         self._files = files
-        self._dtypes = [_dtype_as_it_lies(catalog.format, schema) for schema in catalog.schemas]
-        self._is_possible = any(dtype is not None for dtype in self._dtypes)
+        schemas = set(catalog.schemas)
+        self._dtype = _dtype_as_it_lies(catalog.format, schemas.pop()) if len(schemas) == 1 else None
         self._mapped: dict[int, NDArray[np.integer[Any]]] = {}
         self._ever_mapped: set[int] = set()
         """Pages may hold a mapping that was forgotten here."""
-        self._checked_s = time.monotonic()
 
     @property
     def is_possible(self) -> bool:
-        """Whether the tokens of some file lie in it as they are, and nothing has kept us from mapping it."""
-        return self._is_possible
+        """Whether tokens lie in all files as they are, of one type, and nothing has kept us from mapping them."""
+        return self._dtype is not None
 
-    def tokens(self, file: int) -> NDArray[np.integer[Any]] | None:
-        """All of a file's tokens; None if it is to be read as others are.
+    def files_of_pages(self, pages: NDArray[np.int64]) -> list[tuple[int, NDArray[np.integer[Any]]]] | None:
+        """The files of ascending pages: where in `pages` those of each file begin, and all of its tokens.
+
+        Returns:
+            None if pages are to be decoded.
 
         Raises:
-            SourceChanged: The file is not the one that was indexed.
-            SourceUnreadable: It was deleted, or may not be read.
+            SourceChanged, SourceUnreadable: A file is not the indexed one, or cannot be read.
         """
-        mapped = self._mapped.get(file)
-        if mapped is not None:
-            return mapped
-        dtype = self._dtypes[self._catalog.files[file].schema] if self._is_possible else None
-        if dtype is None:
+        if self._dtype is None:
             return None
+        if len(self._catalog.files) == 1:
+            tokens = self._tokens(0)
+            return None if tokens is None else [(0, tokens)]
+        table = self._catalog.pages
+        numbers = table.file_of_chunk[table.chunk_of_page[pages]]
+        first = np.flatnonzero(np.diff(numbers, prepend=-1))
+        found: list[tuple[int, NDArray[np.integer[Any]]]] = []
+        for begin, file in zip(first.tolist(), numbers[first].tolist(), strict=True):
+            tokens = self._tokens(file)
+            if tokens is None:
+                return None
+            found.append((begin, tokens))
+        return found
+
+    def _tokens(self, file: int) -> NDArray[np.integer[Any]] | None:
+        mapped = self._mapped.get(file)
+        if mapped is not None or self._dtype is None:
+            return mapped
         try:
             content = self._files.map(file)
         except OSError as error:
@@ -69,24 +83,21 @@ class MappedFiles:
                 self._files.path(file),
                 error,
             )
-            self._is_possible = False
+            self._dtype = None
             return None
-        mapped = np.frombuffer(content, dtype, len(content) // dtype.itemsize)
+        mapped = np.frombuffer(content, self._dtype, len(content) // self._dtype.itemsize)
         self._mapped[file] = mapped
         self._ever_mapped.add(file)
         return mapped
 
     def check(self) -> None:
-        """Look, at most every CHECK_EVERY_S, whether files that were mapped are still what was indexed.
+        """Look whether files that were mapped are still what was indexed.
 
         Raises:
             SourceChanged: One was cut or overwritten.
         """
-        if not self._ever_mapped or time.monotonic() - self._checked_s < CHECK_EVERY_S:
-            return
         for file in self._ever_mapped:
             self._files.check_in_place(file)
-        self._checked_s = time.monotonic()
 
     def forget(self) -> None:
         """Let go of all mappings: each ends with the last page that was made from it, and with it what the process

@@ -1,22 +1,24 @@
-"""Pieces of pages -> their places in one array.
+"""Pieces of documents -> their places in one array.
 
-In: pieces, sorted by page, and pages as they come. Out: every token at its place, and the token that follows each
-piece in its document. Must hold: nothing between the places is promised. Cost, beside the memory that is moved: half a
-microsecond a piece. Tokens are copied as they are, and only where pages differ in type those that were copied are
-widened, all at once: to widen piece by piece is dearer, and numpy gives the interpreter's lock away for each copy that
-converts, and would wait for it as often while other threads run.
+In: pieces, and arrays of tokens as they come, with where in them each piece begins. Out: every token at its place, and
+the token that follows each piece in its document. Must hold: nothing between the places is promised. Cost, beside the
+memory that is moved: half a microsecond a piece. Tokens are copied as they are; only where arrays differ in type, those
+that were copied are widened, all at once. To widen piece by piece is dearer, and numpy, which gives the interpreter's
+lock away for each copy that converts, would wait for it as often while other threads run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.sources.source import Int64Array
-from torchmix.sources.source_pages import DecodedPage
+
+Run = tuple[NDArray[np.integer[Any]], int, Sequence[int]]
+"""Tokens, the first of consecutive pieces, and where in the tokens each of these begins."""
 
 
 class Scratch:
@@ -34,83 +36,60 @@ class Scratch:
 
 
 class PieceCopy:
-    """Where the pieces of one call come from and go to."""
+    """Where the pieces of one call go to."""
 
-    __slots__ = (
-        "_cells",
-        "_first_piece",
-        "_goes_on",
-        "_is_begun",
-        "_places",
-        "_rows",
-        "_scratch",
-        "_sizes",
-        "_starts",
-        "out",
-        "successors",
-    )
+    __slots__ = ("_goes_on", "_is_begun", "_places", "_scratch", "_sizes", "_stops", "num_bytes", "out", "successors")
 
     def __init__(
-        self,
-        *,
-        first_piece: list[int],
-        rows: Int64Array,
-        starts: Int64Array,
-        sizes: Int64Array,
-        places: Int64Array,
-        goes_on: NDArray[np.bool_],
-        num_places: int,
-        scratch: Scratch,
+        self, *, sizes: Int64Array, places: Int64Array, goes_on: NDArray[np.bool_], num_places: int, scratch: Scratch
     ) -> None:
         """Nothing is copied yet.
 
         Args:
-            first_piece: [pages + 1] the first piece of each page; pieces are sorted by page.
-            rows: [n] row of each piece in its page.
-            starts: [n] first token in its document.
-            sizes: [n] tokens.
-            places: [n] where the first token belongs.
-            goes_on: [n] whether the document has more tokens.
+            sizes: [n] tokens of each piece.
+            places: [n] where its first token belongs.
+            goes_on: [n] whether its document has more tokens.
             num_places: Length of the result.
             scratch: Holds the result.
         """
-        self._first_piece = first_piece
-        self._rows = rows.tolist()
-        self._starts = starts.tolist()
         self._sizes = sizes.tolist()
         self._places = places.tolist()
+        self._stops = (places + sizes).tolist()
         self._goes_on = goes_on.tolist()
         self._scratch = scratch
-        self.successors = [0] * len(rows)
+        self._is_begun = False
+        self.successors = [0] * len(sizes)
+        """[n] the token that follows each piece in its document; 0 where none does."""
         self.out: NDArray[np.integer[Any]] = scratch.array(np.dtype(np.int32), num_places)
         """[num_places] of the narrowest type that holds what was copied."""
-        self._cells = self.out.data
-        self._is_begun = False
+        self.num_bytes = 0
+        """Bytes copied, as they lie."""
 
-    def copy_all(self, pages: Mapping[int, DecodedPage]) -> int:
-        """Copy the pieces of pages, by their number; returns bytes copied."""
-        # The narrow ones first, so that they are widened together, if at all.
-        order = sorted(pages, key=lambda k: (pages[k].values.itemsize, pages[k].values.dtype.str))
-        return sum(self.copy(k, pages[k]) for k in order)
+    def copy_all(self, runs: Sequence[Run]) -> None:
+        """Copy several runs of pieces, the narrow ones first, so that they are widened together, if at all."""
+        if len({values.dtype.char for values, _, _ in runs}) > 1:
+            runs = sorted(runs, key=lambda run: (run[0].itemsize, run[0].dtype.char))
+        for values, first, begins in runs:
+            self.copy(values, first, begins)
 
-    def copy(self, k: int, page: DecodedPage) -> int:
-        """Copy the pieces of the k-th page; returns bytes copied."""
-        dtype = page.values.dtype
-        if not self._is_begun or not np.can_cast(dtype, self.out.dtype):
+    def copy(self, values: NDArray[np.integer[Any]], first: int, begins: Sequence[int]) -> None:
+        """Copy consecutive pieces, from number `first` on, out of one array, where each begins at its place."""
+        dtype = values.dtype
+        if not self._is_begun or (dtype != self.out.dtype and not np.can_cast(dtype, self.out.dtype)):
             self._make_room(dtype)
-        # memoryviews of one dtype, or else numpy arrays, which convert
+        # memoryviews of one dtype, whose slices cost half of numpy's, or else numpy arrays, which convert
         same = dtype == self.out.dtype
-        cells: Any = page.cells if same else page.values
-        target: Any = self._cells if same else self.out
-        rows, starts, sizes, places, offsets = self._rows, self._starts, self._sizes, self._places, page.offsets
-        num_values = 0
-        for i in range(self._first_piece[k], self._first_piece[k + 1]):
-            begin, size, place = offsets[rows[i]] + starts[i], sizes[i], places[i]
-            target[place : place + size] = cells[begin : begin + size]
-            if self._goes_on[i]:
-                self.successors[i] = int(cells[begin + size])
-            num_values += size
-        return num_values * page.values.itemsize
+        cells: Any = values.data if same else values
+        target: Any = self.out.data if same else self.out
+        sizes, places, stops, goes_on = self._sizes, self._places, self._stops, self._goes_on
+        num_tokens = 0
+        for i, begin in enumerate(begins, first):
+            end = begin + sizes[i]
+            target[places[i] : stops[i]] = cells[begin:end]
+            if goes_on[i]:
+                self.successors[i] = int(cells[end])
+            num_tokens += sizes[i]
+        self.num_bytes += num_tokens * dtype.itemsize
 
     def _make_room(self, dtype: np.dtype[np.integer[Any]]) -> None:
         """Let the result hold ids of a dtype, too, and keep what it has."""
@@ -118,7 +97,6 @@ class PieceCopy:
         if self._is_begun:
             dtype = np.promote_types(before.dtype, dtype)
         self.out = self._scratch.array(dtype, len(before))
-        self._cells = self.out.data
         if self._is_begun:
             self.out[:] = before
         self._is_begun = True

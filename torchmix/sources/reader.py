@@ -14,9 +14,10 @@ but with all pages of a call in memory at once. Memory: the cache, the largest r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.store import Catalog
-from torchmix.errors import CatalogStale, LoaderClosed, PlanError
+from torchmix.errors import CatalogStale, LoaderClosed
 from torchmix.sources.formats import choose_source
+from torchmix.sources.locate import Located, begins_in_files, locate
+from torchmix.sources.mapped_files import CHECK_EVERY_S
 from torchmix.sources.open_files import Descriptors, OpenFiles
 from torchmix.sources.page_cache import PageCache
-from torchmix.sources.piece_copy import PieceCopy, Scratch
+from torchmix.sources.piece_copy import PieceCopy, Run, Scratch
 from torchmix.sources.source import Int64Array, Source
 from torchmix.sources.source_pages import DecodedPage, SourcePages
 from torchmix.transform.open_tokenizer import Tokenizers
@@ -91,9 +94,12 @@ class Reader:
         # Pages are numbered over all sources, as keys of the cache.
         pages_of_source = [source.catalog.pages.num_pages for source in self._sources]
         self._first_key = np.cumsum([0, *pages_of_source])
+        self._catalogs = [source.catalog for source in self._sources]
+        self._checked_s = time.monotonic()
+        self._may_map = any(source.mapped.is_possible for source in self._sources)
         self._scratch = Scratch()
         self._closed = False
-        self._bytes_served = self._cache_hits = self._cache_misses = 0
+        self._bytes_served = self._bytes_mapped = self._cache_hits = self._cache_misses = 0
 
     def read(
         self,
@@ -122,27 +128,35 @@ class Reader:
             LoaderClosed: After `close()`.
         """
         self._check_open()
-        key, row_in_page, document_tokens = self._locate(source, rows)
-        self._check_inside(source, rows, starts, tokens, document_tokens)
+        self._check_mapped()
         assert not len(places) or (places.min() >= 0 and (places + tokens).max() <= num_places), "pieces in bounds"
-        order = np.argsort(key, kind="stable")
-        keys, first_piece = np.unique(key[order], return_index=True)
+        at = locate(self._catalogs, source, rows, starts, tokens)
         pieces = PieceCopy(
-            first_piece=[*first_piece.tolist(), len(order)],
-            rows=row_in_page[order],
-            starts=starts[order],
-            sizes=tokens[order],
-            places=places[order],
-            goes_on=(starts + tokens < document_tokens)[order],
+            sizes=at.tokens,
+            places=places[at.order],
+            goes_on=at.goes_on,
             num_places=num_places,
             scratch=self._scratch,
         )
-        at_hand, missing = self._at_hand(keys)
-        self._bytes_served += pieces.copy_all(at_hand)  # before anything is decoded, which may push it out
+        runs, token_bytes = self._mapped_runs(at)
+        page_runs = _PageRuns(at, token_bytes[at.source[at.first_piece]] == 0)
+        keys = page_runs.page + self._first_key[page_runs.source]
+        missing: list[int] = []
+        for k, key in enumerate(keys.tolist()):
+            kept = self._cache.use(key)
+            if kept is None:
+                missing.append(k)
+            else:
+                runs.append(page_runs.run(k, kept))
+        self._cache_hits += len(keys) - len(missing)
+        self._cache_misses += len(missing)
+        pieces.copy_all(runs)  # before anything is decoded, which may push a page out
         for k, page in zip(missing, self._decode(keys[missing]), strict=True):
-            self._bytes_served += pieces.copy(k, page)
-        successors = np.empty(len(order), np.int64)
-        successors[order] = pieces.successors
+            pieces.copy(*page_runs.run(k, page))
+        self._bytes_served += pieces.num_bytes
+        self._bytes_mapped += int((at.tokens * token_bytes[at.source]).sum())
+        successors = np.empty(len(at.order), np.int64)
+        successors[at.order] = pieces.successors
         return Tokens(values=pieces.out, successors=successors)
 
     def page(self, source: int, page: int) -> DecodedPage:
@@ -156,10 +170,13 @@ class Reader:
             SourceChanged, SourceUnreadable, CorruptPage, LoaderClosed: As `read`.
         """
         self._check_open()
-        self._sources[source].mapped.check()
-        key = np.array([self._first_key[source] + page])
-        at_hand, missing = self._at_hand(key)
-        [found] = self._decode(key) if missing else at_hand.values()
+        key = int(self._first_key[source]) + page
+        found = self._cache.use(key)
+        if found is None:
+            self._cache_misses += 1
+            [found] = self._decode(np.array([key]))
+        else:
+            self._cache_hits += 1
         self._bytes_served += found.values.nbytes
         return found
 
@@ -174,6 +191,9 @@ class Reader:
             SourceChanged, SourceUnreadable, CorruptPage, LoaderClosed: As `read`.
         """
         self._check_open()
+        if self._sources[source].mapped.is_possible:
+            self._sources[source].will_need(page_ids)
+            return
         first_key, chosen = int(self._first_key[source]), set[int]()
         planned_bytes = 0
         for page in page_ids.tolist():
@@ -195,17 +215,17 @@ class Reader:
         """Figures since the reader was made.
 
         Returns:
-            bytes_read: from files, footers not counted.
-            bytes_decoded, bytes_served: of tokens, 2, 4 or 8 bytes each as they are kept.
+            bytes_read: from files, footers not counted; of mapped files what was served.
+            bytes_decoded, bytes_served: of tokens, 1 to 8 bytes each as they are kept; the same of mapped files.
             decode_amplification: their ratio; 0 before anything is served.
             pages_decoded: ahead of need or not.
             cache_hits, cache_misses: pages of a call that were kept, and that had to be decoded.
             cache_bytes, cache_pages, files_open: now.
             read_s, decode_s: seconds.
         """
-        bytes_decoded = sum(source.bytes_decoded for source in self._sources)
+        bytes_decoded = self._bytes_mapped + sum(source.bytes_decoded for source in self._sources)
         return {
-            "bytes_read": sum(source.bytes_read for source in self._sources),
+            "bytes_read": self._bytes_mapped + sum(source.bytes_read for source in self._sources),
             "bytes_decoded": bytes_decoded,
             "bytes_served": self._bytes_served,
             "decode_amplification": bytes_decoded / self._bytes_served if self._bytes_served else 0.0,
@@ -229,57 +249,27 @@ class Reader:
         if self._closed:
             raise LoaderClosed("the reader was used after close(); make a new one")
 
-    def _locate(self, source: NDArray[np.integer[Any]], rows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Of each piece: the key of its page, its row in that page, and the tokens of its document."""
-        key, row_in_page, document_tokens = (np.empty(len(rows), np.int64) for _ in range(3))
-        order = np.argsort(source, kind="stable")
-        numbers, first = np.unique(source[order], return_index=True)
-        for s, pieces in zip(numbers.tolist(), np.split(order, first[1:]), strict=False):
-            self._sources[s].mapped.check()
-            catalog, asked = self._sources[s].catalog, rows[pieces]
-            if asked.min() < 0 or asked.max() >= catalog.num_documents:
-                raise PlanError(
-                    f"source {catalog.name!r}: a plan asks for row {asked.min()} or {asked.max()}, there are "
-                    f"{catalog.num_documents}; the plan is of another catalog"
-                )
-            page = catalog.pages.page_of_rows(asked)
-            key[pieces] = page + self._first_key[s]
-            row_in_page[pieces] = asked - catalog.pages.first_row[page]
-            document_tokens[pieces] = catalog.sizes.tokens[asked]
-        return key, row_in_page, document_tokens
+    def _check_mapped(self) -> None:
+        """Look now and then whether mapped files are still what was indexed; see mapped_files.py."""
+        if self._may_map and time.monotonic() - self._checked_s >= CHECK_EVERY_S:
+            for source in self._sources:
+                source.mapped.check()
+            self._checked_s = time.monotonic()
 
-    def _check_inside(
-        self,
-        source: NDArray[np.integer[Any]],
-        rows: Int64Array,
-        starts: Int64Array,
-        tokens: Int64Array,
-        document_tokens: Int64Array,
-    ) -> None:
-        outside = (starts < 0) | (tokens < 0) | (starts + tokens > document_tokens)
-        if outside.any():
-            i = int(np.argmax(outside))
-            raise PlanError(
-                f"source {self._sources[int(source[i])].catalog.name!r}: a plan asks for tokens {starts[i]} to "
-                f"{starts[i] + tokens[i]} of row {rows[i]}, which has {document_tokens[i]}; it is of another catalog"
-            )
-
-    def _at_hand(self, keys: Int64Array) -> tuple[dict[int, DecodedPage], list[int]]:
-        """Pages that are kept or mapped, by their place in `keys`, and the places of those that must be decoded."""
-        at_hand: dict[int, DecodedPage] = {}
-        missing: list[int] = []
-        for k, key in enumerate(keys.tolist()):
-            kept = self._cache.use(key)
-            if kept is None:
-                missing.append(k)
-            else:
-                at_hand[k] = kept
-        self._cache_hits += len(at_hand)
-        self._cache_misses += len(missing)
-        is_mapped = np.array([source.is_mapped for source in self._sources])[self._source_of(keys[missing])]
-        views = [k for k, is_view in zip(missing, is_mapped.tolist(), strict=True) if is_view]
-        at_hand.update(zip(views, self._decode(keys[views]), strict=True))
-        return at_hand, [k for k in missing if k not in at_hand]
+    def _mapped_runs(self, at: Located) -> tuple[list[Run], Int64Array]:
+        """Runs of pieces in mapped files; and [S] bytes of a token of sources that are mapped, 0 for all others."""
+        token_bytes = np.zeros(len(self._sources), np.int64)
+        runs: list[tuple[NDArray[np.integer[Any]], int, int]] = []
+        for s, start, stop in at.ranges() if self._may_map else ():
+            files = self._sources[s].mapped.files_of_pages(at.page[start:stop])
+            if files is not None:
+                borders = [*(start + first for first, _ in files), stop]
+                runs += [(values, *span) for (_, values), span in zip(files, pairwise(borders), strict=True)]
+                token_bytes[s] = runs[-1][0].itemsize
+        if not runs:
+            return [], token_bytes
+        begins = begins_in_files(at, self._catalogs, token_bytes).tolist()
+        return [(values, start, begins[start:stop]) for values, start, stop in runs], token_bytes
 
     def _source_of(self, keys: Int64Array) -> Int64Array:
         return np.searchsorted(self._first_key, keys, side="right") - 1
@@ -290,5 +280,28 @@ class Reader:
             first_key = int(self._first_key[s])
             pages = [key - first_key for _, key in of_source]
             for page, decoded in zip(pages, self._sources[s].decode(pages), strict=True):
-                self._cache.keep(first_key + page, decoded, decoded.num_bytes)
+                if not decoded.is_view:
+                    self._cache.keep(first_key + page, decoded, decoded.num_bytes)
                 yield decoded
+
+
+class _PageRuns:
+    """Pieces of pages that must be decoded."""
+
+    def __init__(self, at: Located, chosen: NDArray[np.bool_]) -> None:
+        """`chosen`: [Q] which of the pages."""
+        first = at.first_piece[chosen]
+        self._first = first.tolist()
+        self._stop = np.append(at.first_piece, len(at.order))[1:][chosen].tolist()
+        self._rows: list[int] = at.row_in_page.tolist() if len(first) else []
+        self._starts: list[int] = at.start.tolist() if len(first) else []
+        self.source = at.source[first]
+        """Of each page."""
+        self.page = at.page[first]
+        """Of each page, its number in its source."""
+
+    def run(self, k: int, page: DecodedPage) -> Run:
+        """The pieces of the k-th page."""
+        first, stop, offsets = self._first[k], self._stop[k], page.offsets
+        rows, starts = self._rows[first:stop], self._starts[first:stop]
+        return page.values, first, [offsets[row] + start for row, start in zip(rows, starts, strict=True)]

@@ -41,8 +41,6 @@ class DecodedPage:
     values: NDArray[np.integer[Any]]
     """[tokens] its documents end to end: the file's integers if those are narrower than 32 bits, else int32, or int64
     where an id needs it."""
-    cells: memoryview
-    """The same memory; a slice of it costs half of numpy's."""
     offsets: memoryview
     """[rows + 1] int64, where each document begins in `values`."""
     is_view: bool = False
@@ -80,15 +78,21 @@ class SourcePages:
         """Memory that a page will take decoded, if its ids fit int32 and are not narrower in the file."""
         first = int(self.catalog.pages.first_row[page])
         num_rows = self._num_rows(page)
-        own_bytes = 8 * (num_rows + 1) + PAGE_OVERHEAD_BYTES
-        if self.is_mapped:
-            return own_bytes
-        return 4 * int(self.catalog.sizes.tokens[first : first + num_rows].sum(dtype=np.int64)) + own_bytes
+        num_tokens = int(self.catalog.sizes.tokens[first : first + num_rows].sum(dtype=np.int64))
+        return 4 * num_tokens + 8 * (num_rows + 1) + PAGE_OVERHEAD_BYTES
 
-    @property
-    def is_mapped(self) -> bool:
-        """Whether pages are views of mapped files, as far as these can be mapped."""
-        return self.mapped.is_possible
+    def will_need(self, pages: NDArray[np.int64]) -> None:
+        """Let the kernel read pages of mapped files ahead of need.
+
+        Raises:
+            SourceChanged: A file is not the indexed one.
+        """
+        table = self.catalog.pages
+        files = table.file_of_chunk[table.chunk_of_page[pages]]
+        for file in np.unique(files).tolist():
+            of_file = pages[files == file]
+            starts, num_bytes = table.offset[of_file].tolist(), table.num_bytes[of_file].tolist()
+            self._files.will_need(file, zip(starts, num_bytes, strict=True))
 
     def decode(self, pages: Iterable[int]) -> Iterator[DecodedPage]:
         """Read and decode pages, one run after the other.
@@ -103,12 +107,13 @@ class SourcePages:
             SourceChanged, SourceUnreadable: A file is not the indexed one, or cannot be read.
             CorruptPage: A page does not decode, or to other documents than were indexed.
         """
-        for file, of_file in groupby(pages, self._file):
-            tokens = self.mapped.tokens(file)
-            if tokens is not None:
-                yield from self._views(file, np.array(list(of_file)), tokens)
+        for _, of_file in groupby(pages, self._file):
+            numbers = list(of_file)
+            mapped = self.mapped.files_of_pages(np.array(numbers))
+            if mapped is not None:
+                yield from self._views(np.array(numbers), mapped[0][1])
             else:
-                yield from self._decode_runs(of_file)
+                yield from self._decode_runs(numbers)
 
     def _decode_runs(self, pages: Iterable[int]) -> Iterator[DecodedPage]:
         for run in self._runs(pages):
@@ -127,19 +132,16 @@ class SourcePages:
                 self.bytes_decoded += decoded.values.nbytes
                 yield decoded
 
-    def _views(self, file: int, pages: NDArray[np.int64], tokens: NDArray[np.integer[Any]]) -> Iterator[DecodedPage]:
-        """Pages of a mapped file; the kernel is asked for all of them before the first is used."""
+    def _views(self, pages: NDArray[np.int64], tokens: NDArray[np.integer[Any]]) -> Iterator[DecodedPage]:
+        """Pages of a mapped file."""
         table, lengths = self.catalog.pages, self.catalog.sizes.tokens
-        starts, num_bytes = table.offset[pages], table.num_bytes[pages]
-        self._files.will_need(file, zip(starts.tolist(), num_bytes.tolist(), strict=True))
-        begins = (starts // tokens.itemsize).tolist()
-        for begin, first, stop in zip(
-            begins, table.first_row[pages].tolist(), table.first_row[pages + 1].tolist(), strict=True
-        ):
+        begins, first_rows = table.offset[pages] // tokens.itemsize, table.first_row[pages]
+        rows = zip(begins.tolist(), first_rows.tolist(), table.first_row[pages + 1].tolist(), strict=True)
+        for begin, first, stop in rows:
             offsets = np.zeros(stop - first + 1, np.int64)
             np.cumsum(lengths[first:stop], out=offsets[1:])
             values = tokens[begin : begin + int(offsets[-1])]
-            yield DecodedPage(values=values, cells=values.data, offsets=offsets.data, is_view=True)
+            yield DecodedPage(values=values, offsets=offsets.data, is_view=True)
 
     def _runs(self, pages: Iterable[int]) -> Iterator[list[int]]:
         """Pages of one chunk, which share a dictionary: of at most RUN_BYTES, or one page."""
@@ -241,7 +243,7 @@ def _cut(documents: Documents, rows: slice) -> DecodedPage:
     offsets = documents.offsets[rows.start : rows.stop + 1]
     found = documents.values[offsets[0] : offsets[-1]]
     values = found.astype(_width(found), copy=len(found) < len(documents.values))
-    return DecodedPage(values=values, cells=values.data, offsets=(offsets - offsets[0]).data)
+    return DecodedPage(values=values, offsets=(offsets - offsets[0]).data)
 
 
 def _width(values: NDArray[np.integer[Any]]) -> np.dtype[np.integer[Any]]:
