@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from torchmix.errors import RecipeError
+from torchmix.recipe import yaml_lines
 from torchmix.recipe.yaml_lines import line_of, parse_yaml
 
 TEXT = """\
@@ -59,6 +61,31 @@ def test_tags_make_nothing(text: str) -> None:
         parse_yaml(f"seed: {text}")
 
 
-def test_deep_nesting_is_an_error_and_no_crash() -> None:
+@pytest.mark.parametrize("depth", [1900, 5000, 50_000])
+@pytest.mark.parametrize("level", ["[]", "{a: }", "- ", "a:\n"])
+def test_deep_nesting_is_an_error_and_no_crash(level: str, depth: int) -> None:
+    if level == "a:\n":
+        depth = min(depth, 3000)  # an indent for each level
+        text = "".join(" " * i + level for i in range(depth))
+    else:
+        text = level.rstrip("]}") * depth + ("" if level == "- " else level[-1]) * depth
     with pytest.raises(RecipeError, match="nests too deeply"):
-        parse_yaml("[" * 5000 + "]" * 5000)
+        parse_yaml(text)
+
+
+def test_both_parsers_see_the_same_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+a: &shared {path: [x, "y z"], share: 0.5%, when: 2024-01-01, no: yes, ~: null}
+b:
+  <<: *shared
+  text: |
+    two
+    lines
+  folded: >-
+    one
+    line
+c: [1, 0x1f, 1e3, 1_000, .5, '1', !!str 1]
+"""
+    native = parse_yaml(text)
+    monkeypatch.setattr(yaml_lines, "NATIVE_LOADER", yaml.SafeLoader)
+    assert parse_yaml(text) == native

@@ -9,6 +9,7 @@ Must hold: an error names the path of keys, and the nearest valid name where the
 from __future__ import annotations
 
 import difflib
+import functools
 import types
 from collections.abc import Iterable
 from typing import Any, Literal, Union, get_args, get_origin
@@ -74,7 +75,7 @@ def _type_words(kind: Any) -> str:
 
 
 def _build_struct(kind: type[msgspec.Struct], value: Any, where: str) -> msgspec.Struct:
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    fields = _fields(kind)
     mapping = _mapping(value, where, expected=fields)
     for name in mapping:
         if name not in fields:
@@ -84,6 +85,11 @@ def _build_struct(kind: type[msgspec.Struct], value: Any, where: str) -> msgspec
         if field.required and name not in mapping:
             raise RecipeError("the key is required and missing", key_path(where, name))
     return kind(**{name: build(fields[name].type, item, key_path(where, name)) for name, item in mapping.items()})
+
+
+@functools.cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    return {field.name: field for field in msgspec.structs.fields(kind)}  # evaluates annotations: 0.3 ms for a source
 
 
 def _mapping(value: Any, where: str, expected: Iterable[str] = ()) -> dict[str, Any]:
