@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 MEAN_TOKENS = 800
 
 
-def write_tokens(path: Path, *, num_tokens: int, page_bytes: int, seed: int = 1) -> None:
-    """One file of about `num_tokens` tokens, in row groups of 8,000 documents."""
+def write_tokens(path: Path, *, num_tokens: int, page_bytes: int, row_group_rows: int = 8_000, seed: int = 1) -> None:
+    """One file of about `num_tokens` tokens, in row groups of `row_group_rows` documents."""
     rng = np.random.default_rng(seed)
     num_documents = num_tokens // MEAN_TOKENS
     lengths = np.clip(rng.lognormal(np.log(MEAN_TOKENS) - 0.5, 1.0, num_documents), 8, 32_768).astype(np.int64)
@@ -28,7 +28,7 @@ def write_tokens(path: Path, *, num_tokens: int, page_bytes: int, seed: int = 1)
         path,
         compression="zstd",
         data_page_size=page_bytes,
-        row_group_size=8_000,
+        row_group_size=row_group_rows,
         write_batch_size=16,
         write_page_index=True,
     )
