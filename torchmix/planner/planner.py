@@ -96,7 +96,8 @@ class Planner:
         self._fractions = parse_shares(recipe)
         self._shares_after: tuple[tuple[Decision, ...], Ints] = ((), integer_shares(self._fractions))
         epochs = [recipe.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources]
-        self._max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
+        self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
+        """int64 [S] epochs that each source may give."""
         self._name_hash = name_hashes(self.sources)
         self._cost = cost_model(recipe.balance.model, boundaries=recipe.packing.boundaries)
         self._cost.check_fits(num_samples=most_samples(recipe.batch), length=recipe.batch.length)
@@ -196,7 +197,7 @@ class Planner:
                 self.shares(decisions, step=cursor.step),
                 position,
                 min(max(capacity - have, length if parts else 0), MAX_ASKED_TOKENS),
-                max_epochs=self._max_epochs,
+                max_epochs=self.max_epochs,
             )
             position = more.position
             asked += more.asked
@@ -205,7 +206,7 @@ class Planner:
             for s in more.ran_out:
                 name = self.sources[s]
                 if self.recipe.sources[name].on_exhausted == "error":
-                    raise exhausted_error(name, int(self._max_epochs[s]), cursor.step, all_sources=False)
+                    raise exhausted_error(name, int(self.max_epochs[s]), cursor.step, all_sources=False)
                 decisions = (*decisions, Decision(step=cursor.step, source=name))
         drawn = Pieces.concatenate([Pieces.empty(), *parts])
         if len(parts) > 1:

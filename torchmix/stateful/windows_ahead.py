@@ -28,6 +28,7 @@ class WindowsAhead:
 
     def __init__(self, planner: Planner, reader: Reader) -> None:
         self._orders = planner.orders
+        self._max_epochs = planner.max_epochs.tolist()
         self._reader = reader
         self._windows: list[_Present | None] = [None] * len(planner.orders)
 
@@ -43,7 +44,8 @@ class WindowsAhead:
             present = self._windows[s]
             if present is None or present.place != (epoch, window):
                 finished = present
-                present = self._windows[s] = _present_window(self._orders[s], epoch, window)
+                present = _present_window(self._orders[s], epoch, window, max_epochs=self._max_epochs[s])
+                self._windows[s] = present
                 if finished is not None:
                     needed = np.concatenate([present.pages, present.next_pages])
                     present.outlived = np.setdiff1d(finished.pages, needed)
@@ -62,7 +64,7 @@ class WindowsAhead:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Present:
-    """The window that a source is in, and how far the next one is decoded."""
+    """The window that a source is in, and how far the next one is decoded. Only pages with used rows."""
 
     place: tuple[int, int]
     num_rows: int
@@ -73,13 +75,15 @@ class _Present:
     num_warmed: int = 0
 
 
-def _present_window(order: SourceOrder, epoch: int, window: int) -> _Present:
+def _present_window(order: SourceOrder, epoch: int, window: int, *, max_epochs: int) -> _Present:
     # From pages alone: `order.window` keeps what it made, and belongs to the planning thread.
     pages = order.used_pages(epoch, window)
+    following = order.following(epoch, window)
+    next_pages = order.used_pages(*following) if following[0] < max_epochs else pages[:0]
     return _Present(
         place=(epoch, window),
         num_rows=max(1, order.num_rows(epoch, window)),
         pages=pages,
-        next_pages=np.sort(order.used_pages(*order.following(epoch, window))),  # pages of a chunk are decoded together
+        next_pages=np.sort(next_pages),  # pages of a chunk are decoded together
         outlived=pages[:0],
     )
