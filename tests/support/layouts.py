@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.support.files import make_text_file, random_texts
 
-SAMPLES, LENGTH = 16, 64
+SAMPLES, LENGTH = 8, 64
 SEED = 20_261_121
 MOST_CHUNKS = 8
 """Layers of the model of the tests: no layout has more chunks in a pipeline."""
@@ -30,6 +30,10 @@ class Layout:
     """Virtual stages of each rank; 0 for none."""
     steps: int = 2
     script: str = "0.20"
+    resume: int = 0
+    """1: go on from the state that the layout before has left, as if it were loaded from a checkpoint."""
+    rerun: int = 0
+    """1: Megatron's rerun state machine has each first step run again."""
 
     @property
     def world_size(self) -> int:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -131,8 +132,24 @@ def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "packed_seq_params": params}
 
 
-def run_layout(recipe_path: Path, layout: Layout, *, on_step: Callable[[int], None] | None = None) -> Record:
-    """Train one layout for its steps, as Megatron's training loop does; all ranks call it."""
+def run_layout(
+    recipe_path: Path,
+    layout: Layout,
+    *,
+    on_step: Callable[[int], None] | None = None,
+    checkpoint: SimpleNamespace | None = None,
+) -> tuple[Record, SimpleNamespace]:
+    """Train one layout for its steps, as Megatron's training loop does; all ranks call it.
+
+    Args:
+        recipe_path: The recipe.
+        layout: Sizes, and how many steps.
+        on_step: Called after each step.
+        checkpoint: Arguments of Megatron in the checkpoint to go on from.
+
+    Returns:
+        What was seen, and Megatron's arguments at the end.
+    """
     recipe = load_recipe(recipe_path)
     samples, length = int(recipe.batch.samples), recipe.batch.length  # type: ignore[arg-type]
     packed = recipe.packing.boundaries == "document"
@@ -160,15 +177,23 @@ def run_layout(recipe_path: Path, layout: Layout, *, on_step: Callable[[int], No
     )
     record = Record(layout)
     script = fake_megatron.script_of(layout.script, loss_func)
-    with fake_megatron.installed(args):
+    with fake_megatron.installed(args) as modules:
         script["get_batch"] = tmx.get_batch(script)
+        if checkpoint is not None:
+            modules["megatron.training.checkpointing"].check_checkpoint_args(checkpoint)
+            args.consumed_train_samples = checkpoint.consumed_train_samples
         chunks = build_chunks(length=length, packed=packed, vp=layout.vp or None)
         stages = range(layout.vp) if layout.vp else [None]
         iterators = [RerunDataIterator(tmx.provider([0, 0, 0], vp_stage=stage)[0]) for stage in stages]
         rows = 1 if packed else MICRO_BATCH_SIZE
         machine = rerun_state_machine.get_rerun_state_machine()
         for step in range(layout.steps):
+            num_runs = 0
             while machine.should_run_forward_backward(iterators):
+                if layout.rerun and step == 0:
+                    record.digests = {f"run {num_runs}/{key}": digest for key, digest in record.digests.items()}
+                    machine.rerun_requested, machine.continue_requested = num_runs == 0, True
+                    num_runs += 1
                 get_forward_backward_func()(
                     forward_step_func=partial(forward_step, script=script, record=record),
                     data_iterator=iterators if layout.vp else iterators[0],
@@ -182,7 +207,7 @@ def run_layout(recipe_path: Path, layout: Layout, *, on_step: Callable[[int], No
                 on_step(step)
         tmx.close()
     parallel_state.destroy_model_parallel()
-    return record
+    return record, args
 
 
 def start_rank(rank: int, port: int, world_size: int) -> dist.TCPStore:
@@ -192,6 +217,7 @@ def start_rank(rank: int, port: int, world_size: int) -> dist.TCPStore:
     torch.set_num_threads(1)
     # A state of its own is asked of CUDA at each step, which this machine does not have.
     torch.cuda.get_rng_state = lambda device=None: torch.empty(0)  # type: ignore[assignment]
+    torch.cuda.set_rng_state = lambda state, device=None: None  # type: ignore[assignment]
     return dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0, timeout=timedelta(seconds=60))
 
 
@@ -199,6 +225,7 @@ def run_layouts(rank: int, *, port: int, recipe: Path, out: Path, layouts: list[
     """All layouts, one after another, in one process."""
     world_size = layouts[0].world_size
     store = start_rank(rank, port, world_size)
+    saved: SimpleNamespace | None = None
     with (out / f"rank-{rank}.jsonl").open("w") as lines:
         for number, layout in enumerate(layouts):
             dist.init_process_group(
@@ -208,7 +235,8 @@ def run_layouts(rank: int, *, port: int, recipe: Path, out: Path, layouts: list[
                 world_size=world_size,
                 timeout=timedelta(minutes=30),
             )
-            lines.write(run_layout(recipe, layout).line() + "\n")
+            record, saved = run_layout(recipe, layout, checkpoint=saved if layout.resume else None)
+            lines.write(record.line() + "\n")
             lines.flush()
             dist.barrier()
             dist.destroy_process_group()
