@@ -150,7 +150,7 @@ class Planner:
         return plan, after
 
     def skip(self, cursor: Cursor) -> Cursor:
-        """The cursor after the step at the cursor, which is not placed: what `step` returns, for less.
+        """The cursor after the step at the cursor, as `step` returns it; the step is not placed.
 
         Raises:
             SourceExhausted: As `step`.

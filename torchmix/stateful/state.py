@@ -15,6 +15,7 @@ version 2 is such a state, version 1 any other.
 from __future__ import annotations
 
 import hashlib
+import logging
 
 import msgspec
 import numpy as np
@@ -25,6 +26,8 @@ from torchmix.mixture.draw import Position
 from torchmix.mixture.order import SourceOrder
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Cursor, Decision, Planner
+
+logger = logging.getLogger(__name__)
 
 STATE_VERSION = 2
 """The newest version. A state is written with the lowest that can hold it."""
@@ -134,6 +137,8 @@ def cursor_of_state(state: LoaderState, planner: Planner, *, catalog: str) -> Cu
     """
     if not state.sources:
         cursor = planner.start()
+        if state.step:
+            logger.info("planning %d steps, to begin at step %d", state.step, state.step)
         while cursor.step < state.step:
             cursor = planner.skip(cursor)
         return cursor
