@@ -92,10 +92,16 @@ def used_tokens(recipe: Recipe, source: SourceCatalog) -> NDArray[np.int32]:
     return source.sizes.tokens[start:stop]
 
 
+def _decoded(recipe: Recipe, catalog: Catalog) -> list[SourceCatalog]:
+    """Sources whose pages are decoded and kept; of Megatron's files, which are mapped, only pieces are copied."""
+    sources = [catalog.sources[name] for name in recipe.sources]
+    return [source for source in sources if source.format != "megatron"]
+
+
 def _small_cache(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
     """A cache that does not hold what is being drawn from makes a page be decoded again for nearly every row."""
     present_bytes = all_bytes = 0
-    for source in (catalog.sources[name] for name in recipe.sources):
+    for source in _decoded(recipe, catalog):
         num_windows = -(-source.sizes.num_pages // source.sizes.window_pages)
         used = len(used_tokens(recipe, source)) / source.num_documents
         source_bytes = round(DECODED_TOKEN_BYTES * source.num_tokens * used)
@@ -115,12 +121,13 @@ def _small_cache(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
 
 def _scattered_rows(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
     """Rows in no order of pages: a page that is not kept is decoded for each of its rows."""
-    all_bytes = DECODED_TOKEN_BYTES * sum(source.num_tokens for source in catalog.sources.values())
+    sources = _decoded(recipe, catalog)
+    if not sources:
+        return
+    all_bytes = DECODED_TOKEN_BYTES * sum(source.num_tokens for source in sources)
     kept = min(1.0, parse_bytes(recipe.read.cache, where="read.cache") / all_bytes)
     shares = parse_shares(recipe)
-    rows_of_page = sum(
-        float(shares[name]) * source.num_documents / source.pages.num_pages for name, source in catalog.sources.items()
-    )
+    rows_of_page = sum(float(shares[source.name]) * source.num_documents / source.pages.num_pages for source in sources)
     amplification = 1 + (1 - kept) * (rows_of_page - 1)
     if recipe.shuffle.method == "row" and amplification > MOST_AMPLIFICATION:
         message = (

@@ -231,8 +231,8 @@ class _PageCut:
         document = spans.first + (i if full is None else int(full[i]))
         raise SourceUnreadable(
             f"{self._where}: document {document} is {num_bytes[i]} bytes from byte {pointers[i]} of the .bin on, which "
-            f"has {self._bin_bytes} bytes and tokens of {self._token_bytes}; the .bin was cut, or the two files are not "
-            "of one dataset: copy both again"
+            f"has {self._bin_bytes} bytes and tokens of {self._token_bytes}; the .bin was cut, or the two files are "
+            "not of one dataset: copy both again"
         )
 
     def pages(self) -> tuple[Int64Array, Int64Array, Int64Array]:

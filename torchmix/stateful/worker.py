@@ -81,6 +81,12 @@ def steps_of_torch(start: Callable[[], Any]) -> Generator[StepTensors, None, Non
 def _lost(process: BaseProcess) -> WorkerLost:
     code = process.exitcode or 0
     how = f"with exit code {code}" if code > 0 else f"by signal {signal.Signals(-code).name}"
+    if -code == signal.SIGBUS:
+        return WorkerLost(
+            f"the worker process {process.pid}, which reads for this rank, was ended {how}: a file that it had mapped "
+            f"into memory was cut, or the disk or /dev/shm failed under it. Run torchmix check, which names changed "
+            f"files; then restart from the last checkpoint"
+        )
     return WorkerLost(
         f"the worker process {process.pid}, which reads for this rank, was ended {how}. If the machine ran out of "
         f"memory, lower look_ahead or the recipe's read.cache; then restart from the last checkpoint"
