@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import oracle
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
+from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.loaders import run_job
 from torchmix.cli.main import main
 from torchmix.constructor.fields import Microbatch
@@ -71,7 +72,12 @@ def data(tmp_path_factory: pytest.TempPathFactory, seed: int) -> tuple[Path, dic
     prose = random_texts(seed + 10, draw.randint(100, 400), mean_words=draw.choice([3, 20]))
     make_text_file(folder / "prose.parquet", with_nulls(prose), **choices())
     make_text_file(folder / "tiny.parquet", ["", "ab", *random_texts(seed + 11, 5)], **choices())
+    dtype = draw.choice(["uint16", "int32", "uint8"])
+    for number in range(draw.randint(1, 2)):
+        sequences = random_sequences(seed + 20 + number, draw.randint(20, 200), mean_tokens=80, dtype=dtype)
+        write_dataset(folder / f"code-{number}", [np.abs(tokens) for tokens in sequences], dtype=dtype)
     return folder, {
+        "code": oracle.read_indexed_documents(list(folder.glob("code-*.bin"))),
         "web": oracle.read_token_documents(list(folder.glob("web-*.parquet")), "input_ids"),
         "prose": oracle.read_text_documents([folder / "prose.parquet"], "text"),
         "tiny": oracle.read_text_documents([folder / "tiny.parquet"], "text"),
@@ -94,14 +100,15 @@ def recipe(data: tuple[Path, dict[str, list[list[int]]]], seed: int, method: str
     overflow = random.Random(seed).choice(["split", "truncate", "drop"])
     path.write_text(
         f"""
-version: 1
+version: 2
 seed: {seed}
 batch: {{samples: {SAMPLES}, length: {LENGTH}}}
 sources:
   web: {{path: "web-*.parquet", tokens: input_ids}}
   prose: {{path: prose.parquet, text: text, tokenizer: bytes}}
   tiny: {{path: tiny.parquet, text: text, tokenizer: bytes}}
-mixture: {{web: 60%, prose: 35%, tiny: 5%}}
+  code: {{path: "code-*.idx"}}
+mixture: {{web: 40%, prose: 35%, tiny: 5%, code: 20%}}
 packing: {{method: {method}, overflow: {overflow}, boundaries: {boundaries}, align_tokens: {ALIGN_TOKENS}}}
 balance: {{method: rows, model: {{layers: 4, hidden: 64, ffn: 256, heads: 4}}}}
 shuffle: {{window_pages: 3, window_bytes: 64KiB}}
