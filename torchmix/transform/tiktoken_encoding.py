@@ -24,6 +24,8 @@ from torchmix.errors import RecipeError, SourceUnreadable
 KIND = "tiktoken-1"
 CHARACTERS_OF_THREAD = 1 << 16
 """Less text is not worth a thread."""
+GROUPS_OF_THREAD = 4
+"""Texts are dealt in groups: few, since each is handed over, and more than threads, since texts are uneven."""
 
 
 class TiktokenEncoder:
@@ -109,8 +111,10 @@ class TiktokenEncoder:
             num_threads = min(most, len(texts), sum(map(len, texts)) // CHARACTERS_OF_THREAD)
             if num_threads < 2:
                 return [call(text) for text in texts]
+            some = -(-len(texts) // (num_threads * GROUPS_OF_THREAD))
+            groups = [texts[start : start + some] for start in range(0, len(texts), some)]
             with ThreadPoolExecutor(num_threads, "torchmix-tiktoken") as pool:
-                return list(pool.map(call, texts))
+                return list(chain.from_iterable(pool.map(lambda group: [call(text) for text in group], groups)))
         finally:
             with self._counting:
                 self._callers -= 1
