@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from torchmix.catalog.array_files import check_content, open_array, write_array
+from torchmix.catalog.array_files import SMALL_BYTES, check_content, open_array, write_array
 from torchmix.errors import CatalogError
 
 PARTS = [np.arange(5), np.arange(0), np.arange(100, 1000)]
@@ -19,6 +21,18 @@ def test_parts_are_read_back_as_one_read_only_array_that_numpy_alone_reads_too(t
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 1
     check_content(tmp_path / "a.npy", entry)
+
+
+def test_a_large_array_is_mapped_and_keeps_no_descriptor(tmp_path):
+    values = np.arange(SMALL_BYTES)
+    entry = write_array(tmp_path / "a.npy", [values])
+    before = len(os.listdir("/proc/self/fd"))
+    array = open_array(tmp_path / "a.npy", entry)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert np.array_equal(array, values) and type(array) is np.ndarray
+    assert str(tmp_path / "a.npy") in Path("/proc/self/maps").read_text()
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
 
 
 def test_an_array_of_no_entries_is_read_back(tmp_path):

@@ -191,9 +191,9 @@ def open_source(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog:
     """
     if missing := {*PAGE_ARRAYS, "tokens"} - set(entry.arrays):
         raise CatalogError(f"source {name!r}: {folder} lacks arrays {sorted(missing)}; run torchmix index")
+    own = folder / ARRAYS_FOLDER / entry.folder
     arrays: dict[str, NDArray[np.generic]] = {
-        key: open_array(folder / ARRAYS_FOLDER / entry.folder / f"{key}.npy", array)
-        for key, array in entry.arrays.items()
+        key: open_array(f"{own}/{key}.npy", array) for key, array in entry.arrays.items()
     }
     pages = PageTable(**{key: arrays[key] for key in PAGE_ARRAYS})  # type: ignore[arg-type]
     tokens: NDArray[np.int32] = arrays["tokens"]  # type: ignore[assignment]

@@ -17,6 +17,8 @@ U64 = NDArray[np.uint64]
 PHI64 = 0x9E3779B97F4A7C15
 """2^64 / golden ratio, odd: steps of a Weyl sequence that visits all 64-bit values."""
 _MASK = (1 << 64) - 1
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def named_key(seed: int, *path: str | int) -> int:
@@ -44,11 +46,13 @@ def mix64(values: U64) -> U64:
 
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014; variant 13 of Stafford).
     """
-    mixed: U64 = values ^ (values >> np.uint64(30))
-    mixed = mixed * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = mixed ^ (mixed >> np.uint64(27))
-    mixed = mixed * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
+    mixed: U64 = values >> _SHIFTS[0]
+    mixed ^= values
+    mixed *= _FACTORS[0]
+    scratch = mixed >> _SHIFTS[1]
+    mixed ^= scratch
+    mixed *= _FACTORS[1]
+    mixed ^= np.right_shift(mixed, _SHIFTS[2], out=scratch)
     return mixed
 
 

@@ -19,6 +19,8 @@ ROUNDS = 6
 SMALL = 64
 """Below this many elements the halves are 3 bits or fewer, and mix slowly: `ROUNDS_SMALL` then."""
 ROUNDS_SMALL = 10
+TABLE = 1 << 14
+"""Largest network that is made a table."""
 
 
 def permute(positions: NDArray[np.int64], n: int, key: int) -> NDArray[np.int64]:
@@ -61,6 +63,14 @@ def _walk(values: NDArray[np.int64], n: int, key: int, network: _Network) -> NDA
     half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
     rounds = ROUNDS_SMALL if n < SMALL else ROUNDS
     round_keys = mix64(np.array([(key + PHI64 * (r + 1)) & _MASK for r in range(rounds)], np.uint64))
+    size = 1 << 2 * half_bits
+    if size <= min(TABLE, 16 * len(values)):
+        # Of small arrays a call costs more than the work: one pass makes the network a table, and walks look it up.
+        table = network(np.arange(size, dtype=np.uint64), half_bits, round_keys).astype(np.int64)
+        images: NDArray[np.int64] = table[values]
+        while (outside := np.flatnonzero(images >= n)).size:
+            images[outside] = table[images[outside]]
+        return images
     walked = network(values.astype(np.uint64), half_bits, round_keys)
     outside = np.flatnonzero(walked >= np.uint64(n))
     while outside.size:
