@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,9 +25,9 @@ def test_parts_are_read_back_as_one_read_only_array_that_numpy_alone_reads_too(t
 def test_a_large_array_is_mapped_and_keeps_no_descriptor(tmp_path):
     values = np.arange(SMALL_BYTES)
     entry = write_array(tmp_path / "a.npy", [values])
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     array = open_array(tmp_path / "a.npy", entry)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert np.array_equal(array, values) and type(array) is np.ndarray
     assert str(tmp_path / "a.npy") in Path("/proc/self/maps").read_text()
     with pytest.raises(ValueError, match="read-only"):
