@@ -20,7 +20,7 @@ from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.sources.scan import index_recipe
 
 PAGES = sorted([*ROOT.glob("*.md"), *(path for room in ("docs", "examples") for path in (ROOT / room).rglob("*.md"))])
-VERBS = ("check", "index", "plan", "show", "reframe")
+VERBS = ("init", "check", "index", "plan", "show", "reframe")
 OTHERS_NAMES = {"PackedSeqParams", "FileMetaData", "SchemaElement"}
 """Of Megatron and Parquet."""
 PACKAGE_TEXT = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "torchmix").rglob("*.py"))
