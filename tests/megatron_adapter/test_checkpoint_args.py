@@ -127,6 +127,12 @@ def test_a_checkpoint_without_a_state_says_what_to_do() -> None:
         start(loaded, consumed_train_samples=40)
 
 
+def test_weights_that_have_trained_on_nothing_need_no_state() -> None:
+    loaded = LoadedCheckpoint()
+    loaded.note(SimpleNamespace())  # as a `release` checkpoint, which holds converted weights
+    assert start(loaded).step == 0
+
+
 def test_a_run_moves_to_torchmix_at_the_step_of_megatrons_count() -> None:
     loaded = LoadedCheckpoint()
     loaded.note(SimpleNamespace())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.support.fake_megatron import default_args, installed, script_of
+from tests.support.fake_megatron import Lines, default_args, installed, script_of
 from tests.support.loaders import write_job
 from torchmix import megatron_adapter as tmx
 from torchmix.errors import RecipeError, StateError, StateMismatch
@@ -70,13 +70,16 @@ def args_for(recipe: Path, **changes: Any) -> SimpleNamespace:
 
 @pytest.mark.parametrize("num_chunks", [1, 3])
 def test_steps_come_in_order_and_leave_their_state(folder: Path, num_chunks: int) -> None:
-    args = args_for(folder / "recipe.yaml")
-    with installed(args, core=True):
+    args, lines = args_for(folder / "recipe.yaml"), Lines()
+    with installed(args, core=True, lines=lines):
         run = Run(args, num_chunks)
-        assert not hasattr(args, "torchmix_state")
+        assert lines == [" > torchmix: the data begin at step 0: a new run"]
+        states = [args.torchmix_state]
         for step in range(3):
             assert run.step() == [(step, index) for index in range(SAMPLES)]
-            assert isinstance(args.torchmix_state, str)
+            assert args.torchmix_state_before == states[-1]
+            states.append(args.torchmix_state)
+        assert len(set(states)) == 4
         with pytest.raises(TypeError):
             len(run.train[0])  # type: ignore[arg-type]
 
@@ -167,12 +170,20 @@ def test_validation_goes_on_where_megatron_counts(folder: Path) -> None:
     with installed(args, core=True):
         _, validation, test = tmx.provider()
         assert validation is not None and test is not None
-        items = [next(validation) for _ in range(2 * SAMPLES)]
+        items = []
+        for _ in range(2):
+            items += [next(validation) for _ in range(SAMPLES)]
+            args.consumed_valid_samples += SAMPLES
         assert [(items[0]["step"], items[0]["index"]), (items[-1]["step"], items[-1]["part"])] == [
             (3, 0),
             (4, "validation"),
         ]
         assert (next(test)["step"], next(test)["part"]) == (0, "test")
+        args.consumed_valid_samples += SAMPLES
+        with pytest.raises(
+            StateMismatch, match="evaluated 24 samples in this run, this rank has taken 16 of validation"
+        ):
+            next(validation)
 
 
 def test_full_validation_has_a_length_and_begins_again(folder: Path) -> None:

@@ -80,7 +80,7 @@ def default_args(**changes: Any) -> SimpleNamespace:
 
 
 class Lines(list[str]):
-    """What was written to the log of the last rank."""
+    """What was written to the log of the first and the last rank."""
 
 
 def modules_of(args: SimpleNamespace, *, lines: Lines | None = None, writer: Any = None) -> dict[str, ModuleType]:
@@ -88,7 +88,7 @@ def modules_of(args: SimpleNamespace, *, lines: Lines | None = None, writer: Any
 
     Args:
         args: What `get_args` returns.
-        lines: Where `print_rank_last` writes; nowhere if not given.
+        lines: Where `print_rank_0` and `print_rank_last` write; nowhere if not given.
         writer: TensorBoard's.
     """
     names = ("", ".checkpointing", ".training", ".global_vars", ".utils", ".arguments")
@@ -99,7 +99,7 @@ def modules_of(args: SimpleNamespace, *, lines: Lines | None = None, writer: Any
     modules[".training"].dummy_train_step = _dummy_train_step  # type: ignore[attr-defined]
     modules[".global_vars"].get_tensorboard_writer = lambda: writer  # type: ignore[attr-defined]
     modules[".global_vars"].get_wandb_writer = lambda: None  # type: ignore[attr-defined]
-    modules[".utils"].print_rank_last = written.append  # type: ignore[attr-defined]
+    modules[".utils"].print_rank_0 = modules[".utils"].print_rank_last = written.append  # type: ignore[attr-defined]
     modules[".arguments"].core_transformer_config_from_args = _config  # type: ignore[attr-defined]
     for name in names[1:]:
         setattr(modules[""], name[1:], modules[name])

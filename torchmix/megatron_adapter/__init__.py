@@ -13,6 +13,7 @@ In reading order:
     source_loss.py       the loss of each source, in Megatron's log                  (torch)
     batch.py             `get_batch`, in the layout of the script                    (torch)
     evaluation.py        validation and test                                         (torch)
+    counts.py            Megatron's counts against the plan's, and steps it skips    (torch)
     datasets.py          `provider`: iterators for train, validation and test        (torch)
 
 A script is moved to torchmix in four lines; `docs/megatron.md` shows them. The names below are imported when they are

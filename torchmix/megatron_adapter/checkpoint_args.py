@@ -132,6 +132,8 @@ def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: s
         reason = "no checkpoint was loaded" if getattr(args, "load", None) else "a new run"
         return Start(step=0, state=None, reason=reason)
     if not loaded.states:
+        if not consumed:
+            return Start(step=0, state=None, reason="the checkpoint has trained on nothing yet")
         raise StateError(
             f"the checkpoint of {consumed} samples was not trained with torchmix: it has no state of the data. To go "
             f"on with it on purpose, give {FRESH_FLAG} once: the data then begin at the step after as many samples of "

@@ -5,13 +5,10 @@ all ranks call it, as often and in the same order, since it opens the exchange b
 loaders once, however many chunks ask; each loader prepares ahead from here on, because the first stage gets no data
 before all stages listen.
 
-At each step of training Megatron's count of consumed samples and of microbatches are compared with the plan's, so a
-run cannot drift from its data without an error.
-
 Megatron has no hook at its end, so loaders are closed when the interpreter ends, before the threads that watch other
 ranks; not after an error, which those threads then tell.
 
-Cost: opening the catalog and groups, once; a comparison of integers in each step.
+Cost: opening the catalog and groups, once.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchmix.constructor.fields import Microbatch
-from torchmix.errors import RankLost, StateError, StateMismatch
+from torchmix.errors import RankLost
 from torchmix.megatron_adapter.batch import losses_of_part
 from torchmix.megatron_adapter.batch_sizes import (
     check_batch_sizes,
@@ -36,6 +33,7 @@ from torchmix.megatron_adapter.batch_sizes import (
     validation_samples,
 )
 from torchmix.megatron_adapter.checkpoint_args import remember, start_of_run, watch_checkpoints
+from torchmix.megatron_adapter.counts import check_of_validation, check_training, take_over_skipping
 from torchmix.megatron_adapter.evaluation import (
     Passes,
     first_step,
@@ -52,7 +50,6 @@ from torchmix.parallel.agreement import agree
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, recipe_of_part
-from torchmix.recipe.ramp import samples_before, samples_of_step
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
@@ -136,13 +133,14 @@ class _Job:
         self._loaders, self._passes = [], []
 
     def _open_train(self) -> SharedMicrobatches:
-        from megatron.training import checkpointing
+        from megatron.training import checkpointing, training
+        from megatron.training.utils import print_rank_0
 
         args = self._args
         fingerprint = recipe_fingerprint(recipe_of_part(self._recipe, "train"))
         start = start_of_run(args, self._batch, watch_checkpoints(checkpointing), recipe=fingerprint)
         self._agree_on(start.step, start.state)
-        logger.info("the data begin at step %d: %s", start.step, start.reason)
+        print_rank_0(f" > torchmix: the data begin at step {start.step}: {start.reason}")
         loader = build_loader(
             self._recipe,
             topology=self._tree,
@@ -158,20 +156,17 @@ class _Job:
             loader.worker_init_fn = functools.partial(_ignore_signal, _number_of_signal(args))
         if start.state is not None:
             loader.load_state_dict({"torchmix_state": start.state})
-            remember(args, start.state)
-        if args.iterations_to_skip:
-            self._watch_skipped_steps()
+        remember(args, loader.state_dict()["torchmix_state"])  # Megatron may save before the first step
         self._report_sources("train", self._recipe)
-        counted = self._counts_tokens()
-        tokens = FirstStepTokens() if counted else None
+        tokens = FirstStepTokens() if self._counts_tokens() else None
 
         def on_microbatch(microbatch: Microbatch) -> None:
             if microbatch.index == 0:
-                self._check_step(microbatch.step)
+                check_training(args, self._batch, dp=self._tree.topology.dp, step=microbatch.step)
             if tokens is not None:
                 tokens.note(microbatch)
 
-        return SharedMicrobatches(
+        shared = SharedMicrobatches(
             iter(loader),
             part="train",
             packed=self._is_packed,
@@ -179,12 +174,16 @@ class _Job:
             state_of_step=lambda: loader.state_dict()["torchmix_state"],
             on_step_consumed=lambda state: remember(args, state),
         )
+        if getattr(args, "iterations_to_skip", None):
+            take_over_skipping(training, shared.skip_step)
+        return shared
 
     def _open_evaluation(self, part: str) -> SharedMicrobatches:
         args, samples = self._args, validation_samples(self._args)
         recipe = recipe_of_evaluation(self._recipe, samples=samples)
         is_pass = part == "validation" and bool(args.full_validation)
         goes_on = part == "validation" and not is_pass and not args.skip_train
+        start_step = first_step(int(args.consumed_valid_samples), samples=samples) if goes_on else 0
         loader = build_loader(
             recipe,
             part=part,
@@ -193,13 +192,14 @@ class _Job:
             workers=0,
             look_ahead=args.data_look_ahead,
             directory=self._folder,
-            start_step=first_step(int(args.consumed_valid_samples), samples=samples) if goes_on else 0,
+            start_step=start_step,
             one_pass=is_pass,
         )
         self._loaders.append(loader)
         self._report_sources(part, recipe)
         if not is_pass:
-            return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed)
+            check = check_of_validation(args, start_step=start_step) if part == "validation" else None
+            return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed, on_microbatch=check)
         num_steps = told_by_rank_0(lambda: steps_of_pass(recipe, part, self._folder))
         passes = Passes(loader, num_steps=num_steps)
         self._passes.append(passes)
@@ -208,25 +208,6 @@ class _Job:
     @property
     def _is_packed(self) -> bool:
         return self._recipe.packing.boundaries == "document"
-
-    def _check_step(self, step: int) -> None:
-        """Compare Megatron's counts with the plan's, before a step's first microbatch is used."""
-        from megatron.core.num_microbatches_calculator import get_num_microbatches
-
-        args, topology = self._args, self._tree.topology
-        planned = samples_before(self._batch, step)
-        if args.consumed_train_samples != planned:
-            raise StateMismatch(
-                f"Megatron has consumed {args.consumed_train_samples} samples, the data are at step {step}, after "
-                f"{planned}: something has taken microbatches, or steps, that the other did not count. Restart from "
-                f"the last checkpoint"
-            )
-        microbatches = samples_of_step(self._batch, step) // (topology.dp * args.micro_batch_size)
-        if get_num_microbatches() != microbatches:
-            raise StateMismatch(
-                f"step {step} has {microbatches} microbatches by the recipe, {get_num_microbatches()} by Megatron; let "
-                f"Megatron's batch-size flags say what the recipe says"
-            )
 
     def _agree_on(self, step: int, state: bytes | None) -> None:
         """All ranks begin at the same place, from the same state."""
@@ -262,29 +243,6 @@ class _Job:
             names=sorted(recipe_of_part(recipe, part).sources),
             is_due=is_due_in_training if part == "train" else is_due_in_evaluation,
         )
-
-    def _watch_skipped_steps(self) -> None:
-        """Let Megatron's loop pass over whole steps, on all ranks and for all chunks.
-
-        Its own function takes microbatches on the first rank of each tensor-parallel group alone, which then tells the
-        others; here every rank has its own, so the others would fall behind.
-        """
-        from megatron.training import training
-
-        if not hasattr(training, "dummy_train_step"):
-            raise StateError(
-                "--iterations-to-skip: this Megatron has no megatron.training.training.dummy_train_step to take over"
-            )
-
-        def dummy_train_step(data_iterator: Any) -> None:
-            from megatron.core.rerun_state_machine import get_rerun_state_machine
-
-            machine = get_rerun_state_machine()
-            while machine.should_run_forward_backward(data_iterator):
-                assert self._train is not None
-                self._train.skip_step()
-
-        training.dummy_train_step = dummy_train_step
 
     def _at_exit(self) -> None:
         if getattr(sys, "last_value", None) is not None:  # an error ended the main thread; liveness tells the others
