@@ -1,0 +1,66 @@
+"""What of Megatron-LM needs a GPU, replaced where there is none: its attention, and what it compiles at start.
+
+In: a process in which `cpu_device.enable()` ran. Out: after `enable()`, the local implementation has an attention that
+knows documents and context parallelism, and nothing is compiled at start.
+
+Must hold: the attention computes what Transformer Engine's computes: causal inside each document when the microbatch
+carries boundaries, over the whole sample when it does not. Megatron's own local attention refuses context parallelism
+and boundaries. `attention.py` of the example above this one is used as it is.
+
+Megatron compiles index builders of its own data sets with `make`, inside the checkout, and fused kernels with nvcc.
+This run uses neither, and a checkout should stay as it was fetched. It also calls its fused functions once, to have
+them compiled; they draw dropout, on a CPU from the generator of the initial weights, which would then depend on the
+layout.
+
+Cost: the attention is dense, samples * length * length scores for each head: for tests, not for training.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch
+from attention import DocumentAttention
+
+
+def enable() -> None:
+    """Replace them; Megatron is imported here."""
+    from megatron.core.models.backends import LocalSpecProvider
+    from megatron.training import initialize
+
+    initialize._compile_dependencies = lambda *args, **options: None
+    initialize._warmup_jit_function = lambda *args, **options: None
+    LocalSpecProvider.core_attention = lambda self: CpuAttention
+
+
+class CpuAttention(DocumentAttention):
+    """`DocumentAttention` for samples of `--seq-length` tokens, packed or not.
+
+    Packed, tokens come as [tokens, heads, head_dim] with boundaries; else as [length / cp, samples, heads, head_dim].
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        from megatron.training import get_args
+
+        super().__init__(*args, length=get_args().seq_length, slices="document", **options)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
+        """[tokens, heads, head_dim] -> [tokens, heads * head_dim]; dense: [length / cp, samples, heads * head_dim]."""
+        if options.get("packed_seq_params") is not None:
+            return super().forward(query, key, value, *args, **options)
+        length, samples = query.shape[:2]
+        boundaries = torch.arange(samples + 1, dtype=torch.int32) * (length * self.group.size())
+        options["packed_seq_params"] = SimpleNamespace(cu_seqlens_q_padded=boundaries)
+        out = super().forward(_by_sample(query), _by_sample(key), _by_sample(value), *args, **options)
+        return out.view(samples, length, -1).transpose(0, 1).contiguous()
+
+
+def _by_sample(field: Tensor) -> Tensor:
+    """[length, samples, heads, head_dim] -> [samples * length, heads, head_dim]."""
+    return field.transpose(0, 1).reshape(-1, *field.shape[2:])

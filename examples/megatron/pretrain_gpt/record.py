@@ -1,0 +1,96 @@
+"""What `get_batch` gave to the model: every rank writes its slices of every microbatch, as lines of JSON.
+
+In: a folder; torchmix's `get_batch` factory, as the patched script calls it. Out: `rank-R.jsonl`, a line for each
+microbatch of training that a model chunk of this rank has taken:
+
+    step           iteration of Megatron, from 0
+    tp, cp, pp, dp, chunk   who took it; chunk is the virtual stage, 0 without
+    tokens         ids on a first stage, else null; a flat list, the rank's CP slice
+    labels, mask   on a last stage, else null
+    boundaries     cu_seqlens_padded of a packed microbatch, else null
+
+Must hold: the record is taken behind torchmix, at the last place before the model: what is written is what is trained
+on. Nothing is altered. Microbatches of evaluation, which run without gradients, are written with `step` null.
+
+It wraps `torchmix.megatron_adapter.get_batch` before the script asks for it, so neither torchmix nor the script knows.
+
+Cost: text of every id; for runs of some steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchmix.megatron_adapter as tmx
+
+
+def enable(folder: Path) -> None:
+    """Record every microbatch of this process into `folder`."""
+    factory = tmx.get_batch
+
+    def get_batch(script: dict[str, Any]) -> Callable[..., Any]:
+        original = factory(script)
+        write: Callable[[dict[str, Any]], None] | None = None
+
+        def recorded(data_iterator: Any, vp_stage: int | None = None) -> Any:
+            nonlocal write
+            batch = original(data_iterator, vp_stage)
+            write = write or _writer(folder)
+            write({**_place(vp_stage), **_fields(batch, script)})
+            return batch
+
+        return recorded
+
+    tmx.get_batch = get_batch  # type: ignore[assignment]
+
+
+def _writer(folder: Path) -> Callable[[dict[str, Any]], None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / f"rank-{torch.distributed.get_rank()}.jsonl").open("w", encoding="utf-8")
+
+    def write(line: dict[str, Any]) -> None:
+        file.write(json.dumps(line) + "\n")
+        file.flush()  # a rank may be killed
+
+    return write
+
+
+def _place(vp_stage: int | None) -> dict[str, Any]:
+    from megatron.core import parallel_state
+    from megatron.training import get_args
+
+    return {
+        "step": get_args().curr_iteration if torch.is_grad_enabled() else None,
+        "tp": parallel_state.get_tensor_model_parallel_rank(),
+        "cp": parallel_state.get_context_parallel_rank(),
+        "pp": parallel_state.get_pipeline_model_parallel_rank(),
+        "dp": parallel_state.get_data_parallel_rank(),
+        "chunk": vp_stage or 0,
+    }
+
+
+def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
+    """By name, from either layout: the tuple of core 0.16 or the list in the order of BATCH_KEYS."""
+    if "BATCH_KEYS" in script:
+        named = dict(zip(script["BATCH_KEYS"], batch, strict=True))
+        boundaries = named["cu_seqlens_padded"]
+    else:
+        names = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params")
+        named = dict(zip(names, batch, strict=True))
+        params = named["packed_seq_params"]
+        boundaries = None if params is None else params.cu_seqlens_q_padded
+
+    def flat(tensor: torch.Tensor | None) -> list[int] | None:
+        return None if tensor is None else tensor.flatten().int().tolist()
+
+    return {
+        "tokens": flat(named["tokens"]),
+        "labels": flat(named["labels"]),
+        "mask": flat(named["loss_mask"]),
+        "boundaries": flat(boundaries),
+    }
