@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.files import make_tokens_file, random_tokens
+from tests.support.indexing import counts, indexed, two_files
 from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import CATALOG_VERSION, MANIFEST_NAME, Manifest, read_manifest, write_manifest
+from torchmix.catalog.store import open_catalog
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 
 
@@ -27,8 +30,34 @@ def test_no_catalog_is_an_error_that_names_the_folder_and_the_remedy(tmp_path):
 
 def test_another_version_is_stale_also_when_its_fields_are_unknown(tmp_path):
     (tmp_path / MANIFEST_NAME).write_text(json.dumps({"version": CATALOG_VERSION + 1, "tables": {}}))
-    with pytest.raises(CatalogStale, match=f"version {CATALOG_VERSION + 1}, this torchmix reads 1 and {CATALOG_VERSION}"):
+    with pytest.raises(
+        CatalogStale, match=f"version {CATALOG_VERSION + 1}, this torchmix reads 1 and {CATALOG_VERSION}"
+    ):
         read_manifest(tmp_path)
+
+
+def as_version_1(path: Path) -> None:
+    """Rewrite a manifest as the first version had it: without the keys that came later."""
+    content = json.loads(path.read_text())
+    content["version"] = 1
+    for source in content["sources"].values():
+        for key in ("format", "begin_id", "end_id"):
+            source.pop(key)
+    path.write_text(json.dumps(content))
+
+
+def test_a_catalog_of_version_1_is_opened_kept_and_written_anew_when_something_changes(tmp_path):
+    world = two_files(tmp_path)
+    before = indexed(world).catalog
+    path = tmp_path / "catalog" / MANIFEST_NAME
+    as_version_1(path)
+    assert open_catalog(world.recipe, tmp_path).fingerprint == before.fingerprint
+    report = indexed(world)
+    assert (counts(report), report.catalog.fingerprint) == ((0, 0, 2), before.fingerprint)
+    assert json.loads(path.read_text())["version"] == 1
+    make_tokens_file(tmp_path / "web" / "2.parquet", random_tokens(3, 20))
+    assert counts(indexed(world)) == (1, 0, 2)
+    assert read_manifest(tmp_path / "catalog").version == CATALOG_VERSION
 
 
 @pytest.mark.parametrize("keep", [0, 1, 30, 500, -1])
