@@ -1,4 +1,6 @@
-"""A rank that is killed while Megatron's schedule runs is named by all others, which end; and scripts that end, end."""
+"""A rank that is killed while Megatron's schedule runs is named by all others, which end; scripts that end, end; a
+signal that asks a job to save does not take its data away.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.layouts import write_bytes_job
+from tests.support.layouts import SAMPLES, write_bytes_job
 from tests.support.processes import Processes
 
 pytestmark = pytest.mark.system
@@ -52,7 +54,7 @@ import sys
 from tests.support.fake_megatron import installed, default_args
 import torch.distributed as dist
 from torchmix import megatron_adapter as tmx
-args = default_args(data_recipe=sys.argv[1], data_workers=int(sys.argv[2]), global_batch_size=16)
+args = default_args(data_recipe=sys.argv[1], data_workers=int(sys.argv[2]), global_batch_size=8)
 with installed(args, core=True):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     train, _, _ = tmx.provider()
@@ -70,3 +72,34 @@ def test_a_script_that_ends_in_the_middle_ends(tmp_path: Path, workers: int, how
         child = processes.start_python("-c", LEAVES, str(recipe), str(workers), how)
         assert child.wait(deadline_s=120) == (1 if how == "raise" else int(how)), child.report()
         assert ("a mistake in the script" in child.stderr()) == (how == "raise")
+
+
+SIGNALLED = """
+import multiprocessing, os, signal, sys
+from tests.support.fake_megatron import installed, default_args
+import torch.distributed as dist
+from torchmix import megatron_adapter as tmx
+sizes = {"global_batch_size": int(sys.argv[2]), "data_workers": 1}
+args = default_args(data_recipe=sys.argv[1], exit_signal_handler=True, **sizes)
+with installed(args, core=True):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    train, _, _ = tmx.provider()
+    next(train)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGTERM)
+    for step in range(10):
+        if step:
+            next(train)
+        for _ in range(args.global_batch_size - 1):
+            next(train)
+        args.consumed_train_samples += args.global_batch_size
+    print("worker", worker.is_alive())
+"""
+
+
+def test_a_worker_outlives_the_signal_after_which_megatron_saves(tmp_path: Path) -> None:
+    recipe = write_bytes_job(tmp_path / "job", boundaries="document")
+    with Processes(tmp_path) as processes:
+        child = processes.start_python("-c", SIGNALLED, str(recipe), str(SAMPLES))
+        assert child.wait(deadline_s=120) == 0, child.report()
+        assert "worker True" in child.stdout(), child.report()
