@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.recipes import make_recipe
+from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import DocumentTooLong, PlanError
+from torchmix.planner.planner import Planner
 from torchmix.planner.source_order import order_of_source
+from torchmix.recipe.parts import recipe_of_part
 from torchmix.recipe.structs import Recipe
 
 LENGTH = 64
@@ -64,3 +68,12 @@ def test_used_rows_without_tokens_are_refused(overflow: str, tokens: tuple[int, 
 def test_a_part_that_rounds_to_no_row_is_refused() -> None:
     with pytest.raises(PlanError, match="all documents of its rows 3 to 3 are empty"):
         order_of_source(recipe_of("split", ("99%", "99.9%")), "web", sizes_of(1, 2, 3))
+
+
+def test_a_recipe_with_a_split_is_planned_as_its_training_part() -> None:
+    sizes = {"web": synthetic_sizes(300, shortest=5, longest=60)}
+    whole = replace(make_recipe({"web": "100%"}), split=(7, 3))
+    for recipe in (whole, recipe_of_part(whole, "train")):
+        plan, _ = Planner(recipe, sizes).step(Planner(recipe, sizes).start())
+        assert plan.pieces.row.max() < 210
+        assert plan.order_digest == Planner(whole, sizes).step(Planner(whole, sizes).start())[0].order_digest

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.files import make_text_file, random_texts
 from tests.support.loaders import Rank, open_job, run_job, same_microbatches, take, write_job
 from tests.support.worlds import run_ranks
+from torchmix.cli.main import main
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RecipeError, StateMismatch
 from torchmix.parallel.topology import Topology
@@ -29,6 +31,10 @@ validation:
 @pytest.fixture(scope="module", params=["best_fit", "concat"])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_job(tmp_path_factory.mktemp(request.param), method=request.param, samples=16, length=256, extra=SPLIT)
+
+
+def method_of(job: Path) -> str:
+    return "concat" if "concat" in job.parent.name else "best_fit"
 
 
 def tokens_of(microbatches: list[Microbatch]) -> Counter[int]:
@@ -151,3 +157,14 @@ def test_a_part_that_is_not_there_is_named(job: Path, tmp_path: Path) -> None:
         build_loader(plain, topology=Topology(), part="test")
     with pytest.raises(RecipeError, match="start_step=-1 must be an int of at least 0"):
         build_loader(plain, topology=Topology(), start_step=-1)
+
+
+def test_a_state_of_another_catalog_is_refused_when_it_is_loaded(job: Path, tmp_path: Path) -> None:
+    other = write_job(tmp_path / "other", seed=5, samples=16, length=256, extra=SPLIT, method=method_of(job))
+    state = run_job(job, Topology(), steps=1, keep=False)[0].state
+    make_text_file(tmp_path / "other" / "tiny.parquet", random_texts(99, 9, mean_words=20), codec="none")
+    assert main(["index", str(other)]) == 0
+    with build_loader(other, topology=Topology(), workers=0) as loader:
+        with pytest.raises(StateMismatch, match="saved with catalog"):
+            loader.load_state_dict(state)
+        assert next(iter(loader)).step == 0, "the loader stays where it was"

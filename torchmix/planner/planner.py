@@ -27,6 +27,7 @@ from torchmix.planner.cost import cost_model
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import START_DIGEST, StepPlan, name_hashes, order_digest, plan_digest
 from torchmix.planner.source_order import order_of_source
+from torchmix.recipe.parts import recipe_of_part
 from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
 from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.structs import Recipe
@@ -71,7 +72,7 @@ class Planner:
         """Prepare to plan.
 
         Args:
-            recipe: A checked recipe.
+            recipe: A checked recipe, of one part; of one with several parts it is training that is planned.
             sizes: Sizes of each source of the recipe.
             dp, micro_batch_size: The layout that samples are placed on.
             one_pass: When all sources have run out, what is left still makes steps, the last with padding.
@@ -83,6 +84,7 @@ class Planner:
             CatalogMissing: A source has no sizes.
             RecipeError: The model is so large that the cost of a batch exceeds 64 bits.
         """
+        recipe = recipe_of_part(recipe, "train")
         for stage in stages_of(recipe.batch):
             balance.check_divides(stage.samples, dp=dp, micro_batch_size=micro_batch_size)
         missing = sorted(set(recipe.sources) - set(sizes))
