@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.support.recipes import make_recipe
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
 from torchmix.planner.planner import Planner
+from torchmix.recipe.structs import Shuffle
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))
 SOURCES = {name: BookSource(name=name, **sizes) for name, sizes in VECTORS["sources"].items()}
@@ -138,12 +140,13 @@ def percent(part: Fraction) -> str:
     return f"{100 * part.numerator / part.denominator:.3f}%"
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(30))
 def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
     rng = random.Random(seed)
     samples, length = rng.choice([(4, 32), (8, 48), (12, 64)])
     dp, micro_batch_size = rng.choice([(1, 1), (2, 1), (2, 2), (4, 1), (1, 4)])
-    books = {name: random_source(rng, name) for name in ("a", "zeta", "Ä")}
+    shuffle = "page" if seed < 24 else ("row", "none")[seed % 2]
+    books = {name: replace(random_source(rng, name), method=shuffle) for name in ("a", "zeta", "Ä")}
     sizes = {
         name: SourceSizes(
             first_row_of_page=np.array(book.first_row_of_page, np.int64),
@@ -174,6 +177,7 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
     cuts = {name: {"documents": tuple(map(percent, part))} for name, part in documents.items()}
     keys = {name: {**limits.get(name, {}), **cuts.get(name, {})} for name in shares}
     recipe = make_recipe(shares, samples=ramp, length=length, seed=seed, packing=packing, sources=keys)
+    recipe = msgspec.structs.replace(recipe, shuffle=Shuffle(method=shuffle))
     model = recipe.balance.model
     assert model is not None and model.kv_heads is None
     planner = Planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size, one_pass=one_pass)

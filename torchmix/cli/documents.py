@@ -95,10 +95,8 @@ class DocumentReader:
 
 def place_of(source: SourceCatalog, row: int) -> Place:
     """Where a row of a source lies."""
-    first_rows = [file.first_row for file in source.files]
+    first_rows = [file.first_row for file in source.files]  # of files without rows that of the next, which is found
     file = source.files[int(np.searchsorted(first_rows, row, side="right")) - 1]
-    while not file.num_rows:  # files without rows begin where the next one does
-        file = source.files[source.files.index(file) + 1]
     page = int(source.pages.page_of_rows(np.array([row], np.int64))[0])
     return Place(file=file.path, file_row=row - file.first_row, page=page)
 
