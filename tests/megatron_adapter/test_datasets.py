@@ -128,8 +128,9 @@ def test_another_number_of_microbatches_is_an_error(folder: Path) -> None:
     args = args_for(folder / "recipe.yaml")
     with installed(args, core=True) as modules:
         run = Run(args)
+        run.step()
         modules["megatron.core.num_microbatches_calculator"].get_num_microbatches = lambda: 7  # type: ignore[attr-defined]
-        with pytest.raises(StateMismatch, match="step 0 has 8 microbatches by the recipe, 7 by Megatron"):
+        with pytest.raises(StateMismatch, match="step 1 has 8 microbatches by the recipe, 7 by Megatron"):
             run.step()
 
 

@@ -129,12 +129,30 @@ def test_a_skipped_step_is_skipped_by_all_chunks_and_counts() -> None:
     assert [(next(it)["step"], job.shared.num_waiting) for it in iterators] == [(1, 1), (1, 0)]
 
 
-def test_skipping_inside_a_step_is_refused() -> None:
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_skipping_inside_a_step_is_refused(chunks: int) -> None:
     job = Shared()
-    first, _second = job.shared.new_iterator(), job.shared.new_iterator()
-    next(first)
+    iterators = [job.shared.new_iterator() for _ in range(chunks)]
+    next(iterators[0])
     with pytest.raises(PlanError, match="while a chunk was inside one"):
         job.shared.skip_step()
+
+
+def test_the_first_microbatch_may_be_awaited_and_is_not_lost() -> None:
+    job = Shared()
+    job.shared.await_first()
+    job.shared.await_first()
+    assert job.pulled == [(0, 0)]
+    iterators = [job.shared.new_iterator() for _ in range(2)]
+    assert [places([next(iterator)]) for iterator in iterators] == [[(0, 0)], [(0, 0)]]
+
+
+def test_a_step_whose_first_microbatch_was_awaited_may_be_skipped() -> None:
+    job = Shared()
+    job.shared.await_first()
+    iterator = job.shared.new_iterator()
+    job.shared.skip_step()
+    assert (next(iterator)["step"], job.consumed) == (1, [b"after step 0"])
 
 
 def test_a_chunk_that_comes_late_is_refused() -> None:

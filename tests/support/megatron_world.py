@@ -9,6 +9,7 @@ layout to OUT/rank-R.jsonl:
     name      of the layout
     digests   SHA-256 of what `get_batch` returned, by "part/chunk/step/index"
     losses    on last stages: "step/index" -> sums of losses and of tokens, by row of the microbatch
+    log       on the last rank: the lines with the loss of each source
 
 Ranks that are not done after DEADLINE_S print the stacks of their threads and are ended.
 """
@@ -56,9 +57,11 @@ class Record:
         self.layout = layout
         self.digests: dict[str, str] = {}
         self.losses: dict[str, list[list[float]]] = {}
+        self.log: list[str] = []
 
     def line(self) -> str:
-        return json.dumps({"name": self.layout.name, "digests": self.digests, "losses": self.losses})
+        facts = {"name": self.layout.name, "digests": self.digests, "losses": self.losses, "log": self.log}
+        return json.dumps(facts)
 
 
 def loss_func(loss_mask: Tensor, output: Tensor, *, record: Record, key: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -174,10 +177,11 @@ def run_layout(
         micro_batch_size=MICRO_BATCH_SIZE,
         global_batch_size=samples,
         seq_length=length,
+        log_interval=1,
     )
-    record = Record(layout)
+    record, lines = Record(layout), fake_megatron.Lines()
     script = fake_megatron.script_of(layout.script, loss_func)
-    with fake_megatron.installed(args) as modules:
+    with fake_megatron.installed(args, lines=lines) as modules:
         script["get_batch"] = tmx.get_batch(script)
         if checkpoint is not None:
             modules["megatron.training.checkpointing"].check_checkpoint_args(checkpoint)
@@ -188,7 +192,7 @@ def run_layout(
         rows = 1 if packed else MICRO_BATCH_SIZE
         machine = rerun_state_machine.get_rerun_state_machine()
         for step in range(layout.steps):
-            num_runs = 0
+            num_runs, args.curr_iteration = 0, step
             while machine.should_run_forward_backward(iterators):
                 if layout.rerun and step == 0:
                     record.digests = {f"run {num_runs}/{key}": digest for key, digest in record.digests.items()}
@@ -206,6 +210,7 @@ def run_layout(
             if on_step is not None:
                 on_step(step)
         tmx.close()
+    record.log = [line for line in lines if "by source" in line]
     parallel_state.destroy_model_parallel()
     return record, args
 

@@ -176,6 +176,8 @@ class _Job:
         )
         if getattr(args, "iterations_to_skip", None):
             take_over_skipping(training, shared.skip_step)
+        if args.iteration < (getattr(args, "train_iters", None) or sys.maxsize):
+            shared.await_first()
         return shared
 
     def _open_evaluation(self, part: str) -> SharedMicrobatches:

@@ -85,6 +85,7 @@ class SharedMicrobatches:
         self._num_steps = num_steps
         self._waiting: deque[tuple[Microbatch, bytes | None]] = deque()
         self._num_dropped = 0
+        self._is_inside_step = False
         self._num_taken: list[int] = []
         """Microbatches that each chunk has had."""
 
@@ -119,15 +120,20 @@ class SharedMicrobatches:
         """
         place = self._num_taken[chunk] - self._num_dropped
         if place == len(self._waiting):
-            microbatch = next(self._source)
-            if self._on_microbatch is not None:
-                self._on_microbatch(microbatch)
-            is_end = microbatch.is_last_of_step and self._state_of_step is not None
-            self._waiting.append((microbatch, self._state_of_step() if is_end and self._state_of_step else None))
+            self._fetch()
         microbatch, _ = self._waiting[place]
         self._num_taken[chunk] += 1
         self._drop_what_all_have_had()
         return item_of(microbatch, part=self._part, packed=self._packed)
+
+    def await_first(self) -> None:
+        """Wait until there is a microbatch; before any chunk has taken one.
+
+        Planning from a late step, or an index that is missing, may take long. All ranks wait for it here; elsewhere
+        they would wait in a collective of the training, which has a timeout.
+        """
+        if not self._waiting and not self._num_dropped:
+            self._fetch()
 
     def skip_step(self) -> None:
         """Let every chunk pass over the next step.
@@ -135,18 +141,26 @@ class SharedMicrobatches:
         Raises:
             PlanError: A chunk is inside a step.
         """
-        if self._waiting or len(set(self._num_taken)) > 1:
+        if self._is_inside_step or len(set(self._num_taken)) > 1:
             raise PlanError("a step was to be skipped while a chunk was inside one")
         while True:
             last = [self.take(chunk) for chunk in range(len(self._num_taken))][-1]
             if last["is_last_of_step"]:
                 return
 
+    def _fetch(self) -> None:
+        microbatch = next(self._source)
+        if self._on_microbatch is not None:
+            self._on_microbatch(microbatch)
+        is_end = microbatch.is_last_of_step and self._state_of_step is not None
+        self._waiting.append((microbatch, self._state_of_step() if is_end and self._state_of_step else None))
+
     def _drop_what_all_have_had(self) -> None:
         slowest = min(self._num_taken)
         while self._num_dropped < slowest:
-            _, state = self._waiting.popleft()
+            microbatch, state = self._waiting.popleft()
             self._num_dropped += 1
+            self._is_inside_step = not microbatch.is_last_of_step
             if state is not None and self._on_step_consumed is not None:
                 self._on_step_consumed(state)
 
