@@ -3,6 +3,7 @@
 In: the text of a `pretrain_gpt.py`. Out: the same text with four lines more or changed; `--data-recipe` on the command
 line turns torchmix on, and without it the script does what it did.
 
+     stimer = StragglerDetector()
     +import torchmix.megatron_adapter as tmx
      ...
      if __name__ == "__main__":
@@ -49,8 +50,8 @@ class Line:
 
 LINES = (
     Line(
-        anchor=r"^(from model_provider import model_provider)$",
-        where="after the imports, `from model_provider import model_provider`",
+        anchor=r"^(stimer = StragglerDetector\(\))$",
+        where="after the imports, `stimer = StragglerDetector()`",
         result=r"\1\nimport torchmix.megatron_adapter as tmx",
     ),
     Line(

@@ -12,8 +12,9 @@ from tests.support.example import PRETRAIN_GPT, example_module
 patch = example_module("patch", PRETRAIN_GPT)
 
 SCRIPT = """\
-from functools import partial
 from model_provider import model_provider
+
+stimer = StragglerDetector()
 
 
 def get_batch(data_iterator, vp_stage=None):
@@ -62,7 +63,7 @@ def test_a_provider_of_arguments_may_be_any_expression() -> None:
 @pytest.mark.parametrize(
     ("anchor", "told"),
     [
-        ("from model_provider import model_provider\n", "import torchmix.megatron_adapter as tmx"),
+        ("stimer = StragglerDetector()\n", "import torchmix.megatron_adapter as tmx"),
         ('if __name__ == "__main__":\n', "tmx.get_batch(globals()), tmx.provider"),
         (
             "        extra_args_provider=add_modelopt_args if has_nvidia_modelopt else None,\n",
