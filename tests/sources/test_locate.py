@@ -11,7 +11,7 @@ from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
 from torchmix.errors import PlanError
-from torchmix.sources.locate import begins_in_files, locate
+from torchmix.sources.locate import Locator
 from torchmix.sources.scan import index_recipe
 
 SOURCES = {"a": "uint16", "b": "int32", "c": "uint8"}
@@ -33,7 +33,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     paths = {name: {"path": f"{name}*.idx", "tokens": None} for name in SOURCES}
     recipe = make_recipe({"a": "30%", "b": "30%", "c": "40%"}, sources=paths)
     catalog: Catalog = index_recipe(recipe, directory)
-    return SimpleNamespace(catalogs=list(catalog.sources.values()), begins=begins, lengths=lengths)
+    catalogs = list(catalog.sources.values())
+    return SimpleNamespace(catalogs=catalogs, locator=Locator(catalogs), begins=begins, lengths=lengths)
 
 
 def asked_of(world: SimpleNamespace, rng: np.random.Generator, count: int, names: str) -> list[Any]:
@@ -54,11 +55,11 @@ def asked_of(world: SimpleNamespace, rng: np.random.Generator, count: int, names
 def test_pieces_are_sorted_by_page_and_begin_where_their_documents_do(world, names, count):
     rng = np.random.default_rng(count)
     source, rows, starts, tokens = asked_of(world, rng, count, names)
-    at = locate(world.catalogs, source, rows, starts, tokens)
+    at = world.locator.locate(source, rows, starts, tokens)
     np.testing.assert_array_equal(at.source, source[at.order])
     np.testing.assert_array_equal(at.row_in_page + at.first_row, rows[at.order])
     np.testing.assert_array_equal(at.tokens, tokens[at.order])
-    begins = begins_in_files(at, world.catalogs, np.array([2, 4, 1]))
+    begins = world.locator.begins_in_files(at, np.array([2, 4, 1]))
     pages = []
     for i, k in enumerate(at.order.tolist()):
         name = sorted(SOURCES)[source[k]]
@@ -70,7 +71,7 @@ def test_pieces_are_sorted_by_page_and_begin_where_their_documents_do(world, nam
         pages.append((int(source[k]), int(at.page[i])))
     assert pages == sorted(pages)
     assert [pages[i] for i in at.first_piece.tolist()] == sorted(set(pages))
-    ranges = {number: (start, stop) for number, start, stop in at.ranges()}
+    ranges = {number: (start, stop) for number, start, stop in at.ranges}
     assert ranges == {
         number: (at.source.tolist().index(number), len(at.source) - at.source.tolist()[::-1].index(number))
         for number in set(source.tolist())
@@ -80,10 +81,11 @@ def test_pieces_are_sorted_by_page_and_begin_where_their_documents_do(world, nam
 def test_begins_of_other_sources_are_not_looked_for(world):
     """The lengths of documents of a source that is decoded are not touched."""
     source, rows, starts, tokens = asked_of(world, np.random.default_rng(1), 60, "abc")
-    at = locate(world.catalogs, source, rows, starts, tokens)
-    whole = begins_in_files(at, world.catalogs, np.array([2, 4, 1]))
-    hidden = [catalog if i == 0 else SimpleNamespace() for i, catalog in enumerate(world.catalogs)]
-    some = begins_in_files(at, hidden, np.array([2, 0, 0]))
+    at = world.locator.locate(source, rows, starts, tokens)
+    whole = world.locator.begins_in_files(at, np.array([2, 4, 1]))
+    locator = Locator(world.catalogs)
+    locator._tokens[1:] = locator._offsets[1:] = [SimpleNamespace()] * 2
+    some = locator.begins_in_files(at, np.array([2, 0, 0]))
     np.testing.assert_array_equal(some[at.source == 0], whole[at.source == 0])
 
 
@@ -100,4 +102,4 @@ def test_begins_of_other_sources_are_not_looked_for(world):
 def test_a_piece_that_lies_in_no_document_is_an_error(world, piece, says):
     source, rows, starts, tokens = np.array([piece, (0, 0, 0, 0)], np.int64).T
     with pytest.raises(PlanError, match=says):
-        locate(world.catalogs, source.astype(np.int32), rows, starts, tokens)
+        world.locator.locate(source.astype(np.int32), rows, starts, tokens)

@@ -36,6 +36,8 @@ class MappedFiles:
         self._files = files
         schemas = set(catalog.schemas)
         self._dtype = _dtype_as_it_lies(catalog.format, schemas.pop()) if len(schemas) == 1 else None
+        self.whole: NDArray[np.integer[Any]] | None = None
+        """The tokens of a source's only file, while it is mapped."""
         self._mapped: dict[int, NDArray[np.integer[Any]]] = {}
         self._ever_mapped: set[int] = set()
         """Pages may hold a mapping that was forgotten here."""
@@ -57,8 +59,8 @@ class MappedFiles:
         if self._dtype is None:
             return None
         if len(self._catalog.files) == 1:
-            tokens = self._tokens(0)
-            return None if tokens is None else [(0, tokens)]
+            self.whole = self._tokens(0)
+            return None if self.whole is None else [(0, self.whole)]
         table = self._catalog.pages
         numbers = table.file_of_chunk[table.chunk_of_page[pages]]
         first = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -103,6 +105,7 @@ class MappedFiles:
         """Let go of all mappings: each ends with the last page that was made from it, and with it what the process
         counts as its memory."""
         self._mapped.clear()
+        self.whole = None
 
 
 def _dtype_as_it_lies(format: str, schema: bytes) -> np.dtype[np.integer[Any]] | None:

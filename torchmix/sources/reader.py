@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, LoaderClosed
 from torchmix.sources.formats import choose_source
-from torchmix.sources.locate import Located, begins_in_files, locate
+from torchmix.sources.locate import Located, Locator
 from torchmix.sources.mapped_files import CHECK_EVERY_S
 from torchmix.sources.open_files import Descriptors, OpenFiles
 from torchmix.sources.page_cache import PageCache
@@ -94,7 +94,7 @@ class Reader:
         # Pages are numbered over all sources, as keys of the cache.
         pages_of_source = [source.catalog.pages.num_pages for source in self._sources]
         self._first_key = np.cumsum([0, *pages_of_source])
-        self._catalogs = [source.catalog for source in self._sources]
+        self._locator = Locator([source.catalog for source in self._sources])
         self._checked_s = time.monotonic()
         self._may_map = any(source.mapped.is_possible for source in self._sources)
         self._scratch = Scratch()
@@ -130,7 +130,7 @@ class Reader:
         self._check_open()
         self._check_mapped()
         assert not len(places) or (places.min() >= 0 and (places + tokens).max() <= num_places), "pieces in bounds"
-        at = locate(self._catalogs, source, rows, starts, tokens)
+        at = self._locator.locate(source, rows, starts, tokens)
         pieces = PieceCopy(
             sizes=at.tokens,
             places=places[at.order],
@@ -260,15 +260,19 @@ class Reader:
         """Runs of pieces in mapped files; and [S] bytes of a token of sources that are mapped, 0 for all others."""
         token_bytes = np.zeros(len(self._sources), np.int64)
         runs: list[tuple[NDArray[np.integer[Any]], int, int]] = []
-        for s, start, stop in at.ranges() if self._may_map else ():
-            files = self._sources[s].mapped.files_of_pages(at.page[start:stop])
-            if files is not None:
+        for s, start, stop in at.ranges if self._may_map else ():
+            mapped = self._sources[s].mapped
+            if mapped.whole is not None:
+                runs.append((mapped.whole, start, stop))
+            elif (files := mapped.files_of_pages(at.page[start:stop])) is not None:
                 borders = [*(start + first for first, _ in files), stop]
                 runs += [(values, *span) for (_, values), span in zip(files, pairwise(borders), strict=True)]
-                token_bytes[s] = runs[-1][0].itemsize
+            else:
+                continue
+            token_bytes[s] = runs[-1][0].itemsize
         if not runs:
             return [], token_bytes
-        begins = begins_in_files(at, self._catalogs, token_bytes).tolist()
+        begins = self._locator.begins_in_files(at, token_bytes).tolist()
         return [(values, start, begins[start:stop]) for values, start, stop in runs], token_bytes
 
     def _source_of(self, keys: Int64Array) -> Int64Array:
