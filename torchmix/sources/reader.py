@@ -244,6 +244,8 @@ class Reader:
         self._closed = True
         self._descriptors.close_all()
         self._cache.clear()
+        for source in self._sources:
+            source.mapped.forget()
 
     def _check_open(self) -> None:
         if self._closed:
