@@ -34,6 +34,8 @@ class Layout:
     """1: go on from the state that the layout before has left, as if it were loaded from a checkpoint."""
     rerun: int = 0
     """1: Megatron's rerun state machine has each first step run again."""
+    passes: int = 0
+    """How often all of validation is evaluated, after training."""
 
     @property
     def world_size(self) -> int:
@@ -74,8 +76,8 @@ def digest_of(fields: dict[str, Any]) -> str:
     return digest.hexdigest()[:16]
 
 
-def write_bytes_job(folder: Path, *, boundaries: str, align_tokens: int = 16) -> Path:
-    """Two sources of text and their recipe, named after its boundaries; not indexed."""
+def write_bytes_job(folder: Path, *, boundaries: str, align_tokens: int = 16, extra: str = "") -> Path:
+    """Two sources of text and their recipe, named after its boundaries; not indexed. `extra` is added to the recipe."""
     folder.mkdir(parents=True, exist_ok=True)
     make_text_file(folder / "long.parquet", random_texts(SEED, 300, mean_words=30))
     make_text_file(folder / "short.parquet", random_texts(SEED + 1, 400, mean_words=4))
@@ -91,6 +93,7 @@ sources:
 mixture: {{long: 60%, short: 40%}}
 packing: {{method: best_fit, overflow: split, boundaries: {boundaries}, align_tokens: {align_tokens}}}
 balance: {{method: rows, model: {{layers: 2, hidden: 32, ffn: 64, heads: 4}}}}
+{extra}
 """
     )
     return path

@@ -7,7 +7,8 @@ ranks. The program imports torch and Megatron once and then forks the ranks. Eac
 layout to OUT/rank-R.jsonl:
 
     name      of the layout
-    digests   SHA-256 of what `get_batch` returned, by "part/chunk/step/index"
+    digests   SHA-256 of what `get_batch` returned, by "part/chunk/step/index"; behind "run N/" what an earlier run or
+              pass of the same was given
     losses    on last stages: "step/index" -> sums of losses and of tokens, by row of the microbatch
     log       on the last rank: the lines with the loss of each source
 
@@ -58,6 +59,11 @@ class Record:
         self.digests: dict[str, str] = {}
         self.losses: dict[str, list[list[float]]] = {}
         self.log: list[str] = []
+
+    def keep_as_run(self, number: int, *, part: str = "") -> None:
+        """Keep what was seen of a part, all if not given, as that of an earlier run."""
+        for key in [key for key in self.digests if key.startswith(part) and not key.startswith("run ")]:
+            self.digests[f"run {number}/{key}"] = self.digests.pop(key)
 
     def line(self) -> str:
         facts = {"name": self.layout.name, "digests": self.digests, "losses": self.losses, "log": self.log}
@@ -178,6 +184,7 @@ def run_layout(
         global_batch_size=samples,
         seq_length=length,
         log_interval=1,
+        full_validation=bool(layout.passes),
     )
     record, lines = Record(layout), fake_megatron.Lines()
     script = fake_megatron.script_of(layout.script, loss_func)
@@ -188,27 +195,39 @@ def run_layout(
             args.consumed_train_samples = checkpoint.consumed_train_samples
         chunks = build_chunks(length=length, packed=packed, vp=layout.vp or None)
         stages = range(layout.vp) if layout.vp else [None]
-        iterators = [RerunDataIterator(tmx.provider([0, 0, 0], vp_stage=stage)[0]) for stage in stages]
+        parts = [tmx.provider([0, 0, 0], vp_stage=stage) for stage in stages]
+        iterators, validation = ([RerunDataIterator(each[part]) for each in parts] for part in (0, 1))
         rows = 1 if packed else MICRO_BATCH_SIZE
+
+        def run_step(iterators: list[Any], *, forward_only: bool = False) -> None:
+            get_forward_backward_func()(
+                forward_step_func=partial(forward_step, script=script, record=record),
+                data_iterator=iterators if layout.vp else iterators[0],
+                model=chunks if layout.vp else chunks[0],
+                num_microbatches=num_microbatches_calculator.get_num_microbatches(),
+                seq_length=MICRO_BATCH_SIZE * length // rows,
+                micro_batch_size=rows,
+                forward_only=forward_only,
+            )
+
         machine = rerun_state_machine.get_rerun_state_machine()
         for step in range(layout.steps):
             num_runs, args.curr_iteration = 0, step
             while machine.should_run_forward_backward(iterators):
                 if layout.rerun and step == 0:
-                    record.digests = {f"run {num_runs}/{key}": digest for key, digest in record.digests.items()}
+                    record.keep_as_run(num_runs)
                     machine.rerun_requested, machine.continue_requested = num_runs == 0, True
                     num_runs += 1
-                get_forward_backward_func()(
-                    forward_step_func=partial(forward_step, script=script, record=record),
-                    data_iterator=iterators if layout.vp else iterators[0],
-                    model=chunks if layout.vp else chunks[0],
-                    num_microbatches=num_microbatches_calculator.get_num_microbatches(),
-                    seq_length=MICRO_BATCH_SIZE * length // rows,
-                    micro_batch_size=rows,
-                )
+                run_step(iterators)
             args.consumed_train_samples += samples
             if on_step is not None:
                 on_step(step)
+        machine.set_mode(rerun_state_machine.RerunMode.DISABLED)  # as Megatron does for evaluations
+        for number in range(layout.passes):
+            record.keep_as_run(number, part="validation")
+            args.eval_iters = len(parts[0][1])
+            for _step in range(args.eval_iters):
+                run_step(validation, forward_only=True)
         tmx.close()
     record.log = [line for line in lines if "by source" in line]
     parallel_state.destroy_model_parallel()

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support import oracle
@@ -57,10 +59,9 @@ def run_world(folder: Path, out: Path, boundaries: str, layouts: list[Layout]) -
 
 
 def expected_digests(
-    folder: Path, documents: dict[str, list[list[int]]], boundaries: str, layout: Layout, *, first_step: int = 0
+    plan: Path, documents: dict[str, list[list[int]]], boundaries: str, layout: Layout, *, steps: range, part: str
 ) -> Iterator[dict[str, str]]:
-    """What the oracle expects each rank's chunks to have been handed, by rank."""
-    steps = range(first_step, first_step + layout.steps)
+    """What the oracle expects each rank's chunks to have been handed in some steps of a plan, by rank."""
     job = oracle.Job(
         length=LENGTH,
         boundaries=boundaries,
@@ -72,8 +73,7 @@ def expected_digests(
         pp=layout.pp,
         dp=layout.dp,
     )
-    plan = folder / f"plan-{boundaries}-{layout.dp}" / "pieces.parquet"
-    for rank, microbatches in enumerate(oracle.expected_microbatches(plan, documents, job)):
+    for rank, microbatches in enumerate(oracle.expected_microbatches(plan / "pieces.parquet", documents, job)):
         stage = rank // (layout.tp * layout.cp * layout.dp)
         digests = {}
         for chunk in range(layout.vp or 1):
@@ -82,7 +82,7 @@ def expected_digests(
             for microbatch in (each for each in microbatches if each["step"] in steps):
                 names = ["tokens", "position_ids"] * is_first + ["labels", "loss_mask"] * is_last
                 names += ["cu_seqlens_padded", "max_seqlen"] * (boundaries == "document")
-                key = f"train/{chunk}/{microbatch['step']}/{microbatch['index']}"
+                key = f"{part}/{chunk}/{microbatch['step']}/{microbatch['index']}"
                 digests[key] = digest_of({name: microbatch[name] for name in names})
         yield digests
 
@@ -91,7 +91,7 @@ def losses_of_samples(
     folder: Path, boundaries: str, layout: Layout, ranks: list[dict[str, Any]]
 ) -> dict[tuple[int, int], float]:
     """(step, sample) -> sum of the losses of its tokens, over the context-parallel ranks."""
-    pieces = oracle.pq.read_table(folder / f"plan-{boundaries}-{layout.dp}" / "pieces.parquet").to_pylist()
+    pieces = pq.read_table(folder / f"plan-{boundaries}-{layout.dp}" / "pieces.parquet").to_pylist()
     sample_at = {(piece["step"], piece["dp_rank"], piece["microbatch"]): piece["sample"] for piece in pieces}
     losses: dict[tuple[int, int], float] = {}
     for rank, seen in enumerate(ranks):
@@ -130,7 +130,9 @@ def test_every_layout_gets_the_plan_and_computes_the_same_loss_of_every_sample(
         seen = run_world(folder, tmp_path / str(world_size), boundaries, layouts)
         for number, layout in enumerate(layouts):
             ranks = [lines[number] for lines in seen]
-            for rank, expected in enumerate(expected_digests(folder, documents, boundaries, layout)):
+            plan = folder / f"plan-{boundaries}-{layout.dp}"
+            digests = expected_digests(plan, documents, boundaries, layout, steps=range(steps), part="train")
+            for rank, expected in enumerate(digests):
                 assert ranks[rank]["digests"] == expected, f"{layout.name}: rank {rank}"
             losses = losses_of_samples(folder, boundaries, layout, ranks)
             one = one or losses
@@ -161,7 +163,8 @@ def test_a_state_goes_on_at_another_layout_and_a_step_may_be_run_again(
     seen = run_world(folder, tmp_path / "out", "document", layouts)
     first_step = 0
     for number, layout in enumerate(layouts):
-        expected = expected_digests(folder, documents, "document", layout, first_step=first_step)
+        steps, plan = range(first_step, first_step + layout.steps), folder / f"plan-document-{layout.dp}"
+        expected = expected_digests(plan, documents, "document", layout, steps=steps, part="train")
         for rank, digests in enumerate(expected):
             found = seen[rank][number]["digests"]
             first_runs = {key.removeprefix("run 1/"): found[key] for key in found if key.startswith("run ")}
@@ -169,3 +172,37 @@ def test_a_state_goes_on_at_another_layout_and_a_step_may_be_run_again(
             assert len(first_runs) == (SAMPLES if layout.rerun else 0)
             assert first_runs.items() <= digests.items(), "the step that was run again had other tensors before"
         first_step += layout.steps
+
+
+def test_each_evaluation_of_all_of_validation_is_one_pass(
+    corpus: tuple[Path, dict[str, list[list[int]]]], tmp_path: Path
+) -> None:
+    _, documents = corpus
+    folder = tmp_path / "split"
+    recipe = write_bytes_job(folder, boundaries="document", align_tokens=ALIGN_TOKENS, extra="split: [95, 5, 0]")
+    assert main(["index", str(recipe)]) == 0
+    layouts = [Layout(pp=2, dp=2, steps=1, passes=3), Layout(tp=2, pp=2, vp=2, steps=1, passes=2)]
+    seen = run_world(folder, tmp_path / "out", "document", layouts)
+    for number, layout in enumerate(layouts):
+        out = tmp_path / f"plan-{layout.dp}"
+        plan = ["plan", str(recipe), "--part", "validation", "--one-pass", "--dp", str(layout.dp), "--out", str(out)]
+        assert main(plan) == 0
+        pieces = pq.read_table(out / "pieces.parquet")
+        last = max(pieces["step"].to_pylist())
+        # The last step is not full, which the oracle does not know.
+        pq.write_table(pieces.filter(pc.less(pieces["step"], last)), out / "pieces.parquet")
+        expected = expected_digests(out, documents, "document", layout, steps=range(last), part="validation")
+        for rank, digests in enumerate(expected):
+            found = seen[rank][number]["digests"]
+            passes: dict[str, dict[str, str]] = {}
+            for key, digest in found.items():
+                run, is_validation, rest = key.rpartition("validation/")
+                if is_validation:
+                    passes.setdefault(run, {})[f"validation/{rest}"] = digest
+            assert len(passes) == layout.passes
+            for again in passes.values():
+                assert again == passes[""], "another pass"
+            whole = (layout.vp or 1) * SAMPLES // layout.dp
+            assert len(passes[""]) == (last + 1) * whole
+            assert digests.items() <= passes[""].items()
+            assert len(digests) == last * whole
