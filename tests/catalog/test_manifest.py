@@ -37,12 +37,21 @@ def test_another_version_is_stale_also_when_its_fields_are_unknown(tmp_path):
 
 
 def as_version_1(path: Path) -> None:
-    """Rewrite a manifest as the first version had it: without the keys that came later."""
+    """Rewrite a catalog as the first version had it: without the keys that came later, each array in its own file."""
     content = json.loads(path.read_text())
     content["version"] = 1
-    for source in content["sources"].values():
+    for name, source in content["sources"].items():
         for key in ("format", "begin_id", "end_id"):
             source.pop(key)
+        file = path.parent / "arrays" / source.pop("file")
+        whole = file.read_bytes()
+        file.unlink()
+        source["folder"] = f"{name}.0123abcd"
+        folder = path.parent / "arrays" / source["folder"]
+        folder.mkdir()
+        for key, array in source["arrays"].items():
+            offset = array.pop("offset")
+            (folder / f"{key}.npy").write_bytes(whole[offset : offset + array["num_bytes"]])
     path.write_text(json.dumps(content))
 
 
@@ -57,7 +66,10 @@ def test_a_catalog_of_version_1_is_opened_kept_and_written_anew_when_something_c
     assert json.loads(path.read_text())["version"] == 1
     make_tokens_file(tmp_path / "web" / "2.parquet", random_tokens(3, 20))
     assert counts(indexed(world)) == (1, 0, 2)
-    assert read_manifest(tmp_path / "catalog").version == CATALOG_VERSION
+    manifest = read_manifest(tmp_path / "catalog")
+    assert manifest.version == CATALOG_VERSION and manifest.superseded == ("web.0123abcd",)
+    assert indexed(world, force=True).catalog.sources["web"].num_documents == manifest.sources["web"].num_documents
+    assert not (tmp_path / "catalog" / "arrays" / "web.0123abcd").exists()
 
 
 @pytest.mark.parametrize("keep", [0, 1, 30, 500, -1])

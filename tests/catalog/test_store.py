@@ -11,6 +11,7 @@ import pytest
 from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog import store
+from torchmix.catalog.array_files import open_arrays, write_arrays
 from torchmix.catalog.manifest import MANIFEST_NAME, FileEntry, read_manifest, write_manifest
 from torchmix.catalog.publish import remove_leftovers
 from torchmix.catalog.sizes import window_pages_of
@@ -116,18 +117,19 @@ def test_a_setting_that_alters_nothing_of_a_source_opens(tmp_path):
     open_catalog(with_shuffle(window_pages=2, window_bytes="1GiB"), tmp_path)
 
 
-def test_a_truncated_or_missing_array_is_an_error_and_no_crash(tmp_path):
+def test_a_truncated_or_missing_file_of_arrays_is_an_error_and_no_crash(tmp_path):
     manifest = publish_parts(RECIPE, tmp_path, PARTS)
-    folder = tmp_path / "catalog" / "arrays" / manifest.sources["web"].folder
-    for path in sorted(folder.iterdir()):
-        content = path.read_bytes()
-        path.write_bytes(content[:-1])
-        with pytest.raises(CatalogError, match="run torchmix index"):
-            open_catalog(RECIPE, tmp_path)
-        path.unlink()
-        with pytest.raises(CatalogError, match="run torchmix index"):
-            open_catalog(RECIPE, tmp_path)
-        path.write_bytes(content)
+    path = tmp_path / "catalog" / "arrays" / manifest.sources["web"].file
+    content = path.read_bytes()
+    for entry in manifest.sources["web"].arrays.values():
+        for keep_bytes in (entry.offset, entry.offset + entry.num_bytes - 1):
+            path.write_bytes(content[:keep_bytes])
+            with pytest.raises(CatalogError, match="run torchmix index"):
+                open_catalog(RECIPE, tmp_path)
+    path.unlink()
+    with pytest.raises(CatalogError, match="is missing; run torchmix index"):
+        open_catalog(RECIPE, tmp_path)
+    path.write_bytes(content)
     open_catalog(RECIPE, tmp_path)
 
 
@@ -140,8 +142,9 @@ def test_a_manifest_that_lacks_an_array_or_whose_arrays_disagree_is_an_error(tmp
     with pytest.raises(CatalogError, match=r"lacks arrays \['codec'\]"):
         open_catalog(RECIPE, tmp_path)
     root = tmp_path / "catalog" / "arrays"
-    shutil.copy(root / peps.folder / "tokens.npy", root / web.folder / "tokens.npy")
-    sources["web"] = msgspec.structs.replace(web, arrays={**web.arrays, "tokens": peps.arrays["tokens"]})
+    held = open_arrays(root / web.file, web.arrays) | {"tokens": open_arrays(root / peps.file, peps.arrays)["tokens"]}
+    arrays = write_arrays(root / "other", {name: [array] for name, array in held.items()})
+    sources["web"] = msgspec.structs.replace(web, file="other", arrays=arrays)
     write_manifest(tmp_path / "catalog", msgspec.structs.replace(manifest, sources=sources))
     with pytest.raises(CatalogError, match="10 rows in pages but 4 lengths"):
         open_catalog(RECIPE, tmp_path)
@@ -162,7 +165,7 @@ def test_a_catalog_published_twice_while_it_is_opened_is_opened_anew(tmp_path, m
 
     monkeypatch.setattr(store, "open_source", slow_open)
     catalog = open_catalog(RECIPE, tmp_path)
-    assert opened and read_manifest(tmp_path / "catalog").sources["web"].folder != first.sources["web"].folder
+    assert opened and read_manifest(tmp_path / "catalog").sources["web"].file != first.sources["web"].file
     np.testing.assert_array_equal(catalog.sources["web"].sizes.tokens, np.concatenate([part.tokens for _, part in WEB]))
 
 

@@ -189,13 +189,14 @@ def test_a_damaged_array_is_built_again_with_the_same_fingerprint(tmp_path, capl
     make_tokens_file(tmp_path / "web" / "00.parquet", [[7, 8, 9]])  # an order that only the catalog knows
     old = indexed(world).catalog
     entry = read_manifest(tmp_path / "catalog").sources["web"]
-    path = tmp_path / "catalog" / "arrays" / entry.folder / f"{array}.npy"
+    path = tmp_path / "catalog" / "arrays" / entry.file
     content = bytearray(path.read_bytes())
+    end = entry.arrays[array].offset + entry.arrays[array].num_bytes
     match damage:
         case "cut":
-            path.write_bytes(content[:-1])
+            path.write_bytes(content[: end - 1])
         case "flip":
-            content[-1] ^= 1
+            content[end - 1] ^= 1
             path.write_bytes(content)
         case _:
             path.unlink()
@@ -203,7 +204,7 @@ def test_a_damaged_array_is_built_again_with_the_same_fingerprint(tmp_path, capl
     assert counts(report) == (4, 0, 0) and report.changes == ()
     assert "all is scanned" in caplog.text
     assert report.catalog.fingerprint == old.fingerprint
-    assert not path.exists() or read_manifest(tmp_path / "catalog").sources["web"].folder != entry.folder
+    assert not path.exists() or read_manifest(tmp_path / "catalog").sources["web"].file != entry.file
 
 
 @pytest.mark.parametrize("content", [b"", b'{"version": 1, "sources": {', b'{"version": 999}'])

@@ -72,14 +72,27 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Documents without tokens."""
     max_document_tokens: int
     """Tokens of the longest document."""
-    folder: str
-    """Folder of the arrays, in the catalog's `arrays`."""
+    file: str = ""
+    """File of the arrays, in the catalog's `arrays`."""
+    folder: str = ""
+    """In a catalog of version 1, in the place of `file`: folder of the arrays, a file for each."""
     arrays: dict[str, ArrayEntry]
     """Entry of each array, by its name."""
     schemas: tuple[bytes, ...]
     """What decoding must know of a file beside its pages, each kind once; base64 in JSON."""
     files: tuple[FileEntry, ...]
     """In the order in which rows are counted: sorted when first indexed, new files at the end."""
+
+    @property
+    def place(self) -> str:
+        """Name of the file, or the folder, of its arrays."""
+        return self.file or self.folder
+
+    def array_files(self, folder: Path) -> dict[Path, dict[str, ArrayEntry]]:
+        """Entries of the arrays in each file; `folder` is the catalog's `arrays`."""
+        if self.file:
+            return {folder / self.file: self.arrays}
+        return {folder / self.folder / f"{name}.npy": {name: entry} for name, entry in self.arrays.items()}
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,7 +103,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sources: dict[str, SourceEntry]
     """By name, sorted; also those of other recipes that share the folder."""
     superseded: tuple[str, ...]
-    """Folders of the manifest before this one, kept for jobs on other nodes that have them mapped."""
+    """Files of the manifest before this one, kept for jobs on other nodes that have them mapped."""
 
 
 class _Version(msgspec.Struct):

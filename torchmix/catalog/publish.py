@@ -1,4 +1,4 @@
-"""Writing the catalog: arrays in fresh folders, then the manifest in one step.
+"""Writing the catalog: arrays in fresh files, then the manifest in one step.
 
 In: the parts of all files of a source. Out: a `SourceEntry`, and the catalog on disk. Must hold: a crash, a full disk
 or a kill at any point leaves the catalog that was there before, valid; what such a run left is removed by the next one.
@@ -6,7 +6,7 @@ All of it runs under the catalog's lock. Cost: each changed source's arrays are 
 
     catalog/
         manifest.json                the only name that readers start from
-        arrays/<source>.<8 hex>/     arrays of one version of one source, never altered
+        arrays/<source>.<8 hex>      arrays of one version of one source, never altered
         parts/                       files scanned by a run that has not been published
         .lock
 """
@@ -18,11 +18,13 @@ import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from torchmix.catalog.array_files import write_array
+from torchmix.catalog.array_files import flush_files, write_arrays
 from torchmix.catalog.manifest import (
     CATALOG_VERSION,
     NEW_MANIFEST_NAME,
@@ -42,7 +44,7 @@ ARRAYS_NAME = re.compile(r".+\.[0-9a-f]{8}")
 def write_source(
     directory: Path, name: str, settings: SourceSettings, transform_id: str, files: Sequence[tuple[str, FilePart]]
 ) -> SourceEntry:
-    """Write the arrays of one source into a fresh folder, on disk when this returns, and describe them.
+    """Write the arrays of one source into a fresh file, and describe them; `publish` brings them to the disk.
 
     Args:
         directory: The catalog's folder, locked by the caller.
@@ -53,7 +55,7 @@ def write_source(
 
     Raises:
         CatalogError: A part breaks an invariant.
-        OSError: The disk is full, or not writable; the unfinished folder is removed.
+        OSError: The disk is full, or not writable; the unfinished file is removed.
     """
     pages = join_tables([part.pages for _, part in files])
     pages.check()
@@ -62,15 +64,14 @@ def write_source(
     window_pages = settings.window_pages(num_pages=pages.num_pages, num_tokens=num_tokens)
     schemas = tuple(dict.fromkeys(part.schema for _, part in files))
     entries = _file_entries(files, schemas)
-    folder = directory / ARRAYS_FOLDER / f"{name}.{secrets.token_hex(4)}"
-    folder.mkdir(parents=True)
+    path = directory / ARRAYS_FOLDER / f"{name}.{secrets.token_hex(4)}"
+    path.parent.mkdir(exist_ok=True)
+    parts: dict[str, Sequence[NDArray[Any]]] = {key: [array] for key, array in pages.arrays()}
+    parts["tokens"] = [part.tokens for _, part in files]
     try:
-        arrays = {key: write_array(folder / f"{key}.npy", [array]) for key, array in pages.arrays()}
-        arrays["tokens"] = write_array(folder / "tokens.npy", [part.tokens for _, part in files])
-        flush_folder(folder)
-        flush_folder(folder.parent)
+        arrays = write_arrays(path, parts)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        path.unlink(missing_ok=True)
         raise
     return SourceEntry(
         patterns=settings.patterns,
@@ -86,7 +87,7 @@ def write_source(
         num_tokens=num_tokens,
         num_empty=sum(int((tokens == 0).sum()) for tokens in lengths),
         max_document_tokens=max(int(tokens.max()) for tokens in lengths),
-        folder=folder.name,
+        file=path.name,
         arrays=arrays,
         schemas=schemas,
         files=entries,
@@ -135,7 +136,7 @@ def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest |
 
     Args:
         directory: The catalog's folder, locked by the caller.
-        entries: The sources to add or replace; their arrays are on disk.
+        entries: The sources to add or replace; their arrays are written.
         old: What was published before; its other sources stay.
 
     Returns:
@@ -148,8 +149,18 @@ def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest |
     sources = {name: sources[name] for name in sorted(sources)}
     if old is not None and sources == old.sources:
         return old
-    used = {entry.folder for entry in sources.values()}
-    superseded = {entry.folder for entry in old.sources.values()} - used if old else set()
+    used = {entry.place for entry in sources.values()}
+    published = {entry.place for entry in old.sources.values()} if old else set()
+    superseded = published - used
+    folder = directory / ARRAYS_FOLDER
+    fresh = [folder / place for place in sorted(used - published)]
+    try:  # what a manifest names is on the disk before the manifest is
+        flush_files(fresh)
+        flush_folder(folder)
+    except BaseException:
+        for path in fresh:
+            path.unlink(missing_ok=True)
+        raise
     manifest = Manifest(version=CATALOG_VERSION, sources=sources, superseded=tuple(sorted(superseded)))
     write_manifest(directory, manifest)
     return manifest
@@ -162,8 +173,11 @@ def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:
     """
     (directory / NEW_MANIFEST_NAME).unlink(missing_ok=True)
     remove_parts(directory, None)
-    named = {*manifest.superseded, *(entry.folder for entry in manifest.sources.values())} if manifest else set()
+    named = {*manifest.superseded, *(entry.place for entry in manifest.sources.values())} if manifest else set()
     folder = directory / ARRAYS_FOLDER
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in named and ARRAYS_NAME.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():  # of a catalog of version 1
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

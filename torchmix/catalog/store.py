@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.catalog.array_files import open_array
+from torchmix.catalog.array_files import open_arrays
 from torchmix.catalog.manifest import FileEntry, Manifest, SourceEntry, read_manifest
 from torchmix.catalog.page_table import PageTable
 from torchmix.catalog.sizes import SourceSizes, window_pages_of
@@ -191,10 +191,9 @@ def open_source(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog:
     """
     if missing := {*PAGE_ARRAYS, "tokens"} - set(entry.arrays):
         raise CatalogError(f"source {name!r}: {folder} lacks arrays {sorted(missing)}; run torchmix index")
-    own = folder / ARRAYS_FOLDER / entry.folder
-    arrays: dict[str, NDArray[np.generic]] = {
-        key: open_array(f"{own}/{key}.npy", array) for key, array in entry.arrays.items()
-    }
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for path, entries in entry.array_files(folder / ARRAYS_FOLDER).items():
+        arrays |= open_arrays(path, entries)
     pages = PageTable(**{key: arrays[key] for key in PAGE_ARRAYS})  # type: ignore[arg-type]
     tokens: NDArray[np.int32] = arrays["tokens"]  # type: ignore[assignment]
     sizes = SourceSizes(

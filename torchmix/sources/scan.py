@@ -232,8 +232,8 @@ def _same_reading(entry: SourceEntry, settings: SourceSettings, source: Source) 
 def _held(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog | None:
     """What the catalog holds of a source; None, with a message, if any of it is damaged."""
     try:
-        for key, array in entry.arrays.items():
-            check_content(folder / ARRAYS_FOLDER / entry.folder / f"{key}.npy", array)
+        for path, arrays in entry.array_files(folder / ARRAYS_FOLDER).items():
+            check_content(path, arrays)
         return open_source(folder, name, entry)
     except CatalogError as error:
         logger.warning("source %r: %s - all is scanned", name, error)
