@@ -102,6 +102,7 @@ def test_a_whole_page_is_a_view_that_outlives_its_mapping(reading):
         reading.reader.forget(0, np.array([page]))
         assert found.values.tolist() == [token for document in reading.documents[first:stop] for token in document]
         assert not found.values.flags.writeable
+    assert reading.reader.stats()["decode_amplification"] == 1
     assert reading.reader.stats()["cache_pages"] == 0
 
 

@@ -178,6 +178,7 @@ class Reader:
         else:
             self._cache_hits += 1
         self._bytes_served += found.values.nbytes
+        self._bytes_mapped += found.values.nbytes if found.is_view else 0
         return found
 
     def warm(self, source: int, page_ids: Int64Array) -> None:
