@@ -39,6 +39,7 @@ def page_runs(path: Path, scan: FileScan, *, most_pages: int = 1) -> Iterator[Pa
             path=str(path),
             offset=int(scan.page_offset[start]),
             first_row=int(first_row[start]),
+            tokens=scan.tokens[first_row[start] : first_row[stop]],
         )
         start = stop
 

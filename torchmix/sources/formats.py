@@ -16,6 +16,7 @@ from typing import Protocol
 
 from torchmix.catalog.store import SourceSettings
 from torchmix.errors import SourceUnreadable
+from torchmix.sources.arrow_file import ArrowSource
 from torchmix.sources.find_files import find_files
 from torchmix.sources.indexed import IndexedSource
 from torchmix.sources.indexed_files import find_datasets
@@ -110,6 +111,8 @@ def choose_source(name: str, reading: Reading, paths: Iterable[str], tokenizers:
         tokenizer = tokenizers.open(name, reading.tokenizer, begin_id=reading.begin_id, end_id=reading.end_id)
     if reading.format == "jsonl":
         return JsonLinesSource(name=name, column=reading.column, kind=kind, tokenizer=tokenizer)
+    if reading.format == "arrow":
+        return ArrowSource(name=name, column=reading.column, kind=kind, tokenizer=tokenizer)
     if reading.format != "parquet":
         raise SourceUnreadable(f"source {name!r}: this torchmix reads no {reading.format}; update it")
     for path in paths:

@@ -91,10 +91,15 @@ def decompress(frames: bytes | memoryview, codec: Codec, most_bytes: int) -> byt
     """
     if not len(frames):
         return b""
-    content: bytes = pa.CompressedInputStream(pa.BufferReader(frames), codec).read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ValueError(f"more than {most_bytes} bytes")
-    return content
+    stream = pa.CompressedInputStream(pa.BufferReader(frames), codec)
+    parts: list[bytes] = []
+    left_bytes = most_bytes
+    while part := stream.read(READ_BYTES):  # which takes memory for so much at once, whatever is there
+        left_bytes -= len(part)
+        if left_bytes < 0:
+            raise ValueError(f"more than {most_bytes} bytes")
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _find_zstd(read: Callable[[int, int], bytes], offset: int) -> Frame | None:

@@ -8,7 +8,6 @@ parses the file once; the parser holds Python's lock, so that many threads scan 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
+from torchmix.sources.file_ends import hash_ends
 from torchmix.sources.frames import codec_of_name
 from torchmix.sources.jsonl_lines import LineFault, LineParser
 from torchmix.sources.jsonl_pages import LinePage, cut_pages, is_alone, lines_of_page
@@ -28,8 +28,6 @@ from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun, re
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.tokenizer import Tokenizer
 
-HASHED_BYTES = 32 << 10
-"""What a file's identity covers of its beginning, and of its end."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -54,10 +52,7 @@ class JsonLinesSource:
 
     def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
-        num_bytes = os.fstat(file_descriptor).st_size
-        head = read_range(file_descriptor, 0, HASHED_BYTES)
-        tail = read_range(file_descriptor, max(num_bytes - HASHED_BYTES, 0), HASHED_BYTES)
-        return num_bytes, hashlib.sha256(head + tail).hexdigest()[:32]
+        return hash_ends(file_descriptor)
 
     def check(self, path: Path) -> None:
         """See `source.Source.check`; the lines of the first page are looked at."""

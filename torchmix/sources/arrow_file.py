@@ -1,0 +1,107 @@
+"""The source of Arrow files: one column of Arrow's IPC files, Feather files and streams.
+
+In: a file's path; later the bytes of its pages. Out: `FileScan` and `Documents`, see source.py. Must hold: a scan
+decodes every page as it is decoded later. Without compression, rows of lists of integers and of strings are read by
+pages of about 64 KiB of their values, however many a batch has; of any other column, and of a compressed one, a page is
+a batch. Cost: a scan reads and decodes the column once, other columns never.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.sources.arrow_batches import find_batches, open_arrow
+from torchmix.sources.arrow_column import find_column
+from torchmix.sources.arrow_page import read_page
+from torchmix.sources.arrow_scan import ArrowScan
+from torchmix.sources.file_ends import hash_ends
+from torchmix.sources.parquet_column import Kind, count_tokens, to_documents, transform_id_of
+from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun, read_range
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrowSource:
+    """A source of the recipe whose files are Arrow's; implements `source.Source`."""
+
+    name: str
+    column: str
+    kind: Kind
+    tokenizer: Tokenizer = BYTES
+    """Of texts; unused with `tokens`."""
+
+    @property
+    def transform_id(self) -> str:
+        """See `source.Source.transform_id`."""
+        return transform_id_of(self.kind, self.tokenizer)
+
+    def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
+        """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
+        return hash_ends(file_descriptor)
+
+    def check(self, path: Path) -> None:
+        """See `source.Source.check`."""
+        where = self._where(path)
+        with _opened(path, where) as file_descriptor:
+            num_bytes, _ = hash_ends(file_descriptor)
+            file = open_arrow(partial(read_range, file_descriptor), num_bytes, where)
+            find_column(file, self.column, self.kind, where)
+
+    def scan(self, path: Path, progress: Callable[[int], None] | None = None) -> FileScan:
+        """See `source.Source.scan`; `progress` is called after each record batch."""
+        where = self._where(path)
+        with _opened(path, where) as file_descriptor:
+            num_bytes, digest = hash_ends(file_descriptor)
+            read = partial(read_range, file_descriptor)
+            file = open_arrow(read, num_bytes, where)
+            column, dictionary_id = find_column(file, self.column, self.kind, where)
+            scan = ArrowScan(path=str(path), where=where, read=read, column=column, count=self._count)
+            for batch in find_batches(file, read, dictionary_id, where):
+                num_column_bytes = scan.add(batch)
+                if progress is not None:
+                    progress(num_column_bytes)
+        return scan.as_scan(num_bytes, digest)
+
+    def decode(self, run: PageRun) -> Documents:
+        """See `source.Source.decode`; a row without tokens is read as null, which gives none either."""
+        where = self._where(run.path)
+        is_null = np.zeros(run.num_rows, dtype=bool) if run.tokens is None else run.tokens == 0
+        try:
+            array = read_page(run, is_null)
+        except ValueError as error:
+            raise CorruptPage(
+                f"{where}: the page at bytes [{run.offset}, {run.offset + len(run.pages)}), rows [{run.first_row}, "
+                f"{run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split())}; the file was "
+                "altered after it was indexed: put it back, or run torchmix index"
+            ) from None
+        return to_documents([array], self.kind, where, run.first_row, self.tokenizer)
+
+    def _count(self, array: pa.Array, where: str, first_row: int) -> Int64Array:
+        return count_tokens(array, self.kind, where, first_row, self.tokenizer)
+
+    def _where(self, path: str | Path) -> str:
+        return f"source {self.name!r}: {path}"
+
+
+@contextmanager
+def _opened(path: Path, where: str) -> Iterator[int]:
+    try:
+        file_descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SourceUnreadable(f"{where}: cannot be opened: {error.strerror}") from None
+    try:
+        yield file_descriptor
+    except OSError as error:
+        raise SourceUnreadable(f"{where}: cannot be read: {error.strerror}") from None
+    finally:
+        os.close(file_descriptor)
