@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.loaders import open_job, write_job
 from tests.support.worlds import run_ranks
+from torchmix.catalog.store import open_catalog
 from torchmix.constructor.fields import Microbatch
-from torchmix.megatron_adapter.evaluation import Passes, first_step, recipe_of_evaluation
+from torchmix.megatron_adapter.evaluation import Passes, first_step, recipe_of_evaluation, steps_of_pass
 from torchmix.parallel.topology import Topology
+from torchmix.planner.planner import open_planner
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.structs import Part
 from torchmix.stateful.loader import StatefulDataLoader
 
 STEPS = 3
@@ -34,6 +39,21 @@ def test_an_evaluation_has_its_own_batch_and_a_smaller_cache(recipe: Path) -> No
     assert (part.batch.samples, part.batch.length) == (12, whole.batch.length)
     assert parse_bytes(part.read.cache, where="") == parse_bytes(whole.read.cache, where="") // 8
     assert part.sources == whole.sources
+
+
+def test_validation_goes_round_sources_that_training_uses_once(tmp_path: Path) -> None:
+    """Of `split`, as `torchmix init --from-megatron` writes it for a list of prefixes, and of parts of their own."""
+    plain = load_recipe(write_job(tmp_path, samples=4))
+    once = {name: msgspec.structs.replace(source, max_epochs=1) for name, source in plain.sources.items()}
+    split = msgspec.structs.replace(plain, sources=once, split=(80, 20))
+    own = msgspec.structs.replace(plain, validation=Part(sources=once, mixture=plain.mixture))
+    for recipe in (split, own):
+        part = recipe_of_part(recipe_of_evaluation(recipe, samples=4), "validation")
+        planner = open_planner(part, open_catalog(part, tmp_path))
+        cursor = planner.start()
+        while cursor.position.epoch.min() < 2:
+            cursor = planner.skip(cursor)
+        assert steps_of_pass(recipe_of_evaluation(recipe, samples=4), "validation", tmp_path) < cursor.step
 
 
 @pytest.mark.parametrize("topology", [Topology(), Topology(pp=2), Topology(tp=2, dp=2)])
