@@ -84,8 +84,11 @@ def test_a_finished_pass_stays_finished_and_begins_again_from_its_first_state(jo
         assert same_microbatches(list(loader), once)
 
 
-@pytest.mark.parametrize("topology", [Topology(), Topology(pp=2, dp=2)], ids=str)
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.system)])
+@pytest.mark.parametrize(
+    ("topology", "workers"),
+    [(Topology(), 0), (Topology(pp=2, dp=2), 0), pytest.param(Topology(pp=2, dp=2), 1, marks=pytest.mark.system)],
+    ids=["one rank", "pp2 dp2", "pp2 dp2 with workers"],
+)
 def test_a_start_by_number_gives_what_a_run_gives_from_there(job: Path, topology: Topology, workers: int) -> None:
     whole = run_job(job, topology, steps=6)
     later = run_job(job, topology, steps=2, start_step=4, workers=workers)

@@ -21,7 +21,7 @@ from torchmix.recipe.parts import recipe_of_part
 from torchmix.stateful.open import build_loader
 from torchmix.stateful.windows_ahead import WindowsAhead
 
-SIZES = synthetic_sizes(20_000, shortest=5, longest=60, rows_per_page=10, window_pages=100)
+SIZES = synthetic_sizes(6_000, shortest=5, longest=60, rows_per_page=10, window_pages=100)
 
 
 class Notes:
