@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchmix.constructor.memory import KEPT_ARRAYS, StepMemory
+from torchmix.constructor.memory import KEPT_ARRAYS, RECENT_CALLS, StepMemory
 
 
 def address(array: np.ndarray) -> int:
@@ -64,6 +64,22 @@ def test_no_more_memory_waits_than_is_sensible() -> None:
     arrays = [memory.empty(8, np.uint8) for _ in range(KEPT_ARRAYS + 20)]
     del arrays
     assert len(memory._free_of_size[8]) == KEPT_ARRAYS
+
+
+def test_sizes_of_earlier_stages_of_a_ramp_are_let_go() -> None:
+    memory = StepMemory()
+    held = []
+    for stage in range(1, 21):
+        for _ in range(RECENT_CALLS):
+            array = memory.empty(stage * 1000, np.int64)
+        held.append(array)
+    del array
+    assert sorted(memory._free_of_size) == [19 * 8000, 20 * 8000], "the stage before may still be on its way"
+    for stage, array in enumerate(held, 1):
+        array[:] = stage  # what is lent stays good
+    assert [int(array.sum()) for array in held] == [1000 * stage**2 for stage in range(1, 21)]
+    held.clear()
+    assert sorted(memory._free_of_size) == [19 * 8000, 20 * 8000]
 
 
 def test_memory_may_be_given_back_by_another_thread() -> None:

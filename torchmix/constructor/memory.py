@@ -1,8 +1,9 @@
 """Memory for the tensors of steps, used again once nobody refers to it.
 
 In: sizes. Out: numpy arrays, from which tensors are made without a copy. Steps of a run are alike, so after the first
-few no memory is asked of the system any more. That matters: a step's fields are 32 bytes a token, filling them costs
-about 3 ns a token, and the first touch of fresh memory 0.1 to 0.8 ns a byte (kernels and virtual machines differ).
+few no memory is asked of the system any more; where a ramp makes them larger, the memory of the size before is let go.
+That matters: a step's fields are 32 bytes a token, filling them costs about 3 ns a token, and the first touch of fresh
+memory 0.1 to 0.8 ns a byte (kernels and virtual machines differ).
 
 Must hold: an array's memory returns only when the array, every view of it and every tensor made from any of them are
 gone. So what the trainer still holds is never written to, however long it is held; it only costs new memory meanwhile.
@@ -12,7 +13,7 @@ Give-backs may come from any thread. Cost: a few microseconds per array.
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +23,8 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 KEPT_ARRAYS = 64
 """Most arrays of one size that wait for use; what comes back beyond that is freed."""
+RECENT_CALLS = 1 << 10
+"""Sizes not asked for in so many calls, which is many steps, are let go when a new size comes."""
 
 
 class _Lease:
@@ -41,7 +44,10 @@ class StepMemory:
 
     def __init__(self) -> None:
         # Appends and pops of a deque are atomic, so a give-back may interrupt `empty` in its own thread, too.
-        self._free_of_size: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(lambda: deque(maxlen=KEPT_ARRAYS))
+        self._free_of_size: dict[int, deque[NDArray[np.uint8]]] = {}
+        self._asked: dict[int, int] = {}
+        """By size, the last call that asked for it."""
+        self._num_calls = 0
 
     def empty(self, count: int, dtype: type[Scalar] | np.dtype[Scalar]) -> NDArray[Scalar]:
         """A writable one-dimensional array whose values are arbitrary.
@@ -51,6 +57,11 @@ class StepMemory:
             dtype: Any fixed-size dtype.
         """
         num_bytes = max(1, count * np.dtype(dtype).itemsize)
+        if num_bytes not in self._free_of_size:
+            self._let_go()
+            self._free_of_size[num_bytes] = deque(maxlen=KEPT_ARRAYS)
+        self._num_calls += 1
+        self._asked[num_bytes] = self._num_calls
         free = self._free_of_size[num_bytes]
         try:
             memory = free.pop()
@@ -61,3 +72,9 @@ class StepMemory:
         weakref.finalize(lease, free.append, memory).atexit = False
         lent: NDArray[Any] = np.asarray(lease)[: count * np.dtype(dtype).itemsize].view(dtype)
         return lent
+
+    def _let_go(self) -> None:
+        """Forget sizes of steps long ago; what is still lent of them is freed when it comes back."""
+        old = [size for size, call in self._asked.items() if self._num_calls - call >= RECENT_CALLS]
+        for size in old:
+            del self._free_of_size[size], self._asked[size]
