@@ -26,11 +26,11 @@ def test_a_part_is_read_back_whole(tmp_path):
     for (name, a), (_, b) in zip(again.pages.arrays(), part.pages.arrays(), strict=True):
         np.testing.assert_array_equal(a, b, err_msg=name)
         assert a.dtype == b.dtype
-    assert (again.num_bytes, again.footer_hash, again.schema, again.whole_chunks) == (
+    assert (again.num_bytes, again.footer_hash, again.schema, again.split_pages) == (
         part.num_bytes,
         part.footer_hash,
         part.schema,
-        part.whole_chunks,
+        part.split_pages,
     )
 
 

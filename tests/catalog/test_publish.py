@@ -182,7 +182,7 @@ def test_new_settings_keep_the_arrays_and_change_the_fingerprint_only_with_the_w
     )
     assert entry.window_pages == 256
     small = settings_of(RECIPE, "web")
-    mean_bytes = 4 * entry.num_tokens // entry.arrays["offset"].length + 1
+    mean_bytes = 4 * entry.num_tokens // sum(file.num_pages for file in entry.files) + 1
     narrow = with_settings(
         entry,
         type(small)(**{name: getattr(small, name) for name in small.__slots__} | {"most_bytes": mean_bytes * 5 // 2}),

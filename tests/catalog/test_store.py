@@ -38,7 +38,9 @@ def test_fingerprints_are_those_of_the_format_document(tmp_path):
         first_row=0,
         num_rows=1,
         num_pages=1,
+        split_pages=0,
         whole_chunks=False,
+        tail_bytes=0,
         schema=0,
     )
     files = [file, msgspec.structs.replace(file, num_bytes=2000)]

@@ -209,11 +209,16 @@ def test_rows_split_over_pages_are_a_note(tmp_path: Path) -> None:
     recipe = load_recipe(path)
     catalog = open_catalog(recipe, tmp_path)
     web = catalog.sources["web"]
-    files = (msgspec.structs.replace(web.files[0], whole_chunks=True), *web.files[1:])
+    files = (msgspec.structs.replace(web.files[0], split_pages=2, tail_bytes=1000), *web.files[1:])
     altered = replace(catalog, sources=catalog.sources | {"web": replace(web, files=files)})
     found = [one.message for one in sources_findings(recipe, altered) if "split over pages" in one.message]
     assert len(found) == 1 and found[0].startswith("1 of 2 files")
+    assert "1000 B more" in found[0] and "% of the column" in found[0]
     assert not [one for one in sources_findings(recipe, catalog) if "split over pages" in one.message]
+    files = (web.files[0], msgspec.structs.replace(web.files[1], whole_chunks=True))
+    altered = replace(catalog, sources=catalog.sources | {"web": replace(web, files=files)})
+    found = [one.message for one in sources_findings(recipe, altered) if "only be read whole" in one.message]
+    assert len(found) == 1 and found[0].startswith("1 of 2 files")
 
 
 def test_a_cache_that_is_too_small_for_the_windows_is_a_note(

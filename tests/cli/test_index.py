@@ -74,16 +74,19 @@ def test_rows_split_over_pages_are_told(
     def split_report(*args: Any, **choices: Any) -> IndexReport:
         report = index_sources(*args, **choices)
         web = report.catalog.sources["web"]
-        files = (msgspec.structs.replace(web.files[0], whole_chunks=True), *web.files[1:])
+        files = (msgspec.structs.replace(web.files[0], split_pages=2, tail_bytes=1000), *web.files[1:])
         sources = report.catalog.sources | {"web": replace(web, files=files)}
         return replace(report, catalog=replace(report.catalog, sources=sources))
 
     # No pyarrow that is current splits rows over pages, so the report is altered, not the file.
     monkeypatch.setattr(torchmix.cli.index, "index_sources", split_report)
     sources = index(recipe, capsys)["sources"]
-    assert {source["name"]: source["whole_chunk_files"] for source in sources} == {"code": 0, "tiny": 0, "web": 1}
+    assert {source["name"]: source["split_row_files"] for source in sources} == {"code": 0, "tiny": 0, "web": 1}
     assert main(["index", str(recipe)]) == 0
-    assert "web: rows are split over pages in 1 files" in capsys.readouterr().out
+    assert (
+        "web: rows are split over pages in 1 files; reading each page to where its last row ends takes 1000 B more"
+        in capsys.readouterr().out
+    )
 
 
 def test_bad_data_is_exit_code_3_and_leaves_no_catalog(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

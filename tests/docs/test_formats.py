@@ -129,7 +129,16 @@ def test_fingerprint_of_a_recipe(tmp_path: Path) -> None:
 
 def test_fingerprint_of_a_source() -> None:
     for vector in VECTORS["source_fingerprint"]:
-        unused = {"path": "", "first_row": 0, "num_rows": 0, "num_pages": 0, "whole_chunks": False, "schema": 0}
+        unused = {
+            "path": "",
+            "first_row": 0,
+            "num_rows": 0,
+            "num_pages": 0,
+            "split_pages": 0,
+            "tail_bytes": 0,
+            "whole_chunks": False,
+            "schema": 0,
+        }
         files = [FileEntry(num_bytes=size, footer_hash=footer, **unused) for size, footer in vector["files"]]
         found = source_fingerprint(files, vector["column"], vector["transform_id"], vector["window_pages"])
         assert found == vector["fingerprint"]

@@ -193,7 +193,7 @@ def test_what_is_wrong_is_named(folder: Path) -> None:
 def test_a_damaged_page_is_named(folder: Path) -> None:
     make_tokens_file(folder / "ids.parquet", TOKENS[:300], checksums=True)
     pages = open_pages("ids.parquet", tokens="input_ids", catalog="index")
-    flip_byte(folder / "ids.parquet", int(pages._source.pages.offset[1]) + 60)
+    flip_byte(folder / "ids.parquet", int(pages._source.pages.place(np.array([1])).offset[0]) + 60)
     pages.read_page(0)
     with pytest.raises(CorruptPage, match=r"ids\.parquet"):
         pages.read_page(1)

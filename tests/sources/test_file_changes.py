@@ -12,7 +12,9 @@ def entry(path: str, num_bytes: int = 10, footer_hash: str = "a") -> FileEntry:
         first_row=0,
         num_rows=1,
         num_pages=1,
+        split_pages=0,
         whole_chunks=False,
+        tail_bytes=0,
         schema=0,
     )
 

@@ -129,7 +129,7 @@ def test_a_scan_reads_nothing_of_the_bin_but_samples(tmp_path):
     assert again.footer_hash != scan.footer_hash
     for name in ("page_offset", "page_bytes", "page_rows", "tokens", "chunk_of_page"):
         np.testing.assert_array_equal(getattr(again, name), getattr(scan, name))
-    assert (scan.num_bytes, scan.schema, scan.whole_chunks) == (path.stat().st_size, b"<u2", False)
+    assert (scan.num_bytes, scan.schema, scan.split_pages) == (path.stat().st_size, b"<u2", 0)
     assert scan.page_bytes.sum() == path.stat().st_size and len(scan.page_offset) > 20
 
 

@@ -112,7 +112,10 @@ def test_pages_that_are_warmed_are_asked_of_the_kernel(reading, monkeypatch):
     table = reading.catalog.sources["web"].pages
     pages = np.array([5, 0, table.num_pages - 1])
     reading.reader.warm(0, pages)
-    ranges = [(int(table.offset[page]), int(table.num_bytes[page]), os.POSIX_FADV_WILLNEED) for page in pages]
+    place = table.place(np.array(pages))
+    ranges = [
+        (int(at), int(size), os.POSIX_FADV_WILLNEED) for at, size in zip(place.offset, place.num_bytes, strict=True)
+    ]
     assert sorted(asked) == sorted(ranges)
     assert reading.reader.stats()["cache_pages"] == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from tests.support.files import (
 from tests.support.pages import documents_by_page, documents_by_pyarrow, page_runs
 from tests.support.split_rows import make_split_file
 from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.sources import parquet
+from torchmix.sources import parquet_scan
 from torchmix.sources.parquet import ParquetSource
 
 TOKENS = ParquetSource(name="web", column="input_ids", kind="tokens")
@@ -88,7 +89,7 @@ def test_every_way_of_writing_reads_as_pyarrow_reads_it(
                 check_against_pyarrow(source, path)
                 scan = source.scan(path)
                 assert len(scan.page_offset) > 6
-                assert not scan.whole_chunks
+                assert scan.split_pages == 0 and not scan.tail_bytes.any()
                 assert (scan.dict_bytes > 0).all() == is_dictionary
 
 
@@ -136,35 +137,75 @@ def test_empty_row_groups_keep_the_numbers_of_chunks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page_version", [1, 2])
-@pytest.mark.parametrize("page_values", [1, 7, 64, 333])
-def test_chunks_whose_rows_span_pages_become_one_page(tmp_path: Path, page_version: int, page_values: int) -> None:
+@pytest.mark.parametrize("page_values", [1, 7, 64, 333, 5000])
+def test_rows_split_over_pages_are_read_by_the_page_in_which_they_begin(
+    tmp_path: Path, page_version: int, page_values: int
+) -> None:
     documents = [None, *random_tokens(5, 120), [], None]
     path = make_split_file(tmp_path / "a.parquet", documents, page_values=page_values, page_version=page_version)
     check_against_pyarrow(TOKENS, path)
     scan = TOKENS.scan(path)
-    assert scan.whole_chunks
-    assert scan.page_rows.tolist() == [len(documents)]
-    assert scan.page_offset.tolist() == [4]
+    # Written anew: which rows begin in which of the writer's pages, and where the last of them ends.
+    values = [max(1, len(document or [])) for document in documents]
+    starts = [sum(values[:row]) for row in range(len(values))]
+    page_of_row = [start // page_values for start in starts]
+    spans = zip(starts, values, strict=True)
+    last_page = {start // page_values: (start + count - 1) // page_values for start, count in spans}
+    with_rows = sorted(set(page_of_row))
+    assert scan.page_rows.tolist() == [page_of_row.count(page) for page in with_rows]
+    num_pages = -(-sum(values) // page_values)
+    assert scan.split_pages == num_pages - len({start for start in starts if start % page_values == 0})
+    metadata = pq.read_metadata(path).row_group(0).column(0)
+    assert scan.page_offset[0] == 4
+    assert scan.page_bytes.sum() == metadata.total_compressed_size
+    np.testing.assert_array_equal(scan.page_offset[1:], (scan.page_offset + scan.page_bytes)[:-1])
+    goes_on = [last_page[page] >= following for page, following in pairwise(with_rows)]
+    assert (scan.tail_bytes > 0).tolist() == [*goes_on, False]
+    # A tail is one page of the writer, the next in which a row begins.
+    for page, (tail, following) in enumerate(zip(scan.tail_bytes[:-1], scan.page_bytes[1:], strict=True)):
+        if tail and page + 1 < len(with_rows) - 1 and with_rows[page + 2] - with_rows[page + 1] > 1:
+            assert tail < following
+        elif tail:
+            assert tail <= following
+
+
+def test_a_row_longer_than_pages_takes_them_all_and_no_more(tmp_path: Path) -> None:
+    documents = [[1, 2, 3], list(range(50)), [4], [5] * 9, [6] * 7]
+    path = make_split_file(tmp_path / "a.parquet", documents, page_values=10)
+    scan = TOKENS.scan(path)
+    assert scan.page_rows.tolist() == [2, 2, 1]  # values 0 to 3, 3 to 53; 53, 54 to 63; 63 to 70
+    assert scan.split_pages == 6
+    _, second, third = scan.page_bytes
+    assert scan.tail_bytes.tolist() == [second, third, 0]
+    check_against_pyarrow(TOKENS, path)
 
 
 @pytest.mark.parametrize("page_version", [1, 2])
-def test_chunks_whose_pages_happen_to_begin_with_rows_stay_paged(tmp_path: Path, page_version: int) -> None:
+def test_chunks_whose_pages_happen_to_begin_with_rows_have_no_tails(tmp_path: Path, page_version: int) -> None:
     of_8_values: list[list[list[int] | None]] = [[[5] * 8], [[6] * 4, [7] * 4], [[8] * 7, None], [[], [9] * 7]]
     documents = [document for page in of_8_values for document in page] * 5
     path = make_split_file(tmp_path / "a.parquet", documents, page_values=8, page_version=page_version)
     check_against_pyarrow(TOKENS, path)
     scan = TOKENS.scan(path)
-    assert not scan.whole_chunks
+    assert scan.split_pages == 0 and scan.tail_bytes is not None and not scan.tail_bytes.any()
     assert scan.page_rows.tolist() == [1, 2, 2, 2] * 5
 
 
-def test_a_scan_in_small_runs_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_tokens_file(tmp_path / "a.parquet", random_tokens(6, 500), page_bytes=300)
+@pytest.mark.parametrize("page_values", [None, 20])
+def test_a_scan_in_small_runs_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_values: int | None
+) -> None:
+    path, documents = tmp_path / "a.parquet", random_tokens(6, 500)
+    if page_values is None:
+        make_tokens_file(path, documents, page_bytes=300, page_index=False)
+    else:
+        make_split_file(path, documents, page_values=page_values)
     whole = TOKENS.scan(path)
-    monkeypatch.setattr(parquet, "SCAN_RUN_BYTES", 1000)
-    parts = TOKENS.scan(path)
-    np.testing.assert_array_equal(parts.tokens, whole.tokens)
-    np.testing.assert_array_equal(parts.page_offset, whole.page_offset)
+    for most_bytes in (1, 1000):
+        monkeypatch.setattr(parquet_scan, "SCAN_RUN_BYTES", most_bytes)
+        parts = TOKENS.scan(path)
+        for name in ("tokens", "page_offset", "page_bytes", "page_rows", "tail_bytes"):
+            np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name), name)
 
 
 def test_the_fingerprint_is_the_one_of_the_scan(tmp_path: Path) -> None:

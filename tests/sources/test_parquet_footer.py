@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.files import make_tokens_file, random_tokens, write_file
 from torchmix.errors import SourceUnreadable
+from torchmix.sources import thrift
 from torchmix.sources.parquet_footer import Chunk, Footer, Leaf, read_column, read_footer
 
 CODEC_NUMBERS = {"none": 0, "snappy": 1, "gzip": 2, "brotli": 4, "zstd": 6, "lz4": 7}
@@ -25,15 +26,15 @@ def footer_of(path: Path) -> Footer:
         os.close(file_descriptor)
 
 
-def column_of(path: Path, column: str) -> tuple[Leaf, list[Chunk]]:
-    return read_column(footer_of(path), column, "here")
+def column_of(path: Path, leaf: int) -> tuple[Leaf, list[Chunk]]:
+    return read_column(footer_of(path), leaf, "here")
 
 
 @pytest.mark.parametrize("codec", CODEC_NUMBERS)
 @pytest.mark.parametrize("dictionary", [False, True])
 def test_chunks_are_as_pyarrow_reads_them(tmp_path: Path, codec: str, dictionary: bool) -> None:
     path = make_tokens_file(tmp_path / "a.parquet", random_tokens(1, 900), codec=codec, dictionary=dictionary)
-    leaf, chunks = column_of(path, "input_ids")
+    leaf, chunks = column_of(path, 1)
     metadata = pq.read_metadata(path)
     assert leaf.index == 1
     assert leaf.is_list
@@ -51,31 +52,32 @@ def test_chunks_are_as_pyarrow_reads_them(tmp_path: Path, codec: str, dictionary
         assert chunk.index_bytes > 0
 
 
-def test_columns_after_nested_ones_are_found(tmp_path: Path) -> None:
+def test_every_leaf_is_found_with_its_path_alone(tmp_path: Path) -> None:
     table = pa.table(
         {
             "first": [{"a": 1, "b": [{"c": 2.0, "d": "x"}]}],
             "tokens": [[1, 2]],
             "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+            "deep": [[[1]]],
             "text": ["x"],
         }
     )
     path = write_file(tmp_path / "a.parquet", table, page_index=False)
-    assert pq.read_metadata(path).schema.column(3).path == "tokens.list.element"
-    tokens, _ = column_of(path, "tokens")
-    text, chunks = column_of(path, "text")
-    assert (tokens.index, tokens.is_list) == (3, True)
-    assert (text.index, text.is_list) == (6, False)
-    assert chunks[0].index_offset == -1
-    for column in ("first", "map"):
-        with pytest.raises(SourceUnreadable, match="nested deeper"):
-            column_of(path, column)
-
-
-def test_lists_of_lists_are_refused(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "a.parquet", pa.table({"deep": [[[1]]]}))
-    with pytest.raises(SourceUnreadable, match="nested deeper than one list"):
-        column_of(path, "deep")
+    metadata = pq.read_metadata(path)
+    lists = {"tokens": 1, "map": 1, "deep": 2, "text": 0, "first": 1}
+    for index in range(metadata.num_columns):
+        leaf, [chunk] = column_of(path, index)
+        names, known = [], metadata.row_group(0).column(index)
+        for element in leaf.elements:
+            fields, _ = thrift.read_struct(element)
+            names.append(fields[4].decode())
+            assert fields.get(5, 0) == (element is not leaf.elements[-1])
+        assert ".".join(names) == known.path_in_schema
+        assert leaf.num_lists == (lists[names[0]] if names != ["first", "a"] else 0)
+        assert leaf.is_list == (leaf.num_lists > 0)
+        assert (chunk.index_offset, chunk.num_bytes) == (-1, known.total_compressed_size)
+    with pytest.raises(SourceUnreadable, match="damaged footer"):
+        column_of(path, metadata.num_columns)
 
 
 def test_the_digest_tells_files_apart_by_their_footer(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_a_chunk_beyond_the_end_of_the_file_is_refused(tmp_path: Path) -> None:
     footer = footer_of(path)
     cut = Footer(num_bytes=1000, metadata=footer.metadata, digest=footer.digest)
     with pytest.raises(SourceUnreadable, match=r"but the file has 1000"):
-        read_column(cut, "input_ids", "here")
+        read_column(cut, 1, "here")
 
 
 def test_a_damaged_footer_reads_or_is_refused(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_damaged_footer_reads_or_is_refused(tmp_path: Path) -> None:
         metadata = bytearray(footer.metadata)
         metadata[place] = rng.integers(256)
         try:
-            read_column(Footer(num_bytes=footer.num_bytes, metadata=bytes(metadata), digest=""), "input_ids", "here")
+            read_column(Footer(num_bytes=footer.num_bytes, metadata=bytes(metadata), digest=""), 1, "here")
         except SourceUnreadable:
             num_refused += 1
     assert 0 < num_refused < len(footer.metadata)

@@ -23,7 +23,8 @@ from torchmix.sources.parquet_layout import find_pages, read_page_header
 def opened(path: Path, column: str) -> Iterator[tuple[int, Leaf, list[Chunk]]]:
     file_descriptor = os.open(path, os.O_RDONLY)
     try:
-        yield file_descriptor, *read_column(read_footer(file_descriptor, "here"), column, "here")
+        leaf = pq.read_schema(path).names.index(column)  # no column before it is nested
+        yield file_descriptor, *read_column(read_footer(file_descriptor, "here"), leaf, "here")
     finally:
         os.close(file_descriptor)
 
@@ -117,7 +118,7 @@ def test_a_page_that_leaves_its_chunk_is_refused(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.parquet", table, codec="none", page_index=False)
     with opened(path, "text") as (file_descriptor, leaf, [chunk]):
         short = replace(chunk, num_bytes=chunk.num_bytes - 1)
-        with pytest.raises(CorruptPage, match="leaves its column chunk"):
+        with pytest.raises(CorruptPage, match="exceeds its column chunk"):
             find_pages(file_descriptor, short, leaf, "here")
         cut = replace(chunk, num_bytes=4)
         with pytest.raises(CorruptPage, match="no page header"):

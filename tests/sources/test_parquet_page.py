@@ -15,7 +15,7 @@ from tests.support.pages import page_runs
 from tests.support.split_rows import make_split_file
 from torchmix.errors import CorruptPage
 from torchmix.sources.parquet import ParquetSource
-from torchmix.sources.parquet_page import decode_batches, decode_pages, read_headers
+from torchmix.sources.parquet_page import decode_pages, decode_parts_of_rows, read_headers
 from torchmix.sources.source import PageRun
 
 TOKENS = ParquetSource(name="web", column="input_ids", kind="tokens")
@@ -44,12 +44,22 @@ def test_bytes_may_come_as_memoryviews(tmp_path: Path) -> None:
         assert decode_pages(views, "here") == decode_pages(run, "here")
 
 
-def test_batches_are_the_same_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begins_inside_row", [False, True])
+def test_parts_of_rows_are_all_that_the_pages_hold(tmp_path: Path, begins_inside_row: bool) -> None:
     path = make_tokens_file(tmp_path / "a.parquet", random_tokens(3, 300), row_group_rows=300)
     [run] = page_runs(path, TOKENS.scan(path), most_pages=1000)
-    batches = list(decode_batches(run, 7, "here"))
-    assert {len(batch) for batch in batches[:-1]} == {7}
-    assert [row for batch in batches for row in batch.to_pylist()] == decode_pages(run, "here")[0].to_pylist()
+    [array] = decode_parts_of_rows(replace(run, num_rows=0, begins_inside_row=begins_inside_row), "here")
+    rows = decode_pages(run, "here")[0].to_pylist()
+    assert array.to_pylist() == ([[0], *rows] if begins_inside_row else rows)
+
+
+@pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "gzip", "lz4", "brotli"])
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_the_opening_page_is_of_any_codec_and_dropped(tmp_path: Path, codec: str, dictionary: bool) -> None:
+    path = make_tokens_file(tmp_path / "a.parquet", random_tokens(3, 300), codec=codec, dictionary=dictionary)
+    for run in page_runs(path, TOKENS.scan(path), most_pages=2):
+        again = decode_pages(replace(run, begins_inside_row=True), "here")
+        assert [row for array in again for row in array.to_pylist()] == decode_pages(run, "here")[0].to_pylist()
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd", "snappy"])
@@ -78,7 +88,7 @@ def test_one_flipped_byte_is_found_by_the_checksum_and_the_page_named(
         with pytest.raises(CorruptPage, match=named):
             decode_pages(flipped(run, place), "here")
         with pytest.raises(CorruptPage, match=named):
-            list(decode_batches(flipped(run, place), 64, "here"))
+            decode_parts_of_rows(flipped(run, place), "here")
         start = header.stop
 
 
@@ -94,7 +104,7 @@ def test_a_damaged_dictionary_is_named(tmp_path: Path) -> None:
 
 def test_a_damaged_page_is_found_also_where_rows_span_pages(tmp_path: Path) -> None:
     path = make_split_file(tmp_path / "a.parquet", random_tokens(6, 60), page_values=50)
-    [run] = page_runs(path, TOKENS.scan(path))
+    [run] = page_runs(path, TOKENS.scan(path), most_pages=1000)
     headers = read_headers(run, "here")
     start, stop = headers[4].stop, headers[5].stop
     named = rf"the page at bytes \[{run.offset + start}, {run.offset + stop}\)"

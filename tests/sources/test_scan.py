@@ -180,7 +180,7 @@ def test_a_source_that_left_the_recipe_stays_in_the_catalog(tmp_path):
     assert open_catalog(world.recipe, tmp_path).fingerprint == both.fingerprint
 
 
-@pytest.mark.parametrize("array", ["tokens", "offset", "codec"])
+@pytest.mark.parametrize("array", ["tokens", "page_start", "codec"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
 def test_a_damaged_array_is_built_again_with_the_same_fingerprint(tmp_path, caplog, array, damage):
     world = two_files(tmp_path)
@@ -283,13 +283,13 @@ def test_rows_split_over_pages_are_told_once_for_a_source(tmp_path, caplog, monk
     real = ParquetSource.scan
 
     def scan(self, path, progress):
-        return dataclasses.replace(real(self, path, progress), whole_chunks=True)
+        return dataclasses.replace(real(self, path, progress), split_pages=1)
 
     monkeypatch.setattr(ParquetSource, "scan", scan)
     report = indexed(world)
     told = [record.getMessage() for record in caplog.records if "split over pages" in record.getMessage()]
     assert len(told) == 1 and "2 of 2 files" in told[0] and "web/0.parquet" in told[0]
-    assert all(file.whole_chunks for file in report.catalog.sources["web"].files)
+    assert all(file.split_pages for file in report.catalog.sources["web"].files)
     caplog.clear()
     indexed(world)
     assert caplog.text == ""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.catalogs import World, make_world
 from tests.support.files import flip_byte, random_tokens
+from tests.support.split_rows import make_split_file
 from torchmix.errors import CorruptPage
 from torchmix.sources import source_pages
 from torchmix.sources.open_files import Descriptors, OpenFiles
@@ -81,16 +82,17 @@ def test_a_run_is_no_larger_than_its_bound_unless_one_page_is(tmp_path, monkeypa
     table = pages.catalog.pages
     runs: list[PageRun] = []
     monkeypatch.setattr(ParquetSource, "decode", lambda self, run: runs.append(run) or REAL_DECODE(self, run))
-    bound = int(table.num_bytes[:5].sum())
+    num_bytes = table.place(np.arange(table.num_pages)).num_bytes
+    bound = int(num_bytes[:5].sum())
     monkeypatch.setattr(source_pages, "RUN_BYTES", bound)
     everything = list(pages.decode(range(table.num_pages)))
     assert len(everything) == table.num_pages
     assert all(len(run.pages) <= bound for run in runs) and len(runs) < table.num_pages / 2
-    assert sum(len(run.pages) for run in runs) == table.num_bytes.sum() == pages.bytes_read
+    assert sum(len(run.pages) for run in runs) == num_bytes.sum() == pages.bytes_read
     runs.clear()
     monkeypatch.setattr(source_pages, "RUN_BYTES", 1)
     list(pages.decode(range(4)))
-    assert [len(run.pages) for run in runs] == table.num_bytes[:4].tolist()
+    assert [len(run.pages) for run in runs] == num_bytes[:4].tolist()
 
 
 def test_a_dictionary_is_read_once_per_chunk_while_it_is_kept(tmp_path, make_pages):
@@ -98,12 +100,13 @@ def test_a_dictionary_is_read_once_per_chunk_while_it_is_kept(tmp_path, make_pag
     for kept_bytes, reads in [(1 << 20, 1), (0, 2)]:
         pages = make_pages(world, dictionary_bytes=kept_bytes)
         table = pages.catalog.pages
-        first, second = np.flatnonzero(table.chunk_of_page == 1)[[0, 2]].tolist()
+        first = int(table.chunk_page[1])
+        second = first + 2
         for page in (first, second):
             next(pages.decode([page]))
         dictionary = int(table.dict_bytes[1])
         assert dictionary > 0
-        assert pages.bytes_read == int(table.num_bytes[[first, second]].sum()) + reads * dictionary
+        assert pages.bytes_read == int(table.place(np.array([first, second])).num_bytes.sum()) + reads * dictionary
 
 
 def test_planned_bytes_are_those_of_the_decoded_page(tmp_path, make_pages):
@@ -145,7 +148,38 @@ def test_a_flipped_byte_of_a_page_with_checksums_is_an_error_that_names_the_file
     world = make_files(tmp_path, checksums=True)
     pages = make_pages(world)
     table = pages.catalog.pages
-    flip_byte(tmp_path / "web" / "0.parquet", int(table.offset[2] + table.num_bytes[2]) - 3)
+    flip_byte(tmp_path / "web" / "0.parquet", int(table.place(np.array([3])).offset[0]) - 3)
     next(pages.decode([1]))
     with pytest.raises(CorruptPage, match=r"source 'web': .*web/0\.parquet"):
         next(pages.decode([2]))
+
+
+@pytest.mark.parametrize("page_values", [3, 40, 1000])
+def test_pages_with_split_rows_hold_the_rows_that_begin_in_them(tmp_path, page_values, make_pages, monkeypatch):
+    world = make_files(tmp_path)
+    documents = random_tokens(3, 200, mean_tokens=60)
+    make_split_file(tmp_path / "web" / "0.parquet", documents, page_values=page_values)
+    documents += random_tokens(2, 300, mean_tokens=50)
+    pages = make_pages(world)
+    table = pages.catalog.pages
+    assert len(table.tail_bytes) == table.num_pages
+    rng = np.random.default_rng(4)
+    every = np.arange(table.num_pages)
+    for bound in (1, 2000, 1 << 20):
+        monkeypatch.setattr(source_pages, "RUN_BYTES", bound)
+        for asked in (every, every[::2], np.flatnonzero(rng.random(len(every)) < 0.4), every[-1:]):
+            for page, decoded in zip(asked, pages.decode(asked.tolist()), strict=True):
+                rows = range(int(table.first_row[page]), int(table.first_row[page + 1]))
+                assert documents_of(decoded) == [documents[row] for row in rows]
+
+
+def test_a_page_with_split_rows_is_read_alone_up_to_where_its_last_row_ends(tmp_path, make_pages):
+    world = make_files(tmp_path)
+    make_split_file(tmp_path / "web" / "0.parquet", random_tokens(3, 200, mean_tokens=60), page_values=40)
+    pages = make_pages(world)
+    place = pages.catalog.pages.place(np.arange(100))
+    assert (place.tail_bytes > 0).sum() > 50
+    for page in np.flatnonzero(place.tail_bytes)[:20].tolist():
+        before = pages.bytes_read
+        next(pages.decode([page]))
+        assert pages.bytes_read - before == place.num_bytes[page] + place.tail_bytes[page]

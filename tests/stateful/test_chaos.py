@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.files import flip_byte
@@ -111,7 +112,7 @@ def test_a_damaged_page_stops_the_run_at_the_step_that_needs_it_and_not_before(t
     first_of_page = {page: first_step_that_needs(job, "web", page) for page in (2, 5, 8)}
     page = max(first_of_page, key=lambda page: first_of_page[page])  # warmed before it is needed
     assert first_of_page[page] > 20
-    flip_byte(tmp_path / "web-0.parquet", int(pages.offset[page] + pages.num_bytes[page]) - 3)
+    flip_byte(tmp_path / "web-0.parquet", int(pages.place(np.array([page + 1])).offset[0]) - 3)
     rank = run_job(job, Topology(), program=take_all)[0]
     assert isinstance(rank.result, CorruptPage)
     assert len(rank.digests) == first_of_page[page]

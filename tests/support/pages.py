@@ -18,6 +18,7 @@ def page_runs(path: Path, scan: FileScan, *, most_pages: int = 1) -> Iterator[Pa
     content = path.read_bytes()
     first_row = np.concatenate([[0], np.cumsum(scan.page_rows)])
     stop_byte = scan.page_offset + scan.page_bytes
+    tail_bytes = np.zeros_like(stop_byte) if scan.tail_bytes is None else scan.tail_bytes
     start = 0
     while start < len(scan.page_offset):
         stop = start + 1
@@ -31,7 +32,7 @@ def page_runs(path: Path, scan: FileScan, *, most_pages: int = 1) -> Iterator[Pa
         chunk = scan.chunk_of_page[start]
         dict_start = scan.dict_offset[chunk]
         yield PageRun(
-            pages=content[scan.page_offset[start] : stop_byte[stop - 1]],
+            pages=content[scan.page_offset[start] : stop_byte[stop - 1] + tail_bytes[stop - 1]],
             dictionary=content[dict_start : dict_start + scan.dict_bytes[chunk]] if dict_start >= 0 else b"",
             schema=scan.schema,
             codec=int(scan.codec[chunk]),
@@ -40,6 +41,8 @@ def page_runs(path: Path, scan: FileScan, *, most_pages: int = 1) -> Iterator[Pa
             offset=int(scan.page_offset[start]),
             first_row=int(first_row[start]),
             tokens=scan.tokens[first_row[start] : first_row[stop]],
+            begins_inside_row=bool(start and tail_bytes[start - 1]),
+            rows_behind=int(scan.page_rows[stop]) if tail_bytes[stop - 1] else 0,
         )
         start = stop
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import Manifest
 from torchmix.catalog.page_table import PageTable
@@ -21,12 +22,12 @@ def make_table(rows_of_chunk: Sequence[Sequence[int]], *, dictionary: bool = Fal
     rows = np.array([rows for chunk in rows_of_chunk for rows in chunk], np.int64)
     chunks = len(rows_of_chunk)
     num_bytes = 100 + rows
-    return PageTable(
+    return table_of_file(
         chunk_of_page=np.repeat(np.arange(chunks, dtype=np.int32), [len(chunk) for chunk in rows_of_chunk]),
         offset=4 + np.cumsum(num_bytes) - num_bytes,
         num_bytes=num_bytes,
-        first_row=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64),
-        file_of_chunk=np.zeros(chunks, np.int32),
+        tail_bytes=None,
+        rows=rows,
         dict_offset=np.full(chunks, 4 if dictionary else -1, np.int64),
         dict_bytes=np.full(chunks, 7 if dictionary else 0, np.int64),
         codec=np.arange(chunks).astype(np.int8),
@@ -40,6 +41,7 @@ def make_part(rows_of_chunk: Sequence[Sequence[int]], *, seed: int = 0, schema: 
     return FilePart(
         num_bytes=10_000 + seed,
         footer_hash=f"{seed:032x}",
+        split_pages=0,
         whole_chunks=False,
         schema=schema,
         pages=table,

@@ -42,13 +42,13 @@ def main() -> None:
         before = kernel_bytes()
         values = reader.read(*asked, places=np.zeros(1, np.int64), num_places=int(tokens[0])).values
         read = kernel_bytes() - before - own_bytes
-        page = int(web.pages.page_of_rows(asked[1])[0])
+        place = web.pages.place(web.pages.page_of_rows(asked[1]))
         if row == 0:
             continue
         report = {
             "kernel_bytes": read,
-            "page_bytes": int(web.pages.num_bytes[page]),
-            "dict_bytes": int(web.pages.dict_bytes[web.pages.chunk_of_page[page]]),
+            "page_bytes": int(place.num_bytes[0]),
+            "dict_bytes": int(web.pages.dict_bytes[place.chunk[0]]),
             "tokens": values.tolist(),
         }
         print(json.dumps(report), flush=True)

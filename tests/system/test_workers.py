@@ -6,6 +6,7 @@ import multiprocessing
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.files import flip_byte
@@ -61,7 +62,7 @@ def test_states_of_one_and_of_no_worker_load_into_each_other(job: Path) -> None:
 def test_a_damaged_page_is_named_by_the_loader(tmp_path: Path, workers: int) -> None:
     job = write_job(tmp_path, checksums=True)
     pages = open_catalog(load_recipe(job), tmp_path).sources["web"].pages
-    flip_byte(tmp_path / "web-0.parquet", int(pages.offset[5] + pages.num_bytes[5]) - 3)
+    flip_byte(tmp_path / "web-0.parquet", int(pages.place(np.array([6])).offset[0]) - 3)
     with (
         build_loader(job, topology=Topology(), workers=workers) as loader,
         pytest.raises(CorruptPage, match=r"(?s)'web'.*web-0\.parquet"),

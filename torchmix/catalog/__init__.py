@@ -1,7 +1,9 @@
 """What data exists. Files in reading order:
 
+first_rows.py    where pages begin, in rows, from 4 bytes a page
 sizes.py         tokens of each document, rows of each page: all that planning needs
 page_table.py    where pages lie in files
+file_table.py    the page table of one file, from its scan
 lock.py          one writer at a time
 array_files.py   arrays on disk, each with its size and checksum
 manifest.py      everything else on disk: one JSON file

@@ -40,8 +40,8 @@ class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """numpy's name with byte order: `<i8`, `<i4`, `|i1`."""
     length: int
     """Number of entries."""
-    offset: int = 0
-    """Where in its file its header begins; a catalog of version 1 has a file for each."""
+    offset: int
+    """Where in its file its header begins."""
     num_bytes: int
     """Bytes of header and entries."""
     crc32: int

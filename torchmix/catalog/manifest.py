@@ -16,8 +16,6 @@ from torchmix.catalog.array_files import ArrayEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 
 CATALOG_VERSION = 2
-"""The newest version; 1 is read, too: it lacks `format`, since all its sources are Parquet."""
-READABLE_VERSIONS = (1, 2)
 MANIFEST_NAME = "manifest.json"
 NEW_MANIFEST_NAME = "manifest.json.new"
 
@@ -37,8 +35,12 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Documents of the file."""
     num_pages: int
     """Pages of the file."""
+    split_pages: int
+    """Pages of its writer that begin inside a row; what such a page begins with is read with the page before, too."""
+    tail_bytes: int
+    """Bytes that are read so, in an epoch that reads each page alone."""
     whole_chunks: bool
-    """Some page of it is a whole column chunk, because its writer split rows over smaller ones."""
+    """Some page is all of a large chunk, since its format lets no part of it be read."""
     schema: int
     """Which of the source's `schemas` describes its pages."""
 
@@ -48,7 +50,7 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     patterns: tuple[str, ...]
     """The recipe's path or paths, from which `files` followed."""
-    format: str = "parquet"
+    format: str
     """What its files are, as the recipe says or their names tell: `parquet`, `megatron`."""
     column: str | None
     """The column that holds the documents; null in formats without columns."""
@@ -72,27 +74,14 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Documents without tokens."""
     max_document_tokens: int
     """Tokens of the longest document."""
-    file: str = ""
+    file: str
     """File of the arrays, in the catalog's `arrays`."""
-    folder: str = ""
-    """In a catalog of version 1, in the place of `file`: folder of the arrays, a file for each."""
     arrays: dict[str, ArrayEntry]
     """Entry of each array, by its name."""
     schemas: tuple[bytes, ...]
     """What decoding must know of a file beside its pages, each kind once; base64 in JSON."""
     files: tuple[FileEntry, ...]
     """In the order in which rows are counted: sorted when first indexed, new files at the end."""
-
-    @property
-    def place(self) -> str:
-        """Name of the file, or the folder, of its arrays."""
-        return self.file or self.folder
-
-    def array_files(self, folder: Path) -> dict[Path, dict[str, ArrayEntry]]:
-        """Entries of the arrays in each file; `folder` is the catalog's `arrays`."""
-        if self.file:
-            return {folder / self.file: self.arrays}
-        return {folder / self.folder / f"{name}.npy": {name: entry} for name, entry in self.arrays.items()}
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,10 +116,10 @@ def read_manifest(directory: Path) -> Manifest:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from error
     try:
         version = msgspec.json.decode(content, type=_Version).version
-        if version not in READABLE_VERSIONS:
+        if version != CATALOG_VERSION:
             raise CatalogStale(
-                f"the catalog at {directory} has format version {version}, this torchmix reads "
-                f"{' and '.join(map(str, READABLE_VERSIONS))}; run torchmix index to build it again"
+                f"the catalog at {directory} has format version {version}, this torchmix reads {CATALOG_VERSION}; "
+                "run torchmix index to build it again"
             )
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,49 +1,96 @@
 """Where the pages of a source lie: a struct of arrays, memory-mapped from the catalog.
 
 In: tables of single files, as a scan found them. Out: one `PageTable` over all files of a source. Must hold: pages are
-in file order, then row order; the pages of a chunk are consecutive, and so are the chunks of a file; the rows of a page
-are consecutive, and counted over all files. So page, chunk and file of a row are each one binary search. Cost: 28 bytes
-a page and 33 a column chunk.
+in file order, then row order; the pages of a chunk are consecutive, and so are the chunks of a file. Pages of a chunk
+lie end to end in the file, so that a page is known by where it begins; a column chunk whose pages do not, or that
+exceeds 2^31 bytes or rows, is several chunks here. Cost: 8 bytes a page where pages end with a row, else 12, and 53 a
+chunk; finding pages is a binary search over chunks.
 
-P is pages, C column chunks, F files of one source. A format without chunks or dictionaries has one chunk per file.
+P is pages, C chunks, F files of one source. A format without chunks or dictionaries has one chunk per file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.catalog.first_rows import FirstRows
 from torchmix.errors import CatalogError
+
+MOST_IN_CHUNK = 1 << 31
+"""Bytes and rows before the last page of a chunk."""
+
+Int64Array = NDArray[np.int64]
+
+
+class PlacedPages(NamedTuple):
+    """Some pages of a table, [n] each."""
+
+    chunk: Int64Array
+    offset: Int64Array
+    """First byte of the page in its file."""
+    num_bytes: Int64Array
+    """Bytes of the page."""
+    tail_bytes: Int64Array
+    """Bytes behind it that its last row needs."""
+    begins_inside_row: NDArray[np.bool_]
+    """What it begins with belongs to the row before."""
+    first_row: Int64Array
+    num_rows: Int64Array
+
+    def part(self, start: int, stop: int) -> PlacedPages:
+        """Those from `start` to before `stop`."""
+        return PlacedPages(
+            chunk=self.chunk[start:stop],
+            offset=self.offset[start:stop],
+            num_bytes=self.num_bytes[start:stop],
+            tail_bytes=self.tail_bytes[start:stop],
+            begins_inside_row=self.begins_inside_row[start:stop],
+            first_row=self.first_row[start:stop],
+            num_rows=self.num_rows[start:stop],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PageTable:
     """Pages and chunks of one source, or of one file of it."""
 
-    chunk_of_page: NDArray[np.int32]
-    """[P] chunk of each page, in 0 ... C - 1, never falls."""
-    offset: NDArray[np.int64]
-    """[P] first byte of the page in its file."""
-    num_bytes: NDArray[np.int64]
-    """[P] bytes of the page in its file, 1 or more."""
-    first_row: NDArray[np.int64]
-    """[P + 1] first row of each page, counted over the source's files; the last entry is the number of rows."""
+    page_start: NDArray[np.uint32]
+    """[P + 1] first byte of each page, counted from its chunk's; the last entry is 0."""
+    page_row: NDArray[np.uint32]
+    """[P + 1] first row of each page, counted from its chunk's; the last entry is 0."""
+    tail_bytes: NDArray[np.uint32]
+    """[P] bytes behind each page that its last row needs; [0] if no page has any."""
+    chunk_page: Int64Array
+    """[C + 1] first page of each chunk, rising; the last entry is P."""
+    chunk_row: Int64Array
+    """[C + 1] first row of each chunk, counted over the source's files; the last entry is the number of rows."""
+    chunk_offset: Int64Array
+    """[C] first byte of the chunk's first page in its file."""
+    chunk_bytes: Int64Array
+    """[C] bytes of all its pages."""
     file_of_chunk: NDArray[np.int32]
     """[C] file of each chunk, in 0 ... F - 1, never falls."""
-    dict_offset: NDArray[np.int64]
+    dict_offset: Int64Array
     """[C] first byte of the chunk's dictionary in its file, -1 if it has none."""
-    dict_bytes: NDArray[np.int64]
+    dict_bytes: Int64Array
     """[C] bytes of the dictionary in its file, 0 if there is none."""
     codec: NDArray[np.int8]
     """[C] how the chunk is compressed, in numbers of the file format."""
+    _first_row: FirstRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        first_row = FirstRows(chunk_page=self.chunk_page, chunk_row=self.chunk_row, page_row=self.page_row)
+        object.__setattr__(self, "_first_row", first_row)
 
     @property
     def num_pages(self) -> int:
         """P."""
-        return len(self.offset)
+        return len(self.page_start) - 1
 
     @property
     def num_chunks(self) -> int:
@@ -53,32 +100,75 @@ class PageTable:
     @property
     def num_rows(self) -> int:
         """Rows of all files."""
-        return int(self.first_row[-1])
+        return int(self.chunk_row[-1])
 
-    def page_of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    @property
+    def first_row(self) -> FirstRows:
+        """[P + 1] first row of each page, counted over the source's files; the last entry is the number of rows."""
+        return self._first_row
+
+    def page_of_rows(self, rows: Int64Array) -> Int64Array:
         """Page of each row, [n] int64; rows must be in [0, num_rows)."""
-        return np.searchsorted(self.first_row, rows, side="right") - 1
+        return self.first_row.find(rows)[0]
+
+    def chunk_of_pages(self, pages: Int64Array) -> Int64Array:
+        """Chunk of each page, [n] int64."""
+        return self.chunk_page.searchsorted(pages, side="right") - 1
+
+    def offset_of_pages(self, pages: Int64Array) -> Int64Array:
+        """First byte of each page in its file, [n] int64."""
+        chunk = 0 if self.num_chunks == 1 else self.chunk_of_pages(pages)
+        offsets: Int64Array = self.chunk_offset[chunk] + self.page_start[pages]
+        return offsets
+
+    def place(self, pages: Int64Array) -> PlacedPages:
+        """Where pages lie, and their rows."""
+        pages = np.asarray(pages, np.int64)
+        chunk = self.chunk_of_pages(pages)
+        start = self.page_start[pages].astype(np.int64)
+        is_last = pages + 1 == self.chunk_page[chunk + 1]
+        first_row = self.chunk_row[chunk] + self.page_row[pages]
+        next_row = np.where(is_last, self.chunk_row[chunk + 1], self.chunk_row[chunk] + self.page_row[pages + 1])
+        tail_bytes, begins_inside_row = np.zeros(len(pages), np.int64), np.zeros(len(pages), np.bool_)
+        if len(self.tail_bytes):
+            tail_bytes = self.tail_bytes[pages].astype(np.int64)
+            begins_inside_row = (self.tail_bytes[pages - 1] > 0) & (pages > 0)
+        return PlacedPages(
+            chunk=chunk,
+            offset=self.chunk_offset[chunk] + start,
+            num_bytes=np.where(is_last, self.chunk_bytes[chunk], self.page_start[pages + 1]) - start,
+            tail_bytes=tail_bytes,
+            begins_inside_row=begins_inside_row,
+            first_row=first_row,
+            num_rows=next_row - first_row,
+        )
 
     def of_file(self, file: int) -> PageTable:
         """The table of one file alone, with rows, chunks and files counted from 0; copies, O(its pages)."""
-        chunk, chunk_stop = np.searchsorted(self.file_of_chunk, [file, file + 1])
-        page, page_stop = np.searchsorted(self.chunk_of_page, [chunk, chunk_stop])
-        first_row = np.asarray(self.first_row[page : page_stop + 1])
+        chunks = slice(*np.searchsorted(self.file_of_chunk, [file, file + 1]).tolist())
+        chunk_page = self.chunk_page[chunks.start : chunks.stop + 1]
+        chunk_row = self.chunk_row[chunks.start : chunks.stop + 1]
+        pages = slice(int(chunk_page[0]), int(chunk_page[-1]))
+        end = np.zeros(1, np.uint32)
+        tail_bytes = np.array(self.tail_bytes[pages])
         return PageTable(
-            chunk_of_page=self.chunk_of_page[page:page_stop] - np.int32(chunk),
-            offset=np.array(self.offset[page:page_stop]),
-            num_bytes=np.array(self.num_bytes[page:page_stop]),
-            first_row=first_row - first_row[0],
-            file_of_chunk=np.zeros(chunk_stop - chunk, np.int32),
-            dict_offset=np.array(self.dict_offset[chunk:chunk_stop]),
-            dict_bytes=np.array(self.dict_bytes[chunk:chunk_stop]),
-            codec=np.array(self.codec[chunk:chunk_stop]),
+            page_start=np.concatenate([self.page_start[pages], end]),
+            page_row=np.concatenate([self.page_row[pages], end]),
+            tail_bytes=tail_bytes if tail_bytes.any() else tail_bytes[:0],
+            chunk_page=chunk_page - chunk_page[0],
+            chunk_row=chunk_row - chunk_row[0],
+            chunk_offset=np.array(self.chunk_offset[chunks]),
+            chunk_bytes=np.array(self.chunk_bytes[chunks]),
+            file_of_chunk=np.zeros(chunks.stop - chunks.start, np.int32),
+            dict_offset=np.array(self.dict_offset[chunks]),
+            dict_bytes=np.array(self.dict_bytes[chunks]),
+            codec=np.array(self.codec[chunks]),
         )
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Name and array of each field, in the order above."""
-        for field in fields(self):
-            yield field.name, getattr(self, field.name)
+        for name in ARRAY_NAMES:
+            yield name, getattr(self, name)
 
     def check(self) -> None:
         """Check every invariant above, in O(P + C).
@@ -88,23 +178,55 @@ class PageTable:
         """
         pages, chunks = self.num_pages, self.num_chunks
         lengths = {name: len(array) for name, array in self.arrays()}
-        per_page, per_chunk = ("chunk_of_page", "offset", "num_bytes"), ("file_of_chunk", "dict_offset", "dict_bytes")
-        wanted = dict.fromkeys(per_page, pages) | dict.fromkeys((*per_chunk, "codec"), chunks)
-        wanted["first_row"] = pages + 1
+        wanted = dict.fromkeys(lengths, chunks)
+        wanted |= {"page_start": pages + 1, "page_row": pages + 1, "chunk_page": chunks + 1, "chunk_row": chunks + 1}
+        wanted["tail_bytes"] = pages if lengths["tail_bytes"] else 0
         if lengths != wanted:
             raise CatalogError(f"arrays of a page table have lengths {lengths}, not {wanted}")
-        for name in ("chunk_of_page", "first_row", "file_of_chunk"):
-            array = getattr(self, name)
-            if len(array) and (array[0] < 0 or (np.diff(array) < 0).any()):
-                raise CatalogError(f"{name} of a page table is negative, or falls")
-        if self.first_row[0] != 0:
-            raise CatalogError(f"the first page starts at row {self.first_row[0]}, not 0")
-        if pages and self.chunk_of_page[-1] >= chunks:
-            raise CatalogError(f"a page is of chunk {self.chunk_of_page[-1]}, there are {chunks}")
-        if pages and (self.offset.min() < 0 or self.num_bytes.min() < 1):
-            raise CatalogError(f"a page lies at byte {self.offset.min()} or has {self.num_bytes.min()} bytes")
+        for name, array, least in (
+            ("chunk_page", self.chunk_page, 1),
+            ("chunk_row", self.chunk_row, 0),
+            ("file_of_chunk", self.file_of_chunk, 0),
+        ):
+            if len(array) and (array[0] < 0 or (np.diff(array) < least).any()):
+                raise CatalogError(f"{name} of a page table is negative, or does not rise")
+        if (self.chunk_page[0], self.chunk_row[0], self.chunk_page[-1]) != (0, 0, pages):
+            raise CatalogError(
+                f"chunks begin at page {self.chunk_page[0]} and row {self.chunk_row[0]}, and end at page "
+                f"{self.chunk_page[-1]} of {pages}"
+            )
+        if self.page_start[self.chunk_page].any() or self.page_row[self.chunk_page].any():
+            raise CatalogError("the first page of a chunk does not begin with it")
+        place = self.place(np.arange(pages))
+        if pages and (place.offset.min() < 0 or place.num_bytes.min() < 1 or place.num_rows.min() < 0):
+            raise CatalogError(
+                f"a page lies at byte {place.offset.min()}, or has {place.num_bytes.min()} bytes or "
+                f"{place.num_rows.min()} rows"
+            )
+        self._check_tails(place)
         if ((self.dict_offset < 0) != (self.dict_bytes == 0)).any():
             raise CatalogError("a chunk has a dictionary's offset without its size, or its size without its offset")
+
+    def _check_tails(self, place: PlacedPages) -> None:
+        """A tail is the beginning of the next page, which lies behind in the same file."""
+        with_tail = np.flatnonzero(place.tail_bytes)
+        if not len(with_tail):
+            return
+        if with_tail[-1] == self.num_pages - 1:
+            raise CatalogError("the last page has a tail")
+        stop, following = (place.offset + place.num_bytes)[with_tail], with_tail + 1
+        file = self.file_of_chunk[place.chunk]
+        is_sound = (
+            (place.offset[following] == stop)
+            & (place.tail_bytes[with_tail] <= place.num_bytes[following])
+            & (file[following] == file[with_tail])
+        )
+        if not is_sound.all():
+            raise CatalogError(f"the tail of page {with_tail[np.argmin(is_sound)]} does not lie in the next page")
+
+
+ARRAY_NAMES = tuple(field.name for field in fields(PageTable) if field.init)
+"""Fields of a table that are arrays, in their order."""
 
 
 def join_tables(tables: Sequence[PageTable]) -> PageTable:
@@ -116,15 +238,20 @@ def join_tables(tables: Sequence[PageTable]) -> PageTable:
     Returns:
         Rows, chunks and files counted over all of them; O(P + C) time and memory.
     """
-    chunk_base = np.cumsum([0, *(table.num_chunks for table in tables)])
+    page_base = np.cumsum([0, *(table.num_pages for table in tables)])
     row_base = np.cumsum([0, *(table.num_rows for table in tables)])
     numbered = list(enumerate(tables))
-    first_row = [table.first_row[:-1] + row_base[file] for file, table in numbered]
+    end = np.zeros(1, np.uint32)
+    has_tails = any(len(table.tail_bytes) for table in tables)
+    tails = [table.tail_bytes if len(table.tail_bytes) else np.zeros(table.num_pages, np.uint32) for table in tables]
     return PageTable(
-        chunk_of_page=np.concatenate([table.chunk_of_page + np.int32(chunk_base[file]) for file, table in numbered]),
-        offset=np.concatenate([table.offset for table in tables]),
-        num_bytes=np.concatenate([table.num_bytes for table in tables]),
-        first_row=np.concatenate([*first_row, row_base[-1:]]).astype(np.int64),
+        page_start=np.concatenate([*(table.page_start[:-1] for table in tables), end]),
+        page_row=np.concatenate([*(table.page_row[:-1] for table in tables), end]),
+        tail_bytes=np.concatenate(tails) if has_tails else end[:0],
+        chunk_page=np.concatenate([*(table.chunk_page[:-1] + page_base[i] for i, table in numbered), page_base[-1:]]),
+        chunk_row=np.concatenate([*(table.chunk_row[:-1] + row_base[i] for i, table in numbered), row_base[-1:]]),
+        chunk_offset=np.concatenate([table.chunk_offset for table in tables]),
+        chunk_bytes=np.concatenate([table.chunk_bytes for table in tables]),
         file_of_chunk=np.repeat(np.arange(len(tables), dtype=np.int32), [table.num_chunks for table in tables]),
         dict_offset=np.concatenate([table.dict_offset for table in tables]),
         dict_bytes=np.concatenate([table.dict_bytes for table in tables]),

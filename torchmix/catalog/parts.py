@@ -13,20 +13,20 @@ import re
 import threading
 import zipfile
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.catalog.page_table import PageTable
+from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.errors import CatalogError
 
 logger = logging.getLogger(__name__)
 
 PARTS_FOLDER = "parts"
-PART_VERSION = 1
+PART_VERSION = 2
 PART_FILE = re.compile(r"(?P<source>.+)\.[0-9a-f]{16}\.npz(?P<unfinished>\.tmp)?")
 
 
@@ -38,8 +38,10 @@ class FilePart:
     """Size of the file."""
     footer_hash: str
     """With the size, the file's identity."""
+    split_pages: int
+    """Pages of the writer that begin inside a row."""
     whole_chunks: bool
-    """Some page is a whole column chunk."""
+    """Some page is all of a large chunk."""
     schema: bytes
     """What decoding must know beside the pages."""
     pages: PageTable
@@ -67,6 +69,7 @@ class _About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     num_bytes: int
     footer_hash: str
+    split_pages: int
     whole_chunks: bool
     schema: bytes
 
@@ -92,7 +95,11 @@ def save_part(path: Path, part: FilePart) -> None:
     """
     path.parent.mkdir(exist_ok=True)
     about = _About(
-        num_bytes=part.num_bytes, footer_hash=part.footer_hash, whole_chunks=part.whole_chunks, schema=part.schema
+        num_bytes=part.num_bytes,
+        footer_hash=part.footer_hash,
+        split_pages=part.split_pages,
+        whole_chunks=part.whole_chunks,
+        schema=part.schema,
     )
     unfinished = path.with_name(path.name + ".tmp")
     try:
@@ -114,10 +121,11 @@ def load_part(path: Path) -> FilePart | None:
     try:
         with _one_at_a_time, path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             about = msgspec.msgpack.decode(content["about"].tobytes(), type=_About)
-            table = PageTable(**{field.name: content[field.name] for field in fields(PageTable)})
+            table = PageTable(**{name: content[name] for name in ARRAY_NAMES})
             part = FilePart(
                 num_bytes=about.num_bytes,
                 footer_hash=about.footer_hash,
+                split_pages=about.split_pages,
                 whole_chunks=about.whole_chunks,
                 schema=about.schema,
                 pages=table,

@@ -105,7 +105,9 @@ def _file_entries(files: Sequence[tuple[str, FilePart]], schemas: tuple[bytes, .
             first_row=first_row,
             num_rows=part.pages.num_rows,
             num_pages=part.pages.num_pages,
+            split_pages=part.split_pages,
             whole_chunks=part.whole_chunks,
+            tail_bytes=int(part.pages.tail_bytes.sum(dtype=np.int64)),
             schema=schemas.index(part.schema),
         )
         entries.append(entry)
@@ -118,7 +120,7 @@ def with_settings(entry: SourceEntry, settings: SourceSettings, files: tuple[Fil
 
     Its tokenizer stays, too, but the recipe may name it otherwise.
     """
-    window_pages = settings.window_pages(num_pages=entry.arrays["offset"].length, num_tokens=entry.num_tokens)
+    window_pages = settings.window_pages(num_pages=sum(file.num_pages for file in files), num_tokens=entry.num_tokens)
     return msgspec.structs.replace(
         entry,
         patterns=settings.patterns,
@@ -149,8 +151,8 @@ def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest |
     sources = {name: sources[name] for name in sorted(sources)}
     if old is not None and sources == old.sources:
         return old
-    used = {entry.place for entry in sources.values()}
-    published = {entry.place for entry in old.sources.values()} if old else set()
+    used = {entry.file for entry in sources.values()}
+    published = {entry.file for entry in old.sources.values()} if old else set()
     superseded = published - used
     folder = directory / ARRAYS_FOLDER
     fresh = [folder / place for place in sorted(used - published)]
@@ -173,7 +175,7 @@ def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:
     """
     (directory / NEW_MANIFEST_NAME).unlink(missing_ok=True)
     remove_parts(directory, None)
-    named = {*manifest.superseded, *(entry.place for entry in manifest.sources.values())} if manifest else set()
+    named = {*manifest.superseded, *(entry.file for entry in manifest.sources.values())} if manifest else set()
     folder = directory / ARRAYS_FOLDER
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in named and ARRAYS_NAME.fullmatch(path.name):

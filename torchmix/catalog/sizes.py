@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.catalog.first_rows import FirstRows
 from torchmix.errors import CatalogError
 
 MAX_DOCUMENT_TOKENS = 2**31 - 1
@@ -27,7 +28,7 @@ DECODED_TOKEN_BYTES = 4
 class SourceSizes:
     """What a draw reads of one source."""
 
-    first_row_of_page: NDArray[np.int64]
+    first_row_of_page: NDArray[np.int64] | FirstRows
     """[P + 1] ascending row numbers, from 0 to N; a page may hold no row."""
     tokens: NDArray[np.int32]
     """[N] tokens of each document, 0 or more."""
@@ -56,7 +57,7 @@ class SourceSizes:
         Raises:
             CatalogError: Naming the first value that breaks one.
         """
-        first, tokens = self.first_row_of_page, self.tokens
+        first, tokens = np.asarray(self.first_row_of_page), self.tokens
         if first.ndim != 1 or first.dtype != np.int64 or len(first) < 2:
             raise CatalogError(
                 f"first_row_of_page must be int64 [P + 1] with P >= 1, not {first.dtype} {list(first.shape)}"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import open_arrays
 from torchmix.catalog.manifest import FileEntry, Manifest, SourceEntry, read_manifest
-from torchmix.catalog.page_table import PageTable
+from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.sizes import SourceSizes, window_pages_of
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -27,8 +27,6 @@ from torchmix.recipe.source_format import format_of, paths_of
 from torchmix.recipe.structs import Recipe
 
 ARRAYS_FOLDER = "arrays"
-FINGERPRINT_VERSION = 1
-PAGE_ARRAYS = tuple(PageTable.__dataclass_fields__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +164,9 @@ def _open(recipe: Recipe, folder: Path, manifest: Manifest) -> Catalog:
 
 def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, folder: Path) -> None:
     """Raise CatalogStale where a source was indexed for other settings than the recipe has."""
-    window_pages = settings.window_pages(num_pages=entry.arrays["offset"].length, num_tokens=entry.num_tokens)
+    window_pages = settings.window_pages(
+        num_pages=sum(file.num_pages for file in entry.files), num_tokens=entry.num_tokens
+    )
     for what, indexed, wanted in (
         ("path", list(entry.patterns), list(settings.patterns)),
         ("format", entry.format, settings.format),
@@ -189,12 +189,10 @@ def open_source(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog:
     Raises:
         CatalogError: An array is missing, or has another size or type than its entry says.
     """
-    if missing := {*PAGE_ARRAYS, "tokens"} - set(entry.arrays):
+    if missing := {*ARRAY_NAMES, "tokens"} - set(entry.arrays):
         raise CatalogError(f"source {name!r}: {folder} lacks arrays {sorted(missing)}; run torchmix index")
-    arrays: dict[str, NDArray[np.generic]] = {}
-    for path, entries in entry.array_files(folder / ARRAYS_FOLDER).items():
-        arrays |= open_arrays(path, entries)
-    pages = PageTable(**{key: arrays[key] for key in PAGE_ARRAYS})  # type: ignore[arg-type]
+    arrays: dict[str, NDArray[np.generic]] = open_arrays(folder / ARRAYS_FOLDER / entry.file, entry.arrays)
+    pages = PageTable(**{key: arrays[key] for key in ARRAY_NAMES})  # type: ignore[arg-type]
     tokens: NDArray[np.int32] = arrays["tokens"]  # type: ignore[assignment]
     sizes = SourceSizes(
         first_row_of_page=pages.first_row,
@@ -230,12 +228,15 @@ def open_source(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog:
 def source_fingerprint(files: Iterable[FileEntry], column: str | None, transform_id: str, window_pages: int) -> str:
     """Fingerprint of what decides a source's order and lengths: its files' identities in order, not their paths.
 
+    Where rows are split over pages, version 1 of the catalog had other pages, so another order.
+
     Returns:
         16 hex digits: the head of the SHA-256 of compact ASCII JSON (`docs/formats.md`).
     """
+    files = tuple(files)
     return _digest(
         {
-            "format": FINGERPRINT_VERSION,
+            "format": 2 if any(file.split_pages for file in files) else 1,
             "files": [[file.num_bytes, file.footer_hash] for file in files],
             "column": column,
             "transform": transform_id,

@@ -79,7 +79,7 @@ def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
                 f"spread over up to {steps} steps; to avoid that, use overflow: truncate or drop, or a larger batch"
             )
             yield Finding(level=Level.NOTE, where=where, message=message)
-        yield from _straddling(source, where)
+        yield from _costly_files(source, where)
         if source.tokenizer not in (None, "bytes") and source.end_id is None:
             message = "no token ends its documents, so a model does not learn where they end; name one by end_id"
             yield Finding(level=Level.NOTE, where=f"{where}.end_id", message=message)
@@ -138,12 +138,21 @@ def _scattered_rows(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
         yield Finding(level=Level.NOTE, where="shuffle.method", message=message)
 
 
-def _straddling(source: SourceCatalog, where: str) -> Iterator[Finding]:
+def _costly_files(source: SourceCatalog, where: str) -> Iterator[Finding]:
+    split = sum(file.split_pages > 0 for file in source.files)
+    if split:
+        tail_bytes, page_bytes = sum(file.tail_bytes for file in source.files), int(source.pages.chunk_bytes.sum())
+        message = (
+            f"{split} of {len(source.files)} files have rows split over pages: reading each page on to where its last "
+            f"row ends takes {bytes_text(tail_bytes)} more, {tail_bytes / page_bytes:.0%} of the column; write them "
+            f"again with pages that end at rows, as with a page index, to read less"
+        )
+        yield Finding(level=Level.NOTE, where=where, message=message)
     whole = sum(file.whole_chunks for file in source.files)
     if whole:
         message = (
-            f"{whole} of {len(source.files)} files have rows split over pages, so whole column chunks are read at "
-            f"once; write them again with pages that end at rows to read less"
+            f"{whole} of {len(source.files)} files have chunks of many rows that can only be read whole; write them "
+            f"again in smaller ones to read less"
         )
         yield Finding(level=Level.NOTE, where=where, message=message)
 

@@ -75,7 +75,8 @@ def _values(report: IndexReport) -> dict[str, Any]:
                 "max_document_tokens": source.max_document_tokens,
                 "num_pages": source.pages.num_pages,
                 "window_pages": source.sizes.window_pages,
-                "whole_chunk_files": _whole_chunk_files(source),
+                "split_row_files": _split_row_files(source),
+                "tail_bytes": _tail_bytes(source),
                 "fingerprint": source.fingerprint,
             }
             for source in report.catalog.sources.values()
@@ -106,9 +107,10 @@ def _print(report: IndexReport) -> None:
     for change, count in sorted(Counter(one.change for one in report.changes).items()):
         print(f"{count_text(count)} {change}")
     for source in report.catalog.sources.values():
-        if straddling := _whole_chunk_files(source):
+        if split := _split_row_files(source):
             print(
-                f"{source.name}: rows are split over pages in {straddling} files, so whole column chunks are read there"
+                f"{source.name}: rows are split over pages in {split} files; reading each page to where its last row "
+                f"ends takes {bytes_text(_tail_bytes(source))} more"
             )
 
 
@@ -116,5 +118,9 @@ def _num_bytes(source: SourceCatalog) -> int:
     return sum(file.num_bytes for file in source.files)
 
 
-def _whole_chunk_files(source: SourceCatalog) -> int:
-    return sum(file.whole_chunks for file in source.files)
+def _split_row_files(source: SourceCatalog) -> int:
+    return sum(file.split_pages > 0 for file in source.files)
+
+
+def _tail_bytes(source: SourceCatalog) -> int:
+    return sum(file.tail_bytes for file in source.files)

@@ -215,12 +215,12 @@ class SourceOrder:
 
     def _pages_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Pages of rows, sorted, each once."""
-        return np.unique(np.searchsorted(self.sizes.first_row_of_page, rows, side="right") - 1)
+        return np.unique(self.sizes.first_row_of_page.searchsorted(rows, side="right") - 1)
 
     def _pages_of_used_rows(self) -> tuple[int, int]:
         """The pages, as (start, stop), that the used rows lie in."""
         if self._rows is None:
             return 0, self.num_pages
         first_row = self.sizes.first_row_of_page
-        start = int(np.searchsorted(first_row[1:], self._rows[0], side="right"))
-        return start, max(start, int(np.searchsorted(first_row[:-1], self._rows[1], side="left")))
+        start = int(first_row.searchsorted(self._rows[0], side="right")) - 1  # pages without rows lie before it
+        return start, max(start, int(first_row.searchsorted(self._rows[1], side="left")))

@@ -78,7 +78,7 @@ class Pages:
     @property
     def first_row_of_page(self) -> NDArray[np.int64]:
         """[P + 1] page p has the rows `first_row_of_page[p]` to `first_row_of_page[p + 1]`, half-open."""
-        return self._source.sizes.first_row_of_page
+        return np.asarray(self._source.sizes.first_row_of_page)
 
     def read_page(self, page: int) -> pa.Array:
         """All rows of a page in [0, P).

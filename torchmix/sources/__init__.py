@@ -7,6 +7,7 @@ parquet_footer.py   a Parquet file's footer -> one column's chunks
 parquet_layout.py   a chunk -> its pages
 parquet_page.py     bytes of pages -> an Arrow array, by a Parquet file in memory
 parquet_column.py   an Arrow array -> documents
+parquet_scan.py     a chunk -> its pages with their rows, and the tokens of each row
 parquet.py          the Parquet source: a column of token lists or of text
 indexed_files.py    Megatron's prefixes, and globs of them -> pairs of files
 indexed_header.py   the head of a .idx: what the pair holds

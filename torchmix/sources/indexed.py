@@ -79,7 +79,6 @@ class IndexedSource:
             codec=np.array([0], np.int8),
             tokens=documents.tokens,
             schema=header.dtype.str.encode(),
-            whole_chunks=False,
         )
 
     def decode(self, run: PageRun) -> Documents:

@@ -161,7 +161,6 @@ class _Found:
             codec=codecs,
             tokens=np.concatenate([np.zeros(0, np.int64), *self.tokens]).astype(np.int32),
             schema=b"",
-            whole_chunks=False,
         )
 
     def _at_line(self, fault: LineFault, page: LinePage) -> CatalogError:

@@ -60,7 +60,7 @@ class Locator:
         self._num_documents = np.array([catalog.num_documents for catalog in catalogs], np.int64)
         # Looked up once: with hundreds of sources, a step asks each for a handful of pieces.
         self._first_rows = [catalog.pages.first_row for catalog in catalogs]
-        self._offsets = [catalog.pages.offset for catalog in catalogs]
+        self._tables = [catalog.pages for catalog in catalogs]
         self._tokens = [catalog.sizes.tokens for catalog in catalogs]
 
     def locate(
@@ -92,12 +92,9 @@ class Locator:
         spans = pairwise([*borders.tolist(), len(rows)])
         ranges = [(s, *span) for s, span in zip(source[borders].tolist(), spans, strict=True)]
         for s, start, stop in ranges:
-            asked, first_rows = rows[start:stop], self._first_rows[s]
-            found = first_rows.searchsorted(asked, "right")
-            found -= 1
-            page[start:stop] = found
-            first_rows.take(found, out=first_row[start:stop], mode="clip")  # other modes copy once more
-            self._tokens[s].take(asked, out=document_tokens[start:stop], mode="clip")
+            asked = rows[start:stop]
+            page[start:stop], first_row[start:stop] = self._first_rows[s].find(asked)
+            self._tokens[s].take(asked, out=document_tokens[start:stop], mode="clip")  # other modes copy once more
         outside = (starts < 0) | (tokens < 0) | (starts + tokens > document_tokens)
         if outside.any():
             i = int(np.argmax(outside))
@@ -146,7 +143,7 @@ class Locator:
         for (s, _, _), (start, stop), span in zip(at.ranges, spans, pairwise(ends), strict=True):
             if token_bytes[s]:
                 self._tokens[s].take(rows[slice(*span)], out=lengths[slice(*span)], mode="clip")
-                self._offsets[s].take(pages[start:stop], out=page_begin[start:stop], mode="clip")
+                page_begin[start:stop] = self._tables[s].offset_of_pages(pages[start:stop])
         page_begin //= np.maximum(token_bytes[at.source[at.first_piece]], 1)
         tokens_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
         page_begin -= tokens_before[base]

@@ -62,7 +62,7 @@ class MappedFiles:
             self.whole = self._tokens(0)
             return None if self.whole is None else [(0, self.whole)]
         table = self._catalog.pages
-        numbers = table.file_of_chunk[table.chunk_of_page[pages]]
+        numbers = table.file_of_chunk[table.chunk_of_pages(pages)]
         first = np.flatnonzero(np.diff(numbers, prepend=-1))
         found: list[tuple[int, NDArray[np.integer[Any]]]] = []
         for begin, file in zip(first.tolist(), numbers[first].tolist(), strict=True):

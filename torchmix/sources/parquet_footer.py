@@ -1,6 +1,6 @@
 """A Parquet file's footer -> one column's leaf and its chunks.
 
-In: an open file and a column's name. Out: the leaf's place in the schema, and of each row group the column chunk:
+In: an open file and the number of a leaf. Out: the leaf's place in the schema, and of each row group the column chunk:
 codec, byte range, index. Must hold: every byte range lies within the file, and anything else that a footer may say ends
 in `SourceUnreadable`. Cost: the footer is read once; about 10 us per row group and column of it, since what belongs to
 other columns has to be stepped over. Field numbers are those of
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from torchmix.errors import SourceUnreadable
 from torchmix.sources import thrift
@@ -20,6 +21,7 @@ from torchmix.sources.source import read_range
 MAGIC = b"PAR1"
 _MAGIC_ENCRYPTED = b"PARE"
 _TAIL_BYTES = 8  # the footer's length and the magic
+_TYPE, _REPETITION, _NUM_CHILDREN = 1, 3, 5  # fields of a SchemaElement
 _REPEATED = 2
 
 
@@ -37,14 +39,19 @@ class Footer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leaf:
-    """A top-level column that ends in one leaf, and where to find it."""
+    """A leaf of the schema, and where to find it."""
 
     index: int
     """Among the leaf columns of the file."""
     elements: tuple[bytes, ...]
-    """SchemaElements from the column down to the leaf, encoded."""
-    is_list: bool
-    """A row holds several values."""
+    """SchemaElements from the top-level column down to the leaf, encoded, each group with one child alone."""
+    num_lists: int
+    """Lists around a value, so a row may hold several values; Parquet's highest repetition level."""
+
+    @property
+    def is_list(self) -> bool:
+        """A row may hold several values."""
+        return self.num_lists > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,15 +97,14 @@ def read_footer(file_descriptor: int, where: str) -> Footer:
     return Footer(num_bytes=num_bytes, metadata=metadata, digest=digest)
 
 
-def read_column(footer: Footer, column: str, where: str) -> tuple[Leaf, list[Chunk]]:
-    """Find a top-level column and its chunks, one for each row group.
+def read_column(footer: Footer, index: int, where: str) -> tuple[Leaf, list[Chunk]]:
+    """Find a leaf, by its number among the leaves, and its chunks, one for each row group.
 
     Raises:
-        SourceUnreadable: no such column or two of that name, nested deeper than one list, encrypted, in another file,
-            or the footer is damaged.
+        SourceUnreadable: encrypted, in another file, or the footer is damaged.
     """
     try:
-        leaf = _find_leaf(footer.metadata, column, where)
+        leaf = _find_leaf(footer.metadata, index)
         chunks = _read_chunks(footer.metadata, leaf, where)
         are_possible = [_is_possible(chunk, footer.num_bytes) for chunk in chunks]
     except (
@@ -112,8 +118,8 @@ def read_column(footer: Footer, column: str, where: str) -> tuple[Leaf, list[Chu
     if not all(are_possible):
         chunk = chunks[are_possible.index(False)]
         raise SourceUnreadable(
-            f"{where}: the footer places {chunk.num_bytes} bytes of column {column!r} at byte {chunk.start}, but the "
-            f"file has {footer.num_bytes}; it is damaged or cut short, restore it"
+            f"{where}: the footer places {chunk.num_bytes} bytes of a column at byte {chunk.start}, but the file has "
+            f"{footer.num_bytes}; it is damaged or cut short, restore it"
         )
     return leaf, chunks
 
@@ -123,36 +129,46 @@ def _is_possible(chunk: Chunk, file_bytes: int) -> bool:
     return min(sizes) >= 0 and chunk.start + chunk.num_bytes <= file_bytes and chunk.codec < 128
 
 
-def _find_leaf(metadata: bytes, column: str, where: str) -> Leaf:
+def _find_leaf(metadata: bytes, index: int) -> Leaf:
     _, position = thrift.find_field(metadata, 0, 2)
     _, num_elements, position = thrift.read_list_head(metadata, position)
-    elements: list[tuple[thrift.Struct, bytes]] = []
-    for _ in range(num_elements):
+    open_groups: list[list[Any]] = []  # from the root down: element, encoded element, children to come
+    num_leaves = 0
+    for _ in range(num_elements):  # depth first, as the elements lie
         start = position
         element, position = thrift.read_struct(metadata, start)
-        elements.append((element, metadata[start:position]))
+        open_groups.append([element, metadata[start:position], element.get(_NUM_CHILDREN, 0)])
+        if not open_groups[-1][2]:
+            if num_leaves == index:
+                return _leaf(index, [(element, encoded) for element, encoded, _ in open_groups[1:]])
+            num_leaves += 1
+        while open_groups and not open_groups[-1][2]:
+            open_groups.pop()
+            if open_groups:
+                open_groups[-1][2] -= 1
+    raise ValueError(f"{num_leaves} leaves, no {index}")
 
-    leaves: list[Leaf] = []
-    leaf_index, at = 0, 1
-    while at < num_elements:
-        start, open_nodes = at, 1
-        num_leaves, num_lists = 0, 0
-        while open_nodes:  # depth first, as the elements lie
-            element = elements[at][0]
-            children = element.get(5, 0)
-            open_nodes += children - 1
-            num_leaves += not children
-            num_lists += element.get(3) == _REPEATED
-            at += 1
-        if elements[start][0][4] == column.encode():
-            if num_leaves > 1 or num_lists > 1:
-                raise SourceUnreadable(f"{where}: column {column!r} is nested deeper than one list")
-            path = tuple(encoded for _, encoded in elements[start:at])
-            leaves.append(Leaf(index=leaf_index, elements=path, is_list=num_lists > 0))
-        leaf_index += num_leaves
-    if len(leaves) != 1:
-        raise SourceUnreadable(f"{where}: {len(leaves) or 'no'} columns are named {column!r}; there must be one")
-    return leaves[0]
+
+def _leaf(index: int, path: list[tuple[thrift.Struct, bytes]]) -> Leaf:
+    repetitions = [element[_REPETITION] for element, _ in path]
+    if path[-1][0][_TYPE] not in range(8) or not set(repetitions) <= {0, 1, _REPEATED}:
+        raise ValueError(f"leaf {index} is of no known type or repetition")
+    return Leaf(
+        index=index,
+        elements=tuple(_with_one_child(encoded) for _, encoded in path),
+        num_lists=repetitions.count(_REPEATED),
+    )
+
+
+def _with_one_child(element: bytes) -> bytes:
+    """A SchemaElement; a group's children but one are struck off."""
+    type, position = thrift.find_field(element, 0, _NUM_CHILDREN)
+    if not type:
+        return element
+    stop = position
+    while element[stop] > 127:
+        stop += 1
+    return element[:position] + b"\x02" + element[stop + 1 :]  # 1, as a zigzag
 
 
 def _read_chunks(metadata: bytes, leaf: Leaf, where: str) -> list[Chunk]:

@@ -2,8 +2,8 @@
 
 In: an open file and a chunk of its footer. Out: byte ranges, and rows where they can be told without decoding. Must
 hold: a page's range covers its header and body, ranges rise within the chunk, and they are the writer's pages, also
-where a row spans several of them (the caller merges those). Rows come from the chunk's OffsetIndex if it has a sound
-one, else from the headers; a v1 page of lists without an index does not tell its rows, only its values. Cost: an index
+where a row spans several of them. Rows come from the chunk's OffsetIndex if it has a sound one, else from the headers;
+a v1 page of lists without an index does not tell its rows, only its values. Cost: an index
 entry 2 us; without an index 10 us and one small read per page. Field numbers are those of parquet.thrift, see
 parquet_footer.py and https://parquet.apache.org/docs/file-format/data-pages/
 """
@@ -23,6 +23,7 @@ from torchmix.sources.source import Int64Array, read_range
 
 _FIRST_PROBE_BYTES = 1024  # a page header has 20 to 100 bytes, unless it holds long statistics
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
+_RUN_LEVELS = 3
 
 
 class PageHeader(NamedTuple):
@@ -37,6 +38,14 @@ class PageHeader(NamedTuple):
     num_values: int
     num_rows: int
     """-1 if the header does not tell."""
+    encoding: int
+    """Of a data page's values."""
+    levels_bytes: int
+    """Of a v2 data page: bytes of levels, which lie before the values and are never compressed; else -1."""
+    is_compressed: bool
+    """False where a v2 data page says that its values are not, whatever the chunk's codec."""
+    has_run_levels: bool
+    """Levels are in runs, each kind with its size before it in v1: not the encoding of before 2013."""
 
     @property
     def is_data(self) -> bool:
@@ -115,15 +124,33 @@ def read_page_header(buffer: thrift.Bytes, position: int) -> PageHeader:
     try:
         kind, decoded_bytes, body_bytes = fields[1], fields[2], fields[3]
         checksum = fields[4] & 0xFFFFFFFF if 4 in fields else None
-        num_values, num_rows = 0, -1
+        num_values, num_rows, encoding, levels_bytes, is_compressed, has_run_levels = 0, -1, 0, -1, True, True
         if kind == _DATA_PAGE:
-            num_values = fields[5][1]
+            data = fields[5]
+            num_values, encoding = data[1], data[2]
+            has_run_levels = data[3] == data[4] == _RUN_LEVELS
         elif kind == _DATA_PAGE_V2:
-            num_values, num_rows = fields[8][1], fields[8][3]
+            data = fields[8]
+            num_values, num_rows, encoding, levels_bytes = data[1], data[3], data[4], data[5] + data[6]
+            is_compressed = data.get(7, True)
+            if min(data[5], data[6]) < 0 or levels_bytes > min(body_bytes, decoded_bytes):
+                raise ValueError(f"header at byte {position} has more levels than bytes")
         if min(decoded_bytes, body_bytes, num_values) < 0:
             raise ValueError(f"header at byte {position} has negative sizes")
-        return PageHeader(kind, body, body + body_bytes, decoded_bytes, checksum, num_values, num_rows)
-    except (KeyError, TypeError):
+        return PageHeader(
+            kind,
+            body,
+            body + body_bytes,
+            decoded_bytes,
+            checksum,
+            num_values,
+            num_rows,
+            encoding,
+            levels_bytes,
+            is_compressed,
+            has_run_levels,
+        )
+    except (LookupError, TypeError, AttributeError):
         raise ValueError(f"no page header at byte {position}") from None
 
 
@@ -144,10 +171,11 @@ def _walk(file_descriptor: int, chunk: Chunk, where: str) -> Iterator[tuple[int,
                         f"chunk at bytes [{chunk.start}, {stop}): {error}; the file is damaged, restore it"
                     ) from None
                 probe_bytes *= 16
-        if header.stop > stop - position:
+        if header.stop > stop - position or header.num_values > left:
             raise CorruptPage(
-                f"{where}: the page at bytes [{position}, {position + header.stop}) leaves its column chunk at bytes "
-                f"[{chunk.start}, {stop}); the file is damaged, restore it"
+                f"{where}: the page at bytes [{position}, {position + header.stop}), of {header.num_values} values, "
+                f"exceeds its column chunk at bytes [{chunk.start}, {stop}), where {left} values are left; the file is "
+                "damaged, restore it"
             )
         yield position, header
         position += header.stop

@@ -4,18 +4,21 @@ In: the bytes of whole data pages of one column chunk, those of its dictionary p
 column. Out: their rows. pyarrow reads no single page, so a Parquet file of one row group that holds just these pages is
 put together in memory:
 
-    PAR1 | dictionary page | data pages | footer: one column, one chunk | footer's length | PAR1
+    PAR1 | dictionary page | opening page | data pages | footer: one column, one chunk | footer's length | PAR1
 
-Must hold: the first page begins with a row; the rows are those the whole file gives, in list<..> and string types (what
-a writer's Arrow schema adds is left out: fixed sizes, dictionaries, large offsets). Checksums are verified where the
-writer put them. Only public, documented pyarrow is used. Cost: decompression and decoding as pyarrow does them, about
-100 us per call and 10 us per page.
+pyarrow refuses a page that begins inside a row. Where the first one does, a page of one value is put before it, which
+begins a row: what is left of the row before then belongs to that one, and it is dropped. This opening page is of
+version 2, which may leave its value uncompressed in a chunk of any codec.
+
+Must hold: the rows are those the whole file gives, in list<..> and string types (what a writer's Arrow schema adds is
+left out: fixed sizes, dictionaries, large offsets). Checksums are verified where the writer put them. Only public,
+documented pyarrow is used. Cost: decompression and decoding as pyarrow does them, about 100 us per call and 10 us per
+page.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -30,6 +33,8 @@ from torchmix.sources.parquet_layout import PageHeader, read_page_header
 from torchmix.sources.source import PageRun
 
 _LIST_OF_ONE_STRUCT = bytes([1 << 4 | thrift.STRUCT])
+_REQUIRED, _DATA_PAGE_V2, _PLAIN, _FIXED_BYTES = 0, 3, 0, 7
+_MOST_VALUE_BYTES = 12  # of a plain value, but for those of fixed size: nothing where a size comes first
 
 
 def encode_schema(leaf: Leaf, created_by: str) -> bytes:
@@ -49,31 +54,37 @@ def decode_pages(run: PageRun, where: str) -> list[pa.Array]:
     Raises:
         CorruptPage: the bytes do not decode, or to another number of rows.
     """
-    try:
-        table = _open(run, read_headers(run, where)).read(use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, MemoryError):
-            raise
-        raise _find_damage(run, where, error) from None
-    if table.num_rows != run.num_rows:
+    num_read = run.begins_inside_row + run.num_rows + run.rows_behind
+    column = _decode(run, num_read + 1, where)
+    if len(column) != num_read:
         raise CorruptPage(
-            f"{where}: pages at bytes [{run.offset}, {run.offset + len(run.pages)}) hold {table.num_rows} rows, not "
-            f"{run.num_rows} as the index or the catalog says; the file is damaged or was changed, index it again"
+            f"{where}: pages at bytes [{run.offset}, {run.offset + len(run.pages)}) hold {len(column)} rows, not "
+            f"{num_read} as the index or the catalog says; the file is damaged or was changed, index it again"
         )
-    arrays: list[pa.Array] = table.column(0).chunks
+    arrays: list[pa.Array] = column.slice(int(run.begins_inside_row), run.num_rows).chunks
     return arrays
 
 
-def decode_batches(run: PageRun, batch_rows: int, where: str) -> Iterator[pa.Array]:
-    """As `decode_pages`, but `batch_rows` at a time, for runs of great size, and without a check of their number."""
+def decode_parts_of_rows(run: PageRun, where: str) -> list[pa.Array]:
+    """As `decode_pages`, where the number of rows is not known and `begins_inside_row` may or may not be so.
+
+    Returns:
+        With `begins_inside_row` the first row is one value that is not in the file, and then the end of the row before,
+        if the run begins inside one; the last row may go on behind the run.
+    """
+    arrays: list[pa.Array] = _decode(
+        run, sum(header.num_values for header in read_headers(run, where)) + 1, where
+    ).chunks
+    return arrays
+
+
+def _decode(run: PageRun, most_rows: int, where: str) -> pa.ChunkedArray:
     try:
-        file = _open(run, read_headers(run, where))
-        for batch in file.iter_batches(batch_size=batch_rows, use_threads=False):
-            yield batch.column(0)
+        return _open(run, read_headers(run, where), most_rows).read(use_threads=False).column(0)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, MemoryError):
             raise
-        raise _find_damage(run, where, error) from None
+        raise _find_damage(run, most_rows, where, error) from None
 
 
 def read_headers(run: PageRun, where: str) -> list[PageHeader]:
@@ -105,6 +116,8 @@ class _Envelope(NamedTuple):
     head: bytes
     chunk: bytes
     tail: bytes
+    opening_page: bytes
+    """Of a column with lists: one row that goes on in the pages behind it."""
 
 
 @lru_cache(maxsize=1024)
@@ -117,6 +130,7 @@ def _envelope(schema: bytes, codec: int) -> _Envelope:
         element, position = thrift.read_struct(schema, position)
         elements.append(element)
     created_by = thrift.read_struct(schema)[0][6]
+    repetitions = [element[3] for element in elements[1:]]
     names = [thrift.write_varint(len(element[4])) + element[4] for element in elements[1:]]
     any_encoding = thrift.write_list(thrift.I32, [b"\x00"])  # a list that must be there; pages name their own
     metadata = thrift.write_struct(
@@ -134,16 +148,34 @@ def _envelope(schema: bytes, codec: int) -> _Envelope:
         head=thrift.write_struct([(1, thrift.I32, 2), (2, thrift.LIST, schema[elements_start:position])], end=False),
         chunk=thrift.write_struct([(4, thrift.LIST, _LIST_OF_ONE_STRUCT + group)], after=3, end=False),
         tail=thrift.write_struct([(6, thrift.BINARY, created_by)], after=4),
+        opening_page=_opening_page(
+            most_definition=len(repetitions) - repetitions.count(_REQUIRED),
+            value_bytes=elements[-1].get(2, 0) if elements[-1][1] == _FIXED_BYTES else _MOST_VALUE_BYTES,
+        ),
     )
 
 
-def _open(run: PageRun, headers: list[PageHeader]) -> pq.ParquetFile:
-    """Put the file in memory together and let pyarrow parse its footer."""
-    num_bytes = len(run.dictionary) + len(run.pages)
-    decoded_bytes = sum(header.decoded_bytes for header in headers)
+def _opening_page(*, most_definition: int, value_bytes: int) -> bytes:
+    """A page of one row of one value, of any list column: zero, or nothing."""
+    one_level = b"\x02"  # a run of length 1
+    repetition = one_level + b"\x00"
+    definition = one_level + bytes([most_definition])
+    body = repetition + definition + bytes(value_bytes)
+    sizes = [1, 0, 1, _PLAIN, len(definition), len(repetition)]  # values, nulls, rows, encoding, levels
+    fields = [(number, thrift.I32, size) for number, size in enumerate(sizes, start=1)]
+    data_header = thrift.write_struct(fields, end=False) + bytes([1 << 4 | thrift.FALSE, 0])  # is_compressed
+    header = [(1, thrift.I32, _DATA_PAGE_V2), (2, thrift.I32, len(body)), (3, thrift.I32, len(body))]
+    return thrift.write_struct([*header, (8, thrift.STRUCT, data_header)]) + body
+
+
+def _open(run: PageRun, headers: list[PageHeader], num_rows: int) -> pq.ParquetFile:
+    """Put the file in memory together and let pyarrow parse its footer; `num_rows` is the most that will be read."""
     envelope = _envelope(run.schema, run.codec)
+    opening_page = envelope.opening_page if run.begins_inside_row else b""
+    num_bytes = len(run.dictionary) + len(opening_page) + len(run.pages)
+    decoded_bytes = len(opening_page) + sum(header.decoded_bytes for header in headers)
     sizes = [
-        (5, thrift.I64, sum(header.num_values for header in headers)),
+        (5, thrift.I64, run.begins_inside_row + sum(header.num_values for header in headers)),
         (6, thrift.I64, decoded_bytes),
         (7, thrift.I64, num_bytes),
         (9, thrift.I64, len(MAGIC) + len(run.dictionary)),
@@ -153,20 +185,22 @@ def _open(run: PageRun, headers: list[PageHeader]) -> pq.ParquetFile:
     footer = b"".join(
         [
             envelope.head,
-            thrift.write_struct([(3, thrift.I64, run.num_rows)], after=2, end=False),
+            thrift.write_struct([(3, thrift.I64, num_rows)], after=2, end=False),
             envelope.chunk,
             thrift.write_struct(sizes, after=4),
             b"\x00",  # ends the ColumnChunk
-            thrift.write_struct([(2, thrift.I64, decoded_bytes), (3, thrift.I64, run.num_rows)], after=1),
+            thrift.write_struct([(2, thrift.I64, decoded_bytes), (3, thrift.I64, num_rows)], after=1),
             envelope.tail,
         ]
     )
-    content = b"".join([MAGIC, run.dictionary, run.pages, footer, len(footer).to_bytes(4, "little"), MAGIC])
+    content = b"".join(
+        [MAGIC, run.dictionary, opening_page, run.pages, footer, len(footer).to_bytes(4, "little"), MAGIC]
+    )
     return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
 
 
-def _find_damage(run: PageRun, where: str, error: Exception) -> CorruptPage:
-    """Name the first page that does not decode, by halving the run; each half begins where the run does, with a row."""
+def _find_damage(run: PageRun, most_rows: int, where: str, error: Exception) -> CorruptPage:
+    """Name the first page that does not decode, by halving the run; each half begins where the run does."""
     if len(run.dictionary) and not _is_sound_dictionary(run.dictionary):
         return CorruptPage(
             f"{where}: the dictionary page of the column chunk around byte {run.offset} has a wrong header or "
@@ -178,7 +212,7 @@ def _find_damage(run: PageRun, where: str, error: Exception) -> CorruptPage:
         middle = (sound + damaged) // 2
         half = replace(run, pages=run.pages[: stops[middle - 1]])
         try:
-            _open(half, read_headers(half, where)).read(use_threads=False)
+            _open(half, read_headers(half, where), most_rows).read(use_threads=False)
             sound = middle
         except (pa.ArrowException, OSError) as earlier:
             error, damaged = earlier, middle

@@ -232,8 +232,7 @@ def _same_reading(entry: SourceEntry, settings: SourceSettings, source: Source) 
 def _held(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog | None:
     """What the catalog holds of a source; None, with a message, if any of it is damaged."""
     try:
-        for path, arrays in entry.array_files(folder / ARRAYS_FOLDER).items():
-            check_content(path, arrays)
+        check_content(folder / ARRAYS_FOLDER / entry.file, entry.arrays)
         return open_source(folder, name, entry)
     except CatalogError as error:
         logger.warning("source %r: %s - all is scanned", name, error)
@@ -276,19 +275,27 @@ def _entry(folder: Path, work: _SourceWork, parts: Sequence[FilePart]) -> Source
             for entry, file in zip(work.entry.files, work.files, strict=True)
         )
         return with_settings(work.entry, work.settings, files)
-    paths = [file.found.path for file in work.files]
-    split = [path for path, part in zip(paths, parts, strict=True) if part.whole_chunks]
-    if split:
-        logger.warning(
-            "source %r: in %d of %d files, as %s, rows are split over pages, so whole column chunks are read; writing "
-            "them again with a page index makes single pages readable",
-            work.name,
-            len(split),
-            len(parts),
-            split[0],
-        )
-    named = list(zip(paths, parts, strict=True))
+    named = [(file.found.path, part) for file, part in zip(work.files, parts, strict=True)]
+    _tell_costly(
+        work,
+        [path for path, part in named if part.split_pages],
+        "rows are split over pages, so pages are read on to where their last row ends; writing them again with a page "
+        "index would save that",
+    )
+    _tell_costly(
+        work,
+        [path for path, part in named if part.whole_chunks],
+        "chunks of many rows can only be read whole; writing them again in smaller ones makes single pages readable",
+    )
     return write_source(folder, work.name, work.settings, work.source.transform_id, named)
+
+
+def _tell_costly(work: _SourceWork, paths: Sequence[str], what: str) -> None:
+    """One line for what makes some files of a source costly to read."""
+    if paths:
+        logger.warning(
+            "source %r: in %d of %d files, as %s, %s", work.name, len(paths), len(work.files), paths[0], what
+        )
 
 
 def _is_unchanged(work: _SourceWork, entry: SourceEntry) -> bool:
@@ -300,6 +307,7 @@ def _held_part(held: SourceCatalog, file: int) -> FilePart:
     return FilePart(
         num_bytes=entry.num_bytes,
         footer_hash=entry.footer_hash,
+        split_pages=entry.split_pages,
         whole_chunks=entry.whole_chunks,
         schema=held.schemas[entry.schema],
         pages=held.pages.of_file(file),

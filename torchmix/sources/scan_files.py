@@ -17,9 +17,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import TypeVar
 
-import numpy as np
-
-from torchmix.catalog.page_table import PageTable
+from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.parts import FilePart, load_part, save_part
 from torchmix.errors import SourceChanged, SourceUnreadable
 from torchmix.sources.file_changes import FoundFile
@@ -142,14 +140,15 @@ def part_of_scan(scan: FileScan) -> FilePart:
     return FilePart(
         num_bytes=scan.num_bytes,
         footer_hash=scan.footer_hash,
+        split_pages=scan.split_pages,
         whole_chunks=scan.whole_chunks,
         schema=scan.schema,
-        pages=PageTable(
+        pages=table_of_file(
             chunk_of_page=scan.chunk_of_page,
             offset=scan.page_offset,
             num_bytes=scan.page_bytes,
-            first_row=np.concatenate([np.zeros(1, np.int64), np.cumsum(scan.page_rows, dtype=np.int64)]),
-            file_of_chunk=np.zeros(len(scan.codec), np.int32),
+            tail_bytes=scan.tail_bytes,
+            rows=scan.page_rows,
             dict_offset=scan.dict_offset,
             dict_bytes=scan.dict_bytes,
             codec=scan.codec,

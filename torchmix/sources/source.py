@@ -49,9 +49,12 @@ class FileScan:
     page_offset: Int64Array
     """[P], the first byte of the page in the file: its header."""
     page_bytes: Int64Array
-    """[P], header and body of one or more whole data pages."""
+    """[P], bytes of the page: one or more whole pages of the writer, up to the next one in which a row begins."""
     page_rows: Int64Array
-    """[P], at least 1."""
+    """[P], rows that begin in the page, at least 1."""
+    tail_bytes: Int64Array | None = None
+    """[P], bytes behind the page that must be read with it because its last row ends there, in the first of the
+    writer's pages of the next page; 0 where it ends in the page itself. None if it does so in all."""
     dict_offset: Int64Array
     """[C], the first byte of the chunk's dictionary page; -1 if it has none."""
     dict_bytes: Int64Array
@@ -62,8 +65,10 @@ class FileScan:
     """[N], tokens of each document."""
     schema: bytes
     """What `decode` must know of the file beside its pages; opaque to all but the source."""
-    whole_chunks: bool
-    """Rows are split over the writer's pages, so that some page is a whole column chunk."""
+    split_pages: int = 0
+    """Pages of the writer that begin inside a row."""
+    whole_chunks: bool = False
+    """Some page is all of a large chunk, of which no part can be read alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,7 +76,8 @@ class PageRun:
     """One page, or several adjacent ones of the same column chunk, as bytes read from a file."""
 
     pages: bytes | memoryview
-    """Bytes of the pages: `page_bytes` summed over the run, from the `page_offset` of its first."""
+    """Bytes of the pages: `page_bytes` summed over the run, from the `page_offset` of its first, and the `tail_bytes`
+    of its last."""
     dictionary: bytes | memoryview
     """Bytes of the chunk's dictionary page; empty if it has none."""
     schema: bytes
@@ -88,6 +94,10 @@ class PageRun:
     """Row of the file at which the run begins."""
     tokens: Int32Array | None = None
     """[num_rows] tokens of each document, as the catalog has them; None while a file is scanned."""
+    begins_inside_row: bool = False
+    """What the first page begins with belongs to the row before, and is dropped."""
+    rows_behind: int = 0
+    """Rows that begin in the last one's tail, and are dropped."""
 
 
 class Source(Protocol):
