@@ -73,6 +73,18 @@ def test_what_megatron_loads_is_seen_and_still_checked(checkpointing: ModuleType
     assert start(loaded, consumed_train_samples=20).step == 5
 
 
+def test_a_checkpoint_that_is_saved_before_there_are_data_keeps_its_state(checkpointing: ModuleType) -> None:
+    """As by `--ckpt-convert-format`, which loads, saves in another format, and ends."""
+    loaded = watch_checkpoints(checkpointing)
+    old = SimpleNamespace()
+    for step in (4, 5):
+        remember(old, state_before(step))
+    checkpointing.check_checkpoint_args(old)
+    converted = checkpointing.get_args()
+    checkpointing.check_checkpoint_args(converted)
+    assert [start(loaded, consumed_train_samples=count).step for count in (20, 16)] == [5, 4]
+
+
 def test_a_megatron_without_the_place_to_look_is_an_error() -> None:
     with pytest.raises(StateError, match=r"no megatron[.]training[.]checkpointing[.]check_checkpoint_args"):
         watch_checkpoints(ModuleType("checkpointing"))

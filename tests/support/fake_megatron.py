@@ -96,6 +96,7 @@ def modules_of(args: SimpleNamespace, *, lines: Lines | None = None, writer: Any
     written = Lines() if lines is None else lines
     modules[""].get_args = lambda: args  # type: ignore[attr-defined]
     modules[".checkpointing"].check_checkpoint_args = _check_checkpoint_args  # type: ignore[attr-defined]
+    modules[".checkpointing"].get_args = lambda: args  # type: ignore[attr-defined]
     modules[".training"].dummy_train_step = _dummy_train_step  # type: ignore[attr-defined]
     modules[".global_vars"].get_tensorboard_writer = lambda: writer  # type: ignore[attr-defined]
     modules[".global_vars"].get_wandb_writer = lambda: None  # type: ignore[attr-defined]

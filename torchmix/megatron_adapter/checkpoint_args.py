@@ -65,6 +65,12 @@ class LoadedCheckpoint:
         self.states = [state for state in states if state is not None]
 
 
+def carry(args: Any, checkpoint_args: Any) -> None:
+    """Give the state of a loaded checkpoint to what is saved before there are data: `--ckpt-convert-format` does so."""
+    for name in (ATTRIBUTE, ATTRIBUTE_BEFORE):
+        setattr(args, name, getattr(checkpoint_args, name, None))
+
+
 def watch_checkpoints(checkpointing: Any) -> LoadedCheckpoint:
     """Learn what Megatron loads from now on.
 
@@ -88,6 +94,7 @@ def watch_checkpoints(checkpointing: Any) -> LoadedCheckpoint:
     @functools.wraps(original)
     def check_checkpoint_args(checkpoint_args: Any, *rest: Any, **named: Any) -> Any:
         loaded.note(checkpoint_args)
+        carry(checkpointing.get_args(), checkpoint_args)
         return original(checkpoint_args, *rest, **named)
 
     check_checkpoint_args.torchmix_loaded = loaded  # type: ignore[attr-defined]
