@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from torchmix.errors import SourceUnreadable
 from torchmix.sources.arrow_batches import ArrowFile
-from torchmix.sources.arrow_layout import Column, column_of
+from torchmix.sources.arrow_layout import Column, column_of, reads_views
 from torchmix.sources.arrow_message import FlatTable
 from torchmix.sources.parquet_column import Kind, check_column
 
@@ -37,6 +37,11 @@ def find_column(file: ArrowFile, name: str, kind: Kind, where: str) -> tuple[Col
         fields = [held_type.field(i) for i in range(held_type.num_fields)] if pa.types.is_struct(held_type) else []
     column = column_of(file.schema, indices[0], tuple(indices[1:]), file.version)
     check_column(pa.schema([pa.field(name, _as_list(column.leaf_type))]), name, kind, where)
+    if column.has_text_views and not reads_views():
+        raise SourceUnreadable(
+            f"{where}: column {name!r} is {column.leaf_type}, which pyarrow {pa.__version__} does not read from parts "
+            "of a file; update pyarrow"
+        )
     dictionaries = _dictionaries(_field(file.fields, indices))
     if len(dictionaries) > 1:
         raise SourceUnreadable(

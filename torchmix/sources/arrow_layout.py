@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +54,11 @@ class Column:
         """What the dictionary within the field holds; None if there is none."""
         within = _with_children(self.leaf_type)
         return next((one.value_type for one in within if pa.types.is_dictionary(one)), None)
+
+    @property
+    def has_text_views(self) -> bool:
+        """Whether views of text are within the field, those of a dictionary too."""
+        return any(map(_is_view, (*_with_children(self.leaf_type), self.dictionary_type or pa.null())))
 
     def buffers(self, layout: BatchLayout) -> tuple[int, int]:
         """Which buffers of a batch hold the field, and what structs around it are null: [first, stop).
@@ -147,6 +153,17 @@ def column_of(schema: pa.Schema, index: int, path: tuple[int, ...], version: int
         views_before=views,
         version=version,
     )
+
+
+@lru_cache(maxsize=1)
+def reads_views() -> bool:
+    """Whether this pyarrow makes views from buffers; those of 2024 do not."""
+    views = np.array([13, 0, 0, 0], np.int32)  # a text of 13 bytes, at byte 0 of the first buffer behind the views
+    try:
+        buffers = [None, pa.py_buffer(views), pa.py_buffer(b"thirteen long")]
+        return bool(pa.Array.from_buffers(pa.string_view(), 1, buffers).cast(pa.large_string()).is_valid()[0].as_py())
+    except (pa.ArrowException, ValueError):
+        return False
 
 
 def as_plain(array: pa.Array) -> pa.Array:
