@@ -171,6 +171,15 @@ def test_json_sums_the_steps(recipe: Path, capsys: pytest.CaptureFixture[str]) -
     assert 0 < values["planning_ms"]["median"] <= values["planning_ms"]["p95"] <= values["planning_ms"]["max"]
 
 
+def test_where_all_steps_are_full_the_first_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path)
+    recipe.write_text(recipe.read_text() + "packing: {method: concat}\n")
+    assert main(["index", str(recipe)]) == 0
+    capsys.readouterr()
+    values = plan(recipe, capsys, "--steps", "3")
+    assert (values["lowest_fill"], values["lowest_fill_step"]) == (1.0, 0)
+
+
 def test_the_table_is_what_a_person_asks(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(recipe), "--steps", "9", "--dp", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()

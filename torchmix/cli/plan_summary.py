@@ -35,7 +35,7 @@ class PlanSummary:
         self._seconds = array("d")
         self._least_capacity = self._most_capacity = 0
         self._capacity = self._cost = self._lower_bound = self._hash_order_cost = 0
-        self._lowest_fill, self._worst_ratio = (1.0, -1), (0.0, -1)
+        self._lowest_fill, self._worst_ratio = (2.0, -1), (0.0, -1)  # beyond any step's
         self._num_pieces = self._late_pieces = self._oldest = 0
         self._first_step = -1
         self._last: StepPlan | None = None

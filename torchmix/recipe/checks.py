@@ -177,7 +177,8 @@ def _check_source(name: str, source: Source, where: str) -> None:
 def _check_column(source: Source, where: str) -> None:
     if (source.text is None) == (source.tokens is None):
         both = "both are given" if source.text is not None else "neither is given"
-        raise RecipeError(f"exactly one of text and tokens names the column; {both}", where)
+        hint = "" if source.text is not None else " (a prefix of Megatron's .bin and .idx needs format: megatron)"
+        raise RecipeError(f"exactly one of text and tokens names the column; {both}{hint}", where)
     if not (source.text or source.tokens):
         key = "tokens" if source.text is None else "text"
         raise RecipeError("is empty; name a column", f"{where}.{key}")
