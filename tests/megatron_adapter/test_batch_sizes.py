@@ -62,6 +62,7 @@ SAME = ((0, 16), (3, 32), (5, 48))
 
 def test_equal_sizes_pass() -> None:
     check_batch_sizes(default_args(global_batch_size=8, seq_length=64), Batch(samples=8, length=64))
+    check_batch_sizes(default_args(global_batch_size=8, seq_length=64), ramp((0, 8), (5, 8)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ plane say the same for ever. Megatron's own calculator is asked for its sizes, s
     core 0.16    --global-batch-size, --rampup-batch-size START INCREMENT SAMPLES
     core 0.20    --global-batch-size, or --step-batch-size-schedule "TOKENS:SIZE TOKENS:SIZE ..."
 
-Cost: about 1 microsecond for each step of a ramp, once.
+Cost: a few microseconds for each step of a ramp, once.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def check_batch_sizes(args: Any, batch: Batch) -> None:
             "micro-batch-size x data-parallel size divides",
             "batch.samples",
         )
+    last = stages_of(batch)[-1]
     if not _is_ramped(args):
-        if args.global_batch_size != batch.samples:
+        if last.from_step or args.global_batch_size != last.samples:
             raise RecipeError(
                 f"--global-batch-size is {args.global_batch_size}, the recipe's batch.samples is {_text(batch)}; give "
                 f"Megatron what the recipe says{_hint(batch)}",
                 "batch.samples",
             )
         return
-    last = stages_of(batch)[-1]
     stages: list[tuple[int, int]] = []
     """Megatron's, as (from step, samples)."""
     different: tuple[int, int, int, int] | None = None
