@@ -13,7 +13,7 @@ Cost: a few microseconds for each step of a ramp, once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 from torchmix.errors import RecipeError
@@ -73,6 +73,13 @@ def check_batch_sizes(args: Any, batch: Batch) -> None:
             f"samples: {_ramp_text(stages)}",
             "batch.samples",
         )
+    for (_, before), (step, samples) in pairwise(stages):
+        if samples < before:
+            raise RecipeError(
+                f"the batch falls from {before} to {samples} samples at step {step}; Megatron ends a run there (an "
+                f"assertion of its training loop: the number of microbatches must not fall)",
+                "batch.samples",
+            )
 
 
 def validation_samples(args: Any) -> int:
