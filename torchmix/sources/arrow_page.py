@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from torchmix.sources.arrow_layout import Column
 from torchmix.sources.arrow_message import BatchLayout, message_prefix, parse_batch, parse_message
-from torchmix.sources.arrow_slices import read_slices, slice_type
+from torchmix.sources.arrow_slices import SliceType, read_slices, slice_type
 from torchmix.sources.source import PageRun
 
 SLICES, BATCH, MESSAGE = 0, 1, 2
@@ -46,10 +46,10 @@ def encode_column(column: Column) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def decode_column(schema: bytes) -> Column:
-    """The column of a page, from what `encode_column` gave."""
+def _decode_column(schema: bytes) -> tuple[Column, SliceType | None]:
+    """The column of a page, from what `encode_column` gave, and how its rows lie."""
     held = msgspec.msgpack.decode(schema, type=_PageSchema)
-    return Column(
+    column = Column(
         held_type=pa.ipc.read_schema(pa.py_buffer(held.held_type)).field(0).type,
         path=held.path,
         nodes_before=held.nodes_before,
@@ -57,6 +57,7 @@ def decode_column(schema: bytes) -> Column:
         views_before=held.views_before,
         version=held.version,
     )
+    return column, slice_type(column)
 
 
 def read_page(run: PageRun, is_null: NDArray[np.bool_] | None) -> pa.Array:
@@ -67,15 +68,14 @@ def read_page(run: PageRun, is_null: NDArray[np.bool_] | None) -> pa.Array:
         is_null: [rows] of SLICES, which rows are null.
 
     Returns:
-        [rows] string, large_string or large_list.
+        [rows] of texts, or of lists.
 
     Raises:
         ValueError: The bytes are no such page.
     """
-    column = decode_column(run.schema)
+    column, kind = _decode_column(run.schema)
     try:
         if run.codec == SLICES:
-            kind = slice_type(column.leaf_type)
             assert kind is not None and is_null is not None, "a scan found slices"
             return read_slices(kind, run.dictionary, run.pages, is_null)
         if run.codec == BATCH:

@@ -102,7 +102,7 @@ class ArrowScan:
 
     def _add_slices(self, batch: Batch, layout: BatchLayout, slices: SliceableColumn) -> bool:
         """Pages of some rows each; False if no row has any bytes, so that none can be cut."""
-        kind = slice_type(self.column.leaf_type)
+        kind = slice_type(self.column)
         assert kind is not None, "slices were found"
         body, num_rows = batch.body_offset, layout.num_rows
         offsets_offset, offsets_bytes = slices.offsets or (0, 0)

@@ -20,6 +20,7 @@ from torchmix.sources.arrow_message import BatchLayout
 from torchmix.sources.source import Int64Array
 
 PAGE_BYTES = 64 << 10
+_OFFSET_BYTES_OF_TEXT = {pa.string(): 4, pa.large_string(): 8, pa.binary(): 4, pa.large_binary(): 8}
 
 Range = tuple[int, int]
 """First byte in a batch's body, and bytes."""
@@ -49,24 +50,25 @@ class SliceType:
     """Of a list's values; None for text."""
 
 
-def slice_type(held_type: pa.DataType) -> SliceType | None:
-    """How rows lie in buffers; None for types whose rows are not two slices of buffers."""
-    types = pa.types
-    if types.is_string(held_type) or types.is_large_string(held_type):
-        return SliceType(
-            offset_bytes=8 if types.is_large_string(held_type) else 4, value_bytes=1, list_size=0, value_type=None
-        )
-    is_fixed = types.is_fixed_size_list(held_type)
-    if not (is_fixed or types.is_list(held_type) or types.is_large_list(held_type)):
-        return None
-    value_type = held_type.value_type
-    if not types.is_integer(value_type) or (is_fixed and not held_type.list_size):
+def slice_type(column: Column) -> SliceType | None:
+    """How rows of a column lie in buffers; None where they are not two slices of buffers."""
+    within = [held_type for held_type in column.types() if not isinstance(held_type, pa.StructType)]
+    if len(within) != len(column.path) + 1 - _num_structs(column):
+        return None  # structs within a list
+    outer, leaf = within[0], within[-1]
+    if len(within) == 1:
+        if outer not in _OFFSET_BYTES_OF_TEXT:
+            return None
+        return SliceType(offset_bytes=_OFFSET_BYTES_OF_TEXT[outer], value_bytes=1, list_size=0, value_type=None)
+    is_fixed = isinstance(outer, pa.FixedSizeListType)
+    is_list = is_fixed or isinstance(outer, pa.ListType | pa.LargeListType)
+    if len(within) > 2 or not is_list or not pa.types.is_integer(leaf) or (is_fixed and not outer.list_size):
         return None
     return SliceType(
-        offset_bytes=0 if is_fixed else 8 if types.is_large_list(held_type) else 4,
-        value_bytes=value_type.bit_width // 8,
-        list_size=held_type.list_size if is_fixed else 0,
-        value_type=value_type,
+        offset_bytes=0 if is_fixed else 8 if isinstance(outer, pa.LargeListType) else 4,
+        value_bytes=leaf.bit_width // 8,
+        list_size=outer.list_size if is_fixed else 0,
+        value_type=leaf,
     )
 
 
@@ -76,19 +78,31 @@ def find_slices(column: Column, layout: BatchLayout) -> SliceableColumn | None:
     Raises:
         ValueError: The batch has fewer buffers than the schema.
     """
-    kind = slice_type(column.leaf_type)
+    kind = slice_type(column)
     if kind is None or layout.codec is not None or not layout.num_rows:
         return None
-    node, buffer, structs = column.leaf(layout)
+    walk, held_type = column.begin(layout, ()), column.held_type
+    structs: list[int] = []
+    for i in column.path[: _num_structs(column)]:
+        structs.append(walk.buffer)
+        held_type = walk.descend(held_type, (i,))
     is_list = kind.value_type is not None
-    if is_list and layout.nodes[node + 1, 1]:
+    if walk.node + is_list >= len(layout.nodes):
+        raise ValueError("a batch has fewer fields than the schema")
+    if is_list and layout.nodes[walk.node + 1, 1]:
         return None  # nulls inside lists: the whole batch is read, to say which
-    offsets = None if kind.list_size else _range(layout, buffer + 1)
-    values = _range(layout, buffer + 1 + (not kind.list_size) + is_list)
+    offsets = None if kind.list_size else _range(layout, walk.buffer + 1)
+    values = _range(layout, walk.buffer + 1 + (not kind.list_size) + is_list)
     if not values[1]:
         return None
-    validity = [_range(layout, place) for place in (*structs, buffer)]
+    validity = [_range(layout, place) for place in (*structs, walk.buffer)]
     return SliceableColumn(validity=tuple(bits for bits in validity if bits[1]), offsets=offsets, values=values)
+
+
+def _num_structs(column: Column) -> int:
+    """Structs around the column, before any list."""
+    types = list(column.types())
+    return next((i for i, held_type in enumerate(types) if not isinstance(held_type, pa.StructType)), len(types))
 
 
 def row_starts(kind: SliceType, num_rows: int, offsets: bytes, values_bytes: int) -> Int64Array:
