@@ -31,19 +31,19 @@ Evidence = Literal["running", "stopped", "gone", "unknown"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How long what may last, in seconds. The defaults end a job within 10 s of a lost rank."""
+    """How long what may last, in seconds. The defaults end a job within 15 s of a lost rank."""
 
     poll_s: float = 0.5
     """Between two looks; a rank costs the store about 4 requests a look."""
     silence_s: float = 3.0
     """Silence of a process that is seen to be stopped."""
-    remote_s: float = 6.0
+    remote_s: float = 11.0
     """Silence of a rank of which nothing else is known: a call that keeps the interpreter's lock for longer, on another
     host, is taken for a loss."""
     stall_s: float = 60.0
     """Silence of a process that is seen to run."""
-    store_s: float = 5.0
-    """Silence of the store."""
+    store_s: float = 11.0
+    """Silence of the store: shorter ones are hiccups of a network, which training may survive on another."""
     join_s: float = 600.0
     """From this rank's first look to the first beat of another."""
     grace_s: float = 2.0
