@@ -63,7 +63,7 @@ def test_a_rank_of_another_host_is_lost_after_silence() -> None:
     assert found is not None
     assert found == (
         PATIENCE.remote_s + POLL_S,
-        "rank 1 (host node7, pid 99) silent for 6.0 s; the last step it delivered was 17",
+        "rank 1 (host node7, pid 99) silent for 11.0 s; the last step it delivered was 17",
     )
 
 
