@@ -21,12 +21,16 @@ def table_of(
         dict_offset=np.arange(chunks) * 10,
         dict_bytes=np.arange(chunks) + 1,
         codec=np.arange(chunks).astype(np.int8),
+        page_crc=np.arange(len(offset), dtype=np.uint32) + 1,
+        dict_crc=np.arange(chunks, dtype=np.uint32) + 1,
     )
     table.check()
     place = table.place(np.arange(len(offset)))
     assert (place.offset.tolist(), place.num_bytes.tolist(), place.num_rows.tolist()) == (offset, num_bytes, rows)
     assert table.codec[place.chunk].tolist() == chunk_of_page
     assert table.dict_offset[place.chunk].tolist() == [10 * chunk for chunk in chunk_of_page]
+    assert table.page_crc.tolist() == list(range(1, len(offset) + 1))
+    assert table.dict_crc[place.chunk].tolist() == [chunk + 1 for chunk in chunk_of_page]
     assert place.tail_bytes.tolist() == (tails or [0] * len(offset))
     assert table.first_row.tolist() == [0, *np.cumsum(rows).tolist()]
     return table

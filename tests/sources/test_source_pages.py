@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -183,3 +184,53 @@ def test_a_page_with_split_rows_is_read_alone_up_to_where_its_last_row_ends(tmp_
         before = pages.bytes_read
         next(pages.decode([page]))
         assert pages.bytes_read - before == place.num_bytes[page] + place.tail_bytes[page]
+
+
+def with_checksums(pages: SourcePages) -> SourcePages:
+    """The same pages, whose catalog has the checksum of each page and dictionary."""
+    table, folder = pages.catalog.pages, pages._files
+    place = table.place(np.arange(table.num_pages))
+
+    def of(file: int, offset: int, num_bytes: int) -> int:
+        content = folder.path(file).read_bytes()
+        return zlib.crc32(content[offset : offset + num_bytes]) if num_bytes else 0
+
+    files = table.file_of_chunk.tolist()
+    chunk_files = table.file_of_chunk[place.chunk].tolist()
+    ranges = zip(chunk_files, place.offset.tolist(), place.num_bytes.tolist(), strict=True)
+    dictionaries = zip(files, table.dict_offset.tolist(), table.dict_bytes.tolist(), strict=True)
+    pages.catalog = dataclasses.replace(
+        pages.catalog,
+        pages=dataclasses.replace(
+            table,
+            page_crc=np.array([of(*one) for one in ranges], np.uint32),
+            dict_crc=np.array([of(*one) for one in dictionaries], np.uint32),
+        ),
+    )
+    return pages
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_bytes_are_compared_with_the_checksums_of_the_catalog_page_by_page(tmp_path, dictionary, make_pages):
+    world = make_files(tmp_path, dictionary=dictionary, codec="none", page_index=False)
+    pages = with_checksums(make_pages(world, dictionary_bytes=0))
+    table = pages.catalog.pages
+    place = table.place(np.arange(table.num_pages))
+    rng = np.random.default_rng(3)
+    for _ in range(5):  # neighbours, gaps, several chunks and files
+        chosen = np.flatnonzero(rng.random(table.num_pages) < 0.6)
+        assert len(list(pages.decode(chosen))) == len(chosen)
+    page = table.num_pages - 2
+    file = pages._files.path(int(table.file_of_chunk[place.chunk[page]]))
+    place_in_page = int(place.offset[page] + place.num_bytes[page] - 1)
+    flip_byte(file, place_in_page)
+    with pytest.raises(CorruptPage, match=rf"{file}: the page at bytes \[{place.offset[page]}, .* has checksum"):
+        list(pages.decode(range(table.num_pages)))
+    assert len(list(pages.decode([*range(page), page + 1]))) == table.num_pages - 1
+    flip_byte(file, place_in_page)
+    assert len(list(pages.decode(range(table.num_pages)))) == table.num_pages
+    if dictionary:
+        chunk = int(place.chunk[page])
+        flip_byte(file, int(table.dict_offset[chunk] + table.dict_bytes[chunk] - 1))
+        with pytest.raises(CorruptPage, match=rf"the page at bytes \[{table.dict_offset[chunk]}, .* has checksum"):
+            list(pages.decode([page]))

@@ -23,6 +23,8 @@ def table_of_file(
     dict_offset: Int64Array,
     dict_bytes: Int64Array,
     codec: NDArray[np.int8],
+    page_crc: NDArray[np.uint32] | None = None,
+    dict_crc: NDArray[np.uint32] | None = None,
 ) -> PageTable:
     """Make the table.
 
@@ -32,6 +34,8 @@ def table_of_file(
         tail_bytes: [P] bytes behind it that its last row needs, or None.
         rows: [P] rows of each page.
         dict_offset, dict_bytes, codec: Of each column chunk.
+        page_crc: [P] checksum of each page, or None.
+        dict_crc: Of the dictionary of each column chunk, or None.
     """
     first_row = np.cumsum(rows) - rows
     begins = np.ones(len(offset), np.bool_)
@@ -48,6 +52,7 @@ def table_of_file(
         page_start=np.append(offset - np.repeat(offset[first], pages_of_chunk), end).astype(np.uint32),
         page_row=np.append(first_row - np.repeat(first_row[first], pages_of_chunk), end).astype(np.uint32),
         tail_bytes=(end[:0] if tail_bytes is None or not tail_bytes.any() else tail_bytes).astype(np.uint32),
+        page_crc=(end[:0] if page_crc is None else page_crc).astype(np.uint32),
         chunk_page=np.append(first, len(offset)).astype(np.int64),
         chunk_row=np.append(first_row[first], rows.sum()).astype(np.int64),
         chunk_offset=offset[first].astype(np.int64),
@@ -55,5 +60,6 @@ def table_of_file(
         file_of_chunk=np.zeros(len(first), np.int32),
         dict_offset=dict_offset[column_chunk],
         dict_bytes=dict_bytes[column_chunk],
+        dict_crc=(end[:0] if dict_crc is None else dict_crc[column_chunk]).astype(np.uint32),
         codec=codec[column_chunk],
     )

@@ -3,8 +3,8 @@
 In: tables of single files, as a scan found them. Out: one `PageTable` over all files of a source. Must hold: pages are
 in file order, then row order; the pages of a chunk are consecutive, and so are the chunks of a file. Pages of a chunk
 lie end to end in the file, so that a page is known by where it begins; a column chunk whose pages do not, or that
-exceeds 2^31 bytes or rows, is several chunks here. Cost: 8 bytes a page where pages end with a row, else 12, and 53 a
-chunk; finding pages is a binary search over chunks.
+exceeds 2^31 bytes or rows, is several chunks here. Cost: 8 bytes a page, 4 more where rows
+are split over pages and 4 where it has a checksum, and 53 to 57 a chunk; finding pages is a binary search over chunks.
 
 P is pages, C chunks, F files of one source. A format without chunks or dictionaries has one chunk per file.
 """
@@ -65,6 +65,8 @@ class PageTable:
     """[P + 1] first row of each page, counted from its chunk's; the last entry is 0."""
     tail_bytes: NDArray[np.uint32]
     """[P] bytes behind each page that its last row needs; [0] if no page has any."""
+    page_crc: NDArray[np.uint32]
+    """[P] CRC-32 of the bytes of each page in its file, 0 where the index has none; [0] if no page has any."""
     chunk_page: Int64Array
     """[C + 1] first page of each chunk, rising; the last entry is P."""
     chunk_row: Int64Array
@@ -79,6 +81,8 @@ class PageTable:
     """[C] first byte of the chunk's dictionary in its file, -1 if it has none."""
     dict_bytes: Int64Array
     """[C] bytes of the dictionary in its file, 0 if there is none."""
+    dict_crc: NDArray[np.uint32]
+    """[C] CRC-32 of the dictionary, as `page_crc`; [0] if there are none."""
     codec: NDArray[np.int8]
     """[C] how the chunk is compressed, in numbers of the file format."""
     _first_row: FirstRows = field(init=False)
@@ -151,10 +155,12 @@ class PageTable:
         pages = slice(int(chunk_page[0]), int(chunk_page[-1]))
         end = np.zeros(1, np.uint32)
         tail_bytes = np.array(self.tail_bytes[pages])
+        page_crc, dict_crc = np.array(self.page_crc[pages]), np.array(self.dict_crc[chunks])
         return PageTable(
             page_start=np.concatenate([self.page_start[pages], end]),
             page_row=np.concatenate([self.page_row[pages], end]),
             tail_bytes=tail_bytes if tail_bytes.any() else tail_bytes[:0],
+            page_crc=page_crc if page_crc.any() else page_crc[:0],
             chunk_page=chunk_page - chunk_page[0],
             chunk_row=chunk_row - chunk_row[0],
             chunk_offset=np.array(self.chunk_offset[chunks]),
@@ -162,6 +168,7 @@ class PageTable:
             file_of_chunk=np.zeros(chunks.stop - chunks.start, np.int32),
             dict_offset=np.array(self.dict_offset[chunks]),
             dict_bytes=np.array(self.dict_bytes[chunks]),
+            dict_crc=dict_crc if dict_crc.any() else dict_crc[:0],
             codec=np.array(self.codec[chunks]),
         )
 
@@ -180,7 +187,8 @@ class PageTable:
         lengths = {name: len(array) for name, array in self.arrays()}
         wanted = dict.fromkeys(lengths, chunks)
         wanted |= {"page_start": pages + 1, "page_row": pages + 1, "chunk_page": chunks + 1, "chunk_row": chunks + 1}
-        wanted["tail_bytes"] = pages if lengths["tail_bytes"] else 0
+        for name, full in (("tail_bytes", pages), ("page_crc", pages), ("dict_crc", chunks)):
+            wanted[name] = full if lengths[name] else 0
         if lengths != wanted:
             raise CatalogError(f"arrays of a page table have lengths {lengths}, not {wanted}")
         for name, array, least in (
@@ -242,18 +250,27 @@ def join_tables(tables: Sequence[PageTable]) -> PageTable:
     row_base = np.cumsum([0, *(table.num_rows for table in tables)])
     numbered = list(enumerate(tables))
     end = np.zeros(1, np.uint32)
-    has_tails = any(len(table.tail_bytes) for table in tables)
-    tails = [table.tail_bytes if len(table.tail_bytes) else np.zeros(table.num_pages, np.uint32) for table in tables]
+    pages, chunks = [table.num_pages for table in tables], [table.num_chunks for table in tables]
     return PageTable(
         page_start=np.concatenate([*(table.page_start[:-1] for table in tables), end]),
         page_row=np.concatenate([*(table.page_row[:-1] for table in tables), end]),
-        tail_bytes=np.concatenate(tails) if has_tails else end[:0],
+        tail_bytes=_join_optional([table.tail_bytes for table in tables], pages),
+        page_crc=_join_optional([table.page_crc for table in tables], pages),
         chunk_page=np.concatenate([*(table.chunk_page[:-1] + page_base[i] for i, table in numbered), page_base[-1:]]),
         chunk_row=np.concatenate([*(table.chunk_row[:-1] + row_base[i] for i, table in numbered), row_base[-1:]]),
         chunk_offset=np.concatenate([table.chunk_offset for table in tables]),
         chunk_bytes=np.concatenate([table.chunk_bytes for table in tables]),
-        file_of_chunk=np.repeat(np.arange(len(tables), dtype=np.int32), [table.num_chunks for table in tables]),
+        file_of_chunk=np.repeat(np.arange(len(tables), dtype=np.int32), chunks),
         dict_offset=np.concatenate([table.dict_offset for table in tables]),
         dict_bytes=np.concatenate([table.dict_bytes for table in tables]),
+        dict_crc=_join_optional([table.dict_crc for table in tables], chunks),
         codec=np.concatenate([table.codec for table in tables]),
     )
+
+
+def _join_optional(parts: Sequence[NDArray[np.uint32]], lengths: Sequence[int]) -> NDArray[np.uint32]:
+    """Arrays end to end, with zeros for those that are left out; nothing if all are."""
+    if not any(map(len, parts)):
+        return np.zeros(0, np.uint32)
+    filled = [part if len(part) else np.zeros(length, np.uint32) for part, length in zip(parts, lengths, strict=True)]
+    return np.concatenate(filled)

@@ -7,6 +7,7 @@ offsets of a batch and for a page.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -53,6 +54,7 @@ class ArrowScan:
     _schema: bytes = field(init=False)
     _pages: list[_Page] = field(default_factory=list)
     _tokens: list[Int64Array] = field(default_factory=list)
+    _crc: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._schema = encode_column(self.column)
@@ -96,6 +98,8 @@ class ArrowScan:
             dict_bytes=np.array([page.dict_bytes for page in pages], dtype=np.int64),
             codec=np.array([page.codec for page in pages], dtype=np.int8),
             tokens=np.concatenate([np.zeros(0, np.int64), *self._tokens]).astype(np.int32),
+            page_crc=np.array([page for page, _ in self._crc], dtype=np.uint32),
+            dict_crc=np.array([dictionary for _, dictionary in self._crc], dtype=np.uint32),
             schema=self._schema,
             whole_chunks=any(page.codec != SLICES and page.num_bytes > LARGE_PAGE_BYTES for page in pages),
         )
@@ -166,4 +170,5 @@ class ArrowScan:
             raise ValueError(f"the file ends before byte {page.offset + page.num_bytes}")
         self._tokens.append(self.count(read_page(run, is_null), self.where, self.num_rows))
         self._pages.append(page)
+        self._crc.append((zlib.crc32(run.pages), zlib.crc32(run.dictionary)))
         self.num_rows += page.num_rows

@@ -9,6 +9,7 @@ parses the file once; the parser holds Python's lock, so that many threads scan 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,7 @@ from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
 from torchmix.sources.file_ends import hash_ends
 from torchmix.sources.frames import codec_of_name
 from torchmix.sources.jsonl_lines import LineFault, LineParser
-from torchmix.sources.jsonl_pages import LinePage, cut_pages, is_alone, lines_of_page
+from torchmix.sources.jsonl_pages import GZIP, PLAIN, LinePage, Read, cut_pages, is_alone, lines_of_page
 from torchmix.sources.parquet_column import Kind, count_tokens, to_documents, transform_id_of
 from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun, read_range
 from torchmix.transform.bytes_tokenizer import BYTES
@@ -72,9 +73,9 @@ class JsonLinesSource:
         try:
             num_bytes, digest = self.fingerprint(file_descriptor, str(path))
             found = _Found(where=where)
-            pages = cut_pages(partial(read_range, file_descriptor), codec_of_name(path), where)
-            for page in islice(pages, most_pages):
-                found.add(page, self._parse, self._count)
+            read = partial(read_range, file_descriptor)
+            for page in islice(cut_pages(read, codec_of_name(path), where), most_pages):
+                found.add(page, self._parse, self._count, _checksum(page, read))
                 if progress is not None:
                     progress(page.num_bytes)
         except OSError as error:
@@ -118,6 +119,7 @@ class _Found:
     offset: list[int] = field(default_factory=list)
     num_bytes: list[int] = field(default_factory=list)
     codec: list[int] = field(default_factory=list)
+    crc: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     tokens: list[Int64Array] = field(default_factory=list)
 
@@ -126,6 +128,7 @@ class _Found:
         page: LinePage,
         parse: Callable[[bytes, bool], pa.Array],
         count: Callable[[pa.Array, str, int], Int64Array],
+        crc: int,
     ) -> None:
         """Parse a page; one without rows is passed over."""
         try:
@@ -138,6 +141,7 @@ class _Found:
         self.offset.append(page.offset)
         self.num_bytes.append(page.num_bytes)
         self.codec.append(page.codec)
+        self.crc.append(crc)
         self.rows.append(len(values))
         self.tokens.append(count(values, self.where, self.num_rows))
         self.num_rows += len(values)
@@ -159,6 +163,7 @@ class _Found:
             dict_offset=np.full(len(codecs), -1, dtype=np.int64),
             dict_bytes=np.zeros(len(codecs), dtype=np.int64),
             codec=codecs,
+            page_crc=np.array(self.crc, dtype=np.uint32),
             tokens=np.concatenate([np.zeros(0, np.int64), *self.tokens]).astype(np.int32),
             schema=b"",
         )
@@ -169,3 +174,10 @@ class _Found:
         if fault.is_json:
             return SourceUnreadable(f"{message}; mend the line, or name another key")
         return CorruptPage(f"{message}; mend the line, or take it out")
+
+
+def _checksum(page: LinePage, read: Read) -> int:
+    """CRC-32 of a page's bytes; 0 for gzip, whose members have their own."""
+    if page.codec == PLAIN:
+        return zlib.crc32(page.lines)
+    return 0 if page.codec & 3 == GZIP else zlib.crc32(read(page.offset, page.num_bytes))

@@ -152,6 +152,8 @@ def part_of_scan(scan: FileScan) -> FilePart:
             dict_offset=scan.dict_offset,
             dict_bytes=scan.dict_bytes,
             codec=scan.codec,
+            page_crc=scan.page_crc,
+            dict_crc=scan.dict_crc,
         ),
         tokens=scan.tokens,
     )

@@ -65,6 +65,11 @@ class FileScan:
     """[N], tokens of each document."""
     schema: bytes
     """What `decode` must know of the file beside its pages; opaque to all but the source."""
+    page_crc: NDArray[np.uint32] | None = None
+    """[P], CRC-32 of the bytes of each page, which is compared when they are read; None for a format that has checksums
+    of its own."""
+    dict_crc: NDArray[np.uint32] | None = None
+    """[C], of each dictionary page, likewise."""
     split_pages: int = 0
     """Pages of the writer that begin inside a row."""
     whole_chunks: bool = False
