@@ -205,7 +205,10 @@ class Walk:
             return pa.DictionaryArray.from_arrays(indices, dictionary, safe=True).dictionary_decode()
         num_rows, num_nulls, own = self._take(held_type)
         if held_type in _OFFSET_BYTES:
-            own[1] = own[1].slice(0, _OFFSET_BYTES[held_type] * (num_rows + 1))
+            offsets_bytes = _OFFSET_BYTES[held_type] * (num_rows + 1)
+            if len(own[1]) < offsets_bytes and num_rows:
+                raise ValueError(f"{len(own[1])} bytes of offsets for {num_rows} rows")
+            own[1] = own[1].slice(0, offsets_bytes)
         read_as = _BINARY_OF_STRING.get(held_type, held_type)
         array = pa.Array.from_buffers(read_as, num_rows, own, -1 if num_nulls else 0)
         array.validate(full=True)

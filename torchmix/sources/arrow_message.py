@@ -17,6 +17,8 @@ import numpy as np
 
 from torchmix.sources.source import Int64Array
 
+MOST_SIZE = 1 << 48
+"""No count or place in a batch is more."""
 CONTINUATION = b"\xff\xff\xff\xff"
 _KINDS = {1: "schema", 2: "dictionary", 3: "batch"}
 _CODECS: dict[int, Literal["lz4", "zstd"]] = {0: "lz4", 1: "zstd"}
@@ -138,8 +140,9 @@ def parse_batch(header: FlatTable) -> BatchLayout:
         codec=_CODECS[compression.number(0, "<b")] if compression is not None else None,
         variadic=header.structs(4, 8)[:, 0],
     )
-    if layout.num_rows < 0 or (layout.nodes < 0).any() or (layout.buffers < 0).any() or (layout.variadic < 0).any():
-        raise ValueError("a batch with a negative size")
+    for sizes in (np.array([layout.num_rows]), layout.nodes, layout.buffers, layout.variadic):
+        if sizes.size and (sizes.min() < 0 or sizes.max() > MOST_SIZE):
+            raise ValueError(f"a batch with sizes of {sizes.min()} and {sizes.max()}")
     return layout
 
 
