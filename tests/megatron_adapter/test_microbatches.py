@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import PlanError
-from torchmix.megatron_adapter.microbatches import SharedMicrobatches
+from torchmix.megatron_adapter.microbatches import SharedMicrobatches, item_of
 
 
 def stream(microbatches_of_step: int, steps: int) -> Iterator[Microbatch]:
@@ -113,6 +114,47 @@ def test_items_are_dicts_of_their_own_that_may_be_altered() -> None:
     assert item["tokens"].tolist() == [[0, 0]]
     item["tokens"] = None
     assert next(second)["tokens"].tolist() == [[0, 0]]
+
+
+def received() -> Microbatch:
+    """A microbatch as a peer has it: all fields are views of one buffer."""
+    buffer = torch.arange(160, dtype=torch.uint8)
+    boundaries = buffer[144:152].view(torch.int32)
+    return Microbatch(
+        tokens=buffer[:32].view(torch.int64).view(2, 2),
+        labels=buffer[32:64].view(torch.int64).view(2, 2),
+        loss_mask=buffer[64:80].view(torch.float32).view(2, 2),
+        position_ids=None,
+        source_index=buffer[80:96].view(torch.int32).view(2, 2),
+        cu_seqlens=boundaries,
+        cu_seqlens_padded=boundaries,
+        max_seqlen=2,
+        step=0,
+        index=0,
+        is_last_of_step=True,
+        num_tokens_global=4,
+    )
+
+
+def test_what_a_peer_received_can_be_stored_in_a_checkpoint() -> None:
+    microbatch, file = received(), io.BytesIO()
+    item = item_of(microbatch, part="train", packed=True)
+    torch.save([item], file)
+    file.seek(0)
+    [loaded] = torch.load(file, weights_only=True)
+    assert loaded.keys() == item.keys()
+    for name in ("tokens", "labels", "loss_mask", "source_index", "cu_seqlens"):
+        assert torch.equal(loaded[name], getattr(microbatch, name)), name
+        assert loaded[name].dtype == getattr(microbatch, name).dtype
+    with pytest.raises(RuntimeError, match="view the same data as different types"):
+        torch.save([microbatch.tokens, microbatch.loss_mask], io.BytesIO())
+
+
+def test_tensors_with_memory_of_their_own_are_not_copied() -> None:
+    [microbatch] = stream(1, 1)
+    item = item_of(microbatch, part="train", packed=True)
+    assert item["tokens"] is microbatch.tokens
+    assert item["cu_seqlens"] is microbatch.cu_seqlens
 
 
 def test_dense_microbatches_have_no_boundaries() -> None:

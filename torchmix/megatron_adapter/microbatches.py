@@ -11,7 +11,7 @@ Dicts, because Megatron's rerun state machine keeps a shallow copy of each until
 the checkpoint of a suspected fault, to be loaded `weights_only`. It replays those copies without asking here: what is
 counted here is what was consumed.
 
-Cost: some microseconds for each microbatch and chunk.
+Cost: some microseconds for each microbatch and chunk; on peers a copy of it, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import PlanError
@@ -35,7 +37,7 @@ def item_of(microbatch: Microbatch, *, part: str, packed: bool) -> Item:
         part: `train`, `validation` or `test`.
         packed: Whether attention stops at the ends of documents. Else there are no boundaries in the dict.
     """
-    return {
+    tensors = {
         "tokens": microbatch.tokens,
         "labels": microbatch.labels,
         "loss_mask": microbatch.loss_mask,
@@ -43,12 +45,34 @@ def item_of(microbatch: Microbatch, *, part: str, packed: bool) -> Item:
         "source_index": microbatch.source_index,
         "cu_seqlens": microbatch.cu_seqlens if packed else None,
         "cu_seqlens_padded": microbatch.cu_seqlens_padded if packed else None,
+    }
+    return {
+        **_storable(tensors),
         "max_seqlen": microbatch.max_seqlen,
         "part": part,
         "step": microbatch.step,
         "index": microbatch.index,
         "is_last_of_step": microbatch.is_last_of_step,
     }
+
+
+def _storable(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+    """The same tensors if each type has memory of its own; else copies.
+
+    What a peer receives is one buffer, seen as int64, int32 and float32. `torch.save` refuses such views, and with them
+    Megatron's checkpoint of a suspected fault.
+    """
+    given = [tensor for tensor in tensors.values() if tensor is not None and tensor.numel()]
+    types_of_memory: dict[int, set[torch.dtype]] = {}
+    for tensor in given:
+        types_of_memory.setdefault(tensor.untyped_storage().data_ptr(), set()).add(tensor.dtype)
+    if all(len(types) == 1 for types in types_of_memory.values()):
+        return tensors
+    return {name: None if tensor is None else _copy(tensor) for name, tensor in tensors.items()}
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, pin_memory=tensor.is_pinned()).copy_(tensor)
 
 
 class SharedMicrobatches:
