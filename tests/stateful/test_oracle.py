@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 
 from tests.support import oracle
+from tests.support.arrow_files import among_others, write_arrow
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.indexed_datasets import random_sequences, write_dataset
+from tests.support.json_lines import json_lines, write_lines
 from tests.support.loaders import run_job
 from torchmix.cli.main import main
 from torchmix.constructor.fields import Microbatch
@@ -46,7 +48,7 @@ def seed() -> int:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, seed: int) -> tuple[Path, dict[str, list[list[int]]]]:
-    """Files of three sources, in a folder, and their documents as the oracle reads them."""
+    """Files of six sources, in a folder, and their documents as the oracle reads them."""
     folder = tmp_path_factory.mktemp("data")
     draw = random.Random(seed)
 
@@ -76,7 +78,22 @@ def data(tmp_path_factory: pytest.TempPathFactory, seed: int) -> tuple[Path, dic
     for number in range(draw.randint(1, 2)):
         sequences = random_sequences(seed + 20 + number, draw.randint(20, 200), mean_tokens=80, dtype=dtype)
         write_dataset(folder / f"code-{number}", [np.abs(tokens) for tokens in sequences], dtype=dtype)
+    ending = draw.choice([".jsonl", ".jsonl.gz"])
+    chat = json_lines(with_nulls(random_texts(seed + 30, draw.randint(50, 300))), "text", seed)
+    write_lines(folder / f"chat{ending}", chat, mean_bytes=draw.choice([50, 5000]), at_lines=draw.random() < 0.5)
+    cached = pa.array(
+        with_nulls(random_tokens(seed + 31, draw.randint(50, 300))), pa.list_(draw.choice([pa.int32(), pa.int64()]))
+    )
+    write_arrow(
+        folder / "cache.arrow",
+        among_others(cached, seed, "ids"),
+        stream=True,
+        codec=draw.choice([None, "lz4"]),
+        batch_rows=draw.choice([10, 1000]),
+    )
     return folder, {
+        "cache": oracle.read_arrow_documents([folder / "cache.arrow"], "ids"),
+        "chat": oracle.read_line_documents(list(folder.glob("chat*")), "text"),
         "code": oracle.read_indexed_documents(list(folder.glob("code-*.bin"))),
         "web": oracle.read_token_documents(list(folder.glob("web-*.parquet")), "input_ids"),
         "prose": oracle.read_text_documents([folder / "prose.parquet"], "text"),
@@ -108,7 +125,9 @@ sources:
   prose: {{path: prose.parquet, text: text, tokenizer: bytes}}
   tiny: {{path: tiny.parquet, text: text, tokenizer: bytes}}
   code: {{path: "code-*.idx"}}
-mixture: {{web: 40%, prose: 35%, tiny: 5%, code: 20%}}
+  chat: {{path: "chat.jsonl*", format: jsonl, text: text, tokenizer: bytes}}
+  cache: {{path: cache.arrow, tokens: ids}}
+mixture: {{web: 30%, prose: 25%, tiny: 5%, code: 20%, chat: 10%, cache: 10%}}
 packing: {{method: {method}, overflow: {overflow}, boundaries: {boundaries}, align_tokens: {ALIGN_TOKENS}}}
 balance: {{method: rows, model: {{layers: 4, hidden: 64, ffn: 256, heads: 4}}}}
 shuffle: {{window_pages: 3, window_bytes: 64KiB}}

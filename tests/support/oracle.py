@@ -7,6 +7,8 @@ read whole by pyarrow, samples are Python lists, slices are cut by hand. It is s
 
 from __future__ import annotations
 
+import gzip
+import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 END_OF_DOCUMENT = 256
@@ -80,6 +83,23 @@ def read_text_documents(paths: Sequence[Path], column: str) -> list[list[int]]:
 def read_token_documents(paths: Sequence[Path], column: str) -> list[list[int]]:
     """Rows of all files in order of path, as they are; a null row has no tokens."""
     rows = [row for path in sorted(paths) for row in pq.read_table(path)[column].to_pylist()]
+    return [[] if row is None else row for row in rows]
+
+
+def read_line_documents(paths: Sequence[Path], key: str) -> list[list[int]]:
+    """Lines of all files in order of path, by the standard library: texts as bytes and 256, lists as they are."""
+    documents = []
+    for path in sorted(paths):
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        values = [json.loads(line)[key] for line in content.decode("utf-8-sig").split("\n") if line.strip()]
+        for value in values:
+            documents.append([*value.encode(), END_OF_DOCUMENT] if isinstance(value, str) else value or [])
+    return documents
+
+
+def read_arrow_documents(paths: Sequence[Path], column: str) -> list[list[int]]:
+    """Rows of Arrow streams in order of path, as they are; a null row has no tokens."""
+    rows = [row for path in sorted(paths) for row in pa.ipc.open_stream(path).read_all()[column].to_pylist()]
     return [[] if row is None else row for row in rows]
 
 
