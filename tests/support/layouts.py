@@ -34,6 +34,8 @@ class Layout:
     """1: go on from the state that the layout before has left, as if it were loaded from a checkpoint."""
     rerun: int = 0
     """1: Megatron's rerun state machine has each first step run again."""
+    forward_only: int = 0
+    """1: no backward; what is handed out, and the loss, are the same."""
     passes: int = 0
     """How often all of validation is evaluated, after training."""
 
@@ -53,7 +55,7 @@ def layout_of(name: str) -> Layout:
     return Layout(**{axis: value if axis == "script" else int(value) for axis, value in values.items()})  # type: ignore[arg-type]
 
 
-def layouts_of(world_size: int, *, script: str, steps: int) -> list[Layout]:
+def layouts_of(world_size: int, **options: Any) -> list[Layout]:
     """Every layout over tp, cp, pp and dp of so many ranks, and with 2 virtual stages where there is a pipeline."""
     sizes = [size for size in (1, 2, 4, 8) if size <= world_size]
     layouts = []
@@ -62,7 +64,7 @@ def layouts_of(world_size: int, *, script: str, steps: int) -> list[Layout]:
         if dp and not rest:
             for vp in (0, 2):
                 if not vp or (pp > 1 and vp * pp <= MOST_CHUNKS):
-                    layouts.append(Layout(tp=tp, cp=cp, pp=pp, dp=dp, vp=vp, steps=steps, script=script))
+                    layouts.append(Layout(tp=tp, cp=cp, pp=pp, dp=dp, vp=vp, **options))
     return layouts
 
 

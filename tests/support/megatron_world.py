@@ -2,9 +2,9 @@
 
     python -m tests.support.megatron_world RECIPE OUT DEADLINE_S LAYOUT...
 
-A layout is text: `tp=2,pp=2,vp=2,dp=2,steps=2,script=0.20` (see `layouts.py`). All have the same number of
-ranks. The program imports torch and Megatron once and then forks the ranks. Each rank writes a JSON line for each
-layout to OUT/rank-R.jsonl:
+A layout is text: `tp=2,pp=2,vp=2,dp=2,steps=2,script=0.20` (see `layouts.py`). The program imports torch
+and Megatron once and then forks ranks, as many as the next layouts have: those with N ranks run in the same processes,
+one after another. Each rank writes a JSON line for each layout to OUT/N/rank-R.jsonl:
 
     name      of the layout
     digests   SHA-256 of what `get_batch` returned, by "part/chunk/step/index"; behind "run N/" what an earlier run or
@@ -12,7 +12,7 @@ layout to OUT/rank-R.jsonl:
     losses    on last stages: "step/index" -> sums of losses and of tokens, by row of the microbatch
     log       on the last rank: the lines with the loss of each source
 
-Ranks that are not done after DEADLINE_S print the stacks of their threads and are ended.
+Ranks that are not done DEADLINE_S after they were forked print the stacks of their threads and are ended.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,7 +219,7 @@ def run_layout(
                     record.keep_as_run(num_runs)
                     machine.rerun_requested, machine.continue_requested = num_runs == 0, True
                     num_runs += 1
-                run_step(iterators)
+                run_step(iterators, forward_only=bool(layout.forward_only))
             args.consumed_train_samples += samples
             if on_step is not None:
                 on_step(step)
@@ -267,14 +268,17 @@ def run_layouts(rank: int, *, port: int, recipe: Path, out: Path, layouts: list[
 
 
 def main(recipe: Path, out: Path, deadline_s: float, layouts: list[Layout]) -> int:
-    """Fork the ranks and wait for them; the number of those that failed."""
-    program = partial(run_layouts, port=free_port(), recipe=recipe, out=out, layouts=layouts)
-    with ForkedRanks(program, world_size=layouts[0].world_size, folder=out) as ranks:
-        ranks.await_ends(deadline_s=deadline_s)
-        failed = len(ranks.running) + sum(code != 0 for code in ranks.code_of_rank.values())
-        if failed:
-            print(ranks.report(), file=sys.stderr, flush=True)
-    return failed
+    """Fork the ranks of each number and wait for them; how many failed."""
+    for world_size, group in groupby(layouts, lambda layout: layout.world_size):
+        folder = out / str(world_size)
+        program = partial(run_layouts, port=free_port(), recipe=recipe, out=folder, layouts=list(group))
+        with ForkedRanks(program, world_size=world_size, folder=folder) as ranks:
+            ranks.await_ends(deadline_s=deadline_s)
+            failed = len(ranks.running) + sum(code != 0 for code in ranks.code_of_rank.values())
+            if failed:
+                print(ranks.report(), file=sys.stderr, flush=True)
+                return failed
+    return 0
 
 
 if __name__ == "__main__":
