@@ -19,7 +19,6 @@ LAYERS = 4
 MICRO_BATCH_OF_PACKING = {"dense": 2, "thd": 1}
 """Samples. Packed ones are one row, for which Megatron's pipeline stages have no shape if there are several."""
 PACKINGS = tuple(MICRO_BATCH_OF_PACKING)
-CONSTANT_BATCH = ("--global-batch-size", str(SAMPLES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +58,13 @@ LAYOUTS = (
 LAYOUT_OF_NAME = {layout.name: layout for layout in (SINGLE, *LAYOUTS)}
 
 
+def steps_flags(steps: int) -> list[str]:
+    """How long a run is, those before a checkpoint included, and how many samples each step has."""
+    return ["--train-iters", str(steps), "--lr-decay-iters", str(STEPS), "--global-batch-size", str(SAMPLES)]
+
+
 def training_arguments(
-    layout: Layout, recipe: Path, *, packing: str, steps: int = STEPS, batch: Sequence[str] = CONSTANT_BATCH
+    layout: Layout, recipe: Path, *, packing: str, schedule: Sequence[str] | None = None
 ) -> list[str]:
     """Megatron's arguments of a run.
 
@@ -68,15 +72,15 @@ def training_arguments(
         layout: Of its ranks.
         recipe: The recipe's file.
         packing: One of `PACKINGS`.
-        steps: Iterations of the whole run, those before a checkpoint included.
-        batch: The flags that say how many samples a step has.
+        schedule: Flags that say how long the run is, and how many samples each step has; `steps_flags(STEPS)` if not
+            given.
     """
     shared = f"""
         --data-recipe {recipe} --tokenizer-type NullTokenizer --vocab-size 511 --num-workers 0
         --num-layers {LAYERS} --hidden-size 64 --num-attention-heads 4 --position-embedding-type learned_absolute
         --seq-length {LENGTH} --max-position-embeddings {LENGTH} --hidden-dropout 0 --attention-dropout 0
         --micro-batch-size {MICRO_BATCH_OF_PACKING[packing]} --calculate-per-token-loss
-        --train-iters {steps} --lr 1e-3 --min-lr 1e-4 --lr-decay-iters {STEPS} --clip-grad 1.0
+        --lr 1e-3 --min-lr 1e-4 --clip-grad 1.0
         --eval-iters 0 --eval-interval 1000 --log-interval 1 --ckpt-format torch_dist
     """
-    return [*shared.split(), *batch, *layout.arguments]
+    return [*shared.split(), *(schedule or steps_flags(STEPS)), *layout.arguments]

@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cells import CONSTANT_BATCH, LAYOUT_OF_NAME, SAVE_AT, SINGLE, STEPS
+from cells import LAYOUT_OF_NAME, SAVE_AT, SINGLE, STEPS, steps_flags
 from consumed import Line, planned_samples, read_records
-from corpus import SAMPLES
+from corpus import LENGTH, SAMPLES
 from launch import Run, wait
 from matrix import Bench, problems_of_lines, problems_of_run
 from table import Cell
 
 PIPELINE, TENSORS, CONTEXT = LAYOUT_OF_NAME["PP2"], LAYOUT_OF_NAME["TP2"], LAYOUT_OF_NAME["CP2"]
 SOURCES = ("code", "notes", "web")
+ASKS_FOR_RESTART = 16
+"""Megatron's exit code after it has saved a step that it suspects of a fault."""
 NOTICE_S = 15.0
 """In which all ranks must have ended after one was killed."""
 
@@ -33,6 +35,7 @@ def cell_of_feature(bench: Bench, name: str) -> Cell:
     started_s = time.monotonic()
     cell.note("works", FEATURES[name](bench))
     cell.wall_s = time.monotonic() - started_s
+    print(cell.verdict, flush=True)
     return cell
 
 
@@ -88,33 +91,39 @@ def ramp_up(bench: Bench) -> list[str]:
     """4 samples a step, from step 2 on 8; Megatron saves where the size changes, and a run continues from there."""
     calculator = bench.runner.checkout / "megatron" / "core" / "num_microbatches_calculator.py"
     if "StepBatchsize" in calculator.read_text(encoding="utf-8"):
-        batch = ["--step-batch-size-schedule", "0:4 512:8"]  # thresholds are tokens
+        schedule = ["--train-iters", str(STEPS), "--lr-decay-iters", str(STEPS)]
+        schedule += ["--step-batch-size-schedule", f"0:4 {8 * LENGTH}:8"]  # thresholds are tokens
     else:
-        batch = ["--rampup-batch-size", "4", "4", "8", *CONSTANT_BATCH]
+        schedule = ["--train-samples", "40", "--lr-decay-samples", "40"]  # this version ramps up only then
+        schedule += ["--rampup-batch-size", "4", "4", "8", "--global-batch-size", "8"]
     saved = bench.checkpoints("ramp")
     plan = planned_samples(bench.recipe("-ramp"), STEPS)
     more = [*bench.first_weights, "--save", str(saved), "--save-interval", "100"]
-    run = bench.train("ramp-up", SINGLE, more, variant="-ramp", batch=batch)
+    run = bench.train("ramp-up", SINGLE, more, variant="-ramp", schedule=schedule)
     problems = problems_of_run(run, SINGLE, plan)
     if problems:
         return problems
     resumed = bench.train(
-        "ramp-up resumed", TENSORS, ["--load", str(saved), "--ckpt-step", "2"], variant="-ramp", batch=batch
+        "ramp-up resumed", TENSORS, ["--load", str(saved), "--ckpt-step", "2"], variant="-ramp", schedule=schedule
     )
     return problems_of_run(resumed, TENSORS, plan, first=2)
 
 
 def exit_interval(bench: Bench) -> list[str]:
-    """A run at TP2 x PP2 ends itself after step 4; another at CP2 goes on."""
+    """A run at TP2 x PP2 ends itself after three steps; another at CP2 goes on."""
     layout, saved = LAYOUT_OF_NAME["TP2 x PP2"], bench.checkpoints("exit")
     plan = planned_samples(bench.recipe(), STEPS)
-    flags = ["--exit-interval", "4", "--save", str(saved), "--save-interval", "100"]
-    run = bench.train("exit", layout, [*bench.first_weights, *flags])
-    problems = problems_of_run(run, layout, {step: plan[step] for step in range(4)})
+    run = bench.train("exit", layout, [*bench.first_weights, *ends_saved(saved)])
+    problems = problems_of_run(run, layout, {step: plan[step] for step in range(SAVE_AT)})
     if problems:
         return problems
     resumed = bench.train("exit resumed", CONTEXT, ["--load", str(saved)])
-    return problems_of_run(resumed, CONTEXT, plan, first=4)
+    return problems_of_run(resumed, CONTEXT, plan, first=SAVE_AT)
+
+
+def ends_saved(folder: Path) -> list[str]:
+    """Flags of a run that saves and ends itself after step `SAVE_AT` of `STEPS`."""
+    return ["--exit-interval", str(SAVE_AT), "--save", str(folder), "--save-interval", "100"]
 
 
 def asynchronous_save(bench: Bench) -> list[str]:
@@ -138,19 +147,20 @@ def skipped_iterations(bench: Bench) -> list[str]:
 
 
 def rerun(bench: Bench) -> list[str]:
-    """Megatron suspects a fault, and computes a step twice: with the same samples, and without losing the next ones."""
+    """Megatron suspects a loss, and computes the step twice: with the same samples, and then the next ones."""
     plan = planned_samples(bench.recipe(), STEPS)
-    flags = ["--error-injection-rate", "20", "--error-injection-type", "transient_error"]
-    run = bench.train("rerun", PIPELINE, [*bench.first_weights, *flags])
+    # A spiky loss is the one suspicion after which Megatron goes on.
+    suspect = ["--check-for-spiky-loss", "--no-check-for-nan-in-loss-and-grad"]
+    inject = ["--error-injection-rate", "10", "--error-injection-type", "transient_error"]
+    run = bench.train("rerun", PIPELINE, [*bench.first_weights, *suspect, *inject])
     if not run.is_fine:
         return problems_of_run(run, PIPELINE, plan)
     lines = [line for line in read_records(run.records) if line["step"] is not None]
     once = first_times(lines)
     problems = problems_of_lines(once, PIPELINE, plan)
     if len(once) == len(lines):
-        problems.append("no step was computed twice; the check has checked nothing")
-    again = [line for line in lines if line not in once]
-    return problems + [f"step {line['step']}: other samples when computed again" for line in again]
+        problems.append("no step was computed twice, so nothing was checked")
+    return problems + [f"step {line['step']}: others when computed again" for line in lines if line not in once]
 
 
 def first_times(lines: list[Line]) -> list[Line]:
@@ -166,24 +176,31 @@ def first_times(lines: list[Line]) -> list[Line]:
 
 
 def rerun_elsewhere(bench: Bench) -> list[str]:
-    """A fault that comes again: Megatron saves the step unfinished, with its microbatches, for another job to try."""
+    """A fault that comes again: Megatron saves the step unfinished, with its microbatches, for another job to try.
+
+    Here the other job has no other GPU, so it computes the step once more and asks for a restart again. A third one
+    does not mind, and goes on.
+    """
     saved = bench.checkpoints("rerun")
-    flags = ["--error-injection-rate", "20", "--error-injection-type", "persistent_error"]
-    run = bench.train(
-        "rerun saved", SINGLE, [*bench.first_weights, *flags, "--save", str(saved), "--save-interval", "100"]
-    )
-    steps = [line["step"] for line in read_records(run.records) if line["step"] is not None]
-    if run.exit_codes != (16,) or not steps:
-        return [f"exit code {run.exit_codes} instead of 16, which asks for a restart", run.trouble]
-    resumed = bench.train("rerun saved resumed", SINGLE, ["--load", str(saved)])
-    return problems_of_run(resumed, SINGLE, planned_samples(bench.recipe(), STEPS), first=max(steps))
+    plan = planned_samples(bench.recipe(), STEPS)
+    inject = ["--error-injection-rate", "20", "--error-injection-type", "persistent_error"]
+    save = ["--save", str(saved), "--save-interval", "100"]
+    asking = [bench.train("rerun saved", TENSORS, [*bench.first_weights, *inject, *save])]
+    asking.append(bench.train("rerun again", TENSORS, ["--load", str(saved)]))
+    for run in asking:
+        if set(run.exit_codes) != {ASKS_FOR_RESTART}:
+            return [f"exit codes {run.exit_codes} instead of {ASKS_FOR_RESTART}, which asks for a restart", run.trouble]
+    again = first_times(read_records(asking[1].records))
+    faulty = again[0]["step"]
+    problems = problems_of_lines(again, TENSORS, {faulty: plan[faulty]})
+    run = bench.train("rerun no more", TENSORS, ["--load", str(saved), "--rerun-mode", "disabled"])
+    return problems + problems_of_run(run, TENSORS, plan, first=faulty)
 
 
 def checkpoint_without_state(bench: Bench) -> list[str]:
     """A checkpoint that torchmix has not written is an error that says what to do; with the flag it says, it loads."""
     saved = bench.checkpoints("forgotten")
-    flags = ["--save", str(saved), "--save-interval", str(SAVE_AT)]
-    run = bench.train("forgotten", SINGLE, [*bench.first_weights, *flags], steps=SAVE_AT, FORGET_STATE="1")
+    run = bench.train("forgotten", SINGLE, [*bench.first_weights, *ends_saved(saved)], FORGET_STATE="1")
     if not run.is_fine:
         return [run.trouble]
     refused = bench.train("forgotten resumed", SINGLE, ["--load", str(saved)])
@@ -197,8 +214,7 @@ def checkpoint_without_state(bench: Bench) -> list[str]:
 def other_recipe(bench: Bench) -> list[str]:
     """A checkpoint of another mixture is an error that names both."""
     saved = bench.checkpoints("other")
-    flags = ["--save", str(saved), "--save-interval", str(SAVE_AT)]
-    run = bench.train("other", SINGLE, [*bench.first_weights, *flags], steps=SAVE_AT, variant="-other")
+    run = bench.train("other", SINGLE, [*bench.first_weights, *ends_saved(saved)], variant="-other")
     if not run.is_fine:
         return [run.trouble]
     refused = bench.train("other resumed", SINGLE, ["--load", str(saved)])
@@ -210,7 +226,7 @@ def killed_rank(bench: Bench) -> list[str]:
     problems = []
     for victim in range(PIPELINE.ranks):
         name = f"{bench.packing} killed {victim}"
-        arguments = bench.arguments(PIPELINE, bench.first_weights, steps=10_000)
+        arguments = bench.arguments(PIPELINE, bench.first_weights, schedule=steps_flags(10_000))
         with bench.runner.started(name, arguments, ranks=PIPELINE.ranks) as processes:
             print(f"{name} ...", flush=True)
             end_s = time.monotonic() + bench.runner.deadline_s

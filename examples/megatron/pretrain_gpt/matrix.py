@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cells import CONSTANT_BATCH, SAVE_AT, SINGLE, STEPS, Layout, training_arguments
+from cells import SAVE_AT, SINGLE, STEPS, Layout, training_arguments
 from consumed import Line, Samples, consumed, difference, planned_samples, read_records
 from corpus import LENGTH
 from launch import Run, Runner
@@ -53,26 +53,18 @@ class Bench:
         more: Sequence[str],
         *,
         variant: str = "",
-        steps: int = STEPS,
-        batch: Sequence[str] = CONSTANT_BATCH,
+        schedule: Sequence[str] | None = None,
         **environment: str,
     ) -> Run:
         """A run to its end; see `training_arguments` and `Runner.run`."""
-        arguments = self.arguments(layout, more, variant=variant, steps=steps, batch=batch)
+        arguments = self.arguments(layout, more, variant=variant, schedule=schedule)
         return self.runner.run(f"{self.packing} {name}", arguments, ranks=layout.ranks, **environment)
 
     def arguments(
-        self,
-        layout: Layout,
-        more: Sequence[str],
-        *,
-        variant: str = "",
-        steps: int = STEPS,
-        batch: Sequence[str] = CONSTANT_BATCH,
+        self, layout: Layout, more: Sequence[str], *, variant: str = "", schedule: Sequence[str] | None = None
     ) -> list[str]:
         """Megatron's, of one run."""
-        shared = training_arguments(layout, self.recipe(variant), packing=self.packing, steps=steps, batch=batch)
-        return [*shared, *more]
+        return [*training_arguments(layout, self.recipe(variant), packing=self.packing, schedule=schedule), *more]
 
 
 def cells_of_packing(bench: Bench, layouts: Sequence[Layout]) -> list[Cell]:
@@ -99,6 +91,7 @@ def cell_of_layout(bench: Bench, layout: Layout, *, plan: dict[int, Samples], re
         cell.note("resume", problems_of_run(resumed, SINGLE, plan, first=SAVE_AT))
         cell.note("resumed loss", unequal_losses(reference, resumed, RESUMED_ITERATIONS))
     cell.wall_s = time.monotonic() - started_s
+    print(cell.verdict, flush=True)
     return cell
 
 

@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
 import patch
-from cells import LAYOUTS, PACKINGS, SINGLE
+from cells import LAYOUTS, PACKINGS, SINGLE, steps_flags
 from corpus import write_corpus
 from features import FEATURES, cell_of_feature
 from launch import Runner
@@ -42,6 +43,7 @@ from table import FEATURE_CHECKS, LAYOUT_CHECKS, Cell, failures, table
 
 def main() -> int:
     options = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that ranks end, too
     logging.getLogger("torchmix").setLevel(logging.ERROR)  # that it makes the index is no news here
     with tempfile.TemporaryDirectory(prefix="torchmix-matrix-") as temporary:
         folder = options.keep.resolve() if options.keep else Path(temporary)
@@ -92,7 +94,7 @@ def first_weights(runner: Runner) -> Path:
     """A checkpoint of a single rank after one step, from whose weights all runs begin."""
     weights = runner.folder / "weights"
     bench = Bench(runner=runner, packing="dense", weights=weights)
-    run = bench.train("weights", SINGLE, ["--save", str(weights), "--save-interval", "1"], steps=1)
+    run = bench.train("weights", SINGLE, ["--save", str(weights), "--save-interval", "1"], schedule=steps_flags(1))
     if not run.is_fine:
         sys.exit(f"a single rank cannot train one step:\n{run.trouble}")
     return weights

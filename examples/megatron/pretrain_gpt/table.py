@@ -35,6 +35,12 @@ class Cell:
         """Whether checks were made, and all of them passed."""
         return bool(self.problems_of_check) and not any(self.problems_of_check.values())
 
+    @property
+    def verdict(self) -> str:
+        """A line for the one who waits."""
+        failed = [check for check, problems in self.problems_of_check.items() if problems]
+        return f"{self.packing} {self.name}: " + ("pass" if self.is_fine else f"FAIL ({', '.join(failed)})")
+
     def result(self, check: str) -> str:
         """`pass`, `FAIL`, or `-` for a check that was not made."""
         problems = self.problems_of_check.get(check)

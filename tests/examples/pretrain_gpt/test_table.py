@@ -30,6 +30,11 @@ def test_a_line_says_of_each_check_what_came_of_it() -> None:
     assert line.split() == ["thd", "PP2", "x", "VPP2", "pass", "FAIL", "-", "-", "-"]
 
 
+def test_the_verdict_names_the_checks_that_failed() -> None:
+    assert cell(plan=[], loss=[]).verdict == "thd PP2 x VPP2: pass"
+    assert cell(plan=["a"], loss=[], resume=["b"]).verdict == "thd PP2 x VPP2: FAIL (plan, resume)"
+
+
 def test_what_failed_is_told_below() -> None:
     assert table.failures([cell(plan=[])]) == ""
     told = table.failures([cell(plan=[], loss=["iteration 1: 6.1", "iteration 2: no loss"])])
