@@ -84,7 +84,7 @@ def test_begins_of_other_sources_are_not_looked_for(world):
     at = world.locator.locate(source, rows, starts, tokens)
     whole = world.locator.begins_in_files(at, np.array([2, 4, 1]))
     locator = Locator(world.catalogs)
-    locator._tokens[1:] = locator._offsets[1:] = [SimpleNamespace()] * 2
+    locator._tokens[1:] = locator._tables[1:] = [SimpleNamespace()] * 2
     some = locator.begins_in_files(at, np.array([2, 0, 0]))
     np.testing.assert_array_equal(some[at.source == 0], whole[at.source == 0])
 
