@@ -121,11 +121,11 @@ def _fake_tensor_moves() -> None:
     def stay(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         return self
 
-    torch.Tensor.to = to  # type: ignore[method-assign, assignment]
-    torch.Tensor.type = type_  # type: ignore[method-assign, assignment]
-    torch.Tensor.cuda = stay  # type: ignore[method-assign, assignment]
-    torch.Tensor.pin_memory = stay  # type: ignore[method-assign, assignment]
-    torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign, assignment]
+    torch.Tensor.to = to
+    torch.Tensor.type = type_
+    torch.Tensor.cuda = stay
+    torch.Tensor.pin_memory = stay
+    torch.nn.Module.cuda = lambda self, device=None: self
 
 
 def _fake_device() -> None:
@@ -151,7 +151,7 @@ def _fake_device() -> None:
         answers[name] = 0
     for name, answer in answers.items():
         setattr(torch.cuda, name, _answering(answer))
-    torch.cuda._lazy_call = lambda call, **options: call()  # type: ignore[assignment]
+    torch.cuda._lazy_call = lambda call, **options: call()
 
 
 def _answering(answer: Any) -> Callable[..., Any]:
@@ -166,10 +166,10 @@ def _fake_random_states(generator: torch.Generator) -> None:
 
     torch.cuda.default_generators = (generator,)
     for module in (torch.cuda, torch.cuda.random):
-        module.manual_seed = generator.manual_seed  # type: ignore[attr-defined]
-        module.initial_seed = generator.initial_seed  # type: ignore[attr-defined]
-        module.get_rng_state = lambda *args, **options: generator.get_state()  # type: ignore[attr-defined]
-        module.set_rng_state = set_state  # type: ignore[attr-defined]
+        module.manual_seed = generator.manual_seed
+        module.initial_seed = generator.initial_seed
+        module.get_rng_state = lambda *args, **options: generator.get_state()
+        module.set_rng_state = set_state
     if hasattr(torch._C, "_cuda_setRNGState"):
         del torch._C._cuda_setRNGState
 
@@ -221,12 +221,12 @@ class Event:
 
 def _fake_streams() -> None:
     stream = Stream()
-    torch.cuda.Stream = Stream  # type: ignore[misc, assignment]
-    torch.cuda.Event = Event  # type: ignore[misc, assignment]
-    torch.cuda.current_stream = torch.cuda.default_stream = lambda *args, **options: stream  # type: ignore[assignment]
-    torch.cuda.stream = lambda *args, **options: contextlib.nullcontext()  # type: ignore[assignment]
-    torch.cuda.device = lambda *args, **options: contextlib.nullcontext()  # type: ignore[assignment, misc]
-    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign, assignment]
+    torch.cuda.Stream = Stream
+    torch.cuda.Event = Event
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *args, **options: stream
+    torch.cuda.stream = lambda *args, **options: contextlib.nullcontext()
+    torch.cuda.device = lambda *args, **options: contextlib.nullcontext()
+    torch.Tensor.record_stream = lambda self, stream: None
     for name in ("mark", "range_pop", "range_push"):
         setattr(torch.cuda.nvtx, name, _answering(None))
 

@@ -28,10 +28,10 @@ import typing_extensions
 def enable() -> None:
     """Stand in for what is missing. Call it before Megatron is imported."""
     if not hasattr(typing, "override"):
-        typing.override = typing_extensions.override  # type: ignore[attr-defined]
-    torch.compile = _decorate  # type: ignore[assignment]
+        typing.override = typing_extensions.override
+    torch.compile = _decorate
     if importlib.util.find_spec("triton") is None:
-        torch.utils._triton.has_triton_package = lambda: False  # type: ignore[assignment]
+        torch.utils._triton.has_triton_package = lambda: False
         language = _StandIn("triton.language")
         sys.modules["triton"] = _StandIn(
             "triton", jit=_decorate, autotune=_decorate, language=language, __version__="3.4.0"

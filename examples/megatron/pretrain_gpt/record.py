@@ -46,7 +46,7 @@ def enable(folder: Path) -> None:
 
         return recorded
 
-    tmx.get_batch = get_batch  # type: ignore[assignment]
+    tmx.get_batch = get_batch
 
 
 def _writer(folder: Path) -> Callable[[dict[str, Any]], None]:
