@@ -3,8 +3,9 @@
 In: the Arrow schema of a file and a column's name; Arrow arrays of that column. Out: which leaf of the file it is, or a
 clear error; `Documents`, or their lengths alone. Two kinds: `tokens`, integers of any width in lists, used as they are,
 and `text`, a string or binary that the tokenizer turns into ids. Must hold: a row's tokens are all integers of all its
-lists, in order, however lists and structs are nested; a null row, struct or list holds none; a null in an integer's
-place is an error that names its row. Cost: tokens are not copied, only their offsets widened; text as its tokenizer.
+lists, in order, however lists and structs are nested; a null row or list holds none; a null in an integer's place, or
+in that of a struct around it, is an error that names its row. Cost: tokens are not copied, only their offsets widened;
+text as its tokenizer.
 
 A column is named by its path through structs, `meta.text`; lists have no part in it, so that `turns.ids` may be the
 field `ids` of a struct, of a list of structs, or of both.

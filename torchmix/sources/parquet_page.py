@@ -217,10 +217,14 @@ def _find_damage(run: PageRun, most_rows: int, where: str, error: Exception) -> 
         except (pa.ArrowException, OSError) as earlier:
             error, damaged = earlier, middle
     start, stop = [0, *stops][sound], stops[damaged - 1]
+    rows = (
+        f"within rows [{run.first_row}, {run.first_row + run.num_rows})"
+        if run.num_rows
+        else f"from row {run.first_row} on"
+    )
     return CorruptPage(
-        f"{where}: the page at bytes [{run.offset + start}, {run.offset + stop}), within rows [{run.first_row}, "
-        f"{run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split()).rstrip('.')}; the file is "
-        "damaged, restore it"
+        f"{where}: the page at bytes [{run.offset + start}, {run.offset + stop}), {rows}, does not decode: "
+        f"{' '.join(str(error).split()).rstrip('.')}; the file is damaged, restore it"
     )
 
 
