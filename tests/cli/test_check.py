@@ -14,6 +14,7 @@ from tests.support.files import make_text_file, make_tokens_file, random_tokens
 from tests.support.projects import make_project
 from tests.support.vocabularies import make_tokenizer
 from torchmix.catalog.store import open_catalog
+from torchmix.cli import check as check_verb
 from torchmix.cli.findings import sources_findings
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
@@ -68,7 +69,7 @@ def test_documents_without_an_end_are_told(tmp_path: Path, capsys: pytest.Captur
 def test_check_changes_nothing_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = make_project(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    check(recipe, capsys, 1)
+    check(recipe, capsys, 1, "--steps", "30")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -98,21 +99,21 @@ def test_a_column_of_another_type_is_found(tmp_path: Path, capsys: pytest.Captur
 def test_a_new_file_waits_for_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = indexed(tmp_path)
     make_tokens_file(tmp_path / "data" / "web-7.parquet", random_tokens(9, 50))
-    (message,) = messages(check(recipe, capsys, 1), "finding", "sources.web.path")
+    (message,) = messages(check(recipe, capsys, 1, "--steps", "5"), "finding", "sources.web.path")
     assert "1 file(s) added - data/web-7.parquet" in message and "run torchmix index" in message
 
 
 def test_a_changed_file_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = indexed(tmp_path)
     make_tokens_file(tmp_path / "data" / "web-1.parquet", random_tokens(9, 50))
-    (message,) = messages(check(recipe, capsys, 3), "data", "sources.web.path")
+    (message,) = messages(check(recipe, capsys, 3, "--steps", "5"), "data", "sources.web.path")
     assert "1 file(s) changed - data/web-1.parquet" in message
 
 
 def test_a_file_that_is_gone_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = indexed(tmp_path)
     (tmp_path / "data" / "web-0.parquet").unlink()
-    (message,) = messages(check(recipe, capsys, 3), "data", "sources.web.path")
+    (message,) = messages(check(recipe, capsys, 3, "--steps", "5"), "data", "sources.web.path")
     assert "1 file(s) removed - data/web-0.parquet" in message
 
 
@@ -125,13 +126,13 @@ def test_a_catalog_of_other_settings_is_a_finding(tmp_path: Path, capsys: pytest
 
 
 def test_a_source_of_less_than_a_sample_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = indexed(tmp_path, ("79%", "79.99%"), ("tiny: 1%", "tiny: 0.01%"))
+    recipe = indexed(tmp_path, ("79%", "79.9%"), ("tiny: 1%", "tiny: 0.1%"))
     values = check(recipe, capsys, 1, "--steps", "20")
     (message,) = messages(values, "finding", "sources.tiny")
     assert "less than one sample of 256" in message
     tiny = values["sources"][1]
     assert tiny["delivered_tokens"] < 256
-    check(recipe, capsys, 0, "--steps", "2000")
+    check(recipe, capsys, 0, "--steps", "100")
 
 
 def test_a_source_that_runs_out_is_a_finding_with_its_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +184,7 @@ def test_a_document_longer_than_a_batch_is_a_note_with_a_bound(
     recipe = make_project(tmp_path)
     make_tokens_file(tmp_path / "tiny.parquet", [[1] * 10_000, [2] * 50])
     assert main(["index", str(recipe)]) == 0
-    (message,) = messages(check(recipe, capsys, 0), "note", "sources.tiny")
+    (message,) = messages(check(recipe, capsys, 0, "--steps", "200"), "note", "sources.tiny")
     assert "longest document has 10,000 tokens, a batch holds 4,096" in message
     assert "up to 6 steps" in message  # 1 + ceil(2 x 10,000 / 4,096)
 
@@ -194,14 +195,17 @@ def test_what_the_planner_refuses_is_a_finding(tmp_path: Path, capsys: pytest.Ca
     assert "`overflow: error`" in messages(values, "finding", "sources")[0]
 
 
-def test_estimates_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_estimates_are_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_verb, "SIMULATED_STEPS", 40)
     recipe = indexed(
         tmp_path, ("web-*.parquet, tokens: input_ids", "web-*.parquet, tokens: input_ids, max_epochs: 100")
     )
     assert main(["check", str(recipe), "--steps", "1000000"]) == 1
     output = capsys.readouterr().out
     assert "runs out in about step" in output
-    assert "estimated from the first 1,000 steps" in output
+    assert "estimated from the first 40 steps" in output
 
 
 def test_rows_split_over_pages_are_a_note(tmp_path: Path) -> None:

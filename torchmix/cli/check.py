@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         total = min(arguments.steps, SIMULATED_STEPS)
         try:
             with progress_bar(total, unit="step", title="planning", as_json=arguments.json) as bar:
-                result = forecast(recipe, sizes, arguments.steps, progress=bar.update)
+                result = forecast(recipe, sizes, arguments.steps, simulated_steps=total, progress=bar.update)
             findings += forecast_findings(recipe, result)
         except PlanError as error:
             findings.append(Finding(level=Level.FINDING, where="sources", message=str(error)))
