@@ -47,14 +47,15 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib",
 LETTERS = ("LATIN ", "GREEK ", "CYRILLIC ", "ARABIC ", "DEVANAGARI ", "MATHEMATICAL ", "MUSICAL ", "BRAILLE ", "BOX ")
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, library: Path | None = None) -> None:
+    """Make the corpus, of another folder of modules than the standard library if one is given."""
     if directory.exists():
         print(f"corpus: {directory} is there already; remove it to make it anew")
         return
     aside = directory.with_name(f"{directory.name}.{os.getpid()}.writing")
     aside.mkdir(parents=True)
     try:
-        write_corpus(aside)
+        write_corpus(aside, Path(sysconfig.get_paths()["stdlib"]) if library is None else library)
         aside.rename(directory)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -63,9 +64,9 @@ def main(directory: Path) -> None:
         print(f"corpus: {path.name:22} {file.metadata.num_rows:6d} documents  {path.stat().st_size / 1e6:6.2f} MB")
 
 
-def write_corpus(directory: Path) -> None:
+def write_corpus(directory: Path, library: Path) -> None:
     """Write all files of the corpus into an existing folder."""
-    modules, trees = zip(*standard_library(), strict=True)
+    modules, trees = zip(*parsed_modules(library), strict=True)
     packages = list(package_texts())
     half = len(packages) // 2
 
@@ -110,9 +111,8 @@ def write(
     )
 
 
-def standard_library() -> Iterator[tuple[str, ast.Module]]:
-    """Source and syntax tree of each module, by path."""
-    root = Path(sysconfig.get_paths()["stdlib"])
+def parsed_modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Source and syntax tree of each module below a folder, by path."""
     for path in sorted(root.rglob("*.py")):
         source = readable(path) if SKIPPED_FOLDERS.isdisjoint(path.relative_to(root).parts) else None
         if source:
