@@ -21,6 +21,7 @@ import torchmix
 
 
 def main(recipe: str, workers: int, how: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that a shell runs in its background ignore it
     loader = torchmix.build_loader(recipe, topology=torchmix.Topology.single(), workers=workers)
     for _ in islice(loader, 20):
         pass
