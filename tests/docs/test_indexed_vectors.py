@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from tests.support.book_pages import indexed_footer_hash, indexed_pages
 from tests.support.indexed_datasets import write_dataset
 from torchmix.sources.indexed import IndexedSource
+from torchmix.sources.random_access import LocalFile
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))
 SOURCE = IndexedSource(name="web")
@@ -38,8 +38,8 @@ def test_footer_hashes(vector: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "web.bin"
     path.write_bytes(bin_content)
     path.with_suffix(".idx").write_bytes(idx_content)
-    descriptor = os.open(path, os.O_RDONLY)
+    file = LocalFile(path)
     try:
-        assert SOURCE.fingerprint(descriptor, str(path)) == (vector["bin_bytes"], vector["hash"])
+        assert SOURCE.fingerprint(file, str(path)) == (vector["bin_bytes"], vector["hash"])
     finally:
-        os.close(descriptor)
+        file.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import CorruptPage, SourceChanged, SourceUnreadable
 from torchmix.recipe.structs import Recipe
 from torchmix.sources.indexed import IndexedSource
+from torchmix.sources.random_access import LocalFile
 from torchmix.sources.reader import Reader
 from torchmix.sources.scan import index_recipe, index_sources
 from torchmix.sources.source import PageRun
@@ -138,11 +138,11 @@ def test_the_footer_hash_is_that_of_the_format_document(tmp_path, count, mean_to
     path = write_dataset(tmp_path / "web", random_sequences(4, count, mean_tokens=mean_tokens))
     expected = indexed_footer_hash(path.read_bytes(), path.with_suffix(".idx").read_bytes())
     assert SOURCE.scan(path).footer_hash == expected
-    descriptor = os.open(path, os.O_RDONLY)
+    file = LocalFile(path)
     try:
-        assert SOURCE.fingerprint(descriptor, str(path)) == (path.stat().st_size, expected)
+        assert SOURCE.fingerprint(file, str(path)) == (path.stat().st_size, expected)
     finally:
-        os.close(descriptor)
+        file.close()
 
 
 def test_every_byte_of_a_small_dataset_is_part_of_its_identity(tmp_path):
@@ -153,11 +153,11 @@ def test_every_byte_of_a_small_dataset_is_part_of_its_identity(tmp_path):
         content = half.read_bytes()
         for offset in range(len(content)):
             half.write_bytes(content[:offset] + bytes([content[offset] ^ 0x41]) + content[offset + 1 :])
-            descriptor = os.open(path, os.O_RDONLY)
+            file = LocalFile(path)
             try:
-                seen.add(SOURCE.fingerprint(descriptor, str(path))[1])
+                seen.add(SOURCE.fingerprint(file, str(path))[1])
             finally:
-                os.close(descriptor)
+                file.close()
             changed += 1
         half.write_bytes(content)
     assert len(seen) == changed + 1

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,17 @@ from torchmix.errors import SourceUnreadable
 from torchmix.sources import indexed_documents
 from torchmix.sources.indexed_documents import IndexedDocuments, read_documents
 from torchmix.sources.indexed_header import read_header
+from torchmix.sources.random_access import LocalFile
 
 
 def documents_in(path: Path, **options: Any) -> IndexedDocuments:
     """The documents of a .bin."""
-    descriptor = os.open(path.with_suffix(".idx"), os.O_RDONLY)
+    file = LocalFile(path.with_suffix(".idx"))
     try:
-        header = read_header(descriptor, "x.idx")
-        return read_documents(descriptor, header, bin_bytes=path.stat().st_size, where="x.idx", **options)
+        header = read_header(file, "x.idx")
+        return read_documents(file, header, bin_bytes=path.stat().st_size, where="x.idx", **options)
     finally:
-        os.close(descriptor)
+        file.close()
 
 
 def pages_of(found: IndexedDocuments) -> list[list[int]]:

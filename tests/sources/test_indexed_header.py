@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,16 +8,17 @@ import pytest
 from tests.support.indexed_datasets import CODES, HEADER, MAGIC, random_sequences, write_dataset
 from torchmix.errors import SourceUnreadable
 from torchmix.sources.indexed_header import HEADER_BYTES, IndexHeader, read_header
+from torchmix.sources.random_access import LocalFile
 
 TOKEN_DTYPES = [name for name in CODES if "float" not in name]
 
 
 def header_of(path: Path) -> IndexHeader:
-    descriptor = os.open(path, os.O_RDONLY)
+    file = LocalFile(path)
     try:
-        return read_header(descriptor, f"source 'web': {path}")
+        return read_header(file, f"source 'web': {path}")
     finally:
-        os.close(descriptor)
+        file.close()
 
 
 @pytest.mark.parametrize("dtype", TOKEN_DTYPES)
@@ -35,16 +35,16 @@ def test_a_header_says_what_the_files_hold_and_where(tmp_path, dtype, modes):
         num_documents=3,
         has_modes=modes is not None,
     )
-    descriptor = os.open(path, os.O_RDONLY)
+    file = LocalFile(path)
     try:
-        assert header.lengths(descriptor, 0, 5).tolist() == [len(sequence) for sequence in sequences]
+        assert header.lengths(file, 0, 5).tolist() == [len(sequence) for sequence in sequences]
         pointers = np.cumsum([0, *(sequence.nbytes for sequence in sequences)])[:5]
-        assert header.pointers(descriptor, 1, 4).tolist() == pointers[1:4].tolist()
-        assert header.document_indices(descriptor, 0, 4).tolist() == [0, 2, 2, 5]
+        assert header.pointers(file, 1, 4).tolist() == pointers[1:4].tolist()
+        assert header.document_indices(file, 0, 4).tolist() == [0, 2, 2, 5]
         if modes is not None:
-            assert header.modes(descriptor, 0, 5).tolist() == modes
+            assert header.modes(file, 0, 5).tolist() == modes
     finally:
-        os.close(descriptor)
+        file.close()
 
 
 @pytest.mark.parametrize(

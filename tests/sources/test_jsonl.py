@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from tests.support.pages import as_lists, documents_by_page, page_runs
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.sources import jsonl_pages
 from torchmix.sources.jsonl import JsonLinesSource
+from torchmix.sources.random_access import LocalFile
 
 SUFFIXES = ("", ".gz", ".zst")
 
@@ -45,9 +45,9 @@ def test_documents_read_by_page_are_those_of_the_file(tmp_path, seed, suffix, mo
     for most_pages in (1, 3, 1000):
         assert documents_by_page(own, path, scan, most_pages=most_pages) == expected(documents, kind)
     assert sum(told) >= scan.page_bytes.sum()
-    descriptor = os.open(path, os.O_RDONLY)
-    assert own.fingerprint(descriptor, str(path)) == (scan.num_bytes, scan.footer_hash)
-    os.close(descriptor)
+    file = LocalFile(path)
+    assert own.fingerprint(file, str(path)) == (scan.num_bytes, scan.footer_hash)
+    file.close()
 
 
 def test_pages_of_64_kib_follow_from_places_in_the_file(tmp_path):
@@ -121,11 +121,11 @@ def test_the_identity_covers_size_beginning_and_end(tmp_path):
     def identity(content: bytes) -> tuple[int, str]:
         path = tmp_path / "x.jsonl"
         path.write_bytes(content)
-        descriptor = os.open(path, os.O_RDONLY)
+        file = LocalFile(path)
         try:
-            return source().fingerprint(descriptor, str(path))
+            return source().fingerprint(file, str(path))
         finally:
-            os.close(descriptor)
+            file.close()
 
     content = plain_lines(random_texts(5, 4000))
     assert len(content) > 100_000

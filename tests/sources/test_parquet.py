@@ -26,6 +26,7 @@ from tests.support.split_rows import make_split_file
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.sources import parquet_scan
 from torchmix.sources.parquet import ParquetSource
+from torchmix.sources.random_access import LocalFile
 
 TOKENS = ParquetSource(name="web", column="input_ids", kind="tokens")
 TEXT = ParquetSource(name="peps", column="text", kind="text")
@@ -211,11 +212,11 @@ def test_a_scan_in_small_runs_is_the_same(
 def test_the_fingerprint_is_the_one_of_the_scan(tmp_path: Path) -> None:
     path = make_tokens_file(tmp_path / "a.parquet", random_tokens(7, 100))
     scan = TOKENS.scan(path)
-    file_descriptor = os.open(path, os.O_RDONLY)
+    file = LocalFile(path)
     try:
-        assert TOKENS.fingerprint(file_descriptor, str(path)) == (scan.num_bytes, scan.footer_hash)
+        assert TOKENS.fingerprint(file, str(path)) == (scan.num_bytes, scan.footer_hash)
     finally:
-        os.close(file_descriptor)
+        file.close()
 
 
 def test_progress_adds_up_to_the_column(tmp_path: Path) -> None:

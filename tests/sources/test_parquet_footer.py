@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +13,17 @@ from tests.support.files import make_tokens_file, random_tokens, write_file
 from torchmix.errors import SourceUnreadable
 from torchmix.sources import thrift
 from torchmix.sources.parquet_footer import Chunk, Footer, Leaf, read_column, read_footer
+from torchmix.sources.random_access import LocalFile
 
 CODEC_NUMBERS = {"none": 0, "snappy": 1, "gzip": 2, "brotli": 4, "zstd": 6, "lz4": 7}
 
 
 def footer_of(path: Path) -> Footer:
-    file_descriptor = os.open(path, os.O_RDONLY)
+    file = LocalFile(path)
     try:
-        return read_footer(file_descriptor, "here")
+        return read_footer(file, "here")
     finally:
-        os.close(file_descriptor)
+        file.close()
 
 
 def column_of(path: Path, leaf: int) -> tuple[Leaf, list[Chunk]]:

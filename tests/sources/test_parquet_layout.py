@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,16 +16,17 @@ from tests.support.files import flip_byte, make_text_file, make_tokens_file, ran
 from torchmix.errors import CorruptPage
 from torchmix.sources.parquet_footer import Chunk, Leaf, read_column, read_footer
 from torchmix.sources.parquet_layout import find_pages, read_page_header
+from torchmix.sources.random_access import LocalFile
 
 
 @contextmanager
 def opened(path: Path, column: str) -> Iterator[tuple[int, Leaf, list[Chunk]]]:
-    file_descriptor = os.open(path, os.O_RDONLY)
+    file = LocalFile(path)
     try:
         leaf = pq.read_schema(path).names.index(column)  # no column before it is nested
-        yield file_descriptor, *read_column(read_footer(file_descriptor, "here"), leaf, "here")
+        yield file, *read_column(read_footer(file, "here"), leaf, "here")
     finally:
-        os.close(file_descriptor)
+        file.close()
 
 
 @pytest.mark.parametrize("page_version", ["1.0", "2.0"])
@@ -40,10 +40,10 @@ def test_index_and_headers_tell_the_same_pages(tmp_path: Path, page_version: str
         make_text_file(path, random_texts(1, 900), page_version=page_version, dictionary=dictionary, page_bytes=200)
     column = "input_ids" if kind == "tokens" else "text"
     metadata = pq.read_metadata(path)
-    with opened(path, column) as (file_descriptor, leaf, chunks):
+    with opened(path, column) as (file, leaf, chunks):
         for g, chunk in enumerate(chunks):
-            by_index = find_pages(file_descriptor, chunk, leaf, "here")
-            by_headers = find_pages(file_descriptor, chunk, leaf, "here", use_index=False)
+            by_index = find_pages(file, chunk, leaf, "here")
+            by_headers = find_pages(file, chunk, leaf, "here", use_index=False)
             np.testing.assert_array_equal(by_index.offset, by_headers.offset)
             np.testing.assert_array_equal(by_index.num_bytes, by_headers.num_bytes)
             assert len(by_index.offset) >= 3
@@ -68,8 +68,8 @@ def test_index_and_headers_tell_the_same_pages(tmp_path: Path, page_version: str
 def test_headers_longer_than_the_first_read_are_read_whole(tmp_path: Path) -> None:
     texts = [f"{i}" + "x" * 3000 for i in range(40)]  # statistics hold the least and the greatest
     path = make_text_file(tmp_path / "a.parquet", texts, page_index=False, codec="none")
-    with opened(path, "text") as (file_descriptor, leaf, [chunk]):
-        pages = find_pages(file_descriptor, chunk, leaf, "here")
+    with opened(path, "text") as (file, leaf, [chunk]):
+        pages = find_pages(file, chunk, leaf, "here")
         header = read_page_header(path.read_bytes(), int(pages.offset[0]))
         assert header.body - pages.offset[0] > 6000
         assert pages.rows is not None
@@ -83,43 +83,43 @@ def test_an_empty_row_group_has_no_pages(tmp_path: Path) -> None:
         writer.write_table(table)
         writer.write_table(table[:0])
         writer.write_table(table)
-    with opened(path, "text") as (file_descriptor, leaf, chunks):
-        rows = [find_pages(file_descriptor, chunk, leaf, "here").rows for chunk in chunks]
+    with opened(path, "text") as (file, leaf, chunks):
+        rows = [find_pages(file, chunk, leaf, "here").rows for chunk in chunks]
         assert [part.tolist() for part in rows if part is not None] == [[2], [], [2]]
 
 
 def test_a_damaged_index_gives_way_to_the_headers(tmp_path: Path) -> None:
     path = make_text_file(tmp_path / "a.parquet", random_texts(2, 300), page_bytes=200)
-    with opened(path, "text") as (file_descriptor, leaf, [chunk]):
-        sound = find_pages(file_descriptor, chunk, leaf, "here")
+    with opened(path, "text") as (file, leaf, [chunk]):
+        sound = find_pages(file, chunk, leaf, "here")
         assert sound.values is None
         for place in range(chunk.index_offset, chunk.index_offset + chunk.index_bytes, 7):
             flip_byte(path, place)
-            pages = find_pages(file_descriptor, chunk, leaf, "here")
+            pages = find_pages(file, chunk, leaf, "here")
             if pages.values is not None:  # else the index is wrong but possible: found when its pages are decoded
                 np.testing.assert_array_equal(pages.offset, sound.offset)
                 np.testing.assert_array_equal(pages.rows, sound.rows)
             flip_byte(path, place)
         flip_byte(path, chunk.index_offset)
-        assert find_pages(file_descriptor, chunk, leaf, "here").values is not None
+        assert find_pages(file, chunk, leaf, "here").values is not None
 
 
 def test_a_damaged_header_is_named_with_its_place(tmp_path: Path) -> None:
     path = make_text_file(tmp_path / "a.parquet", random_texts(3, 300), page_bytes=200, page_index=False)
-    with opened(path, "text") as (file_descriptor, leaf, [chunk]):
-        third = int(find_pages(file_descriptor, chunk, leaf, "here").offset[2])
+    with opened(path, "text") as (file, leaf, [chunk]):
+        third = int(find_pages(file, chunk, leaf, "here").offset[2])
         flip_byte(path, third)
         with pytest.raises(CorruptPage, match=f"^here: no page header at byte {third},"):
-            find_pages(file_descriptor, chunk, leaf, "here")
+            find_pages(file, chunk, leaf, "here")
 
 
 def test_a_page_that_leaves_its_chunk_is_refused(tmp_path: Path) -> None:
     table = pa.table({"text": ["x" * 100] * 8})
     path = write_file(tmp_path / "a.parquet", table, codec="none", page_index=False)
-    with opened(path, "text") as (file_descriptor, leaf, [chunk]):
+    with opened(path, "text") as (file, leaf, [chunk]):
         short = replace(chunk, num_bytes=chunk.num_bytes - 1)
         with pytest.raises(CorruptPage, match="exceeds its column chunk"):
-            find_pages(file_descriptor, short, leaf, "here")
+            find_pages(file, short, leaf, "here")
         cut = replace(chunk, num_bytes=4)
         with pytest.raises(CorruptPage, match="no page header"):
-            find_pages(file_descriptor, cut, leaf, "here")
+            find_pages(file, cut, leaf, "here")

@@ -29,7 +29,7 @@ def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
     with catalog_lock(tmp_path / "catalog"):  # opens a file as well, so it is held before
         monkeypatch.setattr(scan, "catalog_lock", nullcontext)
         monkeypatch.setattr(scan_files.os, "open", refused)
-        with pytest.raises(SourceUnreadable, match=r"web/0\.parquet: Permission denied"):
+        with pytest.raises(SourceUnreadable, match=r"web/0\.parquet: cannot be opened: Permission denied"):
             indexed(world)
 
 
@@ -39,13 +39,13 @@ def slow_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, fail) 
     others = len(list((tmp_path / "web").iterdir())) - 1
 
     def scan(self, path, progress=None):
-        if path.name == name:
+        if Path(path).name == name:
             parts = tmp_path / "catalog" / "parts"
             wait_until(lambda: len(list(parts.glob("*.npz"))) == others, deadline_s=30, what="other files scanned")
             fail()
         return real(self, path, progress=progress)
 
-    monkeypatch.setattr(scan_files, "_num_threads", lambda: 2)
+    monkeypatch.setattr(scan_files, "_num_threads", lambda _: 2)
     monkeypatch.setattr(ParquetSource, "scan", scan)
 
 
@@ -101,7 +101,7 @@ def test_the_first_error_ends_the_scans_of_other_threads(tmp_path, monkeypatch):
     failed = threading.Event()
 
     def scan(self, path, progress):
-        if path.name == "0.parquet":
+        if Path(path).name == "0.parquet":
             failed.set()
             raise CorruptPage("page 3 of 0.parquet")
         assert failed.wait(30)
@@ -113,7 +113,7 @@ def test_the_first_error_ends_the_scans_of_other_threads(tmp_path, monkeypatch):
         return False
 
     monkeypatch.setattr(ParquetSource, "scan", scan)
-    monkeypatch.setattr(scan_files, "_num_threads", lambda: 2)
+    monkeypatch.setattr(scan_files, "_num_threads", lambda _: 2)
     with pytest.raises(CorruptPage, match=r"page 3 of 0\.parquet"):
         indexed(world)
 
@@ -136,8 +136,8 @@ def test_a_file_that_is_altered_while_it_is_scanned_is_an_error(tmp_path, monkey
     real = ParquetSource.scan
 
     def scan(self, path, progress):
-        if path.name == "1.parquet":
-            make_tokens_file(path, [[1, 2, 3]])
+        if Path(path).name == "1.parquet":
+            make_tokens_file(Path(path), [[1, 2, 3]])
         return real(self, path, progress)
 
     monkeypatch.setattr(ParquetSource, "scan", scan)

@@ -192,7 +192,7 @@ def with_checksums(pages: SourcePages) -> SourcePages:
     place = table.place(np.arange(table.num_pages))
 
     def of(file: int, offset: int, num_bytes: int) -> int:
-        content = folder.path(file).read_bytes()
+        content = Path(folder.path(file)).read_bytes()
         return zlib.crc32(content[offset : offset + num_bytes]) if num_bytes else 0
 
     files = table.file_of_chunk.tolist()
@@ -221,7 +221,7 @@ def test_bytes_are_compared_with_the_checksums_of_the_catalog_page_by_page(tmp_p
         chosen = np.flatnonzero(rng.random(table.num_pages) < 0.6)
         assert len(list(pages.decode(chosen))) == len(chosen)
     page = table.num_pages - 2
-    file = pages._files.path(int(table.file_of_chunk[place.chunk[page]]))
+    file = Path(pages._files.path(int(table.file_of_chunk[place.chunk[page]])))
     place_in_page = int(place.offset[page] + place.num_bytes[page] - 1)
     flip_byte(file, place_in_page)
     with pytest.raises(CorruptPage, match=rf"{file}: the page at bytes \[{place.offset[page]}, .* has checksum"):

@@ -18,6 +18,7 @@ from torchmix.sources.file_changes import match_files
 from torchmix.sources.formats import choose_source, find_source_files
 from torchmix.sources.scan_files import fingerprint_files
 from torchmix.sources.source import Source
+from torchmix.sources.stores import place_of
 from torchmix.transform.open_tokenizer import Tokenizers
 
 SHOWN_FILES = 5
@@ -63,7 +64,7 @@ def _unreadable(source: Source, paths: list[str], directory: Path, where: str) -
     """Files that cannot be opened, or do not hold what the source needs."""
     for path in paths:
         try:
-            source.check(directory / path)
+            source.check(place_of(directory, path))
         except SourceUnreadable as error:
             yield Finding(level=Level.DATA, where=where, message=str(error))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from torchmix.recipe.documents import rows_of
 from torchmix.recipe.structs import Source
 from torchmix.sources.indexed_files import index_path
 from torchmix.sources.indexed_header import read_header
+from torchmix.sources.random_access import LocalFile
 
 PER_SPLIT_KEYS = {"train": "train", "valid": "validation", "test": "test"}
 """Parts, as Megatron's file names them and as a recipe does."""
@@ -119,16 +119,16 @@ def samples_of_one_pass(bin_path: Path, *, seq_length: int, documents: tuple[str
         SourceUnreadable: Its .idx is none.
     """
     path = index_path(str(bin_path))
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    index = LocalFile(path)
     try:
-        header = read_header(descriptor, path)
+        header = read_header(index, path)
         start, stop = rows_of(Source(path=path, documents=documents), header.num_sequences)
         tokens = 0
         for first in range(start, stop, LENGTHS_TOGETHER):
-            lengths = header.lengths(descriptor, first, min(first + LENGTHS_TOGETHER, stop))
+            lengths = header.lengths(index, first, min(first + LENGTHS_TOGETHER, stop))
             tokens += int(lengths.sum(dtype="int64"))
     finally:
-        os.close(descriptor)
+        index.close()
     return max(0, tokens - 1) // seq_length
 
 

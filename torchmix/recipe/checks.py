@@ -81,6 +81,9 @@ def _check_numbers(recipe: Recipe) -> None:
     _check_range(recipe.shuffle.window_pages, "shuffle.window_pages", 1)
     if not recipe.catalog:
         raise RecipeError("is empty; name a folder", "catalog")
+    if "://" in recipe.catalog:
+        message = f"{recipe.catalog} is in a store, and a catalog is mapped into memory; name a folder on a disk"
+        raise RecipeError(message, "catalog")
 
 
 def _check_batch(batch: Batch) -> None:

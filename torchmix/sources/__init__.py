@@ -1,7 +1,14 @@
 """How bytes are read. Files in reading order:
 
+random_access.py    a file as ranges of bytes
 source.py           what every kind of source gives: scans of files, documents of pages
-find_files.py       paths and globs -> files
+stores.py           a URI -> the store that holds it
+store_errors.py     which errors of a store pass
+store_file.py       an object of a store as a file
+read_ahead.py       a file of a store, by large ranges
+open_path.py        a path or URI -> an open file
+find_objects.py     globs of URIs -> objects
+find_files.py       paths, URIs and globs -> files
 thrift.py           the compact encoding of Parquet's headers and footers
 parquet_footer.py   a Parquet file's footer -> one column's chunks
 parquet_layout.py   a chunk -> its pages
@@ -32,10 +39,14 @@ file_changes.py     which files are known, new, changed, moved or gone
 scan_files.py       files -> their shares of the catalog, many at once
 scan.py             a recipe -> its catalog
 page_cache.py       what was read lately, within a budget of bytes
+open_objects.py     bytes of objects in stores, checked against the catalog
 open_files.py       bytes of files, checked against the catalog
+range_requests.py   byte ranges of objects -> few requests, several at once
 mapped_files.py     files whose tokens lie in them as they are, as memory
 source_pages.py     pages -> documents
+coming_pages.py     pages whose bytes are on their way
 locate.py           pieces -> their pages, and where in mapped files they begin
 piece_copy.py       pieces -> their places
+page_runs.py        pieces of pages that must be decoded -> what is copied from each
 reader.py           pieces of documents -> tokens
 """

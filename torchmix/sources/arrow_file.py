@@ -8,24 +8,23 @@ a batch. Cost: a scan reads and decodes the column once, other columns never.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.errors import CorruptPage
 from torchmix.sources.arrow_batches import find_batches, open_arrow
 from torchmix.sources.arrow_column import find_column
 from torchmix.sources.arrow_page import read_page
 from torchmix.sources.arrow_scan import ArrowScan
 from torchmix.sources.file_ends import hash_ends
+from torchmix.sources.open_path import opened
 from torchmix.sources.parquet_column import Kind, count_tokens, to_documents, transform_id_of
-from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun, read_range
+from torchmix.sources.random_access import RandomAccessFile
+from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.tokenizer import Tokenizer
 
@@ -45,26 +44,28 @@ class ArrowSource:
         """See `source.Source.transform_id`."""
         return transform_id_of(self.kind, self.tokenizer)
 
-    def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
-        return hash_ends(file_descriptor)
+        return hash_ends(file)
 
-    def check(self, path: Path) -> None:
+    def check(self, path: str | Path) -> None:
         """See `source.Source.check`."""
         where = self._where(path)
-        with _opened(path, where) as file_descriptor:
-            num_bytes, _ = hash_ends(file_descriptor)
-            file = open_arrow(partial(read_range, file_descriptor), num_bytes, where)
+        with opened(path, where) as opened_file:
+            num_bytes, _ = hash_ends(opened_file)
+            file = open_arrow(opened_file.read, num_bytes, where)
             find_column(file, self.column, self.kind, where)
 
-    def scan(self, path: Path, progress: Callable[[int], None] | None = None) -> FileScan:
+    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
         """See `source.Source.scan`; `progress` is called after each record batch."""
         where = self._where(path)
-        with _opened(path, where) as file_descriptor:
-            num_bytes, digest = hash_ends(file_descriptor)
-            read = partial(read_range, file_descriptor)
+        with opened(path, where) as opened_file:
+            num_bytes, digest = hash_ends(opened_file)
+            read = opened_file.read
             file = open_arrow(read, num_bytes, where)
             column, dictionary_id = find_column(file, self.column, self.kind, where)
+            if len(file.schema) == 1:
+                opened_file.will_read(0, num_bytes)
             scan = ArrowScan(path=str(path), where=where, read=read, column=column, count=self._count)
             for batch in find_batches(file, read, dictionary_id, where):
                 num_column_bytes = scan.add(batch)
@@ -91,17 +92,3 @@ class ArrowSource:
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"
-
-
-@contextmanager
-def _opened(path: Path, where: str) -> Iterator[int]:
-    try:
-        file_descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SourceUnreadable(f"{where}: cannot be opened: {error.strerror}") from None
-    try:
-        yield file_descriptor
-    except OSError as error:
-        raise SourceUnreadable(f"{where}: cannot be read: {error.strerror}") from None
-    finally:
-        os.close(file_descriptor)

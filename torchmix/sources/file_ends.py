@@ -7,20 +7,18 @@ HASHED_BYTES. What is altered in the middle, at the same size, shows only when a
 from __future__ import annotations
 
 import hashlib
-import os
 
-from torchmix.sources.source import read_range
+from torchmix.sources.random_access import RandomAccessFile
 
 HASHED_BYTES = 32 << 10
 """Of the beginning, and of the end."""
 
 
-def hash_ends(file_descriptor: int) -> tuple[int, str]:
+def hash_ends(file: RandomAccessFile) -> tuple[int, str]:
     """Size in bytes, and the first 32 hex digits of the SHA-256 of the first bytes and the last ones.
 
     Of a file of fewer than twice HASHED_BYTES some bytes count in both.
     """
-    num_bytes = os.fstat(file_descriptor).st_size
-    head = read_range(file_descriptor, 0, HASHED_BYTES)
-    tail = read_range(file_descriptor, max(num_bytes - HASHED_BYTES, 0), HASHED_BYTES)
-    return num_bytes, hashlib.sha256(head + tail).hexdigest()[:32]
+    head = file.read(0, HASHED_BYTES)
+    tail = file.read(max(file.num_bytes - HASHED_BYTES, 0), HASHED_BYTES)
+    return file.num_bytes, hashlib.sha256(head + tail).hexdigest()[:32]

@@ -1,8 +1,8 @@
-"""The data files of a source: paths and globs of the recipe -> paths of files.
+"""The data files of a source: paths, URIs and globs of the recipe -> paths and URIs of files.
 
 In: patterns as the recipe gives them, and the folder they are relative to. Out: paths, relative where the pattern is,
-sorted by code point, each file once. Must hold: the same tree gives the same list on every machine. Nothing is opened.
-Cost: one listing of each folder that a pattern reaches.
+and URIs, sorted by code point, each file once. Must hold: the same tree gives the same list on every machine. Nothing
+is opened. Cost: one listing of each folder that a pattern reaches.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchmix.errors import SourceUnreadable
+from torchmix.sources.find_objects import find_objects
+from torchmix.sources.stores import is_uri
 
 SHOWN_NAMES = 5
 
@@ -32,6 +34,9 @@ def find_files(name: str, patterns: Sequence[str], directory: Path) -> list[str]
     """
     path_of_place: dict[str, str] = {}
     for pattern in patterns:
+        if is_uri(pattern):
+            path_of_place |= {uri: uri for uri in find_objects(name, pattern)}
+            continue
         for path in _match(name, pattern, directory):
             path_of_place.setdefault(os.path.normpath(directory / path), path)
     return sorted(path_of_place.values())

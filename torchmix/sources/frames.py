@@ -45,9 +45,9 @@ class Frame:
     """What it decompresses to; nothing for a skippable frame."""
 
 
-def codec_of_name(path: PurePath) -> Codec | None:
+def codec_of_name(path: str | PurePath) -> Codec | None:
     """How a file is compressed, by the end of its name."""
-    return CODEC_OF_SUFFIX.get(path.suffix.lower())
+    return CODEC_OF_SUFFIX.get(PurePath(path).suffix.lower())
 
 
 def find_frames(read: Callable[[int, int], bytes], codec: Codec, where: str) -> Iterator[Frame]:

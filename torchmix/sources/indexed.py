@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.sources.indexed_documents import read_documents
 from torchmix.sources.indexed_files import index_path
 from torchmix.sources.indexed_header import IndexHeader, read_header
-from torchmix.sources.source import Documents, FileScan, PageRun, read_range
+from torchmix.sources.random_access import LocalFile, RandomAccessFile
+from torchmix.sources.source import Documents, FileScan, PageRun
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +47,17 @@ class IndexedSource:
         """See `source.Source.transform_id`."""
         return TRANSFORM_ID
 
-    def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; from samples of the .bin and of the .idx beside it."""
         with _open_index(path, self._where(path)) as index:
-            return _fingerprint(file_descriptor, index)
+            return _fingerprint(file, index)
 
-    def check(self, path: Path) -> None:
+    def check(self, path: str | Path) -> None:
         """See `source.Source.check`; reads the head of the .idx."""
         with _open_index(str(path), self._where(path)) as index:
             read_header(index, self._where(index_path(str(path))))
 
-    def scan(self, path: Path, progress: Callable[[int], None] | None = None) -> FileScan:
+    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
         """See `source.Source.scan`."""
         where = self._where(index_path(str(path)))
         with _open_bin(path, self._where(path)) as file, _open_index(str(path), self._where(path)) as index:
@@ -98,7 +98,7 @@ class IndexedSource:
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"
 
-    def _tell_oddities(self, index: int, header: IndexHeader, where: str) -> None:
+    def _tell_oddities(self, index: RandomAccessFile, header: IndexHeader, where: str) -> None:
         if header.num_documents != header.num_sequences:
             logger.warning(
                 "%s: %d sequences in %d documents; torchmix keeps a document together, where Megatron's GPTDataset "
@@ -123,47 +123,47 @@ def dtype_of_schema(schema: bytes) -> np.dtype[np.integer[Any]]:
     return np.dtype(schema.decode())
 
 
-def _fingerprint(file: int, index: int) -> tuple[int, str]:
+def _fingerprint(file: RandomAccessFile, index: RandomAccessFile) -> tuple[int, str]:
     """Size of the .bin, and the hash of both files, which are open."""
-    sizes = [os.fstat(descriptor).st_size for descriptor in (file, index)]
+    sizes = [file.num_bytes, index.num_bytes]
     digest = hashlib.sha256()
     for size in sizes:
         digest.update(size.to_bytes(8, "little"))
-    for descriptor, size, block_bytes in zip(
+    for sampled, size, block_bytes in zip(
         (index, file), sizes[::-1], (INDEX_SAMPLE_BYTES, BIN_SAMPLE_BYTES), strict=True
     ):
         if size <= SAMPLES * block_bytes:
-            digest.update(read_range(descriptor, 0, size))
+            digest.update(sampled.read(0, size))
             continue
         for i in range(SAMPLES):
-            digest.update(read_range(descriptor, i * (size - block_bytes) // (SAMPLES - 1), block_bytes))
+            digest.update(sampled.read(i * (size - block_bytes) // (SAMPLES - 1), block_bytes))
     return sizes[0], digest.hexdigest()[:32]
 
 
 @contextmanager
-def _open_bin(path: Path, where: str) -> Iterator[int]:
-    with _open(str(path), where) as descriptor:
-        yield descriptor
+def _open_bin(path: str | Path, where: str) -> Iterator[LocalFile]:
+    with _open(str(path), where) as file:
+        yield file
 
 
 @contextmanager
-def _open_index(bin_path: str, where: str) -> Iterator[int]:
-    with _open(index_path(bin_path), where) as descriptor:
-        yield descriptor
+def _open_index(bin_path: str, where: str) -> Iterator[LocalFile]:
+    with _open(index_path(bin_path), where) as file:
+        yield file
 
 
 @contextmanager
-def _open(path: str, where: str) -> Iterator[int]:
+def _open(path: str, where: str) -> Iterator[LocalFile]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = LocalFile(path)
     except OSError as error:
         raise SourceUnreadable(
             f"{where}: {Path(path).name} cannot be opened: {error.strerror}; a dataset is a .bin and a .idx: put it "
             "there"
         ) from None
     try:
-        yield descriptor
+        yield file
     except OSError as error:
         raise SourceUnreadable(f"{where}: {Path(path).name} cannot be read: {error.strerror or error}") from None
     finally:
-        os.close(descriptor)
+        file.close()

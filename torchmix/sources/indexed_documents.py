@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS
 from torchmix.errors import SourceUnreadable
 from torchmix.sources.indexed_header import IndexHeader
+from torchmix.sources.random_access import RandomAccessFile
 from torchmix.sources.source import Int32Array, Int64Array
 
 PAGE_BITS = 16
@@ -57,7 +58,7 @@ class _Spans:
 
 
 def read_documents(
-    file_descriptor: int,
+    index: RandomAccessFile,
     header: IndexHeader,
     *,
     bin_bytes: int,
@@ -67,7 +68,7 @@ def read_documents(
     """Read the documents of a dataset.
 
     Args:
-        file_descriptor: Its open .idx.
+        index: Its open .idx.
         header: The head of it.
         bin_bytes: Size of the .bin.
         where: Source and file, for messages.
@@ -76,10 +77,10 @@ def read_documents(
     Raises:
         SourceUnreadable: Lengths, pointers or document indices that contradict each other or the .bin.
     """
-    _check_ends(file_descriptor, header, where)
+    _check_ends(index, header, where)
     cut = _PageCut(header.dtype.itemsize, bin_bytes, where)
     tokens = []
-    for spans in _spans(file_descriptor, header, where):
+    for spans in _spans(index, header, where):
         num_bytes = cut.add(spans)
         tokens.append(spans.tokens)
         if progress is not None:
@@ -94,9 +95,9 @@ def read_documents(
     )
 
 
-def _check_ends(file_descriptor: int, header: IndexHeader, where: str) -> None:
-    first = int(header.document_indices(file_descriptor, 0, 1)[0])
-    last = int(header.document_indices(file_descriptor, header.num_documents, header.num_documents + 1)[0])
+def _check_ends(index: RandomAccessFile, header: IndexHeader, where: str) -> None:
+    first = int(header.document_indices(index, 0, 1)[0])
+    last = int(header.document_indices(index, header.num_documents, header.num_documents + 1)[0])
     if first != 0 or last != header.num_sequences:
         raise SourceUnreadable(
             f"{where}: documents are sequences {first} to {last}, the file has {header.num_sequences}; it was not "
@@ -104,37 +105,37 @@ def _check_ends(file_descriptor: int, header: IndexHeader, where: str) -> None:
         )
 
 
-def _spans(file_descriptor: int, header: IndexHeader, where: str) -> Iterator[_Spans]:
+def _spans(index: RandomAccessFile, header: IndexHeader, where: str) -> Iterator[_Spans]:
     """Documents in order; block by block while each is one sequence, then all that is left at once."""
     for start in range(0, header.num_sequences, BLOCK_SEQUENCES):
         stop = min(start + BLOCK_SEQUENCES, header.num_sequences)
         is_plain = header.num_documents == header.num_sequences and np.array_equal(
-            header.document_indices(file_descriptor, start, stop + 1), np.arange(start, stop + 1)
+            header.document_indices(index, start, stop + 1), np.arange(start, stop + 1)
         )
         if not is_plain:
-            yield _joined(file_descriptor, header, start, where)
+            yield _joined(index, header, start, where)
             return
-        tokens = header.lengths(file_descriptor, start, stop)
+        tokens = header.lengths(index, start, stop)
         _check_lengths(tokens, start, where)
-        yield _Spans(first=start, tokens=tokens, pointers=header.pointers(file_descriptor, start, stop))
+        yield _Spans(first=start, tokens=tokens, pointers=header.pointers(index, start, stop))
     if not header.num_sequences and header.num_documents:
         yield _Spans(
             first=0, tokens=np.zeros(header.num_documents, np.int32), pointers=np.zeros(header.num_documents, np.int64)
         )
 
 
-def _joined(file_descriptor: int, header: IndexHeader, start: int, where: str) -> _Spans:
+def _joined(index: RandomAccessFile, header: IndexHeader, start: int, where: str) -> _Spans:
     """Documents from `start` on, of any number of sequences each; before them, document and sequence are the same."""
-    borders = header.document_indices(file_descriptor, start, header.num_documents + 1)
+    borders = header.document_indices(index, start, header.num_documents + 1)
     if borders[0] != start or np.any(np.diff(borders) < 0):
         i = int(np.argmax(np.diff(borders, prepend=start) < 0))
         raise SourceUnreadable(
             f"{where}: document {start + i} begins at sequence {borders[i]}, before the one before it; the file is "
             "damaged, write it again"
         )
-    lengths = header.lengths(file_descriptor, start, header.num_sequences)
+    lengths = header.lengths(index, start, header.num_sequences)
     _check_lengths(lengths, start, where)
-    pointers = header.pointers(file_descriptor, start, header.num_sequences)
+    pointers = header.pointers(index, start, header.num_sequences)
     first, last = borders[:-1] - start, borders[1:] - start
     end = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     tokens = end[last] - end[first]

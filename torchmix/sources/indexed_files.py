@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torchmix.errors import SourceUnreadable
 from torchmix.sources.find_files import find_files, nearest_names
+from torchmix.sources.stores import is_uri
 
 BIN, IDX = ".bin", ".idx"
 
@@ -45,6 +46,11 @@ def index_path(bin_path: str) -> str:
 
 
 def _prefixes(name: str, pattern: str, directory: Path) -> list[str]:
+    if is_uri(pattern):
+        raise SourceUnreadable(
+            f"source {name!r}: {pattern}: Megatron's files are mapped into memory, and read from a disk alone; copy "
+            "them to one, or write their tokens to the store as Parquet"
+        )
     if pattern.endswith((BIN, IDX)):
         return [path[: -len(BIN)] for path in find_files(name, [pattern], directory)]
     if any((directory / (pattern + suffix)).is_file() for suffix in (BIN, IDX)):

@@ -20,7 +20,6 @@ The layout is that of `_IndexWriter` in Megatron-LM (megatron/core/datasets/inde
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import SourceUnreadable
-from torchmix.sources.source import read_range
+from torchmix.sources.random_access import RandomAccessFile
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -60,36 +59,36 @@ class IndexHeader:
     has_modes: bool
     """It is of the multimodal variant."""
 
-    def lengths(self, file_descriptor: int, start: int, stop: int) -> NDArray[np.int32]:
+    def lengths(self, index: RandomAccessFile, start: int, stop: int) -> NDArray[np.int32]:
         """[stop - start] tokens of sequences from `start` on."""
-        return _read(file_descriptor, HEADER_BYTES, np.dtype("<i4"), start, stop)
+        return _read(index, HEADER_BYTES, np.dtype("<i4"), start, stop)
 
-    def pointers(self, file_descriptor: int, start: int, stop: int) -> NDArray[np.int64]:
+    def pointers(self, index: RandomAccessFile, start: int, stop: int) -> NDArray[np.int64]:
         """[stop - start] first bytes of sequences in the .bin."""
-        return _read(file_descriptor, HEADER_BYTES + 4 * self.num_sequences, np.dtype("<i8"), start, stop)
+        return _read(index, HEADER_BYTES + 4 * self.num_sequences, np.dtype("<i8"), start, stop)
 
-    def document_indices(self, file_descriptor: int, start: int, stop: int) -> NDArray[np.int64]:
+    def document_indices(self, index: RandomAccessFile, start: int, stop: int) -> NDArray[np.int64]:
         """[stop - start] of the D document indices."""
-        return _read(file_descriptor, HEADER_BYTES + 12 * self.num_sequences, np.dtype("<i8"), start, stop)
+        return _read(index, HEADER_BYTES + 12 * self.num_sequences, np.dtype("<i8"), start, stop)
 
-    def modes(self, file_descriptor: int, start: int, stop: int) -> NDArray[np.int8]:
+    def modes(self, index: RandomAccessFile, start: int, stop: int) -> NDArray[np.int8]:
         """[stop - start] modes of sequences, where `has_modes`."""
         offset = HEADER_BYTES + 12 * self.num_sequences + 8 * (self.num_documents + 1)
-        return _read(file_descriptor, offset, np.dtype("<i1"), start, stop)
+        return _read(index, offset, np.dtype("<i1"), start, stop)
 
 
-def read_header(file_descriptor: int, where: str) -> IndexHeader:
+def read_header(index: RandomAccessFile, where: str) -> IndexHeader:
     """Read and check the head of an open .idx.
 
     Args:
-        file_descriptor: The .idx.
+        index: The .idx.
         where: Source and file, for messages.
 
     Raises:
         SourceUnreadable: Not a whole .idx of token ids.
     """
-    size = os.fstat(file_descriptor).st_size
-    head = read_range(file_descriptor, 0, HEADER_BYTES)
+    size = index.num_bytes
+    head = index.read(0, HEADER_BYTES)
     if head[: len(MAGIC)] != MAGIC[: len(head)] or not head:
         raise SourceUnreadable(
             f"{where}: begins with {head[:9]!r}, not with {MAGIC!r}; it is no index of Megatron's, name one that is"
@@ -124,9 +123,9 @@ def read_header(file_descriptor: int, where: str) -> IndexHeader:
     )
 
 
-def _read(file_descriptor: int, offset: int, dtype: np.dtype[Any], start: int, stop: int) -> NDArray[Any]:
+def _read(index: RandomAccessFile, offset: int, dtype: np.dtype[Any], start: int, stop: int) -> NDArray[Any]:
     """A slice of an array, copied, so that its memory is aligned and no change of the file can alter it."""
-    content = read_range(file_descriptor, offset + dtype.itemsize * start, dtype.itemsize * (stop - start))
+    content = index.read(offset + dtype.itemsize * start, dtype.itemsize * (stop - start))
     if len(content) < dtype.itemsize * (stop - start):
         raise OSError(f"ends inside an array at byte {offset}")
     return np.frombuffer(content, dtype)

@@ -8,11 +8,9 @@ parses the file once; the parser holds Python's lock, so that many threads scan 
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -24,8 +22,10 @@ from torchmix.sources.file_ends import hash_ends
 from torchmix.sources.frames import codec_of_name
 from torchmix.sources.jsonl_lines import LineFault, LineParser
 from torchmix.sources.jsonl_pages import GZIP, PLAIN, LinePage, Read, cut_pages, is_alone, lines_of_page
+from torchmix.sources.open_path import opened
 from torchmix.sources.parquet_column import Kind, count_tokens, to_documents, transform_id_of
-from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun, read_range
+from torchmix.sources.random_access import RandomAccessFile
+from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.tokenizer import Tokenizer
 
@@ -51,37 +51,30 @@ class JsonLinesSource:
         """See `source.Source.transform_id`."""
         return transform_id_of(self.kind, self.tokenizer)
 
-    def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
-        return hash_ends(file_descriptor)
+        return hash_ends(file)
 
-    def check(self, path: Path) -> None:
+    def check(self, path: str | Path) -> None:
         """See `source.Source.check`; the lines of the first page are looked at."""
         self._read(path, most_pages=1, progress=None)
 
-    def scan(self, path: Path, progress: Callable[[int], None] | None = None) -> FileScan:
+    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
         """See `source.Source.scan`; `progress` is called after each page."""
         return self._read(path, most_pages=None, progress=progress)
 
-    def _read(self, path: Path, *, most_pages: int | None, progress: Callable[[int], None] | None) -> FileScan:
+    def _read(self, path: str | Path, *, most_pages: int | None, progress: Callable[[int], None] | None) -> FileScan:
         """Parse the first pages of a file, or all."""
         where = self._where(path)
-        try:
-            file_descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SourceUnreadable(f"{where}: cannot be opened: {error.strerror}") from None
-        try:
-            num_bytes, digest = self.fingerprint(file_descriptor, str(path))
+        with opened(path, where) as file:
+            num_bytes, digest = self.fingerprint(file, str(path))
+            if most_pages is None:
+                file.will_read(0, num_bytes)
             found = _Found(where=where)
-            read = partial(read_range, file_descriptor)
-            for page in islice(cut_pages(read, codec_of_name(path), where), most_pages):
-                found.add(page, self._parse, self._count, _checksum(page, read))
+            for page in islice(cut_pages(file.read, codec_of_name(str(path)), where), most_pages):
+                found.add(page, self._parse, self._count, _checksum(page, file.read))
                 if progress is not None:
                     progress(page.num_bytes)
-        except OSError as error:
-            raise SourceUnreadable(f"{where}: cannot be read: {error.strerror}") from None
-        finally:
-            os.close(file_descriptor)
         return found.as_scan(num_bytes, digest)
 
     def decode(self, run: PageRun) -> Documents:

@@ -86,7 +86,7 @@ def is_alone(codec: int) -> bool:
 def _cut_plain(read: Read, where: str) -> Iterator[LinePage]:
     offset = 0  # of the page to cut next
     buffer, start = b"", 0  # what was read, and where the page begins in it
-    at_end = False
+    at_end, step_bytes = False, 2 * PAGE_BYTES  # who looks at the first page alone reads little
     while not at_end or start < len(buffer):
         last = (offset // PAGE_BYTES + 1) * PAGE_BYTES - 1  # a line that ends here or later is the page's last
         stop = buffer.find(b"\n", start + last - offset) + 1
@@ -95,7 +95,8 @@ def _cut_plain(read: Read, where: str) -> Iterator[LinePage]:
             line = buffer.rfind(b"\n") + 1
             if len(buffer) - line > MOST_LINE_BYTES:
                 raise _too_long(where, offset + line)
-            more = read(offset + len(buffer), max(READ_BYTES, len(buffer)))
+            more = read(offset + len(buffer), max(step_bytes, len(buffer)))
+            step_bytes = min(2 * step_bytes, READ_BYTES)
             at_end = not more
             buffer += more
             continue

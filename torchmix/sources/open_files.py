@@ -1,10 +1,10 @@
 """Bytes of indexed files: opened when needed, checked against the catalog, read at offsets.
 
 In: source, file and byte range. Out: the bytes. Must hold: a file that is not the indexed one, by size and footer, is
-not opened; one that is replaced while it is open stays the indexed one (one overwritten in place is found by what its
-pages decode to). Errors of a shared disk that pass are tried again, on the file opened anew. Cost: one `pread` a call;
-opening also reads the footer, once per file and process while its inode does not change. At most MOST_FILES are open,
-the least recently used is closed first.
+not opened; one that is replaced while it is open stays the indexed one (one overwritten in place, or in a store, is
+found by what its pages decode to). Errors of a shared disk that pass are tried again, on the file opened anew; stores
+are in open_objects.py. Cost: one `pread` a call; opening also reads the footer, once per file and process while its
+inode does not change. At most MOST_FILES are open, the least recently used is closed first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,10 @@ import pyarrow as pa
 
 from torchmix.catalog.manifest import FileEntry
 from torchmix.errors import SourceChanged, SourceUnreadable
-from torchmix.sources.source import Source, read_range
+from torchmix.sources.open_objects import OpenObjects, changed, check_identity
+from torchmix.sources.random_access import LocalFile
+from torchmix.sources.source import Source
+from torchmix.sources.stores import is_uri, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,22 +61,36 @@ class OpenFiles:
         self._directory = directory
         self._descriptors = descriptors
         self._checked: dict[int, _Inode] = {}
-        self.bytes_read = 0
+        self._in_stores = [is_uri(entry.path) for entry in files]
+        self.objects = OpenObjects(source, files) if any(self._in_stores) else None
+        """Those of them that lie in stores; may be read from several threads at once."""
+        self._bytes_read = 0
 
-    def path(self, file: int) -> Path:
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that were read, footers not counted; of stores with the gaps between pages."""
+        return self._bytes_read + (self.objects.bytes_read if self.objects is not None else 0)
+
+    def path(self, file: int) -> str:
         """Where a file lies."""
-        return self._directory / self._files[file].path
+        return place_of(self._directory, self._files[file].path)
+
+    def is_in_store(self, file: int) -> bool:
+        """Whether a read of it is a request to a server."""
+        return self._in_stores[file]
 
     def read(self, file: int, offset: int, num_bytes: int) -> bytes:
         """Bytes [offset, offset + num_bytes) of a file.
 
         Raises:
             SourceChanged: The file is not the one that was indexed, or was cut while it was open.
-            SourceUnreadable: It was deleted, may not be read, or its disk fails again and again.
+            SourceUnreadable: It was deleted, may not be read, or its disk or store fails again and again.
         """
+        if self.objects is not None and self._in_stores[file]:
+            return self.objects.read(file, offset, num_bytes)
         for wait_s in (*RETRY_WAITS_S, None):
             try:
-                content = read_range(self._descriptor(file), offset, num_bytes)
+                content = self._open(file).read(offset, num_bytes)
             except OSError as error:
                 self._descriptors.close(self._key(file))
                 what = f"cannot read {num_bytes} bytes at {offset} of {self.path(file)}: {error.strerror}"
@@ -85,7 +101,7 @@ class OpenFiles:
             else:
                 if len(content) < num_bytes:
                     raise self._changed(file, f"ends before byte {offset + num_bytes}")
-                self.bytes_read += num_bytes
+                self._bytes_read += num_bytes
                 return content
         raise AssertionError("the last attempt returns or raises")
 
@@ -97,15 +113,21 @@ class OpenFiles:
             OSError: It cannot be mapped, as on some file systems.
         """
         self.read(file, 0, 0)  # opens and checks it, again and again where that may help
-        with pa.memory_map(f"/dev/fd/{self._descriptor(file)}") as mapped:
+        with pa.memory_map(f"/dev/fd/{self._open(file).fileno()}") as mapped:
             return mapped.read_buffer()
 
     def will_need(self, file: int, ranges: Iterable[tuple[int, int]]) -> None:
-        """Tell the kernel which (offset, bytes) of a file will be used soon, so that it reads them meanwhile."""
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):
-                for offset, num_bytes in ranges:
-                    os.posix_fadvise(self._descriptor(file), offset, num_bytes, os.POSIX_FADV_WILLNEED)
+        """Tell the kernel which (offset, bytes) of a file will be used soon, so that it reads them meanwhile.
+
+        Raises:
+            SourceChanged: The file is not the one that was indexed.
+        """
+        try:
+            opened = self._open(file)
+        except OSError:
+            return  # whoever reads it will be told
+        for offset, num_bytes in ranges:
+            opened.will_read(offset, num_bytes)
 
     def check_in_place(self, file: int) -> None:
         """Look whether a file that was used is still what it was; one that was replaced or deleted is out of reach.
@@ -115,87 +137,70 @@ class OpenFiles:
         """
         known = self._checked[file]
         try:
-            status = self.path(file).stat()
+            status = Path(self.path(file)).stat()
             if (status.st_dev, status.st_ino) != (known.device, known.inode) or _inode(status) == known:
                 return
             self._descriptors.close(self._key(file))
-            self._descriptor(file)
+            self._open(file)
         except OSError:
             return
 
     def _key(self, file: int) -> tuple[str, int]:
         return self._source.name, file
 
-    def _descriptor(self, file: int) -> int:
-        descriptor = self._descriptors.use(self._key(file))
-        if descriptor is not None:
-            return descriptor
-        descriptor = os.open(self.path(file), os.O_RDONLY | os.O_CLOEXEC)
+    def _open(self, file: int) -> LocalFile:
+        opened = self._descriptors.use(self._key(file))
+        if opened is not None:
+            return opened
+        opened = LocalFile(self.path(file))
         try:
-            self._check(file, descriptor)
+            inode = _inode(opened.status)
+            if self._checked.get(file) != inode:
+                check_identity(self._source, self._files[file], opened, self.path(file))
+                self._checked[file] = inode
         except BaseException:
-            os.close(descriptor)
+            opened.close()
             raise
-        self._descriptors.keep(self._key(file), descriptor)
-        return descriptor
-
-    def _check(self, file: int, descriptor: int) -> None:
-        """Raise SourceChanged unless an open file is the indexed one."""
-        status, entry = os.fstat(descriptor), self._files[file]
-        inode = _inode(status)
-        if self._checked.get(file) == inode:
-            return
-        if status.st_size != entry.num_bytes:
-            raise self._changed(file, f"has {status.st_size} bytes")
-        try:
-            _, footer_hash = self._source.fingerprint(descriptor, str(self.path(file)))
-        except SourceUnreadable as error:
-            raise self._changed(file, f"has no whole footer ({error})") from error
-        if footer_hash != entry.footer_hash:
-            raise self._changed(file, f"has footer hash {footer_hash}")
-        self._checked[file] = inode
+        self._descriptors.keep(self._key(file), opened)
+        return opened
 
     def _changed(self, file: int, found: str) -> SourceChanged:
-        entry = self._files[file]
-        return SourceChanged(
-            f"source {self._source.name!r}: {self.path(file)} {found}; it was indexed with {entry.num_bytes} bytes and "
-            f"footer hash {entry.footer_hash}. Put the file back, or run torchmix index, which makes another order"
-        )
+        return changed(self._source, self._files[file], self.path(file), found)
 
 
 class Descriptors:
-    """Open file descriptors of all sources, the least recently used closed first."""
+    """Open local files of all sources, the least recently used closed first."""
 
     def __init__(self, most_files: int = MOST_FILES) -> None:
         self._most_files = most_files
-        self._open: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._open: OrderedDict[tuple[str, int], LocalFile] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def use(self, key: tuple[str, int]) -> int | None:
-        """The descriptor, if it is open."""
-        descriptor = self._open.get(key)
-        if descriptor is not None:
+    def use(self, key: tuple[str, int]) -> LocalFile | None:
+        """The file, if it is open."""
+        opened = self._open.get(key)
+        if opened is not None:
             self._open.move_to_end(key)
-        return descriptor
+        return opened
 
-    def keep(self, key: tuple[str, int], descriptor: int) -> None:
-        """Own a descriptor that was opened."""
+    def keep(self, key: tuple[str, int], opened: LocalFile) -> None:
+        """Own a file that was opened."""
         while len(self._open) >= self._most_files:
-            os.close(self._open.popitem(last=False)[1])
-        self._open[key] = descriptor
+            self._open.popitem(last=False)[1].close()
+        self._open[key] = opened
 
     def close(self, key: tuple[str, int]) -> None:
-        """Close a descriptor, if it is open."""
-        descriptor = self._open.pop(key, None)
-        if descriptor is not None:
-            os.close(descriptor)
+        """Close a file, if it is open."""
+        opened = self._open.pop(key, None)
+        if opened is not None:
+            opened.close()
 
     def close_all(self) -> None:
-        """Close every descriptor."""
+        """Close every file."""
         while self._open:
-            os.close(self._open.popitem()[1])
+            self._open.popitem()[1].close()
 
 
 def _inode(status: os.stat_result) -> _Inode:

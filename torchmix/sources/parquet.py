@@ -8,9 +8,7 @@ Cost: a scan reads and decodes the column once, see parquet_scan.py.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torchmix.errors import SourceUnreadable
+from torchmix.sources.open_path import opened
 from torchmix.sources.parquet_column import Kind, find_leaf, to_documents, transform_id_of
 from torchmix.sources.parquet_footer import MAGIC, Footer, read_column, read_footer
 from torchmix.sources.parquet_page import decode_pages, encode_schema
 from torchmix.sources.parquet_scan import ChunkScan, ScannedChunk
+from torchmix.sources.random_access import RandomAccessFile
 from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.tokenizer import Tokenizer
@@ -43,27 +43,27 @@ class ParquetSource:
         """See `source.Source.transform_id`."""
         return transform_id_of(self.kind, self.tokenizer)
 
-    def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`."""
-        footer = read_footer(file_descriptor, self._where(path))
+        footer = read_footer(file, self._where(path))
         return footer.num_bytes, footer.digest
 
-    def check(self, path: Path) -> None:
+    def check(self, path: str | Path) -> None:
         """See `source.Source.check`."""
         where = self._where(path)
-        with _open_file(path, where) as file_descriptor:
-            arrow_schema, _ = _read_schema(read_footer(file_descriptor, where), where)
+        with opened(path, where) as file:
+            arrow_schema, _ = _read_schema(read_footer(file, where), where)
         find_leaf(arrow_schema, self.column, self.kind, where)
 
-    def scan(self, path: Path, progress: Callable[[int], None] | None = None) -> FileScan:
+    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
         """See `source.Source.scan`; `progress` is called after each column chunk."""
         where = self._where(path)
-        with _open_file(path, where) as file_descriptor:
-            footer = read_footer(file_descriptor, where)
+        with opened(path, where) as file:
+            footer = read_footer(file, where)
             arrow_schema, created_by = _read_schema(footer, where)
             leaf, chunks = read_column(footer, find_leaf(arrow_schema, self.column, self.kind, where), where)
             scan = ChunkScan(
-                file_descriptor=file_descriptor,
+                file=file,
                 path=str(path),
                 kind=self.kind,
                 tokenizer=self.tokenizer,
@@ -102,20 +102,6 @@ class ParquetSource:
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"
-
-
-@contextmanager
-def _open_file(path: Path, where: str) -> Iterator[int]:
-    try:
-        file_descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise SourceUnreadable(f"{where}: cannot be opened: {error.strerror}") from None
-    try:
-        yield file_descriptor
-    except OSError as error:
-        raise SourceUnreadable(f"{where}: cannot be read: {error.strerror}") from None
-    finally:
-        os.close(file_descriptor)
 
 
 def _read_schema(footer: Footer, where: str) -> tuple[pa.Schema, str]:

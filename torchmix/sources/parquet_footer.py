@@ -10,13 +10,12 @@ https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thr
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from typing import Any
 
 from torchmix.errors import SourceUnreadable
 from torchmix.sources import thrift
-from torchmix.sources.source import read_range
+from torchmix.sources.random_access import RandomAccessFile
 
 MAGIC = b"PAR1"
 _MAGIC_ENCRYPTED = b"PARE"
@@ -71,14 +70,14 @@ class Chunk:
     index_bytes: int
 
 
-def read_footer(file_descriptor: int, where: str) -> Footer:
+def read_footer(file: RandomAccessFile, where: str) -> Footer:
     """Read the last bytes of an open file; `where` (source and path) begins every message.
 
     Raises:
         SourceUnreadable: not a Parquet file, cut short, or encrypted.
     """
-    num_bytes = os.fstat(file_descriptor).st_size
-    tail = read_range(file_descriptor, max(num_bytes - _TAIL_BYTES, 0), _TAIL_BYTES)
+    num_bytes = file.num_bytes
+    tail = file.read(max(num_bytes - _TAIL_BYTES, 0), _TAIL_BYTES)
     if tail[4:] == _MAGIC_ENCRYPTED:
         raise SourceUnreadable(f"{where}: the file is encrypted; decrypt it first")
     if tail[4:] != MAGIC or num_bytes < len(MAGIC) + _TAIL_BYTES:
@@ -92,7 +91,7 @@ def read_footer(file_descriptor: int, where: str) -> Footer:
             f"{where}: the footer should have {metadata_bytes} bytes, more than the {num_bytes} of the file hold; "
             "the file is damaged or cut short"
         )
-    metadata = read_range(file_descriptor, num_bytes - _TAIL_BYTES - metadata_bytes, metadata_bytes)
+    metadata = file.read(num_bytes - _TAIL_BYTES - metadata_bytes, metadata_bytes)
     digest = hashlib.sha256(metadata + tail).hexdigest()[:32]
     return Footer(num_bytes=num_bytes, metadata=metadata, digest=digest)
 

@@ -19,7 +19,8 @@ import numpy as np
 from torchmix.errors import CorruptPage
 from torchmix.sources import thrift
 from torchmix.sources.parquet_footer import Chunk, Leaf
-from torchmix.sources.source import Int64Array, read_range
+from torchmix.sources.random_access import RandomAccessFile
+from torchmix.sources.source import Int64Array
 
 _FIRST_PROBE_BYTES = 1024  # a page header has 20 to 100 bytes, unless it holds long statistics
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
@@ -71,7 +72,7 @@ class ChunkPages:
     """Values of each page, counted as in `Chunk.num_values`; None if the headers were not walked."""
 
 
-def find_pages(file_descriptor: int, chunk: Chunk, leaf: Leaf, where: str, *, use_index: bool = True) -> ChunkPages:
+def find_pages(file: RandomAccessFile, chunk: Chunk, leaf: Leaf, where: str, *, use_index: bool = True) -> ChunkPages:
     """Find the data pages of a chunk, by its OffsetIndex if it has a sound one (and `use_index`), else by the headers.
 
     Raises:
@@ -81,12 +82,12 @@ def find_pages(file_descriptor: int, chunk: Chunk, leaf: Leaf, where: str, *, us
     if not chunk.num_values:
         nothing = np.zeros(0, dtype=np.int64)
         return ChunkPages(dict_offset=-1, dict_bytes=0, offset=nothing, num_bytes=nothing, rows=nothing, values=nothing)
-    _, first = next(_walk(file_descriptor, chunk, where))
+    _, first = next(_walk(file, chunk, where))
     if first.is_dictionary:
         dict_offset, dict_bytes = chunk.start, first.stop
         first_page = chunk.start + first.stop
     if use_index and chunk.index_offset >= 0:
-        locations = _read_index(file_descriptor, chunk, first_page)
+        locations = _read_index(file, chunk, first_page)
         if locations is not None:
             offset, num_bytes, first_row = locations
             rows = np.diff(first_row, append=chunk.num_rows)
@@ -98,7 +99,7 @@ def find_pages(file_descriptor: int, chunk: Chunk, leaf: Leaf, where: str, *, us
                 rows=rows,
                 values=None,
             )
-    data_pages = [(offset, header) for offset, header in _walk(file_descriptor, chunk, where) if header.is_data]
+    data_pages = [(offset, header) for offset, header in _walk(file, chunk, where) if header.is_data]
     values = np.array([header.num_values for _, header in data_pages], dtype=np.int64)
     rows_or_unknown = np.array([header.num_rows for _, header in data_pages], dtype=np.int64)
     if not leaf.is_list:
@@ -154,13 +155,13 @@ def read_page_header(buffer: thrift.Bytes, position: int) -> PageHeader:
         raise ValueError(f"no page header at byte {position}") from None
 
 
-def _walk(file_descriptor: int, chunk: Chunk, where: str) -> Iterator[tuple[int, PageHeader]]:
+def _walk(file: RandomAccessFile, chunk: Chunk, where: str) -> Iterator[tuple[int, PageHeader]]:
     """Offset and header of each page, dictionary included; header positions count from the page's offset."""
     position, stop, left = chunk.start, chunk.start + chunk.num_bytes, chunk.num_values
     while left > 0:
         probe_bytes = _FIRST_PROBE_BYTES
         while True:
-            probe = read_range(file_descriptor, position, max(min(probe_bytes, stop - position), 0))
+            probe = file.read(position, max(min(probe_bytes, stop - position), 0))
             try:
                 header = read_page_header(probe, 0)
                 break
@@ -183,11 +184,11 @@ def _walk(file_descriptor: int, chunk: Chunk, where: str) -> Iterator[tuple[int,
 
 
 def _read_index(
-    file_descriptor: int, chunk: Chunk, first_page: int
+    file: RandomAccessFile, chunk: Chunk, first_page: int
 ) -> tuple[Int64Array, Int64Array, Int64Array] | None:
     """Offset, size and first row of each data page; None where the index is damaged or contradicts the chunk."""
     try:
-        index, _ = thrift.read_struct(read_range(file_descriptor, chunk.index_offset, chunk.index_bytes))
+        index, _ = thrift.read_struct(file.read(chunk.index_offset, chunk.index_bytes))
         locations = np.array([(page[1], page[2], page[3]) for page in index[1]], dtype=np.int64).reshape(-1, 3)
     except (EOFError, ValueError, KeyError, TypeError, OverflowError):
         return None

@@ -22,7 +22,8 @@ from torchmix.sources.parquet_column import Kind, count_tokens, count_values
 from torchmix.sources.parquet_footer import Chunk, Leaf
 from torchmix.sources.parquet_layout import ChunkPages, find_pages
 from torchmix.sources.parquet_page import decode_pages, decode_parts_of_rows, read_headers
-from torchmix.sources.source import Int64Array, PageRun, read_range
+from torchmix.sources.random_access import RandomAccessFile
+from torchmix.sources.source import Int64Array, PageRun
 from torchmix.transform.tokenizer import Tokenizer
 
 SCAN_RUN_BYTES = 4 << 20
@@ -49,7 +50,7 @@ class ScannedChunk:
 class ChunkScan:
     """What the chunks of a file share while they are scanned."""
 
-    file_descriptor: int
+    file: RandomAccessFile
     path: str
     kind: Kind
     tokenizer: Tokenizer
@@ -64,6 +65,7 @@ class ChunkScan:
             SourceUnreadable: A token is null, or a row has too many.
             CorruptPage: A page does not decode, or pages, footer and rows do not go together.
         """
+        self.file.will_read(chunk.start, chunk.num_bytes)
         try:
             scanned = self._scan_by_rows(chunk, first_row)
         except CorruptPage:
@@ -74,7 +76,7 @@ class ChunkScan:
 
     def _scan_by_rows(self, chunk: Chunk, first_row: int) -> ScannedChunk | None:
         """As `scan`; None where index and headers do not tell the rows, or tell them wrongly."""
-        pages = find_pages(self.file_descriptor, chunk, self.leaf, self.where)
+        pages = find_pages(self.file, chunk, self.leaf, self.where)
         if pages.rows is None or pages.rows.sum() != chunk.num_rows:
             return None
         dictionary = self._read_dictionary(pages)
@@ -108,7 +110,7 @@ class ChunkScan:
 
     def _scan_by_values(self, chunk: Chunk, first_row: int) -> ScannedChunk:
         """As `scan`; which rows begin in a page, and whether one goes on in it, follows from the values in each."""
-        pages = find_pages(self.file_descriptor, chunk, self.leaf, self.where, use_index=False)
+        pages = find_pages(self.file, chunk, self.leaf, self.where, use_index=False)
         assert pages.values is not None
         dictionary = self._read_dictionary(pages)
         tokens: list[Int64Array] = []
@@ -164,7 +166,7 @@ class ChunkScan:
             )
 
     def _read_dictionary(self, pages: ChunkPages) -> bytes:
-        return read_range(self.file_descriptor, pages.dict_offset, pages.dict_bytes) if pages.dict_bytes else b""
+        return self.file.read(pages.dict_offset, pages.dict_bytes) if pages.dict_bytes else b""
 
     def _run(
         self,
@@ -180,7 +182,7 @@ class ChunkScan:
         offset = int(pages.offset[of_chunk.start])
         num_bytes = int(pages.offset[of_chunk.stop - 1] + pages.num_bytes[of_chunk.stop - 1]) - offset
         return PageRun(
-            pages=read_range(self.file_descriptor, offset, num_bytes),
+            pages=self.file.read(offset, num_bytes),
             dictionary=dictionary,
             schema=self.schema,
             codec=chunk.codec,

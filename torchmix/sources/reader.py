@@ -15,7 +15,8 @@ but with all pages of a call in memory at once. Memory: the cache, the largest r
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -26,13 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.store import Catalog
-from torchmix.errors import CatalogStale, LoaderClosed
+from torchmix.errors import CatalogError, CatalogStale, LoaderClosed
+from torchmix.sources.coming_pages import Coming, ComingPages
 from torchmix.sources.formats import choose_source
 from torchmix.sources.locate import Located, Locator
 from torchmix.sources.mapped_files import CHECK_EVERY_S
 from torchmix.sources.open_files import Descriptors, OpenFiles
 from torchmix.sources.page_cache import PageCache
+from torchmix.sources.page_runs import PageRuns
 from torchmix.sources.piece_copy import PieceCopy, Run, Scratch
+from torchmix.sources.range_requests import RangeFetch, RequestPool
 from torchmix.sources.source import Int64Array, Source
 from torchmix.sources.source_pages import DecodedPage, SourcePages
 from torchmix.transform.open_tokenizer import Tokenizers
@@ -98,6 +102,8 @@ class Reader:
         self._checked_s = time.monotonic()
         self._may_map = any(source.mapped.is_possible for source in self._sources)
         self._scratch = Scratch()
+        self._requests = RequestPool()
+        self._coming = ComingPages()
         self._closed = False
         self._bytes_served = self._bytes_mapped = self._cache_hits = self._cache_misses = 0
 
@@ -139,9 +145,10 @@ class Reader:
             scratch=self._scratch,
         )
         runs, token_bytes = self._mapped_runs(at)
-        page_runs = _PageRuns(at, token_bytes[at.source[at.first_piece]] == 0)
+        page_runs = PageRuns(at, token_bytes[at.source[at.first_piece]] == 0)
         keys = page_runs.page + self._first_key[page_runs.source]
         missing: list[int] = []
+        self._await(keys)
         for k, key in enumerate(keys.tolist()):
             kept = self._cache.use(key)
             if kept is None:
@@ -171,6 +178,7 @@ class Reader:
         """
         self._check_open()
         key = int(self._first_key[source]) + page
+        self._await([key])
         found = self._cache.use(key)
         if found is None:
             self._cache_misses += 1
@@ -184,6 +192,9 @@ class Reader:
     def warm(self, source: int, page_ids: Int64Array) -> None:
         """Decode pages ahead of need, as many as fit the cache without pushing anything out.
 
+        Pages in stores are asked for, and decoded with the next call for this source, or when they are needed: what a
+        step waits for is then only what has not come yet.
+
         Args:
             source: Index of the source, by sorted name.
             page_ids: [k] pages of it, in the order of need; those that are kept already are passed over.
@@ -196,15 +207,23 @@ class Reader:
             self._sources[source].will_need(page_ids)
             return
         first_key, chosen = int(self._first_key[source]), set[int]()
-        planned_bytes = 0
+        planned_bytes, coming_bytes = 0, self._coming.planned_bytes
         for page in page_ids.tolist():
-            if first_key + page not in self._cache and first_key + page not in chosen:
-                planned_bytes += self._sources[source].planned_bytes(page)
-                if not self._cache.has_room(planned_bytes):
+            key = first_key + page
+            if key not in self._cache and key not in chosen and key not in self._coming:
+                page_bytes = self._sources[source].planned_bytes(page)
+                if not self._cache.has_room(coming_bytes + planned_bytes + page_bytes):
                     break
-                chosen.add(first_key + page)
-        for _ in self._decode(np.array(sorted(chosen), np.int64)):
-            pass
+                planned_bytes += page_bytes
+                chosen.add(key)
+        keys = np.array(sorted(chosen), np.int64)
+        earlier = self._coming.take(source)
+        wanted = self._sources[source].wanted(keys - first_key)
+        if wanted:
+            self._coming.add(source, Coming(keys, RangeFetch(self._requests, wanted), planned_bytes))
+        else:
+            self._keep_all(self._decode(keys))
+        self._finish(earlier)
 
     def forget(self, source: int, page_ids: Int64Array) -> None:
         """Drop pages that will not be needed soon, as those of a finished window, so that `warm` has room."""
@@ -243,6 +262,8 @@ class Reader:
     def close(self) -> None:
         """Close all files and drop all pages; may be called again."""
         self._closed = True
+        self._coming.close()
+        self._requests.close()
         self._descriptors.close_all()
         self._cache.clear()
         for source in self._sources:
@@ -281,34 +302,41 @@ class Reader:
     def _source_of(self, keys: Int64Array) -> Int64Array:
         return np.searchsorted(self._first_key, keys, side="right") - 1
 
-    def _decode(self, keys: Int64Array) -> Iterator[DecodedPage]:
-        """Decode pages by ascending key, and keep them."""
+    def _await(self, keys: Int64Array | Sequence[int]) -> None:
+        """Decode what is on its way of the sources of these pages, if one of them is."""
+        for source in self._coming.sources_of(map(int, keys)) if self._coming else ():
+            with suppress(CatalogError):  # whoever needs the page will be told
+                self._finish(self._coming.take(source))
+
+    def _finish(self, coming: Sequence[Coming]) -> None:
+        """Decode pages that were on their way."""
+        try:
+            for one in coming:
+                self._keep_all(self._decode(one.keys, one.fetch))
+        finally:
+            for one in coming:
+                one.fetch.close()
+
+    def _keep_all(self, pages: Iterator[DecodedPage]) -> None:
+        for _ in pages:
+            pass
+
+    def _decode(self, keys: Int64Array, fetch: RangeFetch | None = None) -> Iterator[DecodedPage]:
+        """Decode pages by ascending key, and keep them; of all sources together requests to stores are begun."""
+        pages_of_source: list[tuple[int, list[int]]] = []
         for s, of_source in groupby(zip(self._source_of(keys).tolist(), keys.tolist(), strict=True), key=itemgetter(0)):
             first_key = int(self._first_key[s])
-            pages = [key - first_key for _, key in of_source]
-            for page, decoded in zip(pages, self._sources[s].decode(pages), strict=True):
-                if not decoded.is_view:
-                    self._cache.keep(first_key + page, decoded, decoded.num_bytes)
-                yield decoded
-
-
-class _PageRuns:
-    """Pieces of pages that must be decoded."""
-
-    def __init__(self, at: Located, chosen: NDArray[np.bool_]) -> None:
-        """`chosen`: [Q] which of the pages."""
-        first = at.first_piece[chosen]
-        self._first = first.tolist()
-        self._stop = np.append(at.first_piece, len(at.order))[1:][chosen].tolist()
-        self._rows: list[int] = at.row_in_page.tolist() if len(first) else []
-        self._starts: list[int] = at.start.tolist() if len(first) else []
-        self.source = at.source[first]
-        """Of each page."""
-        self.page = at.page[first]
-        """Of each page, its number in its source."""
-
-    def run(self, k: int, page: DecodedPage) -> Run:
-        """The pieces of the k-th page."""
-        first, stop, offsets = self._first[k], self._stop[k], page.offsets
-        rows, starts = self._rows[first:stop], self._starts[first:stop]
-        return page.values, first, [offsets[row] + start for row, start in zip(rows, starts, strict=True)]
+            pages_of_source.append((s, [key - first_key for _, key in of_source]))
+        if fetch is None:
+            wanted = [one for s, pages in pages_of_source for one in self._sources[s].wanted(pages)]
+            fetch = RangeFetch(self._requests, wanted) if wanted else None
+        try:
+            for s, pages in pages_of_source:
+                first_key = int(self._first_key[s])
+                for page, decoded in zip(pages, self._sources[s].decode(pages, fetch), strict=True):
+                    if not decoded.is_view:
+                        self._cache.keep(first_key + page, decoded, decoded.num_bytes)
+                    yield decoded
+        finally:
+            if fetch is not None:
+                fetch.close()

@@ -9,7 +9,7 @@ of each file is read and decoded once, in as many threads as the process has pro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +19,15 @@ from typing import TypeVar
 
 from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.parts import FilePart, load_part, save_part
-from torchmix.errors import SourceChanged, SourceUnreadable
+from torchmix.errors import SourceChanged
 from torchmix.sources.file_changes import FoundFile
+from torchmix.sources.open_path import opened
 from torchmix.sources.source import FileScan, Source
+from torchmix.sources.stores import is_uri, place_of
 
 MOST_THREADS = 32
+STORE_THREADS = 8
+"""Where files lie in stores: so many requests of some 20 to 100 ms are under way, with up to 40 MiB each."""
 
 Result = TypeVar("Result")
 
@@ -63,7 +67,8 @@ def fingerprint_files(files: Sequence[tuple[Source, str]], directory: Path) -> l
     Raises:
         SourceUnreadable: A file cannot be opened, or has no whole footer.
     """
-    return _in_parallel([partial(_fingerprint, source, path, directory) for source, path in files], Event())
+    calls = [partial(_fingerprint, source, path, directory) for source, path in files]
+    return _in_parallel(calls, Event(), _num_threads(path for _, path in files))
 
 
 def scan_files(tasks: Sequence[ScanTask], directory: Path, progress: Progress | None = None) -> list[ScannedFile]:
@@ -82,7 +87,8 @@ def scan_files(tasks: Sequence[ScanTask], directory: Path, progress: Progress | 
     """
     stop = Event()
     told = _Told(tasks, progress, stop)
-    return _in_parallel([partial(_scan, task, directory, told) for task in tasks], stop)
+    calls = [partial(_scan, task, directory, told) for task in tasks]
+    return _in_parallel(calls, stop, _num_threads(task.found.path for task in tasks))
 
 
 class _Stopped(BaseException):
@@ -121,7 +127,7 @@ def _scan(task: ScanTask, directory: Path, told: _Told) -> ScannedFile:
     part = load_part(task.part)
     resumed = part is not None
     if part is None:
-        place = directory / task.found.path
+        place = place_of(directory, task.found.path)
         scan = task.source.scan(place, progress=advance)
         if (scan.num_bytes, scan.footer_hash) != (task.found.num_bytes, task.found.footer_hash):
             raise SourceChanged(
@@ -160,23 +166,15 @@ def part_of_scan(scan: FileScan) -> FilePart:
 
 
 def _fingerprint(source: Source, path: str, directory: Path) -> FoundFile:
-    place = directory / path
-    try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SourceUnreadable(
-            f"source {source.name!r}: cannot open {place}: {error.strerror}; make it readable, or name another file"
-        ) from error
-    try:
-        num_bytes, footer_hash = source.fingerprint(descriptor, str(place))
-    finally:
-        os.close(descriptor)
+    place = place_of(directory, path)
+    with opened(place, f"source {source.name!r}: {place}") as file:
+        num_bytes, footer_hash = source.fingerprint(file, place)
     return FoundFile(path=path, num_bytes=num_bytes, footer_hash=footer_hash)
 
 
-def _in_parallel(calls: Sequence[Callable[[], Result]], stop: Event) -> list[Result]:
+def _in_parallel(calls: Sequence[Callable[[], Result]], stop: Event, num_threads: int) -> list[Result]:
     """Results of calls in their order; the first error, in that order, after all threads have ended."""
-    with ThreadPoolExecutor(_num_threads(), "torchmix-index") as pool:
+    with ThreadPoolExecutor(num_threads, "torchmix-index") as pool:
         futures = [pool.submit(call) for call in calls]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
@@ -191,10 +189,11 @@ def _in_parallel(calls: Sequence[Callable[[], Result]], stop: Event) -> list[Res
     return [future.result() for future in futures]
 
 
-def _num_threads() -> int:
+def _num_threads(paths: Iterable[str]) -> int:
+    """One for each processor; for objects at least STORE_THREADS, which mostly wait."""
     # Some systems cannot say which processors are ours.
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_THREADS, available)
+    return min(MOST_THREADS, max(available, STORE_THREADS) if any(map(is_uri, paths)) else available)
 
 
 def _succeeded(future: Future[Result]) -> bool:

@@ -8,7 +8,6 @@ the bytes it is given, so the caller decides what is read, kept, or read ahead.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from torchmix.sources.random_access import RandomAccessFile
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
@@ -116,22 +117,26 @@ class Source(Protocol):
     def transform_id(self) -> str:
         """What turns a row into tokens, with its version; sizes in the catalog are true for this alone."""
 
-    def fingerprint(self, file_descriptor: int, path: str) -> tuple[int, str]:
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """Size in bytes and `footer_hash` of an open file, from what describes the rest alone, as its last bytes.
+
+        `path` is where it lies.
 
         Raises:
             SourceUnreadable: the file has no whole footer.
         """
 
-    def check(self, path: Path) -> None:
+    def check(self, path: str | Path) -> None:
         """Look at what describes a file: whether it can be read, and holds what the source needs.
+
+        `path` is a file of this machine, or as a str the URI of an object.
 
         Raises:
             SourceUnreadable: no such file or column, a wrong type, or not a file of this kind.
         """
 
-    def scan(self, path: Path, progress: Callable[[int], None] | None = None) -> FileScan:
-        """Find the pages of a file and the tokens of each of its documents.
+    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
+        """Find the pages of a file and the tokens of each of its documents; `path` as for `check`.
 
         `progress` is called with the bytes of the column that were scanned since the last call.
 
@@ -146,21 +151,3 @@ class Source(Protocol):
         Raises:
             CorruptPage: the bytes do not decode, or to another number of rows.
         """
-
-
-def read_range(file_descriptor: int, offset: int, num_bytes: int) -> bytes:
-    """Bytes [offset, offset + num_bytes) of an open file; fewer only where the file ends.
-
-    Leaves the file's position alone, so that threads may share the descriptor.
-    """
-    first = os.pread(file_descriptor, num_bytes, offset)
-    if len(first) == num_bytes or not first:
-        return first
-    parts, done_bytes = [first], len(first)
-    while done_bytes < num_bytes:  # the kernel gives at most 2 GiB a call
-        part = os.pread(file_descriptor, num_bytes - done_bytes, offset + done_bytes)
-        if not part:
-            break
-        parts.append(part)
-        done_bytes += len(part)
-    return b"".join(parts)
