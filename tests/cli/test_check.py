@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.files import make_text_file, make_tokens_file, random_tokens
-from tests.support.projects import make_project
+from tests.support.projects import make_indexed_project, make_project
 from tests.support.vocabularies import make_tokenizer
 from torchmix.catalog.store import open_catalog
 from torchmix.cli import check as check_verb
@@ -21,9 +21,7 @@ from torchmix.recipe.load import load_recipe
 
 
 def indexed(folder: Path, *edits: tuple[str, str]) -> Path:
-    recipe = make_project(folder, *edits)
-    assert main(["index", str(recipe)]) == 0
-    return recipe
+    return make_indexed_project(folder, *edits)
 
 
 def check(recipe: Path, capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[str, Any]:

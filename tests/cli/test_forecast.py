@@ -18,7 +18,7 @@ from torchmix.recipe.structs import Recipe
 SIZES = {
     "code": synthetic_sizes(600, shortest=20, longest=400, salt=2),
     "tiny": synthetic_sizes(8, shortest=20, longest=90, salt=3),
-    "web": synthetic_sizes(4000, shortest=5, longest=1500),
+    "web": synthetic_sizes(1500, shortest=5, longest=1500),
 }
 SHARES = {"code": "30%", "tiny": "0.1%", "web": "69.9%"}
 

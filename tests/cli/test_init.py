@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.indexed_datasets import random_sequences, write_dataset
+from tests.support.templates import made_once
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.shares import parse_shares
@@ -19,10 +21,15 @@ LONG = ["--seq-length", "99999", "--global-batch-size", "1"]
 PREFIXES = ["p/web_text_document", "p/code_text_document", "p/en/wiki_text_document", "p/de/wiki_text_document", "p/on"]
 
 
+@made_once
+def five_datasets(folder: Path) -> None:
+    for number, prefix in enumerate(PREFIXES):
+        write_dataset(folder / prefix, random_sequences(number, 1000 + 100 * number, mean_tokens=30))
+
+
 @pytest.fixture(autouse=True)
 def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, prefix in enumerate(PREFIXES):
-        write_dataset(tmp_path / prefix, random_sequences(number, 1000 + 100 * number, mean_tokens=30))
+    shutil.copytree(five_datasets(), tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
 
 
@@ -44,7 +51,7 @@ def test_a_blend_becomes_a_recipe_that_indexes_and_passes_check(capsys):
     assert (recipe.packing.method, recipe.packing.boundaries) == ("concat", "none")
     assert "recipe.yaml is written; next: torchmix index recipe.yaml" in capsys.readouterr().out
     assert main(["index", "recipe.yaml"]) == 0
-    assert main(["check", "recipe.yaml"]) == 0
+    assert main(["check", "recipe.yaml", "--steps", "50"]) == 0
     assert main(["plan", "recipe.yaml", "--steps", "3"]) == 0
 
 
@@ -116,7 +123,7 @@ def test_parts_with_blends_of_their_own(tmp_path, capsys):
         {"web-validation": "100%"},
         None,
     )
-    assert main(["index", "recipe.yaml"]) == main(["check", "recipe.yaml"]) == 0
+    assert main(["index", "recipe.yaml"]) == main(["check", "recipe.yaml", "--steps", "50"]) == 0
 
 
 def test_a_file_of_words_and_a_recipe_elsewhere(tmp_path):

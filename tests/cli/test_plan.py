@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.projects import make_project
+from tests.support.projects import make_indexed_project, make_project
 from torchmix.catalog.store import open_catalog
 from torchmix.cli import plan_files
 from torchmix.cli.main import main
@@ -51,11 +51,8 @@ STEP_COLUMNS = [
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    path = make_project(tmp_path)
-    assert main(["index", str(path)]) == 0
-    capsys.readouterr()
-    return path
+def recipe(tmp_path: Path) -> Path:
+    return make_indexed_project(tmp_path)
 
 
 def plans_of(recipe: Path, num_steps: int, *, dp: int = 1, micro_batch_size: int = 1) -> list[StepPlan]:

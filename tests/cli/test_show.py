@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,29 @@ import pytest
 
 from tests.support.files import make_text_file
 from tests.support.projects import make_project
+from tests.support.templates import made_once
 from tests.support.vocabularies import END, make_tokenizer
 from torchmix.cli.main import main
+from torchmix.recipe.load import load_recipe
+from torchmix.sources.scan import index_recipe
 from torchmix.stateful.open import build_loader
 
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture
-def recipe(tmp_path: Path, capsys: Capture) -> Path:
-    make_tokenizer(tmp_path / "t.json")
+@made_once
+def project(folder: Path) -> None:
+    make_tokenizer(folder / "t.json")
     path = make_project(
-        tmp_path, ("version: 1", "version: 2"), ("tokenizer: bytes", f'tokenizer: t.json, end_id: "{END}"')
+        folder, ("version: 1", "version: 2"), ("tokenizer: bytes", f'tokenizer: t.json, end_id: "{END}"')
     )
-    make_text_file(tmp_path / "code.parquet", ["\x1b[31mred\n\ttwo", None, "", "plain", *["word " * 40] * 60])
-    assert main(["index", str(path)]) == 0
-    capsys.readouterr()
-    return path
+    make_text_file(folder / "code.parquet", ["\x1b[31mred\n\ttwo", None, "", "plain", *["word " * 40] * 60])
+    index_recipe(load_recipe(path), folder)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(project(), tmp_path, dirs_exist_ok=True)) / "recipe.yaml"
 
 
 def shown(capsys: Capture, *words: object) -> dict[str, Any]:

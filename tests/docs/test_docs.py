@@ -15,6 +15,7 @@ import yaml
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.processes import ROOT, Processes
 from tests.test_fences import ROOMS
+from torchmix.cli import check
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.sources.scan import index_recipe
@@ -81,6 +82,7 @@ def test_the_commands_of_the_readme_run(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(job)
+    monkeypatch.setattr(check, "SIMULATED_STEPS", 40)
     commands = [
         line.removeprefix("$ ").split("#")[0].split()
         for block in blocks(text_of("README.md"), "console")

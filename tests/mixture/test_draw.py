@@ -121,7 +121,7 @@ def test_draws_are_those_of_taking_documents_one_by_one(name):
     orders, shares = orders_of(sizes), integer_shares(fractions)
     slow = [SlowSource(order, ENDLESS) for order in orders_of(sizes)]
     position, endless = Position.start(len(orders)), np.full(len(orders), ENDLESS)
-    for asked in asks(name, 31, 150):
+    for asked in asks(name, 31, 60):
         drawn = draw(orders, shares, position, asked, max_epochs=endless)
         position = drawn.position
         assert drawn.ran_out == ()
@@ -142,7 +142,7 @@ def test_drawn_tokens_stay_within_half_the_longest_document_of_the_share_at_ever
     charged = np.zeros(len(orders), np.int64)
     given = np.zeros(len(orders), np.int64)
     total = 0
-    for asked in asks(name, 32, 300):
+    for asked in asks(name, 32, 120):
         drawn = draw(orders, shares, position, asked, max_epochs=endless)
         position = drawn.position
         total += asked
@@ -162,7 +162,7 @@ def test_nothing_is_lost_or_repeated_across_windows_epochs_and_draws(name):
     orders, shares = orders_of(sizes), integer_shares(fractions)
     position, endless = Position.start(len(orders)), np.full(len(orders), ENDLESS)
     given: list[list[tuple[int, int, int]]] = [[] for _ in orders]
-    for asked in asks(name, 33, 100):
+    for asked in asks(name, 33, 50):
         drawn = draw(orders, shares, position, asked, max_epochs=endless)
         position = drawn.position
         for s, documents in enumerate(given):

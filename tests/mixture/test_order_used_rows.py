@@ -61,7 +61,7 @@ def test_using_all_rows_is_using_no_mask() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_next_used_window_is_the_first_that_has_used_rows(method: Method, seed: int) -> None:
     sizes = uneven(seed, 150, 1 + seed % 3)
     rng = random.Random(seed)
@@ -90,7 +90,7 @@ def draw_all(order: SourceOrder, asked_tokens: int, draws: int, *, max_epochs: i
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("part", [(0.0, 0.97), (0.97, 1.0), (0.5, 0.51)])
 def test_a_part_gives_its_rows_in_the_order_of_the_whole(method: Method, part: tuple[float, float]) -> None:
-    sizes = uneven(5, 400, 2)
+    sizes = uneven(5, 130, 2)
     rows = (int(part[0] * sizes.num_documents), int(part[1] * sizes.num_documents))
     plain = SourceOrder("web", sizes, seed=3, method=method)
     expected = [
@@ -101,7 +101,9 @@ def test_a_part_gives_its_rows_in_the_order_of_the_whole(method: Method, part: t
         if rows[0] <= row < rows[1] and sizes.tokens[row]
     ]
     order = SourceOrder("web", sizes, seed=3, method=method, rows=rows)
-    drawn = draw_all(order, 157, 3 * int(sizes.tokens[rows[0] : rows[1]].sum()) // 157)
+    tokens = int(sizes.tokens[rows[0] : rows[1]].sum())
+    asked_tokens = max(157, tokens // 31)
+    drawn = draw_all(order, asked_tokens, 3 * tokens // asked_tokens)
     taken = [
         place
         for each in drawn

@@ -123,7 +123,7 @@ def test_accounts_of_a_plan_balance_and_shares_are_kept_at_every_step(packing):
     shares = integer_shares(parse_shares(recipe))
     longest = np.array([max(counted_tokens(SIZES[name], packing)) for name in planner.sources])
     align = align_of(packing)
-    plans, cursors = plan_steps(planner, 300)
+    plans, cursors = plan_steps(planner, 120)
     asked, drawn = np.zeros(len(shares), np.int64), np.zeros(len(shares), np.int64)
     pool, pool_aligned = np.zeros(len(shares), np.int64), 0
     for plan, cursor in zip(plans, cursors[1:], strict=True):
@@ -147,7 +147,7 @@ def test_a_step_asks_for_what_the_pool_lacks_and_then_at_least_a_sample_until_th
     recipe = make_recipe(SHARES, samples=16, length=256, packing=PACKINGS[packing])
     planner, align = Planner(recipe, SIZES), align_of(packing)
     shares, endless = integer_shares(parse_shares(recipe)), np.full(len(SIZES), 1 << 40)
-    plans, cursors = plan_steps(planner, 100)
+    plans, cursors = plan_steps(planner, 40)
     several_draws = 0
     for plan, before, after in zip(plans, cursors, cursors[1:], strict=False):
         have, position = aligned_tokens(before.pool, align), before.position
@@ -273,7 +273,7 @@ def test_when_all_sources_have_run_out_every_full_batch_was_given(packing):
 
 
 def test_a_single_source_gives_as_many_steps_as_it_has_batches():
-    for num_documents in range(40, 80):
+    for num_documents in range(40, 60):
         sizes = {"a": synthetic_sizes(num_documents, shortest=1, longest=300, salt=num_documents)}
         recipe = make_recipe(
             {"a": "100%"},

@@ -83,7 +83,8 @@ def test_an_error_that_no_rank_has_reached_does_not_keep_them_from_closing(job: 
 
 def test_the_end_of_a_source_in_look_ahead_comes_after_the_good_steps(tmp_path: Path) -> None:
     job = write_job(tmp_path)
-    job.write_text(job.read_text().replace("{path: tiny.parquet,", "{path: tiny.parquet, max_epochs: 1,"))
+    text = job.read_text().replace("{path: tiny.parquet,", "{path: tiny.parquet, max_epochs: 1,")
+    job.write_text(text.replace("prose: 38%, tiny: 2%", "prose: 30%, tiny: 10%"))
     alone = run_job(job, Topology(), program=take_all, look_ahead=4)[0]
     ranks = run_job(job, LAYOUT, program=take_all, look_ahead=4)
     assert len(alone.digests) > 10
@@ -109,7 +110,7 @@ def first_step_that_needs(job: Path, source: str, page: int) -> int:
 def test_a_damaged_page_stops_the_run_at_the_step_that_needs_it_and_not_before(tmp_path: Path) -> None:
     job = write_job(tmp_path, checksums=True)
     pages = open_catalog(load_recipe(job), tmp_path).sources["web"].pages
-    first_of_page = {page: first_step_that_needs(job, "web", page) for page in (2, 5, 8)}
+    first_of_page = {page: first_step_that_needs(job, "web", page) for page in (2, 5)}
     page = max(first_of_page, key=lambda page: first_of_page[page])  # warmed before it is needed
     assert first_of_page[page] > 20
     flip_byte(tmp_path / "web-0.parquet", int(pages.place(np.array([page + 1])).offset[0]) - 3)

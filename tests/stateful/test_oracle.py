@@ -23,7 +23,7 @@ from torchmix.cli.main import main
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.topology import Topology
 
-STEPS = 3
+STEPS = 2
 SAMPLES = 8
 LENGTH = 96
 ALIGN_TOKENS = 8

@@ -6,6 +6,7 @@ exchange is the real one, over queues instead of gloo.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import torch
 
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
+from tests.support.templates import made_once
 from tests.support.worlds import run_ranks
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.fan_out import local_world
@@ -56,12 +58,34 @@ def write_job(
 
     `samples` is as in YAML: a number, or a ramp; `extra` is more of the recipe.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(
+        _job(seed, checksums, samples, length, method, boundaries, overflow, extra), directory, dirs_exist_ok=True
+    )
+    return directory / "recipe.yaml"
+
+
+@made_once
+def _files(directory: Path, seed: int, checksums: bool) -> None:
     documents = random_tokens(seed, 900, mean_tokens=40)
     make_tokens_file(directory / "web-0.parquet", documents, codec="zstd", checksums=checksums)
     make_tokens_file(directory / "web-1.parquet", random_tokens(seed + 1, 500, mean_tokens=90), page_index=False)
     make_text_file(directory / "prose.parquet", random_texts(seed + 2, 700), page_version="2.0", codec="snappy")
     make_text_file(directory / "tiny.parquet", random_texts(seed + 3, 9, mean_words=20), codec="none")
+
+
+@made_once
+def _job(
+    directory: Path,
+    seed: int,
+    checksums: bool,
+    samples: int | str,
+    length: int,
+    method: str,
+    boundaries: str,
+    overflow: str,
+    extra: str,
+) -> None:
+    shutil.copytree(_files(seed, checksums), directory, dirs_exist_ok=True)
     path = directory / "recipe.yaml"
     path.write_text(
         f"""
@@ -80,7 +104,6 @@ shuffle: {{window_pages: 3, window_bytes: 64KiB}}
 """
     )
     index_recipe(load_recipe(path), recipe_directory(path))
-    return path
 
 
 def open_job(recipe: Path, topology: Topology, **options: Any) -> list[StatefulDataLoader]:
