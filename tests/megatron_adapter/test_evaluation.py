@@ -46,7 +46,8 @@ def test_validation_goes_round_sources_that_training_uses_once(tmp_path: Path) -
     plain = load_recipe(write_job(tmp_path, samples=4))
     once = {name: msgspec.structs.replace(source, max_epochs=1) for name, source in plain.sources.items()}
     split = msgspec.structs.replace(plain, sources=once, split=(80, 20))
-    own = msgspec.structs.replace(plain, validation=Part(sources=once, mixture=plain.mixture))
+    fifth = {name: msgspec.structs.replace(source, documents=("80%", "100%")) for name, source in once.items()}
+    own = msgspec.structs.replace(plain, validation=Part(sources=fifth, mixture=plain.mixture))
     for recipe in (split, own):
         part = recipe_of_part(recipe_of_evaluation(recipe, samples=4), "validation")
         planner = open_planner(part, open_catalog(part, tmp_path))

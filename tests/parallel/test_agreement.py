@@ -1,37 +1,72 @@
-"""Ranks that were given different jobs are told so, with both values, and the others go on."""
+"""Ranks that were given different jobs are told so, with both values; who fails before is named to those who wait."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+
 import pytest
 
-from torchmix.errors import RecipeError
-from torchmix.parallel.agreement import agree
+from tests.support.worlds import run_ranks
+from torchmix.errors import RankLost, RecipeError
+from torchmix.parallel import agreement
+from torchmix.parallel.agreement import agree, await_key, failures_told
 
 FACTS = {"topology": "tp 1 x dp 2", "micro_batch_size": "1"}
 
 
-def ask(facts_of_rank: list[dict[str, str]]) -> list[str]:
-    """What each rank is told, "" if nothing, with one store for all."""
-    kept: dict[str, str] = {}
-    told = []
-    for rank, facts in enumerate(facts_of_rank):
-        text = ""
+class OneStore:
+    """The store of a job whose ranks are threads: they share the count of agreements, so keys go without it."""
+
+    def __init__(self, timeout: timedelta = timedelta(seconds=60)) -> None:
+        self.timeout = timeout
+        self.values: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def set(self, key: str, value: str, /) -> None:
+        with self._lock:
+            self.values[key.rsplit("/", 1)[0]] = value
+
+    def get(self, key: str, /) -> bytes:
+        return self.values[key.rsplit("/", 1)[0]].encode()
+
+    def check(self, keys: list[str], /) -> bool:
+        return all(key.rsplit("/", 1)[0] in self.values for key in keys)
+
+    def add(self, key: str, amount: int, /) -> int:
+        with self._lock:
+            total = int(self.values.get(key.rsplit("/", 1)[0], 0)) + amount
+            self.values[key.rsplit("/", 1)[0]] = str(total)
+            return total
+
+
+def errors_of(programs: list[Callable[[], object]]) -> list[BaseException | None]:
+    """What each rank is told, None if nothing."""
+
+    def outcome(program: Callable[[], object]) -> BaseException | None:
         try:
-            # One process stands for all ranks, so its count of loaders must not be in the key.
-            agree(
-                lambda _, value: kept.update(key=value),
-                lambda _: kept["key"].encode(),
-                rank=rank,
-                facts=facts,
-            )
-        except RecipeError as error:
-            text = str(error)
-        told.append(text)
-    return told
+            program()
+        except (RankLost, RecipeError, OSError) as error:
+            return error
+        return None
+
+    return run_ranks(programs, outcome)
+
+
+def ask(facts_of_rank: list[dict[str, str]]) -> list[BaseException | None]:
+    store, size = OneStore(), len(facts_of_rank)
+    return errors_of(
+        [
+            lambda rank=rank, facts=facts: agree(store, rank=rank, world_size=size, facts=facts)
+            for rank, facts in enumerate(facts_of_rank)
+        ]
+    )
 
 
 def test_equal_ranks_agree() -> None:
-    assert ask([FACTS, dict(reversed(FACTS.items())), FACTS]) == ["", "", ""]
+    assert ask([FACTS, dict(reversed(FACTS.items())), FACTS]) == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -42,15 +77,75 @@ def test_equal_ranks_agree() -> None:
         ({"topology": "tp 2"}, "micro_batch_size missing, rank 0 1; topology tp 2, rank 0 tp 1 x dp 2."),
     ],
 )
-def test_a_rank_that_differs_is_told_all_that_differs(given: dict[str, str], text: str) -> None:
+def test_a_rank_that_differs_is_told_all_that_differs_and_the_others_who_it_is(
+    given: dict[str, str], text: str
+) -> None:
     told = ask([FACTS, FACTS, given])
-    assert told[:2] == ["", ""]
-    assert told[2].startswith("build_loader: rank 2 was given other values than rank 0: ")
-    assert text in told[2]
+    assert str(told[2]).startswith("build_loader: rank 2 was given other values than rank 0: ")
+    assert isinstance(told[2], RecipeError) and text in str(told[2])
+    for other in told[:2]:
+        assert isinstance(other, RankLost) and other.rank == 2 and text in str(other)
 
 
 def test_each_loader_of_a_job_asks_under_a_key_of_its_own() -> None:
-    keys: list[str] = []
+    keys: list[set[str]] = []
     for _ in range(2):
-        agree(lambda key, _: keys.append(key), lambda _: b"", rank=0, facts=FACTS)
+        store = OneStore()
+        store.set = lambda key, _: keys.append({key})  # type: ignore[method-assign]
+        agree(store, rank=0, world_size=1, facts=FACTS)
     assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_fails_before_is_named_to_those_who_wait(failing: int) -> None:
+    store = OneStore()
+
+    def fail() -> None:
+        with failures_told(store, rank=failing):
+            raise FileNotFoundError("no recipe.yaml here")
+
+    programs: list[Callable[[], object]] = [
+        lambda rank=rank: agree(store, rank=rank, world_size=4, facts=FACTS) for rank in range(3)
+    ]
+    programs[failing] = fail
+    programs.append(lambda: await_key(store, "torchmix/liveness/1"))
+    told = errors_of(programs)
+    assert isinstance(told.pop(failing), FileNotFoundError)
+    for other in told:
+        assert isinstance(other, RankLost) and other.rank == failing
+        assert "failed before the loaders were built: FileNotFoundError: no recipe.yaml here" in str(other)
+
+
+def test_a_failure_that_all_ranks_share_does_not_stop_their_next_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+    failure_key = agreement._failure_key
+    monkeypatch.setattr(agreement, "_failure_key", lambda number: numbers.append(number) or failure_key(number))
+    with suppress(ValueError), failures_told(OneStore(), rank=0):
+        raise ValueError("one recipe for all, with a mistake")
+    with failures_told(OneStore(), rank=0):
+        agree(OneStore(), rank=0, world_size=1, facts=FACTS)
+    assert agreement._num_asked == numbers[0] + 1
+
+
+def test_what_fails_after_the_agreement_is_told_by_others() -> None:
+    store = OneStore()
+    with suppress(ValueError), failures_told(store, rank=0):
+        agree(store, rank=0, world_size=1, facts=FACTS)
+        raise ValueError("liveness tells of this")
+    assert "torchmix/failure" not in store.values
+
+
+def test_a_rank_that_never_comes_is_missed_after_the_timeout_of_the_store() -> None:
+    store = OneStore(timeout=timedelta(seconds=0.02))
+    with pytest.raises(RankLost, match=r"some ranks have not built their loaders within 0 s; all ranks of the job"):
+        agree(store, rank=0, world_size=2, facts=FACTS)
+    with pytest.raises(RankLost, match="rank 0 has not said what it runs"):
+        agree(OneStore(timeout=timedelta(seconds=0.02)), rank=1, world_size=2, facts=FACTS)
+
+
+def test_who_waits_looks_for_other_reasons_to_stop() -> None:
+    def check() -> None:
+        raise RankLost("rank 3 was killed", 3)
+
+    with pytest.raises(RankLost, match="rank 3 was killed"):
+        agree(OneStore(), rank=0, world_size=2, facts=FACTS, check=check)

@@ -21,6 +21,7 @@ from torchmix.parallel.ring import (
     Silence,
     evidence_of_process,
     identity_of_this_process,
+    patience_of,
 )
 
 PATIENCE = Patience()
@@ -178,3 +179,11 @@ def test_a_later_process_with_the_same_pid_is_another_one() -> None:
 @pytest.mark.parametrize("field", ["pid_space", "started"])
 def test_nothing_is_known_of_a_process_that_cannot_be_compared(field: str) -> None:
     assert evidence_of_process(msgspec.structs.replace(identity_of_this_process(), **{field: ""})) == "unknown"
+
+
+def test_a_longer_patience_is_borne_of_the_store_and_of_ranks_here_and_elsewhere() -> None:
+    assert patience_of(None) == Patience()
+    assert patience_of(30.0) == Patience(remote_s=30.0, store_s=30.0)
+    longest = patience_of(200.0)
+    assert (longest.remote_s, longest.store_s, longest.stall_s) == (200.0, 200.0, 200.0)
+    assert longest.silence_s == Patience().silence_s, "a process that is seen to be stopped is lost as soon as ever"

@@ -74,6 +74,15 @@ def test_one_pass_ends_every_source_after_an_epoch(tmp_path: Path) -> None:
     assert {(source.max_epochs, source.on_exhausted) for source in once.sources.values()} == {(1, "renormalise")}
 
 
+def test_max_epochs_bounds_training_alone(tmp_path: Path) -> None:
+    own = OWN.replace("tokens: t}}", "tokens: t, max_epochs: 1}}")
+    for text, names in ((SPLIT, ["web", "code"]), (own, ["held"])):
+        recipe = load_text(tmp_path, text)
+        assert recipe_of_part(recipe, "train").sources["web"].max_epochs == 3
+        validation = recipe_of_part(recipe, "validation")
+        assert {name: source.max_epochs for name, source in validation.sources.items()} == dict.fromkeys(names)
+
+
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"'valid' is no part of a recipe \(did you mean 'validation'\?\)"):
         recipe_of_part(load_text(tmp_path, SPLIT), "valid")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +14,10 @@ from tests.support.loaders import Rank, open_job, run_job, same_microbatches, ta
 from tests.support.worlds import run_ranks
 from torchmix.cli.main import main
 from torchmix.constructor.fields import Microbatch
-from torchmix.errors import RecipeError, StateMismatch
+from torchmix.errors import RecipeError, SourceExhausted, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.one_pass import steps_of_one_pass
+from torchmix.planner.planner import Planner
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.load import load_recipe
 from torchmix.stateful.loader import StatefulDataLoader
@@ -115,6 +118,47 @@ def test_a_start_by_number_can_be_saved_before_and_inside_its_first_step(job: Pa
     assert [rank.digests for rank in at_dp4] == [whole.digests[-1:]] * 4
 
 
+@pytest.mark.parametrize("topology", [Topology(), Topology(tp=2, dp=2)], ids=str)
+def test_a_start_beyond_the_end_of_a_pass_gives_nothing_and_of_a_run_is_an_error(job: Path, topology: Topology) -> None:
+    num_steps = steps_of_one_pass(load_recipe(job), job.parent, part="test")
+    for start_step in (num_steps, num_steps + 7):
+        ranks = run_job(job, topology, part="test", one_pass=True, start_step=start_step)
+        assert [rank.microbatches for rank in ranks] == [[]] * topology.world_size
+    [last, *_] = run_job(job, topology, part="test", one_pass=True, start_step=num_steps - 1)
+    assert len(last.digests) == 1
+    once = job.parent / "once.yaml"
+    once.write_text(job.read_text().replace("tokens: input_ids}", "tokens: input_ids, max_epochs: 1}"))
+    with (
+        build_loader(once, topology=Topology(), workers=0, start_step=1000) as loader,
+        pytest.raises(SourceExhausted, match="'web'"),
+    ):
+        next(iter(loader))
+
+
+def test_a_loader_that_plans_its_way_to_a_far_start_ends_at_once(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped = threading.Event()
+    skip = Planner.skip
+
+    def watched(planner: Planner, cursor: Any) -> Any:
+        skipped.set()
+        return skip(planner, cursor)
+
+    monkeypatch.setattr(Planner, "skip", watched)
+    topology = Topology(tp=2, dp=2)
+
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        iter(loader)
+        assert skipped.wait(30)
+
+    run_job(job, topology, program=program, start_step=10**9)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("torchmix")]
+    loader = build_loader(job, topology=Topology(), workers=0, start_step=10**9)
+    iter(loader)
+    loader.load_state_dict(build_loader(job, topology=Topology(), workers=0, start_step=2).state_dict())
+    assert next(iter(loader)).step == 2, "what is stopped goes on elsewhere"
+    loader.close()
+
+
 def test_a_state_of_one_part_is_not_one_of_another(job: Path) -> None:
     state = run_job(job, Topology(), steps=1, keep=False, part="validation")[0].state
     with build_loader(job, topology=Topology(), workers=0) as loader, pytest.raises(StateMismatch, match="recipe"):
@@ -160,6 +204,9 @@ def test_a_part_that_is_not_there_is_named(job: Path, tmp_path: Path) -> None:
         build_loader(plain, topology=Topology(), part="test")
     with pytest.raises(RecipeError, match="start_step=-1 must be an int of at least 0"):
         build_loader(plain, topology=Topology(), start_step=-1)
+    for patience_s in (2.9, float("inf"), float("nan"), "11"):
+        with pytest.raises(RecipeError, match=f"patience_s={patience_s!r} must be a number of seconds of at least 3"):
+            build_loader(plain, topology=Topology(), patience_s=patience_s)
 
 
 def test_a_state_of_another_catalog_is_refused_when_it_is_loaded(job: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def default_args(**changes: Any) -> SimpleNamespace:
         "data_recipe": "recipe.yaml",
         "data_workers": 0,
         "data_look_ahead": 2,
+        "data_patience": None,
         "data_start_fresh": False,
         "data_source_loss": True,
         "dataloader_type": "external",

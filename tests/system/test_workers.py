@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from torchmix.errors import CorruptPage, SourceChanged
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.stateful.open import build_loader
+from torchmix.stateful.worker import WorkerContext
 
 pytestmark = pytest.mark.system
 STEPS = 5
@@ -83,3 +86,25 @@ def test_a_file_that_was_replaced_after_indexing_is_named_by_the_loader(tmp_path
     ):
         for _ in islice(loader, 8 * 360):
             pass
+
+
+@pytest.mark.parametrize(
+    ("ignored", "exit_code"), [((signal.SIGTERM,), 0), ((), -signal.SIGTERM)], ids=["ignored", "not ignored"]
+)
+def test_a_signal_that_a_worker_ignores_does_not_end_it_while_it_is_being_born(
+    ignored: tuple[int, ...], exit_code: int
+) -> None:
+    process = WorkerContext(ignored_signals=ignored).Process(target=print)
+    process.start()
+    os.kill(process.pid, signal.SIGTERM)  # long before any Python runs in it
+    process.join(60)
+    assert process.exitcode == exit_code
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+
+
+def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(job: Path) -> None:
+    loader = build_loader(job, topology=Topology(), workers=1, start_step=10**9)
+    iter(loader)
+    wait_until(lambda: len(multiprocessing.active_children()) == 1, deadline_s=30, what="the worker")
+    loader.close()
+    assert not multiprocessing.active_children()

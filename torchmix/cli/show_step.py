@@ -126,6 +126,7 @@ def _cursor(planner: Planner, recipe: Recipe, catalog: Catalog, arguments: argpa
         return planner.start()
     state = decode_state(arguments.state.read_bytes(), recipe=recipe_fingerprint(recipe))
     cursor = cursor_of_state(state, planner, catalog=catalog.fingerprint)
+    assert cursor is not None  # nothing stops it
     if cursor.step > arguments.step:
         raise StateMismatch(
             f"{arguments.state} is the state before step {cursor.step}, which is after step {arguments.step}; use an "

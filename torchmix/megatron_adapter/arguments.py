@@ -73,6 +73,14 @@ def _with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="Finished global batches that may wait on each rank.",
     )
     group.add_argument(
+        "--data-patience",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="How long a rank of another host, or the job's store, may be silent before it counts as lost; 3 or more, "
+        "11 if not given.",
+    )
+    group.add_argument(
         "--data-start-fresh",
         action="store_true",
         help="Load a checkpoint that has no state of torchmix: the data begin at the step that Megatron's consumed "

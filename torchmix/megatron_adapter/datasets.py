@@ -14,7 +14,6 @@ Cost: opening the catalog and groups, once.
 from __future__ import annotations
 
 import atexit
-import functools
 import hashlib
 import logging
 import signal
@@ -46,7 +45,7 @@ from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMic
 from torchmix.megatron_adapter.places import tree_of_job
 from torchmix.megatron_adapter.refusals import check_refusals
 from torchmix.megatron_adapter.source_loss import SourceLosses
-from torchmix.parallel.agreement import agree
+from torchmix.parallel.agreement import agree, failures_told
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, recipe_of_part
@@ -74,13 +73,17 @@ def provider(train_val_test_num_samples: Any = None, vp_stage: int | None = None
     Raises:
         RecipeError: Flags or sizes contradict the recipe, or torchmix does not serve them.
         StateError: The loaded checkpoint has no state of the data, or another one than its weights.
+        RankLost: Another rank failed before its loaders were built.
     """
     global _job
     del train_val_test_num_samples, vp_stage
     if _job is None:
         from megatron.training import get_args
 
-        _job = _Job(get_args())
+        is_job = dist.is_initialized() and dist.get_world_size() > 1
+        store = dist.distributed_c10d._get_default_store() if is_job else None
+        with failures_told(store, rank=dist.get_rank() if is_job else 0):
+            _job = _Job(get_args())
     return _job.new_iterators()
 
 
@@ -149,11 +152,11 @@ class _Job:
             look_ahead=args.data_look_ahead,
             directory=self._folder,
             start_step=start.step if start.state is None else 0,
+            patience_s=args.data_patience,
+            # Whoever signals a whole job means: finish the step and save. The worker's data are needed for it.
+            worker_ignores=(_number_of_signal(args),) if getattr(args, "exit_signal_handler", False) else (),
         )
         self._loaders.append(loader)
-        if getattr(args, "exit_signal_handler", False):
-            # Whoever signals a whole job means: finish the step and save. The worker's data are needed for it.
-            loader.worker_init_fn = functools.partial(_ignore_signal, _number_of_signal(args))
         if start.state is not None:
             loader.load_state_dict({"torchmix_state": start.state})
         remember(args, loader.state_dict()["torchmix_state"])  # Megatron may save before the first step
@@ -196,6 +199,7 @@ class _Job:
             directory=self._folder,
             start_step=start_step,
             one_pass=is_pass,
+            patience_s=args.data_patience,
         )
         self._loaders.append(loader)
         self._report_sources(part, recipe)
@@ -218,7 +222,7 @@ class _Job:
         digest = "none" if state is None else hashlib.sha256(state).hexdigest()[:16]
         store = dist.distributed_c10d._get_default_store()
         facts = {"first step": str(step), "digest of the checkpoint's data state": digest}
-        agree(store.set, store.get, rank=dist.get_rank(), facts=facts)
+        agree(store, rank=dist.get_rank(), world_size=dist.get_world_size(), facts=facts)
 
     def _counts_tokens(self) -> bool:
         """Whether this rank is the one to look at how unequal microbatches are."""
@@ -253,12 +257,6 @@ class _Job:
             self.close()
         except RankLost as error:  # named on stderr already, and there is nothing left to stop
             logger.warning("%s", error)
-
-
-def _ignore_signal(number: int, worker: int) -> None:
-    """What a worker process does first."""
-    del worker
-    signal.signal(number, signal.SIG_IGN)
 
 
 def _number_of_signal(args: Any) -> int:

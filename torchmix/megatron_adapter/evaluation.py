@@ -30,7 +30,7 @@ from torchmix.errors import RecipeError, SourceExhausted
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.parts import recipe_of_part
-from torchmix.recipe.structs import Read, Recipe, Source
+from torchmix.recipe.structs import Read, Recipe
 from torchmix.stateful.loader import StatefulDataLoader
 
 CACHE_SHARE = 8
@@ -40,31 +40,18 @@ _num_told = 0
 
 
 def recipe_of_evaluation(recipe: Recipe, *, samples: int) -> Recipe:
-    """The recipe with the global batch of evaluations, a smaller cache, and sources without an end.
-
-    `max_epochs` bounds what is trained on: a run must not end because it was evaluated often.
+    """The recipe with the global batch of evaluations and a smaller cache.
 
     Args:
         recipe: The checked recipe, with all its parts.
         samples: Samples of a global batch of validation or test.
     """
     cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
-    parts = {"validation": recipe.validation, "test": recipe.test}
     return msgspec.structs.replace(
         recipe,
         batch=msgspec.structs.replace(recipe.batch, samples=samples),
         read=Read(cache=max(1, cache_bytes // CACHE_SHARE)),
-        sources=_without_end(recipe.sources),  # of a `split`, which validation shares with training
-        **{
-            name: msgspec.structs.replace(part, sources=_without_end(part.sources))
-            for name, part in parts.items()
-            if part is not None
-        },
     )
-
-
-def _without_end(sources: dict[str, Source]) -> dict[str, Source]:
-    return {name: msgspec.structs.replace(source, max_epochs=None) for name, source in sources.items()}
 
 
 def first_step(consumed: int, *, samples: int) -> int:

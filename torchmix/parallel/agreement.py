@@ -1,50 +1,148 @@
-"""Do all ranks of a job mean the same job?
+"""Do all ranks of a job mean the same job, and are all of them there?
 
-In: what each rank was given, as short texts by name, and the job's store. Out: nothing, or an error on every rank that
-differs from rank 0. Must hold: it is asked before groups are made, since ranks that mean different groups wait for each
-other without a word. Cost: one key in the store, read once by every rank.
+In: what each rank was given, as short texts by name, and the job's store. Out: nothing once all ranks have come, or an
+error. Must hold: it is asked before groups are made, since ranks that mean different groups wait for each other without
+a word; who fails before it has come, inside `failures_told`, ends the wait of the others. Cost: one key in the store,
+read once by every rank, and a look or two a second while ranks are missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeAlias
 
 import msgspec
 
-from torchmix.errors import RecipeError
+from torchmix.errors import RankLost, RecipeError
 
+_LONGEST_PAUSE_S = 0.5
 _num_asked = 0
-"""Loaders this process has asked for; equal on all ranks."""
+"""Agreements that this process has come to, or failed before; equal on all ranks."""
+
+
+AgreementStore: TypeAlias = Any
+"""Torch's `Store`, of which `set`, `get`, `check`, `add` and `timeout` are used; its type is not imported here."""
+
+
+class _Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank that will not come to an agreement."""
+
+    rank: int
+    text: str
 
 
 def agree(
-    tell: Callable[[str, str], object], ask: Callable[[str], bytes], *, rank: int, facts: Mapping[str, str]
+    store: AgreementStore,
+    *,
+    rank: int,
+    world_size: int,
+    facts: Mapping[str, str],
+    check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Compare what this rank was given with rank 0. A collective: all ranks call it, in the same order.
+    """Compare what this rank was given with rank 0, and wait for all. A collective: all ranks call it, in one order.
 
     Args:
-        tell: Writes a value under a key of the job's store (torch's `Store.set`).
-        ask: Reads one, and waits until it is there (`Store.get`).
+        store: The job's.
         rank: Global rank.
+        world_size: Ranks of the job.
         facts: Name -> value, as a message may show them; the names are the same on all ranks of one torchmix.
+        check: Raises while this waits, if there is something else that ends the job.
 
     Raises:
         RecipeError: This rank differs from rank 0; names what, with both values.
+        RankLost: Another rank failed before it came here, or a rank has not come within the store's timeout.
     """
     global _num_asked
     _num_asked += 1
-    key = f"torchmix/agreement/{_num_asked}"
+    number = _num_asked
+    key, arrivals = f"torchmix/agreement/{number}", f"torchmix/arrivals/{number}"
     if rank == 0:
-        tell(key, msgspec.json.encode(dict(facts)).decode())
-        return
-    first = msgspec.json.decode(ask(key), type=dict[str, str])
-    differences = [
-        f"{name} {facts.get(name, 'missing')}, rank 0 {first.get(name, 'missing')}"
-        for name in sorted({*facts, *first})
-        if facts.get(name) != first.get(name)
-    ]
-    if differences:
-        raise RecipeError(
-            f"build_loader: rank {rank} was given other values than rank 0: {'; '.join(differences)}. Give all ranks "
-            "the same"
-        )
+        store.set(key, msgspec.json.encode(dict(facts)).decode())
+    else:
+        _await(store, lambda: store.check([key]), number=number, check=check, what="rank 0 has not said what it runs")
+        first = msgspec.json.decode(store.get(key), type=dict[str, str])
+        differences = [
+            f"{name} {facts.get(name, 'missing')}, rank 0 {first.get(name, 'missing')}"
+            for name in sorted({*facts, *first})
+            if facts.get(name) != first.get(name)
+        ]
+        if differences:
+            error = RecipeError(
+                f"build_loader: rank {rank} was given other values than rank 0: {'; '.join(differences)}. Give all "
+                "ranks the same"
+            )
+            _tell(store, error, rank=rank, number=number)
+            raise error
+    store.add(arrivals, 1)
+    _await(
+        store,
+        lambda: store.add(arrivals, 0) >= world_size,
+        number=number,
+        check=check,
+        what="some ranks have not built their loaders",
+    )
+
+
+@contextmanager
+def failures_told(store: AgreementStore | None, *, rank: int) -> Iterator[None]:
+    """Let an error that leaves the block end the wait of the ranks that come to the next agreement.
+
+    Args:
+        store: The job's; None outside of a job, where nobody waits.
+        rank: Global rank.
+    """
+    global _num_asked
+    coming = _num_asked + 1
+    try:
+        yield
+    except BaseException as error:
+        if store is not None and _num_asked < coming:
+            _num_asked = coming
+            with suppress(RuntimeError):  # of a store that is gone, and nobody reads it then
+                _tell(store, error, rank=rank, number=coming)
+        raise
+
+
+def await_key(store: AgreementStore, key: str) -> bytes:
+    """The value of a key that a rank writes before it comes to the next agreement.
+
+    Raises:
+        RankLost: A rank failed before it came there, or the key has not come within the store's timeout.
+    """
+    _await(store, lambda: store.check([key]), number=_num_asked + 1, what=f"nobody has written {key}")
+    value: bytes = store.get(key)
+    return value
+
+
+def _tell(store: AgreementStore, error: BaseException, *, rank: int, number: int) -> None:
+    failure = _Failure(rank=rank, text=f"{type(error).__name__}: {error}")
+    store.set(_failure_key(number), msgspec.json.encode(failure).decode())
+
+
+def _failure_key(number: int) -> str:
+    return f"torchmix/failure/{number}"
+
+
+def _await(
+    store: AgreementStore,
+    is_there: Callable[[], bool],
+    *,
+    number: int,
+    what: str,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    limit: timedelta = store.timeout
+    began, pause_s = time.monotonic(), 0.002
+    while not is_there():
+        check()
+        if store.check([_failure_key(number)]):
+            failure = msgspec.json.decode(store.get(_failure_key(number)), type=_Failure)
+            raise RankLost(f"rank {failure.rank} failed before the loaders were built: {failure.text}", failure.rank)
+        waited_s = time.monotonic() - began
+        if waited_s > limit.total_seconds():
+            raise RankLost(f"{what} within {waited_s:.0f} s; all ranks of the job must build the same loaders", -1)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -14,6 +14,7 @@ import uuid
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore  # typed here alone
 
+from torchmix.parallel.agreement import await_key
 from torchmix.parallel.groups import check_job
 from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
@@ -38,6 +39,7 @@ def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) ->
 
     Raises:
         TopologyError: torch.distributed is not initialised, or disagrees with the tree.
+        RankLost: A rank failed before it came here, and told so (`agreement.failures_told`).
     """
     global _num_opened, _open
     topology = tree.topology
@@ -51,7 +53,7 @@ def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) ->
     # The default store is asked once, here: it separates attempts of torchrun, and its later use is not ours to delay.
     _num_opened += 1
     key = f"torchmix/liveness/{_num_opened}"
-    run = uuid.uuid4().hex if topology.rank == 0 else default.get(key).decode()
+    run = uuid.uuid4().hex if topology.rank == 0 else await_key(default, key).decode()
     liveness = Liveness(
         PrefixStore(f"torchmix/{run}", own),
         rank=topology.rank,

@@ -52,6 +52,19 @@ class Patience:
     """How long the rank that hosts the store stays for ranks that have not closed yet."""
 
 
+SHORTEST_PATIENCE_S = 3.0
+
+
+def patience_of(silence_s: float | None) -> Patience:
+    """The limits of a job that bears `silence_s` (3 or more) of silence of another host, or of the store.
+
+    Longer calls than usual are then borne of ranks on this host, too. None: the defaults.
+    """
+    if silence_s is None:
+        return Patience()
+    return Patience(remote_s=silence_s, store_s=silence_s, stall_s=max(Patience().stall_s, silence_s))
+
+
 class RankIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which process a rank is."""
 

@@ -7,6 +7,8 @@ source is the same in each. Cost: none.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from torchmix.errors import RecipeError
@@ -21,7 +23,8 @@ def recipe_of_part(recipe: Recipe, part: str, one_pass: bool = False) -> Recipe:
 
     Args:
         recipe: A checked recipe.
-        part: `train`, `validation` or `test`. The last two have the size of the global batch after the ramp.
+        part: `train`, `validation` or `test`. The last two have the size of the global batch after the ramp, and no
+            `max_epochs`.
         one_pass: Each document once: every source ends after one epoch, and its share goes to the others.
 
     Returns:
@@ -36,10 +39,9 @@ def recipe_of_part(recipe: Recipe, part: str, one_pass: bool = False) -> Recipe:
     content = _content(recipe, part)
     sources = content.sources
     if one_pass:
-        sources = {
-            name: msgspec.structs.replace(source, max_epochs=1, on_exhausted="renormalise")
-            for name, source in sources.items()
-        }
+        sources = _with_epochs(sources, 1)
+    elif part != "train":
+        sources = _with_epochs(sources, None)  # it bounds training: a run must not end because it was evaluated often
     batch = recipe.batch
     if part != "train":
         batch = msgspec.structs.replace(batch, samples=last_samples(batch))
@@ -61,6 +63,14 @@ def with_all_sources(recipe: Recipe) -> Recipe:
     for part in (recipe.validation, recipe.test):
         sources |= {} if part is None else part.sources
     return msgspec.structs.replace(recipe, sources=sources)
+
+
+def _with_epochs(sources: dict[str, Source], max_epochs: int | None) -> dict[str, Source]:
+    """Sources that end after some epochs and give their shares to the others, or never."""
+    choices: dict[str, Any] = {"max_epochs": max_epochs}
+    if max_epochs is not None:
+        choices["on_exhausted"] = "renormalise"
+    return {name: msgspec.structs.replace(source, **choices) for name, source in sources.items()}
 
 
 def _content(recipe: Recipe, part: str) -> Part:

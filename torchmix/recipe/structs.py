@@ -62,7 +62,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     documents: tuple[str, str] | None = None
     """Where the used rows begin and end, as `["0%", "96.9%"]` of all rows in their order; None: all are used."""
     max_epochs: int | None = None
-    """Passes over the source after which it is exhausted, at least 1; None for no bound."""
+    """Passes of training over the source after which it is exhausted, at least 1; None for no bound."""
     on_exhausted: Literal["error", "renormalise"] = "error"
     """After `max_epochs`: stop with SourceExhausted, or give its share to the other sources."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -18,16 +18,20 @@ Item = TypeVar("Item")
 class Ahead(Generic[Item]):
     """An iterator over `items`, made up to `depth` items ahead by a thread of its own."""
 
-    def __init__(self, items: Iterator[Item], *, depth: int, name: str) -> None:
+    def __init__(
+        self, items: Iterator[Item], *, depth: int, name: str, on_close: Callable[[], object] = lambda: None
+    ) -> None:
         """Start at once.
 
         Args:
             items: Used by the new thread alone from now on.
             depth: Finished items that may wait, 1 or more.
             name: Of the thread, as debuggers show it.
+            on_close: Called first by `close`, to tell an iterator that takes long over an item.
         """
         self._items = items
         self._depth = depth
+        self._on_close = on_close
         self._waiting: deque[Item] = deque()
         self._error: BaseException | None = None
         self._ended = False
@@ -63,6 +67,7 @@ class Ahead(Generic[Item]):
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Discard what waits and end the thread; whether it has ended within `timeout_s`."""
+        self._on_close()
         with self._changed:
             self._closed = True
             self._waiting.clear()

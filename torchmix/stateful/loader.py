@@ -17,10 +17,11 @@ thread that prefetches.
 from __future__ import annotations
 
 import atexit
+import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -61,6 +62,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         workers: int = 1,
         look_ahead: int = 2,
         start_step: int = 0,
+        worker_ignores: Collection[int] = (),
         fan_out: FanOut | None = None,
         liveness: Liveness | None = None,
     ) -> None:
@@ -75,6 +77,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 A peer has none.
             look_ahead: Finished steps that may wait, 1 or more.
             start_step: The step to begin at, if no state is loaded.
+            worker_ignores: Signals that do not end the worker process.
             fan_out: The exchange with the other ranks; None in a job of one.
             liveness: Who tells of lost ranks; closed with the loader.
         """
@@ -86,7 +89,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 batch_size=None,
                 num_workers=workers,
                 prefetch_factor=look_ahead if workers else None,
-                multiprocessing_context=WorkerContext() if workers else None,
+                multiprocessing_context=WorkerContext(ignored_signals=worker_ignores) if workers else None,
                 collate_fn=_as_it_is,
                 snapshot_every_n_steps=1,
                 generator=torch.Generator(),  # its own: the trainer's random numbers stay what they are
@@ -259,10 +262,12 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             return
         stream = self.dataset
         assert isinstance(stream, StepStream | ReceivedSteps)
+        stop: Any = WorkerContext().Event() if self.num_workers else threading.Event()
         if isinstance(stream, StepStream):
             stream.load_state_dict(self.state_dict())
+            stream.stop_when(stop)
         steps = feed_of_rank(self._start_torch, stream, fan_out=self._fan_out, tree=self._tree, recipe=self._recipe)
-        self._feed = Ahead(steps, depth=self._look_ahead, name="torchmix-feed")
+        self._feed = Ahead(steps, depth=self._look_ahead, name="torchmix-feed", on_close=stop.set)
         # For a loader that nobody closes. Whichever thread collects it must not wait, but at the interpreter's end one
         # must: a thread that still runs there may abort the process. With other ranks, liveness tells them instead.
         self._last_resort = weakref.finalize(self, _end_feed, self._feed)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -20,11 +22,12 @@ from torchmix import __version__
 from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.constructor.context_parallel import check_context_parallel
 from torchmix.errors import CatalogMissing, RecipeError, TopologyError
-from torchmix.parallel.agreement import agree
+from torchmix.parallel.agreement import agree, failures_told
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.open_liveness import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.ring import SHORTEST_PATIENCE_S, patience_of
 from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import check_divides
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -52,6 +55,8 @@ def build_loader(
     start_step: int = 0,
     one_pass: bool = False,
     directory: str | Path | None = None,
+    patience_s: float | None = None,
+    worker_ignores: Collection[int] = (),
     fan_out: FanOut | None = None,
 ) -> StatefulDataLoader:
     """The loader of this rank. Every rank of the job calls this alike; close it, or use it in a `with`.
@@ -66,8 +71,13 @@ def build_loader(
         max_steps: Stop before this step; counted from the run's beginning, not from a resume.
         part: What to read: `train`, `validation` or `test` of the recipe. A job may have a loader of each at once.
         start_step: Begin at this step: the steps before it are planned, but not read, when the first one is asked for.
-        one_pass: Give every document once, and end. What does not fill the last batch comes with padding.
+        one_pass: Give every document once, and end. What does not fill the last batch comes with padding. From a
+            `start_step` that the pass does not have, it gives nothing.
         directory: What paths in a `Recipe` are relative to; the current directory if not given.
+        patience_s: How long a rank of another host, or the job's store, may be silent before it counts as lost, 3
+            or more; 11 if not given. Longer bears longer pauses of a network, and calls that keep the interpreter's
+            lock; a loss is then noticed as much later. Of loaders that are open together the first one's counts.
+        worker_ignores: Signals that do not end the worker process, as SIGTERM where a job that gets it saves first.
         fan_out: The exchange with the other ranks, where the caller has made it: for a whole job in one
             process, `torchmix.parallel.local_world`.
 
@@ -76,35 +86,42 @@ def build_loader(
         TopologyError: Sizes that do not divide, an `align_tokens` that does not suit cp, or another number
             of ranks than torch.distributed has.
         CatalogError: Files are missing, unreadable or changed.
+        RankLost: Another rank failed, or did not come, before the loaders were built.
     """
-    whole, folder = _recipe_and_folder(recipe, directory)
-    recipe = recipe_of_part(whole, part, one_pass)
     is_job = dist.is_available() and dist.is_initialized()
     job_size = dist.get_world_size() if is_job else None
-    if topology is None:
-        topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
-    tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
-    _check_numbers(
-        micro_batch_size=micro_batch_size,
-        look_ahead=look_ahead,
-        workers=workers,
-        max_steps=max_steps,
-        start_step=start_step,
-    )
-    for stage in stages_of(recipe.batch):
-        check_divides(stage.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
-    check_context_parallel(tree.topology.cp, length=recipe.batch.length, packing=recipe.packing)
-    if job_size not in (None, 1) and tree.topology.world_size == 1:
-        logger.warning("of %s ranks, this one opens a loader for itself alone, which gives it all samples", job_size)
+    is_alone = fan_out is not None or (topology is not None and _sizes(topology).world_size == 1)
+    store = None if is_alone or job_size in (None, 1) else dist.distributed_c10d._get_default_store()
     liveness: Liveness | None = None
-    if fan_out is None and tree.topology.world_size > 1:
-        liveness = open_liveness(tree)  # first: who fails below is named to those who wait for it
+    with failures_told(store, rank=dist.get_rank() if is_job else 0):
+        whole, folder = _recipe_and_folder(recipe, directory)
+        recipe = recipe_of_part(whole, part, one_pass)
+        if topology is None:
+            topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
+        tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
+        _check_numbers(
+            micro_batch_size=micro_batch_size,
+            look_ahead=look_ahead,
+            workers=workers,
+            max_steps=max_steps,
+            start_step=start_step,
+        )
+        _check_patience(patience_s)
+        for stage in stages_of(recipe.batch):
+            check_divides(stage.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
+        check_context_parallel(tree.topology.cp, length=recipe.batch.length, packing=recipe.packing)
+        if job_size not in (None, 1) and tree.topology.world_size == 1:
+            text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
+            logger.warning(text, job_size)
+        if fan_out is None and tree.topology.world_size > 1:
+            liveness = open_liveness(tree, patience=patience_of(patience_s))  # who fails below is named to the others
     try:
         if liveness is not None:
+            assert store is not None  # `open_liveness` asks for a job
             numbers = {"micro_batch_size": micro_batch_size, "max_steps": max_steps, "start_step": start_step}
-            facts = _facts(recipe, tree, **numbers, part=part, one_pass=one_pass)
-            store = dist.distributed_c10d._get_default_store()
-            agree(store.set, store.get, rank=tree.topology.rank, facts=facts)
+            facts = _facts(recipe, tree, **numbers, part=part, one_pass=one_pass, patience_s=patience_s)
+            topology = tree.topology
+            agree(store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=liveness.check)
             fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
         stream: StepStream | ReceivedSteps
         if tree.is_leader:
@@ -132,6 +149,7 @@ def build_loader(
             workers=workers,
             look_ahead=look_ahead,
             start_step=start_step,
+            worker_ignores=worker_ignores,
             fan_out=fan_out,
             liveness=liveness,
         )
@@ -168,7 +186,7 @@ def _topology_in(job_size: int) -> Topology:
     return topology
 
 
-def _facts(recipe: Recipe, tree: ClientPlaceTree, **options: int | str | None) -> dict[str, str]:
+def _facts(recipe: Recipe, tree: ClientPlaceTree, **options: float | str | None) -> dict[str, str]:
     """What must be equal on all ranks, and cannot be told apart later before it has done harm."""
     sizes = tree.topology
     places = repr((tree.leaders, tree.role_of_rank))
@@ -181,6 +199,19 @@ def _facts(recipe: Recipe, tree: ClientPlaceTree, **options: int | str | None) -
         "leaders and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
         **{name: str(value) for name, value in options.items()},
     }
+
+
+def _sizes(topology: Topology | ClientPlaceTree) -> Topology:
+    return topology.topology if isinstance(topology, ClientPlaceTree) else topology
+
+
+def _check_patience(patience_s: float | None) -> None:
+    if patience_s is None:
+        return
+    if type(patience_s) not in (int, float) or not SHORTEST_PATIENCE_S <= patience_s < math.inf:
+        raise RecipeError(
+            f"build_loader: patience_s={patience_s!r} must be a number of seconds of at least {SHORTEST_PATIENCE_S:g}"
+        )
 
 
 def _check_numbers(**numbers: int | None) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -127,8 +128,10 @@ def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: s
     )
 
 
-def cursor_of_state(state: LoaderState, planner: Planner, *, catalog: str) -> Cursor:
-    """The cursor to plan `state.step` from.
+def cursor_of_state(
+    state: LoaderState, planner: Planner, *, catalog: str, is_stopped: Callable[[], bool] = lambda: False
+) -> Cursor | None:
+    """The cursor to plan `state.step` from; None if it was told to stop before it had planned the steps up to there.
 
     Raises:
         StateMismatch: The state belongs to another catalog or other sources.
@@ -140,6 +143,8 @@ def cursor_of_state(state: LoaderState, planner: Planner, *, catalog: str) -> Cu
         if state.step:
             logger.info("planning %d steps, to begin at step %d", state.step, state.step)
         while cursor.step < state.step:
+            if is_stopped():
+                return None
             cursor = planner.skip(cursor)
         return cursor
     check_catalog(state, catalog)

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -45,6 +45,13 @@ from torchmix.stateful.state import (
 from torchmix.stateful.windows_ahead import WindowsAhead
 
 
+class StopFlag(Protocol):
+    """An event of `threading` or of `multiprocessing`."""
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSettings:
     """What a stream is made of; plain values, so that it can travel to a worker process."""
@@ -61,7 +68,7 @@ class StreamSettings:
     max_steps: int | None
     """The step before which the stream ends; counted from the run's beginning, not from a resume."""
     start_step: int = 0
-    """The step at which the stream begins, if no state is loaded."""
+    """The step at which the stream begins, if no state is loaded; a pass that has no such step gives nothing."""
     one_pass: bool = False
     """Whether the stream ends by itself, when all sources have run out."""
     catalog: str = ""
@@ -83,6 +90,15 @@ class StepStream(IterableDataset[StepTensors]):
         )
         self._state = encode_state(start)
         self._running: Generator[StepTensors, None, None] | None = None
+        self._stop: StopFlag | None = None
+
+    def stop_when(self, flag: StopFlag) -> None:
+        """End the next `iter()` early once the flag is set, if it is still planning the steps up to its first one.
+
+        Args:
+            flag: An event; of multiprocessing, if the steps are made in another process.
+        """
+        self._stop = flag
 
     def state_dict(self) -> dict[str, Any]:
         """The state at the boundary after the last step given, as bytes."""
@@ -144,7 +160,15 @@ class StepStream(IterableDataset[StepTensors]):
             one_pass=settings.one_pass,
         )
         state = decode_state(self._state, recipe=self._fingerprint)
-        cursor = cursor_of_state(state, planner, catalog=catalog.fingerprint)
+        is_stopped = (lambda: False) if self._stop is None else self._stop.is_set
+        try:
+            cursor = cursor_of_state(state, planner, catalog=catalog.fingerprint, is_stopped=is_stopped)
+        except SourceExhausted:
+            if not settings.one_pass:
+                raise
+            cursor = None  # the pass ends before its first step, as one that is resumed at its end
+        if cursor is None:
+            return
         reader = Reader(
             catalog, Path(settings.directory), cache_bytes=parse_bytes(recipe.read.cache, where="read.cache")
         )

@@ -15,7 +15,8 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -31,14 +32,31 @@ _main_hidden = threading.Lock()
 class WorkerProcess(SpawnProcess):
     """A spawned process that does not import `__main__`."""
 
+    ignored_signals: tuple[int, ...] = ()
+    """Signals that do not end it, from its first moment on."""
+
+    def run(self) -> None:
+        """In the new process: what it was started to do."""
+        for number in self.ignored_signals:
+            signal.signal(number, signal.SIG_IGN)  # one that came meanwhile is forgotten
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored_signals)
+        super().run()
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        # A process is born with the signals blocked that its parent's thread blocks, so none can end it before `run`.
+        # The tracker of semaphores is started before, because that unblocks some.
+        blocked = getattr(process_obj, "ignored_signals", ())
+        if blocked:
+            resource_tracker.ensure_running()
         with _main_hidden:  # two at once would each restore what the other has hidden
             main = sys.modules["__main__"]
             sys.modules["__main__"] = types.ModuleType("__main__")
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
             try:
                 return SpawnProcess._Popen(process_obj)
             finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 sys.modules["__main__"] = main
 
 
@@ -48,7 +66,16 @@ class WorkerContext(SpawnContext):
     Spawn: a fork of a process that runs threads, gloo or CUDA may deadlock.
     """
 
-    Process = WorkerProcess
+    def __init__(self, *, ignored_signals: Collection[int] = ()) -> None:
+        """A context for processes that some signals do not end, from their first moment on."""
+        super().__init__()
+        self._ignored_signals = tuple(ignored_signals)
+
+    def Process(self, *given: Any, **named: Any) -> WorkerProcess:  # type: ignore[override]  # noqa: N802
+        """Make a process; multiprocessing's name for it."""
+        process = WorkerProcess(*given, **named)
+        process.ignored_signals = self._ignored_signals
+        return process
 
 
 def steps_of_torch(start: Callable[[], Any]) -> Generator[StepTensors, None, None]:
