@@ -74,6 +74,20 @@ def test_a_schedule_of_sizes_stands_for_the_batch():
     assert main(["init", *words, "--global-batch-size", "16", "--force"]) == 2
 
 
+def test_a_dataset_without_a_document_in_a_part_is_warned_of(tmp_path, capsys):
+    write_dataset(tmp_path / "p" / "small", random_sequences(9, 20, mean_tokens=30))
+    words = ["--data-path", "1", "p/web_text_document", "1", "p/small", *SIZES]
+    init(*words)
+    printed = capsys.readouterr().out
+    assert "warning: test: none of the 20 rows of source 'small' lies in its 99.9% to 100%. To mend it" in printed
+    assert "warning: validation" not in printed, "its last row"
+    init(*words, "--split", "90,5,5", "--force", "--json")
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+    init(*words, "--split", "995,4,1", "--force", "--json")
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    assert [warning.split(":")[0] for warning in warnings] == ["validation", "test"]
+
+
 def test_prefixes_without_weights_have_the_shares_of_their_sizes_and_one_pass():
     recipe = init("--data-path", "p/web_text_document", "p/on", "p/code_text_document", "--split", "50,25,25", *SIZES)
     samples = {}

@@ -12,8 +12,11 @@ import pytest
 from tests.support.projects import make_project
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.main import main
+from torchmix.errors import PlanError
+from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import recipe_of_part
+from torchmix.stateful.open import build_loader
 
 VERSION_2 = ("version: 1", "version: 2")
 SPLIT = ("balance:", "split: [60, 40]\nbalance:")
@@ -103,7 +106,13 @@ def test_check_finds_a_part_that_would_give_nothing(tmp_path: Path, capsys: pyte
     values = json_of(capsys, 1, "check", str(recipe), "--steps", "5")
     [finding] = [one for one in values["findings"] if one["level"] == "finding"]
     assert finding["where"] == "validation"
-    assert "would give no tokens: all documents of its rows 300 to 300 are empty" in finding["message"]
+    small = ["none of the 300 rows of source 'code' lies in its 99.9% to 100%", "none of the 6 rows of source 'tiny'"]
+    assert finding["message"].startswith(f"validation: {small[0]}; {small[1]}")
+    values = json_of(capsys, 1, "check", str(recipe), "--steps", "5", "--part", "validation")
+    [finding] = [one for one in values["findings"] if one["level"] == "finding"]
+    assert finding["message"].startswith(f"validation: {small[0]}") and values["sources"] == []
+    with pytest.raises(PlanError, match=small[0]):
+        build_loader(recipe, topology=Topology(), part="validation")
 
 
 def test_a_ramp_is_shown_by_its_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,9 @@ from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import DocumentTooLong, PlanError
 from torchmix.planner.planner import Planner
-from torchmix.planner.source_order import order_of_source
+from torchmix.planner.source_order import check_rows_of_part, order_of_source
 from torchmix.recipe.parts import recipe_of_part
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import Part, Recipe
 
 LENGTH = 64
 
@@ -66,8 +66,25 @@ def test_used_rows_without_tokens_are_refused(overflow: str, tokens: tuple[int, 
 
 
 def test_a_part_that_rounds_to_no_row_is_refused() -> None:
-    with pytest.raises(PlanError, match="all documents of its rows 3 to 3 are empty"):
+    with pytest.raises(PlanError, match=r"none of its 3 rows lies in the part that is used \(rows 3 to 3\)"):
         order_of_source(recipe_of("split", ("99%", "99.9%")), "web", sizes_of(1, 2, 3))
+
+
+def test_sources_without_a_row_in_a_part_are_named_with_it_and_what_to_do() -> None:
+    whole = replace(make_recipe({"web": "50%", "a": "30%", "b": "20%"}), split=(969, 30, 1))
+    rows = {"web": 10_000, "a": 400, "b": 7}
+    check_rows_of_part(whole, "train", rows)
+    with pytest.raises(PlanError) as error:
+        check_rows_of_part(whole, "validation", rows)
+    assert str(error.value).startswith(
+        "validation: none of the 7 rows of source 'b' lies in its 96.9% to 99.9%. To mend it, give validation a larger "
+        "weight in `split`; or, instead of `split`, `documents` to the sources of each part"
+    )
+    with pytest.raises(PlanError, match=r"^test: none of the 400 rows of source 'a' .*; none of the 7 rows of source"):
+        check_rows_of_part(whole, "test", rows)
+    own = Part(sources={"b": replace(whole.sources["b"], documents=("99%", "100%"))}, mixture={"b": "100%"})
+    with pytest.raises(PlanError, match=r"^test: none of the 7 rows .* 99% to 100%\. To mend it, widen `documents`"):
+        check_rows_of_part(replace(whole, split=None, test=own), "test", {"b": 7})
 
 
 def test_a_recipe_with_a_split_is_planned_as_its_training_part() -> None:

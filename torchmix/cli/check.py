@@ -29,6 +29,7 @@ from torchmix.cli.terminal import (
 )
 from torchmix.errors import CatalogError, PlanError
 from torchmix.planner.planner import Planner
+from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
@@ -71,6 +72,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         sizes = {name: source.sizes for name, source in catalog.sources.items()}
         total = min(arguments.steps, SIMULATED_STEPS)
         try:
+            check_rows_of_part(whole, arguments.part, _rows(recipe, catalog))
             with progress_bar(total, unit="step", title="planning", as_json=arguments.json) as bar:
                 result = forecast(recipe, sizes, arguments.steps, simulated_steps=total, progress=bar.update)
             findings += forecast_findings(recipe, result)
@@ -103,9 +105,14 @@ def _other_parts(whole: Recipe, part: str, catalog: Catalog) -> Iterator[Finding
             continue
         recipe = recipe_of_part(whole, other)
         try:
+            check_rows_of_part(whole, other, _rows(recipe, catalog))
             Planner(recipe, {name: catalog.sources[name].sizes for name in recipe.sources})
         except PlanError as error:
             yield Finding(level=Level.FINDING, where=other, message=str(error))
+
+
+def _rows(recipe: Recipe, catalog: Catalog) -> dict[str, int]:
+    return {name: catalog.sources[name].num_documents for name in recipe.sources}
 
 
 def _placed(finding: Finding, whole: Recipe) -> Finding:

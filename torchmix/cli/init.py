@@ -17,6 +17,7 @@ from pathlib import Path
 
 from torchmix.cli.megatron_blend import (
     Blend,
+    num_documents,
     parse_blend,
     samples_of_one_pass,
     share_texts,
@@ -27,10 +28,12 @@ from torchmix.cli.megatron_blend import (
 from torchmix.cli.megatron_ramp import ramp_stages, schedule_stages
 from torchmix.cli.recipe_yaml import Draft, DraftSource, yaml_of
 from torchmix.cli.terminal import ExitCode, at_least, print_json, print_table
-from torchmix.errors import RecipeError, SourceUnreadable
-from torchmix.recipe.documents import documents_of_split
+from torchmix.errors import PlanError, RecipeError, SourceUnreadable
+from torchmix.planner.source_order import check_rows_of_part
+from torchmix.recipe.documents import PARTS, documents_of_split
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.structs import MAX_NAME_BYTES
+from torchmix.recipe.parts import has_part
+from torchmix.recipe.structs import MAX_NAME_BYTES, Recipe
 from torchmix.sources.indexed_files import find_datasets
 
 HELP = "write a recipe for a blend of Megatron's: its --data-path, or what stands for it"
@@ -97,16 +100,19 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         ),
     )
     _write(target, yaml_of(draft))
+    warnings = _without_rows(load_recipe(target), parts["train"], target) if split is not None else []
     if arguments.json:
         sources = [
             {"part": part, "name": source.name, "path": source.path, "share": source.share}
             for part, of_part in parts.items()
             for source in of_part
         ]
-        print_json({"recipe": str(target), "sources": sources, "split": split})
+        print_json({"recipe": str(target), "sources": sources, "split": split, "warnings": warnings})
     else:
         rows = [(source.name, part, source.share, source.path) for part in parts for source in parts[part]]
         print_table(("source", "part", "share", "dataset"), rows)
+        for warning in warnings:
+            print(f"\nwarning: {warning}")
         print(f"\n{target} is written; next: torchmix index {target}, then torchmix check {target}")
     return ExitCode.OK
 
@@ -140,6 +146,20 @@ def _blends(arguments: argparse.Namespace) -> tuple[dict[str, Blend], list[str] 
             raise RecipeError(f"--split cuts one blend; {given[0]} names a blend for each part")
         return blends, None
     return blends, _split(DEFAULT_SPLIT if arguments.split is None else arguments.split)
+
+
+def _without_rows(recipe: Recipe, sources: Sequence[DraftSource], target: Path) -> list[str]:
+    """What torchmix would refuse when a part is read, and Megatron would not come to an end with."""
+    folder = target.absolute().parent
+    rows = {source.name: num_documents(folder / f"{source.path}.bin") for source in sources}
+    warnings = []
+    for part in PARTS:
+        if has_part(recipe, part):
+            try:
+                check_rows_of_part(recipe, part, rows)
+            except PlanError as error:
+                warnings.append(str(error))
+    return warnings
 
 
 def _split(text: str) -> list[str]:

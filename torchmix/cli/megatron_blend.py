@@ -132,6 +132,20 @@ def samples_of_one_pass(bin_path: Path, *, seq_length: int, documents: tuple[str
     return max(0, tokens - 1) // seq_length
 
 
+def num_documents(bin_path: Path) -> int:
+    """Documents of a dataset, as its .idx has them.
+
+    Raises:
+        SourceUnreadable: Its .idx is none.
+    """
+    path = index_path(str(bin_path))
+    index = LocalFile(path)
+    try:
+        return read_header(index, path).num_documents
+    finally:
+        index.close()
+
+
 def share_texts(weights: Sequence[Fraction | int]) -> list[str]:
     """Percentages in proportion to weights, each exact if all are finite decimals, else the nearest of SHARE_DIGITS
     decimals; their sum is 100 %."""

@@ -7,6 +7,7 @@ only where `overflow: error` has to find the document that is too long.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,37 @@ from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS, SourceSizes
 from torchmix.errors import DocumentTooLong, PlanError
 from torchmix.mixture.order import SourceOrder
 from torchmix.recipe.documents import rows_of
+from torchmix.recipe.parts import recipe_of_part
 from torchmix.recipe.structs import Recipe
+
+
+def check_rows_of_part(recipe: Recipe, part: str, num_rows: Mapping[str, int]) -> None:
+    """Refuse a part in which a source has no row, as a small source has none in a small part of a `split`.
+
+    Args:
+        recipe: A checked recipe, with all its parts.
+        part: `train`, `validation` or `test`.
+        num_rows: Rows of each source of the part.
+
+    Raises:
+        PlanError: Names the part, each such source with its rows, and what to do.
+        RecipeError: The recipe has no such part.
+    """
+    faults = []
+    for name, source in sorted(recipe_of_part(recipe, part).sources.items()):
+        start, stop = rows_of(source, num_rows[name])
+        if start == stop:
+            first, last = source.documents or ("0%", "100%")
+            faults.append(f"none of the {num_rows[name]:,} rows of source '{name}' lies in its {first} to {last}")
+    if not faults:
+        return
+    remedy = "widen `documents` of these sources, or leave them out of this part"
+    if recipe.split is not None:
+        remedy = (
+            f"give {part} a larger weight in `split`; or, instead of `split`, `documents` to the sources of each part, "
+            f"and leave these out of {part}"
+        )
+    raise PlanError(f"{part}: {'; '.join(faults)}. To mend it, {remedy}")
 
 
 def order_of_source(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrder:
@@ -47,6 +78,8 @@ def order_of_source(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrde
         why = f"`overflow: drop` drops all{which} beyond {length} tokens"
         if not _has_tokens(used, at_most=MAX_DOCUMENT_TOKENS):
             why = f"all documents{which} are empty"
+            if start == stop:
+                why = f"none of its {sizes.num_documents:,} rows lies in the part that is used (rows {start} to {stop})"
         raise PlanError(
             f"source '{name}' would give no tokens: {why}; remove it from the recipe, or change `overflow` or the rows "
             f"that are used"

@@ -30,6 +30,7 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import SHORTEST_PATIENCE_S, patience_of
 from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import check_divides
+from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
 from torchmix.recipe.parts import recipe_of_part, with_all_sources
@@ -86,6 +87,7 @@ def build_loader(
         TopologyError: Sizes that do not divide, an `align_tokens` that does not suit cp, or another number
             of ranks than torch.distributed has.
         CatalogError: Files are missing, unreadable or changed.
+        PlanError: A source has no row in this part.
         RankLost: Another rank failed, or did not come, before the loaders were built.
     """
     is_job = dist.is_available() and dist.is_initialized()
@@ -125,6 +127,9 @@ def build_loader(
             fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
         stream: StepStream | ReceivedSteps
         if tree.is_leader:
+            catalog = _catalog(recipe, whole, folder)
+            rows = {name: source.num_documents for name, source in catalog.sources.items()}
+            check_rows_of_part(whole, part, rows)
             settings = StreamSettings(
                 recipe=recipe,
                 directory=str(folder),
@@ -135,7 +140,7 @@ def build_loader(
                 max_steps=max_steps,
                 start_step=start_step,
                 one_pass=one_pass,
-                catalog=_catalog(recipe, whole, folder).fingerprint,
+                catalog=catalog.fingerprint,
             )
             stream = StepStream(settings)
         else:
