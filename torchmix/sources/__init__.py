@@ -13,6 +13,8 @@ thrift.py           the compact encoding of Parquet's headers and footers
 parquet_footer.py   a Parquet file's footer -> one column's chunks
 parquet_layout.py   a chunk -> its pages
 parquet_page.py     bytes of pages -> an Arrow array, by a Parquet file in memory
+parquet_levels.py   levels -> where rows begin, and which hold nothing
+parquet_values.py   bytes of pages of token lists -> the tokens alone
 parquet_column.py   an Arrow array -> documents
 parquet_scan.py     a chunk -> its pages with their rows, and the tokens of each row
 parquet.py          the Parquet source: a column of token lists or of text

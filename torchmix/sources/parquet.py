@@ -22,6 +22,7 @@ from torchmix.sources.parquet_column import Kind, find_leaf, to_documents, trans
 from torchmix.sources.parquet_footer import MAGIC, Footer, read_column, read_footer
 from torchmix.sources.parquet_page import decode_pages, encode_schema
 from torchmix.sources.parquet_scan import ChunkScan, ScannedChunk
+from torchmix.sources.parquet_values import decode_values
 from torchmix.sources.random_access import RandomAccessFile
 from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun
 from torchmix.transform.bytes_tokenizer import BYTES
@@ -98,6 +99,8 @@ class ParquetSource:
     def decode(self, run: PageRun) -> Documents:
         """See `source.Source.decode`."""
         where = self._where(run.path)
+        if self.kind == "tokens" and run.tokens is not None and (values := decode_values(run)) is not None:
+            return Documents(values=values, offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(run.tokens)]))
         return to_documents(decode_pages(run, where), self.kind, where, run.first_row, self.tokenizer)
 
     def _where(self, path: str | Path) -> str:

@@ -38,7 +38,7 @@ from torchmix.sources.page_runs import PageRuns
 from torchmix.sources.piece_copy import PieceCopy, Run, Scratch
 from torchmix.sources.range_requests import RangeFetch, RequestPool
 from torchmix.sources.source import Int64Array, Source
-from torchmix.sources.source_pages import DecodedPage, SourcePages
+from torchmix.sources.source_pages import DecodedPage, DictionaryPage, SourcePages
 from torchmix.transform.open_tokenizer import Tokenizers
 
 DICTIONARY_BYTES = 32 << 20
@@ -76,7 +76,7 @@ class Reader:
         """
         self._descriptors = Descriptors()
         self._cache: PageCache[int, DecodedPage] = PageCache(cache_bytes)
-        dictionaries: PageCache[tuple[str, int], bytes] = PageCache(DICTIONARY_BYTES)
+        dictionaries: PageCache[tuple[str, int], DictionaryPage] = PageCache(DICTIONARY_BYTES)
         tokenizers = Tokenizers(directory)
         self._sources: list[SourcePages] = []
         for name, source in catalog.sources.items():

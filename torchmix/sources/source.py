@@ -104,6 +104,8 @@ class PageRun:
     """What the first page begins with belongs to the row before, and is dropped."""
     rows_behind: int = 0
     """Rows that begin in the last one's tail, and are dropped."""
+    memo: dict[str, bytes] | None = None
+    """What `decode` may keep of the dictionary for other runs of the chunk, as unpacked values; None: nothing."""
 
 
 class Source(Protocol):

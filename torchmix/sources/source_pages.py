@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -57,11 +57,30 @@ class DecodedPage:
         return (0 if self.is_view else self.values.nbytes) + self.offsets.nbytes + PAGE_OVERHEAD_BYTES
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DictionaryPage:
+    """The dictionary of a chunk."""
+
+    content: bytes
+    """As it lies in the file."""
+    memo: dict[str, bytes] = field(default_factory=dict)
+    """What the source keeps of it, see `PageRun.memo`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes."""
+        return len(self.content) + sum(map(len, self.memo.values()))
+
+
 class SourcePages:
     """Decodes pages of one source; not for several threads at once."""
 
     def __init__(
-        self, catalog: SourceCatalog, decoder: Source, files: OpenFiles, dictionaries: PageCache[tuple[str, int], bytes]
+        self,
+        catalog: SourceCatalog,
+        decoder: Source,
+        files: OpenFiles,
+        dictionaries: PageCache[tuple[str, int], DictionaryPage],
     ) -> None:
         """Nothing is read yet; `dictionaries` keeps dictionary pages, by source and chunk, of all sources."""
         self.catalog = catalog
@@ -200,7 +219,8 @@ class SourcePages:
         documents = self._decoder.decode(
             PageRun(
                 pages=parts[0] if len(parts) == 1 else b"".join(parts),
-                dictionary=dictionary,
+                dictionary=b"" if dictionary is None else dictionary.content,
+                memo=None if dictionary is None else dictionary.memo,
                 schema=self.catalog.schemas[self.catalog.files[file].schema],
                 codec=int(table.codec[chunk]),
                 num_rows=len(planned),
@@ -212,6 +232,8 @@ class SourcePages:
                 rows_behind=int(table.place(run.numbers[-1:] + 1).num_rows[0]) if place.tail_bytes[-1] else 0,
             )
         )
+        if dictionary is not None:  # with what was made of it
+            self._dictionaries.keep((self.catalog.name, chunk), dictionary, dictionary.num_bytes)
         self._check_lengths(documents, planned, run, file)
         self.read_s += read - began
         self.decode_s += time.perf_counter() - read
@@ -224,18 +246,16 @@ class SourcePages:
                 return content
         return self._files.read(file, offset, num_bytes)
 
-    def _dictionary(self, file: int, chunk: int, fetch: RangeFetch | None) -> bytes:
+    def _dictionary(self, file: int, chunk: int, fetch: RangeFetch | None) -> DictionaryPage | None:
         num_bytes = int(self.catalog.pages.dict_bytes[chunk])
         if not num_bytes:
-            return b""
-        key = (self.catalog.name, chunk)
-        dictionary = self._dictionaries.use(key)
+            return None
+        dictionary = self._dictionaries.use((self.catalog.name, chunk))
         if dictionary is None:
             offset = int(self.catalog.pages.dict_offset[chunk])
-            dictionary = self._read(file, offset, num_bytes, fetch)
+            dictionary = DictionaryPage(content=self._read(file, offset, num_bytes, fetch))
             if len(self.catalog.pages.dict_crc):
-                self._check_bytes(dictionary, int(self.catalog.pages.dict_crc[chunk]), file, offset)
-            self._dictionaries.keep(key, dictionary, num_bytes)
+                self._check_bytes(dictionary.content, int(self.catalog.pages.dict_crc[chunk]), file, offset)
         return dictionary
 
     def _check_pages(self, run: _Pages, ranges: list[tuple[int, int]], parts: list[bytes], file: int) -> None:
