@@ -19,7 +19,7 @@ from torchmix.errors import CorruptPage, SourceChanged
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.worker import WorkerContext
+from torchmix.stateful.worker import WorkerContext, ignore_signals
 
 pytestmark = pytest.mark.system
 STEPS = 5
@@ -94,7 +94,7 @@ def test_a_file_that_was_replaced_after_indexing_is_named_by_the_loader(tmp_path
 def test_a_signal_that_a_worker_ignores_does_not_end_it_while_it_is_being_born(
     ignored: tuple[int, ...], exit_code: int
 ) -> None:
-    process = WorkerContext(ignored_signals=ignored).Process(target=print)
+    process = WorkerContext(ignored_signals=ignored).Process(target=ignore_signals, args=(ignored,))
     process.start()
     os.kill(process.pid, signal.SIGTERM)  # long before any Python runs in it
     process.join(60)

@@ -17,6 +17,7 @@ thread that prefetches.
 from __future__ import annotations
 
 import atexit
+import functools
 import threading
 import time
 import warnings
@@ -46,7 +47,7 @@ from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.state import check_layout, decode_state, encode_state, start_state, step_start
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.stateful.waiting import PATIENCE_S, await_end, await_item
-from torchmix.stateful.worker import WorkerContext
+from torchmix.stateful.worker import WorkerContext, ignore_signals
 
 
 class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata ships no types
@@ -90,6 +91,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 num_workers=workers,
                 prefetch_factor=look_ahead if workers else None,
                 multiprocessing_context=WorkerContext(ignored_signals=worker_ignores) if workers else None,
+                worker_init_fn=functools.partial(ignore_signals, worker_ignores) if worker_ignores else None,
                 collate_fn=_as_it_is,
                 snapshot_every_n_steps=1,
                 generator=torch.Generator(),  # its own: the trainer's random numbers stay what they are

@@ -33,19 +33,12 @@ class WorkerProcess(SpawnProcess):
     """A spawned process that does not import `__main__`."""
 
     ignored_signals: tuple[int, ...] = ()
-    """Signals that do not end it, from its first moment on."""
-
-    def run(self) -> None:
-        """In the new process: what it was started to do."""
-        for number in self.ignored_signals:
-            signal.signal(number, signal.SIG_IGN)  # one that came meanwhile is forgotten
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored_signals)
-        super().run()
+    """Signals that are blocked in it from its birth on, until it calls `ignore_signals`."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
-        # A process is born with the signals blocked that its parent's thread blocks, so none can end it before `run`.
-        # The tracker of semaphores is started before, because that unblocks some.
+        # A process is born with the signals blocked that its parent's thread blocks. The tracker of semaphores is
+        # started before, because that unblocks some.
         blocked = getattr(process_obj, "ignored_signals", ())
         if blocked:
             resource_tracker.ensure_running()
@@ -67,7 +60,8 @@ class WorkerContext(SpawnContext):
     """
 
     def __init__(self, *, ignored_signals: Collection[int] = ()) -> None:
-        """A context for processes that some signals do not end, from their first moment on."""
+        """A context for processes that some signals do not end: from their first moment on, if `ignore_signals` with
+        the same is what they do before anything else."""
         super().__init__()
         self._ignored_signals = tuple(ignored_signals)
 
@@ -76,6 +70,14 @@ class WorkerContext(SpawnContext):
         process = WorkerProcess(*given, **named)
         process.ignored_signals = self._ignored_signals
         return process
+
+
+def ignore_signals(numbers: Collection[int], worker: int = 0) -> None:
+    """A worker's `worker_init_fn`: torch has just set handlers of its own, among them one for SIGTERM."""
+    del worker
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)  # one that came meanwhile is forgotten
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def steps_of_torch(start: Callable[[], Any]) -> Generator[StepTensors, None, None]:
