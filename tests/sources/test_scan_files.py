@@ -5,13 +5,13 @@ import threading
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.support.catalogs import make_world
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.indexing import assert_lengths, counts, indexed, names_in, two_files
 from tests.support.processes import wait_until
+from torchmix.catalog import parts
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import MANIFEST_NAME
 from torchmix.errors import CatalogError, CorruptPage, SourceChanged, SourceUnreadable
@@ -41,7 +41,7 @@ def slow_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, fail) 
     def scan(self, path, progress=None):
         if Path(path).name == name:
             parts = tmp_path / "catalog" / "parts"
-            wait_until(lambda: len(list(parts.glob("*.npz"))) == others, deadline_s=30, what="other files scanned")
+            wait_until(lambda: len(list(parts.glob("*.part"))) == others, deadline_s=30, what="other files scanned")
             fail()
         return real(self, path, progress=progress)
 
@@ -176,7 +176,7 @@ def test_a_full_disk_is_an_error_that_names_the_catalog(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(parts, "write_arrays", full)
     with pytest.raises(CatalogError, match=f"cannot write the catalog at {tmp_path}/catalog.*No space left"):
         indexed(world)
     assert names_in(tmp_path / "catalog") == {".lock"}

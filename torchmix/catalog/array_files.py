@@ -14,6 +14,7 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,9 @@ def write_arrays(path: Path, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> di
             offset = -(-file.tell() // ALIGN_BYTES) * ALIGN_BYTES
             file.write(bytes(offset - file.tell()))
             dtype, length = parts[0].dtype.newbyteorder("<"), sum(len(part) for part in parts)
-            header = io.BytesIO()
-            about = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
-            np.lib.format.write_array_header_1_0(header, about)
-            file.write(header.getvalue())
-            checksum = zlib.crc32(header.getvalue())
+            header = _header(dtype.str, length)
+            file.write(header)
+            checksum = zlib.crc32(header)
             for part in parts:
                 content = np.ascontiguousarray(part, dtype).view(np.uint8).data
                 checksum = zlib.crc32(content, checksum)
@@ -78,6 +77,14 @@ def write_arrays(path: Path, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> di
                 dtype=dtype.str, length=length, offset=offset, num_bytes=file.tell() - offset, crc32=checksum
             )
     return entries
+
+
+@lru_cache(maxsize=1024)
+def _header(descr: str, length: int) -> bytes:
+    """What stands before an array in the .npy format; most arrays of small sources have one of few lengths."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": (length,)})
+    return header.getvalue()
 
 
 def flush_files(paths: Iterable[str | Path]) -> None:
@@ -121,11 +128,20 @@ def open_arrays(path: str | Path, entries: Mapping[str, ArrayEntry]) -> dict[str
                     content = memoryview(mapped.read_buffer())
         finally:
             os.close(descriptor)
-        return {name: _array_in(content, name, entry, path) for name, entry in entries.items()}
+        return arrays_in(content, entries, path)
     except FileNotFoundError as error:
         raise _damaged(path, "is missing") from error
     except (OSError, ValueError, TypeError) as error:
         raise _damaged(path, f"cannot be read ({error})") from error
+
+
+def arrays_in(content: memoryview, entries: Mapping[str, ArrayEntry], path: str | Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a file's content, of which they are views; `path` is for messages.
+
+    Raises:
+        CatalogError: It holds other arrays than the entries say.
+    """
+    return {name: _array_in(content, name, entry, path) for name, entry in entries.items()}
 
 
 def _array_in(content: memoryview, name: str, entry: ArrayEntry, path: str | Path) -> NDArray[Any]:

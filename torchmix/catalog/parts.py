@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import threading
-import zipfile
+import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +19,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.catalog.array_files import ArrayEntry, arrays_in, write_arrays
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.errors import CatalogError
 
 logger = logging.getLogger(__name__)
 
 PARTS_FOLDER = "parts"
-PART_VERSION = 2
-PART_FILE = re.compile(r"(?P<source>.+)\.[0-9a-f]{16}\.npz(?P<unfinished>\.tmp)?")
+PART_VERSION = 3
+PART_FILE = re.compile(r"(?P<source>.+)\.[0-9a-f]{16}\.(part|npz)(?P<unfinished>\.tmp)?")
+"""Those of version 2, which are not read any more, end with `npz`."""
+_END = struct.Struct("<II")
+"""A part ends with what it holds beside arrays, in msgpack, and with the CRC-32 and the number of these bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,6 +70,7 @@ class FilePart:
 class _About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a part holds beside arrays."""
 
+    arrays: dict[str, ArrayEntry]
     num_bytes: int
     footer_hash: str
     split_pages: int
@@ -84,7 +88,7 @@ def part_path(directory: Path, source: str, identity: tuple[str, int, str], read
         reading: Column and transform_id, from which the lengths follow.
     """
     key = msgspec.json.encode([PART_VERSION, *identity, *reading])
-    return directory / PARTS_FOLDER / f"{source}.{hashlib.sha256(key).hexdigest()[:16]}.npz"
+    return directory / PARTS_FOLDER / f"{source}.{hashlib.sha256(key).hexdigest()[:16]}.part"
 
 
 def save_part(path: Path, part: FilePart) -> None:
@@ -94,50 +98,63 @@ def save_part(path: Path, part: FilePart) -> None:
         OSError: The folder is not writable or the disk is full; nothing stays.
     """
     path.parent.mkdir(exist_ok=True)
-    about = _About(
-        num_bytes=part.num_bytes,
-        footer_hash=part.footer_hash,
-        split_pages=part.split_pages,
-        whole_chunks=part.whole_chunks,
-        schema=part.schema,
-    )
     unfinished = path.with_name(path.name + ".tmp")
     try:
-        with unfinished.open("wb") as file:
-            content = np.frombuffer(msgspec.msgpack.encode(about), np.uint8)
-            np.savez(file, about=content, tokens=part.tokens, **dict(part.pages.arrays()))  # type: ignore[arg-type]
+        arrays = {name: [array] for name, array in part.pages.arrays()}
+        entries = write_arrays(unfinished, {**arrays, "tokens": [part.tokens]})
+        about = _About(
+            arrays=entries,
+            num_bytes=part.num_bytes,
+            footer_hash=part.footer_hash,
+            split_pages=part.split_pages,
+            whole_chunks=part.whole_chunks,
+            schema=part.schema,
+        )
+        content = msgspec.msgpack.encode(about)
+        with unfinished.open("ab") as file:
+            file.write(content + _END.pack(zlib.crc32(content), len(content)))
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
 
 
-_one_at_a_time = threading.Lock()
-"""numpy evaluates an array's header as Python, which two threads of Python 3.11 may not do at once."""
-
-
 def load_part(path: Path) -> FilePart | None:
     """Read a part; None if there is none or it is damaged, which is logged."""
     try:
-        with _one_at_a_time, path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            about = msgspec.msgpack.decode(content["about"].tobytes(), type=_About)
-            table = PageTable(**{name: content[name] for name in ARRAY_NAMES})
-            part = FilePart(
-                num_bytes=about.num_bytes,
-                footer_hash=about.footer_hash,
-                split_pages=about.split_pages,
-                whole_chunks=about.whole_chunks,
-                schema=about.schema,
-                pages=table,
-                tokens=content["tokens"],
-            )
+        content = memoryview(path.read_bytes())
+        about = _about_in(content)
+        for name, entry in about.arrays.items():
+            if zlib.crc32(content[entry.offset : entry.offset + entry.num_bytes]) != entry.crc32:
+                raise ValueError(f"{name} has another checksum")
+        arrays = arrays_in(content, about.arrays, path)
+        part = FilePart(
+            num_bytes=about.num_bytes,
+            footer_hash=about.footer_hash,
+            split_pages=about.split_pages,
+            whole_chunks=about.whole_chunks,
+            schema=about.schema,
+            pages=PageTable(**{name: arrays[name] for name in ARRAY_NAMES}),
+            tokens=arrays["tokens"],
+        )
         part.check()
     except FileNotFoundError:
         return None
-    except (OSError, EOFError, ValueError, KeyError, CatalogError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, TypeError, KeyError, CatalogError, msgspec.DecodeError) as error:
         logger.warning("the part %s of an earlier run is damaged (%s); its file is scanned again", path, error)
         return None
     return part
+
+
+def _about_in(content: memoryview) -> _About:
+    """What a part's end says of it."""
+    if len(content) < _END.size:
+        raise ValueError(f"it has {len(content)} bytes")
+    checksum, num_bytes = _END.unpack(content[-_END.size :])
+    encoded = content[max(0, len(content) - _END.size - num_bytes) : -_END.size]
+    if zlib.crc32(encoded) != checksum:
+        raise ValueError("its end has another checksum")
+    return msgspec.msgpack.decode(encoded, type=_About)
 
 
 def remove_parts(directory: Path, sources: frozenset[str] | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 from torchmix.errors import RecipeError
 
@@ -14,6 +15,7 @@ BYTES_OF_UNIT = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10*
 BYTES_OF_UNIT |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
+@lru_cache(maxsize=64)
 def parse_bytes(size: str | int, *, where: str) -> int:
     """Number of bytes of a size.
 
