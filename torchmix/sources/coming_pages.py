@@ -12,6 +12,9 @@ from typing import NamedTuple
 from torchmix.sources.range_requests import RangeFetch
 from torchmix.sources.source import Int64Array
 
+MOST_COMING = 8
+"""Calls of a source whose pages may be on their way: of steps that take less time than a request."""
+
 
 class Coming(NamedTuple):
     """Pages of one source that were asked for together."""
@@ -46,9 +49,21 @@ class ComingPages:
         self._of_source.setdefault(source, []).append(coming)
         self._source_of_key |= dict.fromkeys(coming.keys.tolist(), source)
 
+    def take_here(self, source: int) -> list[Coming]:
+        """Those of a source whose bytes have come, and the oldest where more than MOST_COMING would stay."""
+        several = self._of_source.get(source, [])
+        num_here = next((i for i, one in enumerate(several) if not one.fetch.is_here), len(several))
+        return self._take(source, max(num_here, len(several) - MOST_COMING))
+
     def take(self, source: int) -> list[Coming]:
         """All of a source, which are the caller's from now on."""
-        found = self._of_source.pop(source, [])
+        return self._take(source, len(self._of_source.get(source, [])))
+
+    def _take(self, source: int, count: int) -> list[Coming]:
+        several = self._of_source.pop(source, [])
+        found, left = several[:count], several[count:]
+        if left:
+            self._of_source[source] = left
         for one in found:
             for key in one.keys.tolist():
                 self._source_of_key.pop(key, None)

@@ -3,7 +3,7 @@
 In: all ranges that a call will read, in the order in which it will use them. Out: their bytes, when they are asked for.
 Must hold: bytes and errors are those of reading the ranges one after the other, since each is waited for where it is
 used; only ranges that were named are kept. Cost: a request for neighbours together and a copy of their bytes; at most
-MOST_REQUESTS threads, and HELD_BYTES that came and wait to be used.
+MOST_REQUESTS threads, and HELD_BYTES that came and wait to be used, but for ranges that are used out of their order.
 
 Ranges with a gap of GAP_BYTES or less are neighbours: such a gap takes 1 ms at 60 MB/s, a request 10 to 100. A gap is
 as large as a small page, so what is fetched is less than twice what is needed where pages have 64 KiB or more.
@@ -140,6 +140,12 @@ class RangeFetch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all bytes have come; begins what there is room for now."""
+        self._begin()
+        return not self._waiting and all(part.coming is not None and part.coming.done() for part in self._held)
 
     def take(self, objects: OpenObjects, file: int, offset: int, num_bytes: int) -> bytes | None:
         """The bytes of a range that was named, once; None if it was not, or was taken already.

@@ -192,8 +192,8 @@ class Reader:
     def warm(self, source: int, page_ids: Int64Array) -> None:
         """Decode pages ahead of need, as many as fit the cache without pushing anything out.
 
-        Pages in stores are asked for, and decoded with the next call for this source, or when they are needed: what a
-        step waits for is then only what has not come yet.
+        Pages in stores are asked for, and decoded by a later call for this source, when they have come, or where they
+        are needed.
 
         Args:
             source: Index of the source, by sorted name.
@@ -217,7 +217,7 @@ class Reader:
                 planned_bytes += page_bytes
                 chosen.add(key)
         keys = np.array(sorted(chosen), np.int64)
-        earlier = self._coming.take(source)
+        earlier = self._coming.take_here(source)
         wanted = self._sources[source].wanted(keys - first_key)
         if wanted:
             self._coming.add(source, Coming(keys, RangeFetch(self._requests, wanted), planned_bytes))

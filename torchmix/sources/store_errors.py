@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 STORE_WAITS_S = (0.1, 0.5, 2.0, 5.0)
 """Before further attempts. What a store throttles or restarts takes seconds, and its own client has tried already."""
 
+MOST_CHARACTERS = 400
+"""Of what a store says, in a message."""
+
 _LASTING = re.compile(r"AWS Error (ACCESS_DENIED|NO_SUCH_\w+|RESOURCE_NOT_FOUND|INVALID_ACCESS_KEY_ID|SIGNATURE_\w+)")
 _REFUSED = re.compile(r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_|PERMISSION_DENIED|UNAUTHENTICATED")
 _STATUS = re.compile(r"HTTP status (\d{3})|\bhttp[ =]?(\d{3})\b", re.IGNORECASE)
@@ -68,7 +71,8 @@ def text_of(error: Exception) -> str:
     """An error on one line."""
     if isinstance(error, FileNotFoundError):
         return "there is no such object"
-    return _REQUEST_ID.sub("", " ".join(str(error).split())).rstrip(".:; ") or type(error).__name__
+    text = _REQUEST_ID.sub("", " ".join(str(error).split())).rstrip(".:; ") or type(error).__name__
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
 
 
 def is_refused(error: Exception) -> bool:

@@ -29,7 +29,8 @@ CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S = 5.0, 20.0
 """Until a server answers a connection, and between any two of its bytes."""
 SDK_ATTEMPTS = 3
 """Of one request by Amazon's client, which waits as throttled servers ask it to; what it gives up is tried again."""
-GCS_RETRY_S = 15.0
+GCS_RETRY_S = 5.0
+"""As long Google's client tries a request itself."""
 PACKAGES = {"hf": "pip install 'torchmix[hf]'", "az": "pip install adlfs", "abfs": "pip install adlfs"}
 READ_SCHEMES = "s3://, gs://, hf://, and others that the package fsspec knows"
 CREDENTIALS = {
@@ -121,7 +122,9 @@ def _open(scheme: str, bucket: str, uri: str) -> Store:
         if scheme == "s3":
             return Store(scheme=scheme, system=_open_s3(bucket))
         if scheme in ("gs", "gcs"):
-            return Store(scheme=scheme, system=fs.GcsFileSystem(retry_time_limit=timedelta(seconds=GCS_RETRY_S)))
+            is_emulator = bool(os.environ.get("STORAGE_EMULATOR_HOST"))  # which has no accounts
+            system = fs.GcsFileSystem(anonymous=is_emulator, retry_time_limit=timedelta(seconds=GCS_RETRY_S))
+            return Store(scheme=scheme, system=system)
     except (ImportError, OSError, ValueError) as error:  # a build of pyarrow without it; what the environment says
         raise SourceUnreadable(f"{uri}: the store cannot be opened: {error}; look at {credentials_of(uri)}") from error
     return _open_by_fsspec(scheme, uri)
