@@ -143,6 +143,17 @@ def test_a_rank_that_never_comes_is_missed_after_the_timeout_of_the_store() -> N
         agree(OneStore(timeout=timedelta(seconds=0.02)), rank=1, world_size=2, facts=FACTS)
 
 
+def test_a_store_that_ends_with_its_rank_is_told() -> None:
+    store = OneStore()
+
+    def fail(keys: list[str]) -> bool:
+        raise RuntimeError("Connection reset by peer")
+
+    store.check = fail  # type: ignore[method-assign]
+    with pytest.raises(RankLost, match=r"the job's store is gone, .* hosts it: Connection reset by peer"):
+        agree(store, rank=1, world_size=2, facts=FACTS)
+
+
 def test_who_waits_looks_for_other_reasons_to_stop() -> None:
     def check() -> None:
         raise RankLost("rank 3 was killed", 3)

@@ -4,6 +4,7 @@ Started with torchrun's environment, one by one. Every microbatch ends in an all
 prints `step S digest D` after each step, `end` when the data ends, and does what CHAOS says:
 
     other-sizes   rank 1 has another micro_batch_size
+    no-recipe     rank 1 finds no recipe
     dies-early    rank 1 is killed while the groups are made
     bad-step      rank 1 leads, and cannot read step 3
     two-loaders   all train with one loader and validate with another; the default group is bound to a device
@@ -55,6 +56,8 @@ def main(recipe: str, chaos: str) -> None:
     topology = torchmix.Topology.from_torchrun(pp=3 if chaos == "two-loaders" else 1)
     if rank == 1 and chaos == "other-sizes":
         options["micro_batch_size"] = 2
+    if rank == 1 and chaos == "no-recipe":
+        recipe = "/nowhere/recipe.yaml"
     if rank == 1 and chaos == "dies-early":
         opening.open_fan_out = die  # type: ignore[assignment]
     if rank == 1 and chaos == "bad-step":

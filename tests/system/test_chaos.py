@@ -101,6 +101,15 @@ def test_a_rank_with_other_sizes_is_told_both(job: Path, tmp_path: Path) -> None
         assert_both_end_and_name(ranks, "micro_batch_size 2, rank 0 1. Give all ranks the same")
 
 
+def test_a_rank_that_fails_before_it_watches_others_is_named(job: Path, tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        ranks = start_ranks(processes, job, "no-recipe", world_size=2)
+        for rank in ranks:
+            assert rank.wait(deadline_s=START_S) == 1, rank.report()
+        named = "RankLost: rank 1 failed before the loaders were built: RecipeError: cannot read"
+        assert named in ranks[0].stderr(), ranks[0].report()
+
+
 def test_a_rank_that_dies_while_groups_are_made_is_named(job: Path, tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         ranks = start_ranks(processes, job, "dies-early", world_size=2)

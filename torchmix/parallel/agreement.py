@@ -136,11 +136,17 @@ def _await(
 ) -> None:
     limit: timedelta = store.timeout
     began, pause_s = time.monotonic(), 0.002
-    while not is_there():
+    while True:
+        try:
+            if is_there():
+                return
+            failure = store.get(_failure_key(number)) if store.check([_failure_key(number)]) else None
+        except RuntimeError as error:  # torch's store errors are RuntimeErrors
+            raise RankLost(f"the job's store is gone, and so is the rank or launcher that hosts it: {error}") from error
+        if failure is not None:
+            failed = msgspec.json.decode(failure, type=_Failure)
+            raise RankLost(f"rank {failed.rank} failed before the loaders were built: {failed.text}", failed.rank)
         check()
-        if store.check([_failure_key(number)]):
-            failure = msgspec.json.decode(store.get(_failure_key(number)), type=_Failure)
-            raise RankLost(f"rank {failure.rank} failed before the loaders were built: {failure.text}", failure.rank)
         waited_s = time.monotonic() - began
         if waited_s > limit.total_seconds():
             raise RankLost(f"{what} within {waited_s:.0f} s; all ranks of the job must build the same loaders", -1)
