@@ -53,17 +53,20 @@ def digests_in(child: Child) -> dict[int, str]:
     return {int(step): digest for step, digest in re.findall(r"^step (\d+) digest (\w+)$", child.stdout(), re.M)}
 
 
-@pytest.mark.parametrize(("tp", "cp", "pp", "workers", "ahead"), [(1, 1, 1, 1, 4), (2, 1, 2, 1, 1), (1, 2, 1, 0, 4)])
+@pytest.mark.parametrize(
+    ("dp", "tp", "cp", "pp", "workers", "ahead"), [(2, 1, 1, 1, 1, 4), (1, 2, 1, 2, 1, 1), (2, 1, 2, 1, 0, 4)]
+)
 def test_real_ranks_and_workers_follow_the_same_order(
-    job: Path, digests: dict[int, str], tmp_path: Path, tp: int, cp: int, pp: int, workers: int, ahead: int
+    job: Path, digests: dict[int, str], tmp_path: Path, dp: int, tp: int, cp: int, pp: int, workers: int, ahead: int
 ) -> None:
+    world_size = dp * tp * cp * pp
     with Processes(tmp_path) as processes:
-        ranks = start_job(processes, job, tmp_path, 4, tp=tp, cp=cp, pp=pp, workers=workers, ahead=ahead)
+        ranks = start_job(processes, job, tmp_path, world_size, tp=tp, cp=cp, pp=pp, workers=workers, ahead=ahead)
         for rank, child in enumerate(ranks):
             assert child.wait(deadline_s=DEADLINE_S) == 0, child.report()
             assert digests_in(child) == digests, f"rank {rank}"
         opened = [set(re.findall(r"^opened (.+)$", child.stdout(), re.M)) for child in ranks]
-    places = Topology.from_world(world_size=4, rank=0, tp=tp, cp=cp, pp=pp)
+    places = Topology.from_world(world_size=world_size, rank=0, tp=tp, cp=cp, pp=pp)
     for rank, paths in enumerate(opened):
         if places.with_rank(rank).is_leader:
             # A leader reads in its own process only if it has no worker.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +43,7 @@ def digests(job: Path) -> list[str]:
     return run_job(job, Topology(), steps=STEPS, keep=False)[0].digests
 
 
-@pytest.mark.parametrize("look_ahead", [1, 4])
-@pytest.mark.parametrize("topology", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("topology", "look_ahead"), [*zip(LAYOUTS, cycle((1, 4)))], ids=str)
 def test_workers_follow_the_same_order(job: Path, digests: list[str], topology: Topology, look_ahead: int) -> None:
     ranks = run_job(job, topology, steps=STEPS, workers=1, look_ahead=look_ahead, keep=False)
     assert [rank.digests for rank in ranks] == [digests] * topology.world_size
