@@ -122,9 +122,7 @@ def _open(scheme: str, bucket: str, uri: str) -> Store:
         if scheme == "s3":
             return Store(scheme=scheme, system=_open_s3(bucket))
         if scheme in ("gs", "gcs"):
-            is_emulator = bool(os.environ.get("STORAGE_EMULATOR_HOST"))  # which has no accounts
-            system = fs.GcsFileSystem(anonymous=is_emulator, retry_time_limit=timedelta(seconds=GCS_RETRY_S))
-            return Store(scheme=scheme, system=system)
+            return Store(scheme=scheme, system=_open_gcs())
     except (ImportError, OSError, ValueError) as error:  # a build of pyarrow without it; what the environment says
         raise SourceUnreadable(f"{uri}: the store cannot be opened: {error}; look at {credentials_of(uri)}") from error
     return _open_by_fsspec(scheme, uri)
@@ -134,8 +132,7 @@ def _open_s3(bucket: str) -> fs.FileSystem:
     options: dict[str, Any] = {}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
-        protocol, _, host = endpoint.rpartition("://")
-        options = {"endpoint_override": host.rstrip("/"), "scheme": protocol or "https"}
+        options = _address(endpoint)
     else:
         with suppress(OSError):  # then the first request says what is wrong
             options["region"] = fs.resolve_s3_region(bucket)
@@ -147,6 +144,18 @@ def _open_s3(bucket: str) -> fs.FileSystem:
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=SDK_ATTEMPTS),
         **options,
     )
+
+
+def _open_gcs() -> fs.FileSystem:
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")  # which has no accounts, and pyarrow does not look for it
+    options = {**_address(emulator, "http"), "anonymous": True} if emulator else {}
+    return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=GCS_RETRY_S), **options)
+
+
+def _address(endpoint: str, usual: str = "https") -> dict[str, Any]:
+    """A server, as pyarrow's file systems take it."""
+    protocol, _, host = endpoint.rpartition("://")
+    return {"endpoint_override": host.rstrip("/"), "scheme": protocol or usual}
 
 
 def _open_by_fsspec(scheme: str, uri: str) -> Store:
