@@ -23,6 +23,16 @@ def test_ramps_are_filled_as_a_loop_fills_them(dtype: type, slope: int) -> None:
         assert out[start[0] :].tolist() == expected, f"seed {seed}"
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_long_ramps_from_0_are_filled_as_a_loop_fills_them(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    start = np.array([5, 5, 6, *np.sort(rng.choice(np.arange(7, 40_000), 60, replace=False)).tolist()])
+    out = np.full(40_000, -7, dtype)
+    fill_ramps(start, np.zeros(len(start), np.int64), slope=1, out=out)
+    expected = [i for a, b in zip(start.tolist(), [*start[1:].tolist(), 40_000], strict=True) for i in range(b - a)]
+    assert out.tolist() == [-7] * 5 + expected
+
+
 def test_no_ramp_is_no_work() -> None:
     out = np.zeros(3, np.int64)
     fill_ramps(np.zeros(0, np.int64), np.zeros(0, np.int64), slope=1, out=out)
