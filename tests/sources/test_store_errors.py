@@ -35,6 +35,7 @@ LASTING = [
     (PermissionError("no"), "refuses these credentials"),
     (StatusError(403), "refuses these credentials"),
     (StatusError(404), "answered 404"),
+    (ValueError("Invalid HF URI 'hf://datasets/o'"), "Invalid HF URI"),
 ]
 
 

@@ -20,6 +20,8 @@ from torchmix.sources.stores import Store, credentials_of, open_store
 
 SHOWN_NAMES = 5
 ANY_FOLDERS = "**"
+BUCKET_PARTS = {"hf": 3}
+"""How many names a store's buckets have, where not one: `datasets/USER/NAME`."""
 
 Result = TypeVar("Result")
 
@@ -58,6 +60,10 @@ class _Listing:
         self._store = store
         self._what = f"source {name!r}: cannot list"
         self._pattern = pattern
+
+    @property
+    def scheme(self) -> str:
+        return self._store.scheme
 
     def uri(self, path: str) -> str:
         return self._store.uri(path)
@@ -130,9 +136,12 @@ def _nearest(listing: _Listing, path: str) -> str:
     root = "/" if path.startswith("/") else ""
     for depth in range(len(parts) - 1, 0, -1):
         folder, missing = root + "/".join(parts[:depth]), parts[depth]
-        if has_magic(folder) or listing.kind_of(folder) != fs.FileType.Directory:
+        try:
+            if has_magic(folder) or listing.kind_of(folder) != fs.FileType.Directory:
+                continue
+            names = sorted(info.base_name for info in listing.within(folder))
+        except SourceUnreadable:  # some stores list nothing above a repository
             continue
-        names = sorted(info.base_name for info in listing.within(folder))
         where = listing.uri(folder)
         if not names:
             return f"; {where} is empty"
@@ -141,7 +150,7 @@ def _nearest(listing: _Listing, path: str) -> str:
         more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
         return f"; {where} holds {_listed(names[:SHOWN_NAMES])}{more}"
     return (
-        f"; there is no {listing.uri(root + parts[0])}, or it is not shown to these credentials, which are looked for "
+        f"; there is no {listing.uri(root + '/'.join(parts[: BUCKET_PARTS.get(listing.scheme, 1)]))}, or it is not shown to these credentials, which are looked for "
         f"in {listing.credentials}"
     )
 

@@ -24,6 +24,15 @@ STORE_WAITS_S = (0.1, 0.5, 2.0, 5.0)
 MOST_CHARACTERS = 400
 """Of what a store says, in a message."""
 
+_LASTING_ERRORS = (
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
 _LASTING = re.compile(r"AWS Error (ACCESS_DENIED|NO_SUCH_\w+|RESOURCE_NOT_FOUND|INVALID_ACCESS_KEY_ID|SIGNATURE_\w+)")
 _REFUSED = re.compile(r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_|PERMISSION_DENIED|UNAUTHENTICATED")
 _STATUS = re.compile(r"HTTP status (\d{3})|\bhttp[ =]?(\d{3})\b", re.IGNORECASE)
@@ -59,7 +68,7 @@ def try_again(attempt: Callable[[], Result], what: str, uri: str) -> Result:
 
 def may_pass(error: Exception) -> bool:
     """Whether another attempt may do better."""
-    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
+    if isinstance(error, _LASTING_ERRORS):
         return False
     status = _status_of(error)
     if status is not None:
