@@ -149,9 +149,10 @@ def _nearest(listing: _Listing, path: str) -> str:
             return f"; nearest to {missing!r} in {where}: {_listed(close)}"
         more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
         return f"; {where} holds {_listed(names[:SHOWN_NAMES])}{more}"
+    bucket = root + "/".join(parts[: BUCKET_PARTS.get(listing.scheme, 1)])
     return (
-        f"; there is no {listing.uri(root + '/'.join(parts[: BUCKET_PARTS.get(listing.scheme, 1)]))}, or it is not shown to these credentials, which are looked for "
-        f"in {listing.credentials}"
+        f"; there is no {listing.uri(bucket)}, or it is not shown to these credentials, which are looked for in "
+        f"{listing.credentials}"
     )
 
 
