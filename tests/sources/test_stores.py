@@ -64,3 +64,45 @@ def test_a_store_is_not_used_over_a_fork(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(SourceUnreadable, match=r"forked from one that had read an object store.*spawn"):
         open_store("memory://a")
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://minio:9000/"}, {"endpoint_override": "minio:9000", "scheme": "http"}),
+        (
+            {"AWS_ENDPOINT_URL": "http://other:1", "AWS_ENDPOINT_URL_S3": "minio:9000"},
+            {"endpoint_override": "minio:9000", "scheme": "https"},
+        ),
+        ({}, {"region": "of bucket"}),
+        ({"AWS_NO_SIGN_REQUEST": "yes"}, {"region": "of bucket", "anonymous": True}),
+    ],
+)
+def test_the_environment_tells_which_server_of_s3_is_asked(monkeypatch, environment, options) -> None:
+    asked: list[dict[str, object]] = []
+
+    def system(**given: object) -> object:
+        asked.append(given)
+        return object()
+
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_NO_SIGN_REQUEST"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(stores.fs, "S3FileSystem", system)
+    monkeypatch.setattr(stores.fs, "resolve_s3_region", lambda bucket: f"of {bucket}")
+    store = open_store("s3://bucket/a.parquet")
+    assert store.path("s3://bucket/a//b.parquet") == "bucket/a//b.parquet" and store.fsspec is None
+    usual = {"connect_timeout", "request_timeout", "retry_strategy"}
+    assert {name: value for name, value in asked[0].items() if name not in usual} == options
+
+
+def test_an_emulator_of_google_is_asked_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(stores.fs, "GcsFileSystem", lambda **given: asked.append(given))
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:9023")
+    open_store("gs://bucket/a")
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    open_store("gs://bucket/a")
+    assert [one.get("endpoint_override") for one in asked] == ["127.0.0.1:9023", None]
+    assert [one.get("anonymous") for one in asked] == [True, None]
