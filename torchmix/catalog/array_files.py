@@ -146,6 +146,12 @@ def arrays_in(content: memoryview, entries: Mapping[str, ArrayEntry], path: str 
 
 def _array_in(content: memoryview, name: str, entry: ArrayEntry, path: str | Path) -> NDArray[Any]:
     """One array of a file's content."""
+    header = _header(entry.dtype, entry.length)  # as this numpy writes it; others pad it in another way
+    if content[entry.offset : entry.offset + len(header)] == header:
+        dtype = np.dtype(entry.dtype)
+        if len(header) + entry.length * dtype.itemsize == entry.num_bytes:
+            begin = entry.offset + len(header)
+            return np.frombuffer(content, dtype, entry.length, begin) if entry.length else np.zeros(0, dtype)
     begins = content[entry.offset : entry.offset + PREFIX_BYTES].tobytes()
     header_bytes = PREFIX_BYTES + int.from_bytes(begins[-2:], "little")
     head = content[entry.offset : entry.offset + header_bytes].tobytes()

@@ -246,6 +246,8 @@ def join_tables(tables: Sequence[PageTable]) -> PageTable:
     Returns:
         Rows, chunks and files counted over all of them; O(P + C) time and memory.
     """
+    if len(tables) == 1:
+        return tables[0]
     page_base = np.cumsum([0, *(table.num_pages for table in tables)])
     row_base = np.cumsum([0, *(table.num_rows for table in tables)])
     numbered = list(enumerate(tables))

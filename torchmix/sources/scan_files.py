@@ -136,7 +136,8 @@ def _scan(task: ScanTask, directory: Path, told: _Told) -> ScannedFile:
             )
         part = part_of_scan(scan)
         part.check()
-        save_part(task.part, part)
+        if not scan.is_quick:
+            save_part(task.part, part)
     advance(left_bytes)
     return ScannedFile(part=part, resumed=resumed)
 

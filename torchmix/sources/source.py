@@ -75,6 +75,8 @@ class FileScan:
     """Pages of the writer that begin inside a row."""
     whole_chunks: bool = False
     """Some page is all of a large chunk, of which no part can be read alone."""
+    is_quick: bool = False
+    """Scanning it again costs no more than keeping it for a run that is killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
