@@ -16,6 +16,7 @@ from tests.support.book_pages import ends_hash, line_pages, row_pages
 from torchmix.sources.arrow_file import ArrowSource
 from torchmix.sources.jsonl import JsonLinesSource
 from torchmix.sources.jsonl_pages import GZIP
+from torchmix.sources.random_access import LocalFile
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))
 
@@ -65,7 +66,8 @@ def test_hashes_of_ends(vector: dict[str, Any], tmp_path: Path) -> None:
     content = bytes((i * i + i // 7) % 256 for i in range(vector["bytes"]))
     assert ends_hash(content) == vector["hash"]
     (tmp_path / "x").write_bytes(content)
-    with (tmp_path / "x").open("rb") as file:
-        for source in (JsonLinesSource, ArrowSource):
-            own = source(name="web", column="v", kind="text")
-            assert own.fingerprint(file.fileno(), "x") == (vector["bytes"], vector["hash"])
+    file = LocalFile(tmp_path / "x")
+    for source in (JsonLinesSource, ArrowSource):
+        own = source(name="web", column="v", kind="text")
+        assert own.fingerprint(file, "x") == (vector["bytes"], vector["hash"])
+    file.close()

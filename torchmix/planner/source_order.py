@@ -78,7 +78,7 @@ def order_of_source(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrde
         why = f"`overflow: drop` drops all{which} beyond {length} tokens"
         if not _has_tokens(used, at_most=MAX_DOCUMENT_TOKENS):
             why = f"all documents{which} are empty"
-            if start == stop:
+            if start == stop and sizes.num_documents:
                 why = f"none of its {sizes.num_documents:,} rows lies in the part that is used (rows {start} to {stop})"
         raise PlanError(
             f"source '{name}' would give no tokens: {why}; remove it from the recipe, or change `overflow` or the rows "
