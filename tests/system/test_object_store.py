@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.files import make_tokens_file, random_tokens
+from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.formats import format_world
 from tests.support.memory_store import in_store
 from tests.support.processes import Child, Processes
@@ -38,18 +38,10 @@ class Corpus:
         data.mkdir()
         world = format_world(data, 1, length=512)
         server.put_folder(data, ROOT)
-        self.near = write(msgspec.structs.replace(world.recipe, catalog="../near"), folder / "near" / "recipe.yaml")
-        self.far = self.recipe_of_store(folder, world.recipe)
-        (self.near.parent / "data").symlink_to(data)
-        local = in_store(world.recipe, "data", "catalog")
-        write(local, self.near)
+        self.near = write(in_store(world.recipe, str(data), "catalog"), folder / "near" / "recipe.yaml")
+        self.far = write(in_store(world.recipe, f"s3://{ROOT}", "catalog"), folder / "far" / "recipe.yaml")
         self.data = data
         self.recipe = world.recipe
-
-    @staticmethod
-    def recipe_of_store(folder: Path, recipe: Recipe) -> Path:
-        """A recipe of the objects, with a catalog beside it."""
-        return write(in_store(recipe, f"s3://{ROOT}", "catalog"), folder / "far" / "recipe.yaml")
 
 
 def write(recipe: Recipe, path: Path) -> Path:
@@ -66,7 +58,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory, server: S3Server) -> Corpus:
-    return Corpus(tmp_path_factory.mktemp("corpus"), server)
+    """Indexed from the store; local files are indexed where they are first read."""
+    made = Corpus(tmp_path_factory.mktemp("corpus"), server)
+    with proxy(server) as store, Processes(made.near.parent) as processes:
+        indexed = torchmix(processes, store, "index", made.far)
+        assert indexed.returncode == 0, indexed.report()
+        assert len({one.key for one in store.ranges()}) == 14
+    return made
 
 
 @pytest.fixture
@@ -109,9 +107,6 @@ def near(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def test_all_formats_give_the_stream_of_local_files_and_resume(corpus, near, store, processes, tmp_path) -> None:
-    indexed = torchmix(processes, store, "index", corpus.far, "--json")
-    assert indexed.returncode == 0, indexed.report()
-    assert len({one.key for one in store.ranges()}) == 14
     far = result_of(train(processes, store, corpus.far))
     result_of(train(processes, store, corpus.far, steps=3, last=tmp_path / "state"))
     second = result_of(train(processes, store, corpus.far, steps=STEPS - 3, first=tmp_path / "state", workers=1))
@@ -173,10 +168,10 @@ def test_failures_that_pass_do_not_end_a_run(corpus, near, store, processes) -> 
 
 def test_a_failure_that_stays_is_named(corpus, store, processes) -> None:
     store.fail = lambda asked: 503 if asked.method == "GET" and asked.first_byte > 0 else None
-    child = train(processes, store, corpus.far, steps=1)
-    assert child.wait(deadline_s=DEADLINE_S) != 0
+    child = torchmix(processes, store, "show", corpus.far, "--source", "parquet", "--rows", "0:3")
+    assert child.returncode == 3
     last = child.stderr().strip().splitlines()[-1]
-    assert "SourceUnreadable" in last and "cannot read bytes [" in last and f"s3://{ROOT}/" in last, child.report()
+    assert "cannot read bytes [" in last and f"s3://{ROOT}/parquet/0.parquet" in last, child.report()
     assert "5 times; check the store and the connection" in last
     assert "trying again in 0.1 s" in child.stderr()
 
@@ -188,20 +183,18 @@ def test_objects_that_are_replaced_or_deleted_are_named(server, store, processes
     server.put_folder(folder, ROOT + "2")
     recipe = write(in_store(world.recipe, f"s3://{ROOT}2", "catalog"), tmp_path / "run" / "recipe.yaml")
     assert torchmix(processes, store, "index", recipe).returncode == 0
-    other = make_tokens_file(tmp_path / "other.parquet", random_tokens(9, 50)).read_bytes()
+    other = make_text_file(tmp_path / "other.parquet", random_texts(9, 50), column="v").read_bytes()
     server.put(f"{ROOT}2/parquet/0.parquet", other)
     server.delete(f"{ROOT}2/zstd/1.json.zst")
-    child = train(processes, store, recipe, steps=3)
-    assert child.wait(deadline_s=DEADLINE_S) != 0
-    last = child.stderr().strip().splitlines()[-1]
-    assert f"SourceChanged: source 'parquet': s3://{ROOT}2/parquet/0.parquet has {len(other)} bytes" in last
-    server.put(f"{ROOT}2/parquet/0.parquet", (folder / "parquet" / "0.parquet").read_bytes())
-    child = train(processes, store, recipe, steps=3)
-    assert child.wait(deadline_s=DEADLINE_S) != 0
-    last = child.stderr().strip().splitlines()[-1]
-    assert f"SourceUnreadable: source 'zstd': s3://{ROOT}2/zstd/1.json.zst" in last and "deleted or moved" in last
+    for name, row, says in (
+        ("parquet", 0, f"source 'parquet': s3://{ROOT}2/parquet/0.parquet has {len(other)} bytes; it was indexed with"),
+        ("zstd", 100, f"source 'zstd': s3://{ROOT}2/zstd/1.json.zst: cannot be opened: there is no such object"),
+    ):
+        child = torchmix(processes, store, "show", recipe, "--source", name, "--row", row)
+        assert child.returncode == 3 and says in child.stderr(), child.report()
     checked = torchmix(processes, store, "check", recipe)
     assert checked.returncode == 3 and "1 file(s) removed - s3://" in checked.stdout(), checked.report()
+    assert "1 file(s) changed - s3://" in checked.stdout(), checked.report()
 
 
 @pytest.mark.parametrize(
