@@ -8,7 +8,8 @@ Readers are those of `steady_rivals.py`, each a process of its own; all of a cas
 short windows, so that they meet the same machine. A batch is 256 x 4096 tokens for everybody. CPU seconds are user and
 system time of the process tree, from /proc; bytes are those of /proc/PID/io: `rchar`, what read calls returned (what is
 taken from mapped memory is not in it, as Hugging Face's copy), per token that was given. Memory is the tree's PSS, and
-anonymous part of it. The page cache is warm. Figures are medians over rounds; percentiles are over all batches.
+anonymous part of it. The page cache is warm. Figures are medians over rounds; percentiles are over all batches, of
+wall time and, for machines that others use, of the process's CPU time.
 
 `--grow` measures memory as the data becomes ten times as much.
 """
@@ -32,10 +33,12 @@ from process_trees import Contestant, cpu_seconds, memory_mib, reply, requests, 
 from synthetic import write_tokens
 
 SAMPLES, LENGTH = 256, 4096
-WINDOW_BYTES = 152 << 20
-"""Of all sources together; with 306 sources, a page of 256 KB each."""
+WINDOW_BYTES = 40 << 20
+"""Of all sources together; of the loader, which mixes them, at least a page of each."""
 CASES = ((8, 256), (64, 256), (306, 256), (8, 1024))
 """Sources, KB of a page."""
+DECODED = 2.2
+"""Bytes of int32 ids for a byte of a page that is not compressed, at most."""
 READERS = ("decode", "torchdata", "HF streaming", "HF map-style", "torchmix reader", "torchmix loader")
 
 
@@ -46,8 +49,11 @@ def batches_of(options: dict[str, Any]) -> Iterator[int]:
 
     torch.set_num_threads(1)
     files = sorted(Path(options["folder"]).glob("*.parquet"))
-    sizes = {"cache": int(2.25 * options["window_bytes"]), "window_bytes": options["window_bytes"]}
     reader = options["reader"]
+    window_bytes = (
+        options["window_bytes"] if reader == "torchmix loader" else min(options["window_bytes"], WINDOW_BYTES)
+    )
+    sizes = {"cache": int(2.25 * window_bytes), "window_bytes": window_bytes}
     if reader == "HF map-style":
         copy = Path(options["folder"]) / "huggingface"
         return rivals.hf_map(files, SAMPLES, LENGTH, lambda **costs: options.update(costs=costs), copy)
@@ -63,12 +69,13 @@ def contest(options: dict[str, Any]) -> None:
     """Be a contestant."""
     batches = batches_of(options)
     for request in requests():
-        taken, tokens = [], 0
+        taken, spent, tokens = [], [], 0
         for _ in range(request["batches"]):
-            began = time.perf_counter()
+            began, began_cpu = time.perf_counter(), time.process_time()
             tokens += next(batches)
             taken.append((time.perf_counter() - began) * 1e3)
-        reply(tokens=tokens, ms=taken, costs=options.get("costs", {}))
+            spent.append((time.process_time() - began_cpu) * 1e3)
+        reply(tokens=tokens, ms=taken, cpu_ms=spent, costs=options.get("costs", {}))
 
 
 def bytes_read(pid: int) -> int:
@@ -97,15 +104,26 @@ def measure(folder: Path, *, rounds: int, batches: int, readers: tuple[str, ...]
         answer = contestant.ask(batches=1)
         contestant.ask(batches=2 * batches)  # over the first windows, so that memory is used again
         contestants[reader] = contestant
-        found[reader] = {"cpu_ns": [], "bytes": [], "ms": [], "pss": [], "anon": [], **answer["costs"]}
+        found[reader] = {
+            "cpu_ns": [],
+            "bytes": [],
+            "tokens": [],
+            "ms": [],
+            "cpu_ms": [],
+            "pss": [],
+            "anon": [],
+            **answer["costs"],
+        }
     for _ in range(rounds):
         for reader, contestant in contestants.items():
             began_cpu, began_bytes = cpu_seconds(contestant.pid), bytes_read(contestant.pid)
             answer = contestant.ask(batches=batches)
             result = found[reader]
             result["cpu_ns"].append((cpu_seconds(contestant.pid) - began_cpu) / answer["tokens"] * 1e9)
-            result["bytes"].append((bytes_read(contestant.pid) - began_bytes) / answer["tokens"])
+            result["bytes"].append(bytes_read(contestant.pid) - began_bytes)
+            result["tokens"].append(answer["tokens"])
             result["ms"] += answer["ms"]
+            result["cpu_ms"] += answer["cpu_ms"]
             memory = memory_mib(tree_of(contestant.pid))
             result["pss"].append(memory["Pss"])
             result["anon"].append(memory["Pss_Anon"])
@@ -117,19 +135,24 @@ def measure(folder: Path, *, rounds: int, batches: int, readers: tuple[str, ...]
 def print_case(found: dict[str, Any], title: str) -> None:
     """One table."""
     print(f"\n{title}\n")
-    print("| reader | Mtok/CPU-s | / decode | bytes a token | PSS MiB (anonymous) | batch ms p50, p99, max | p99/p50 |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| reader | Mtok/CPU-s | / decode | bytes a token | PSS MiB (anonymous) | batch ms p50, p99, max | p99/p50 "
+        "| of CPU ms |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for reader, result in found.items():
         ratio = statistics.median(np.array(found["decode"]["cpu_ns"]) / np.array(result["cpu_ns"]))
         p50, p99, most = np.percentile(result["ms"], [50, 99, 100])
+        cpu_p50, cpu_p99 = np.percentile(result["cpu_ms"], [50, 99])
         print(
             f"| {reader} | {1e3 / statistics.median(result['cpu_ns']):.0f} | {ratio:.2f} | "
-            f"{statistics.median(result['bytes']):.2f} | {max(result['pss']):.0f} ({max(result['anon']):.0f}) | "
-            f"{p50:.0f}, {p99:.0f}, {most:.0f} | {p99 / p50:.1f} |"
+            f"{sum(result['bytes']) / sum(result['tokens']):.2f} | "
+            f"{max(result['pss']):.0f} ({max(result['anon']):.0f}) | "
+            f"{p50:.0f}, {p99:.0f}, {most:.0f} | {p99 / p50:.1f} | {cpu_p99 / cpu_p50:.1f} |"
         )
         if "copy_mib" in result:
             costs = f"{result['conversion_s']:.0f} s, {result['conversion_cpu_s']:.0f} CPU-s"
-            print(f"| (its conversion) | {costs}, {result['copy_mib']:.0f} MiB | | | | | |")
+            print(f"| (its conversion) | {costs}, {result['copy_mib']:.0f} MiB | | | | | | |")
     sys.stdout.flush()
 
 
@@ -175,7 +198,9 @@ def main() -> None:
                 rounds=options.rounds,
                 batches=options.batches,
                 readers=tuple(options.readers),
-                window_bytes=WINDOW_BYTES if not options.quick else WINDOW_BYTES // 64,
+                window_bytes=max(
+                    WINDOW_BYTES // (16 if options.quick else 1), int(num_sources * page_kb * 1024 * DECODED)
+                ),
             )
             print_case(found, f"{num_sources} files, pages of {page_kb} KB, {options.tokens / 1e6:.0f} M tokens")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class RowGroups(IterableDataset):
         rng, buffer, cut = np.random.default_rng(1), [], Cut(self.samples, self.length)
         for column in row_groups(self.files):
             values, offsets = column.values.to_numpy(), column.offsets.to_numpy().tolist()
-            for start, stop in zip(offsets, offsets[1:], strict=False):
+            for start, stop in pairwise(offsets):
                 row = values[start:stop]
                 if len(buffer) < BUFFER_ROWS:
                     buffer.append(row)
@@ -103,12 +103,12 @@ def hf_streaming(files: list[Path], samples: int, length: int) -> Iterator[int]:
     import datasets
 
     stream = datasets.load_dataset("parquet", data_files=[str(file) for file in files], split="train", streaming=True)
-    shuffled = stream.shuffle(seed=1, buffer_size=BUFFER_ROWS).with_format("numpy")
+    shuffled = stream.shuffle(seed=1, buffer_size=BUFFER_ROWS).with_format("arrow")  # the cheapest of its formats
     cut = Cut(samples, length)
     for epoch in count():
         shuffled.set_epoch(epoch)
         for row in shuffled:
-            for tokens, _ in cut.add(row["input_ids"]):
+            for tokens, _ in cut.add(row["input_ids"].combine_chunks().values.to_numpy()):
                 yield tokens.numel()
 
 
@@ -125,11 +125,13 @@ def hf_map(files: list[Path], samples: int, length: int, told: Callable[..., Non
         conversion_cpu_s=time.process_time() - began_cpu,
         copy_mib=copy_bytes / 2**20,
     )
-    data = data.with_format("numpy")
+    data = data.with_format("arrow")
     rng, cut = np.random.default_rng(1), Cut(samples, length)
     while True:
-        for row in rng.permutation(len(data)).tolist():
-            for tokens, _ in cut.add(data[row]["input_ids"]):
+        rows = rng.permutation(len(data)).tolist()
+        for start in range(0, len(rows), ROWS_A_CALL):
+            found = data[rows[start : start + ROWS_A_CALL]]["input_ids"].combine_chunks()
+            for tokens, _ in cut.add(found.flatten().to_numpy()):
                 yield tokens.numel()
 
 
@@ -151,7 +153,7 @@ def torchmix_reader(files: list[Path], samples: int, length: int, *, cache: int,
         order = pages.permuted_order(seed=1, epoch=epoch)
         for w in range(len(order)):
             rows = order[w]
-            coming = order[w + 1] if w + 1 < len(order) else rows[:0]
+            coming = np.sort(order[w + 1]) if w + 1 < len(order) else rows[:0]  # a few pages after each call
             for start in range(0, len(rows), ROWS_A_CALL):
                 for tokens, _ in cut.add(pages.read_rows(rows[start : start + ROWS_A_CALL]).values.to_numpy()):
                     yield tokens.numel()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import count, islice, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -44,7 +45,7 @@ class Rows(IterableDataset[torch.Tensor]):
             mine = range(reader, len(order), readers)
             for w in range(skipped, len(mine)):
                 rows = order[mine[w]]
-                coming = order[mine[w + 1]] if w + 1 < len(mine) else rows[:0]
+                coming = np.sort(order[mine[w + 1]]) if w + 1 < len(mine) else rows[:0]  # page after page
                 for start in range(given, len(rows), ROWS):
                     found = self.pages.read_rows(rows[start : start + ROWS])
                     tokens = torch.from_dlpack(found.values)

@@ -39,6 +39,8 @@ _NO_LEVELS = b"\x15\x06\x15\x06\x00\x00"
 _VALUE_BYTES = {1: 4, 2: 8}
 """Of Parquet's types of integers."""
 _UNPACKED = "values"
+_MANY_ROWS = 160
+"""Levels of fewer rows are taken apart sooner than compared."""
 
 
 def decode_values(run: PageRun) -> NDArray[np.integer[Any]] | None:
@@ -104,8 +106,8 @@ def _values_of_pages(run: PageRun, column: _Column) -> tuple[list[_Page], int, i
     assert run.tokens is not None
     is_empty = run.tokens == 0
     counts = run.tokens + is_empty  # levels of each row
-    is_whole = not run.begins_inside_row and not run.rows_behind
-    row_begins = UnusualLevels(most=1, usual=1, expected=ExpectedRows(counts) if is_whole else None)
+    is_expected = run.num_rows >= _MANY_ROWS and not run.begins_inside_row and not run.rows_behind
+    row_begins = UnusualLevels(most=1, usual=1, expected=ExpectedRows(counts) if is_expected else None)
     missing = UnusualLevels(most=column.most_definition, usual=column.most_definition)
     parts: list[tuple[PageHeader, memoryview]] = []
     for header, body in _bodies(run.pages):
