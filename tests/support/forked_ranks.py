@@ -7,6 +7,7 @@ script would: exit handlers run, and what it raises is printed. Stacks of all it
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ class ForkedRanks:
             world_size: Number of children.
             folder: Where `rank-R.out` and `rank-R.err` go; made if missing.
         """
+        gc.freeze()  # what is imported already is not looked through, and so not copied, again and again in each child
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.code_of_rank: dict[int, int] = {}
