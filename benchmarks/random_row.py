@@ -140,7 +140,7 @@ def contestants(path: Path, folder: Path, num_rows: int) -> Iterator[Contestant]
 
 
 def measure(contestant: Contestant, rows: list[int], expected: list[Any]) -> tuple[float, float, float]:
-    """Median milliseconds, those of CPU time, and mean bytes, of one row; the first, which opens things, not counted."""
+    """Median ms, those of CPU time, and mean bytes, of one row; the first one, which opens things, is left out."""
     contestant.read_row(rows[-1])
     times, cpu_times = [], []
     before = bytes_read()
@@ -179,8 +179,9 @@ def main() -> None:
             ms, cpu_ms, num_bytes = measure(contestant, rows, expected)
             ours = ours or (ms, cpu_ms, num_bytes)
             copy = contestant.conversion_bytes / path.stat().st_size
+            read_kb = "mapped" if contestant.is_mapped else f"{num_bytes / 1e3:.0f}"
             print(
-                f"| {contestant.name} | {ms:.2f} | {cpu_ms:.2f} | {'mapped' if contestant.is_mapped else f'{num_bytes / 1e3:.0f}'} | "
+                f"| {contestant.name} | {ms:.2f} | {cpu_ms:.2f} | {read_kb} | "
                 f"{ms / ours[0]:.3g} | {cpu_ms / ours[1]:.3g} | "
                 f"{'-' if contestant.is_mapped else f'{num_bytes / ours[2]:.3g}'} | "
                 f"{contestant.conversion_s:.1f} | {copy:.2f} |",

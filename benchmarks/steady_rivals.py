@@ -158,6 +158,7 @@ def torchmix_reader(files: list[Path], samples: int, length: int, *, cache: int,
                 for tokens, _ in cut.add(pages.read_rows(rows[start : start + ROWS_A_CALL]).values.to_numpy()):
                     yield tokens.numel()
                 pages.warm(coming[start : start + ROWS_A_CALL])
+            pages.forget(rows)
 
 
 def torchmix_loader(files: list[Path], samples: int, length: int, *, cache: int, window_bytes: int) -> Iterator[int]:

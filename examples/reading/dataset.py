@@ -53,6 +53,7 @@ class Rows(IterableDataset[torch.Tensor]):
                         self.place = (epoch, w, offset)
                         yield tokens[begin:end].long()
                     self.pages.warm(coming[start : start + ROWS])  # so that the next window begins without a pause
+                self.pages.forget(rows)
                 given = 0
             skipped = 0
 

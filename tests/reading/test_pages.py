@@ -124,6 +124,21 @@ def test_by_page_each_page_is_decoded_once(folder: Path) -> None:
         assert pages.stats()["pages_decoded"] == pages.num_pages
 
 
+def test_what_is_forgotten_makes_room_for_what_comes(folder: Path) -> None:
+    with open_tokens(folder, window_pages=2) as pages:
+        order = pages.permuted_order(seed=4)
+        pages.read_rows(order[0])
+        two_windows = 2 * pages.stats()["cache_bytes"]
+    with open_tokens(folder, window_pages=2, cache=int(two_windows * 1.3)) as pages:
+        for window in range(3):
+            pages.warm(order[window + 1])
+            pages.read_rows(order[window])
+            decoded = pages.stats()["pages_decoded"]
+            pages.forget(order[window])
+            pages.read_rows(order[window + 1])
+            assert pages.stats()["pages_decoded"] == decoded, "all were there"
+
+
 def test_an_index_is_made_once_and_brought_up_to_date_when_asked(folder: Path) -> None:
     calls: list[tuple[int, int, str, str]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,16 @@ def test_a_window_is_decoded_as_fast_as_the_one_before_is_consumed() -> None:
     following = order.used_pages(*order.following(*place))
     warmed = [page for page in following.tolist() if page in notes.warmed]
     part = cursor.position.offset[0] / order.num_rows(*place)
-    assert len(warmed) == np.ceil(part * len(following))
+    assert abs(len(warmed) - part * len(following)) <= 1
+
+
+def test_sources_alike_do_not_all_need_a_page_in_the_same_step() -> None:
+    """Of 50 sources that are 1 % further in each step, hardly one or two reach a page's turn in a step."""
+    planner = SimpleNamespace(orders=[None] * 50, max_epochs=np.zeros(50, np.int64))
+    phases = np.array(WindowsAhead(planner, Notes())._phases)  # type: ignore[arg-type]
+    due = [np.floor(step / 100 + phases).sum() for step in range(101)]
+    assert due[0] == 0 and due[-1] == 50
+    assert np.diff(due).max() <= 2
 
 
 @pytest.mark.parametrize("method", ["best_fit", "concat"])

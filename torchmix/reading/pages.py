@@ -132,7 +132,11 @@ class Pages:
 
     def warm(self, rows: ArrayLike) -> None:
         """Decode the pages of coming rows now, as many as fit the cache; errors as `read_page`."""
-        self._reader.warm(0, np.unique(self._source.pages.page_of_rows(np.asarray(rows, np.int64))))
+        self._reader.warm(0, self._pages_of(rows))
+
+    def forget(self, rows: ArrayLike) -> None:
+        """Drop the pages of rows that will not be read soon, as those of a finished window, so that `warm` has room."""
+        self._reader.forget(0, self._pages_of(rows))
 
     def stats(self) -> dict[str, int | float]:
         """Bytes read, pages decoded, decode_amplification and more, since this was opened; see `Reader.stats`."""
@@ -141,6 +145,9 @@ class Pages:
     def close(self) -> None:
         """Close all files and drop all pages; may be called again."""
         self._reader.close()
+
+    def _pages_of(self, rows: ArrayLike) -> NDArray[np.int64]:
+        return np.unique(self._source.pages.page_of_rows(np.asarray(rows, np.int64)))
 
     def _rows(self, values: NDArray[np.integer[Any]], offsets: NDArray[np.int64]) -> pa.Array:
         return text_rows(values, offsets) if self._is_text else token_rows(values, offsets)

@@ -20,6 +20,9 @@ from torchmix.mixture.order import SourceOrder
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.sources.reader import Reader
 
+GOLDEN = 0.6180339887498949
+"""Multiples of it, less their integers, lie evenly however many there are."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -31,6 +34,8 @@ class WindowsAhead:
         self._max_epochs = planner.max_epochs.tolist()
         self._reader = reader
         self._windows: list[_Present | None] = [None] * len(planner.orders)
+        # Sources of one size and share would all need a page in the same step: so each is ahead by another part of one.
+        self._phases = ((np.arange(1, len(planner.orders) + 1) * GOLDEN) % 1).tolist()
 
     def follow(self, cursor: Cursor) -> None:
         """Decode what the progress to `cursor` makes due."""
@@ -53,7 +58,7 @@ class WindowsAhead:
                 # One step late: pieces deferred from the finished window were in the step just built.
                 self._reader.forget(s, present.outlived)
                 present.outlived = present.outlived[:0]
-            due = -(-len(present.next_pages) * offset // present.num_rows)
+            due = int(len(present.next_pages) * offset / present.num_rows + self._phases[s])
             if due > present.num_warmed:
                 try:
                     self._reader.warm(s, present.next_pages[present.num_warmed : due])
