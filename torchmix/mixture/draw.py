@@ -2,7 +2,8 @@
 
 In: where each source stands, and how many tokens are asked. Out: documents, and where the sources stand then. Must
 hold: after every draw the tokens drawn from a source are within half its longest document of the whole tokens in its
-share of all ever asked; nothing is lost or repeated within an epoch. Cost: one binary search per source and window.
+share of all ever asked; nothing is lost or repeated within an epoch. Cost: one binary search per source and window; a
+source of which it is known that it owes less than half its next document is passed over by arrays.
 
 A source is charged with exact integers: `debt` whole tokens it still owes and `residue` / 2^32 of one more. It gives
 documents while the midpoint of the next one lies below its debt.
@@ -72,6 +73,22 @@ class Draw:
     """Sources that could not give what they owe: they have given their `max_epochs`."""
 
 
+class NextDocuments:
+    """Tokens of the document that each source gives next, where the last draw left it; decides nothing."""
+
+    def __init__(self) -> None:
+        self._position: Position | None = None
+        self._tokens = np.zeros(0, np.int64)
+
+    def tokens(self, position: Position) -> Ints:
+        """Of each source, [S]; 0 where it is not known, as for any position but the one kept."""
+        return self._tokens if position is self._position else np.zeros(len(position.debt), np.int64)
+
+    def keep(self, position: Position, tokens: Ints) -> None:
+        """Remember them for a draw that goes on from `position`."""
+        self._position, self._tokens = position, tokens
+
+
 def draw(
     orders: Sequence[SourceOrder],
     shares: Ints,
@@ -79,6 +96,7 @@ def draw(
     asked_tokens: int,
     *,
     max_epochs: Ints,
+    ahead: NextDocuments | None = None,
 ) -> Draw:
     """Draw about `asked_tokens` tokens of whole documents, each source its share.
 
@@ -88,6 +106,7 @@ def draw(
         position: Where the sources stand; not changed.
         asked_tokens: Tokens to charge, in [0, 2^30].
         max_epochs: int64 [S] epochs a source may give.
+        ahead: What earlier draws of these orders have seen.
 
     Returns:
         Documents sorted by source, in each source's own order. A source in `ran_out` stands at
@@ -101,17 +120,21 @@ def draw(
     # Lists: with hundreds of sources, a few documents of each, single values are all the work.
     epoch, window, offset = position.epoch.tolist(), position.window.tolist(), position.offset.tolist()
     last_epoch, debts = max_epochs.tolist(), debt.tolist()
+    ahead = ahead or NextDocuments()
+    known = ahead.tokens(position)
+    next_tokens: list[int] = known.tolist()
     taken: list[_Run] = []
     ran_out: list[int] = []
-    for s in np.flatnonzero((debt > 0) & (shares > 0)).tolist():
+    for s in np.flatnonzero((debt > 0) & (shares > 0) & (2 * debt > known)).tolist():
         order, owed = orders[s], debts[s]
+        next_tokens[s] = 0
         e, w, k = epoch[s], window[s], offset[s]
         while owed > 0:
             if e >= last_epoch[s]:
                 ran_out.append(s)
                 owed = residue[s] = 0
                 break
-            if (used := order.next_used(e, w)) != (e, w):
+            if order.is_sparse and (used := order.next_used(e, w)) != (e, w):
                 (e, w), k = used, 0
                 continue
             documents = order.window(e, w)
@@ -121,23 +144,21 @@ def draw(
                 owed -= tokens
             k = stop
             if k < len(documents.rows):
+                next_tokens[s] = documents.tokens(k)
                 break
             k, w = 0, w + 1
             if w == order.num_windows:
                 w, e = 0, e + 1
         epoch[s], window[s], offset[s], debts[s] = e, w, k, owed
-    return Draw(
-        documents=_join(taken),
-        position=Position(
-            epoch=np.array(epoch, np.int64),
-            window=np.array(window, np.int64),
-            offset=np.array(offset, np.int64),
-            debt=np.array(debts, np.int64),
-            residue=residue,
-        ),
-        asked=asked,
-        ran_out=tuple(ran_out),
+    stands = Position(
+        epoch=np.array(epoch, np.int64),
+        window=np.array(window, np.int64),
+        offset=np.array(offset, np.int64),
+        debt=np.array(debts, np.int64),
+        residue=residue,
     )
+    ahead.keep(stands, np.array(next_tokens, np.int64))
+    return Draw(documents=_join(taken), position=stands, asked=asked, ran_out=tuple(ran_out))
 
 
 class _Run(NamedTuple):

@@ -64,6 +64,11 @@ class Window:
             stop = max(start, behind - is_beyond)
         return stop, ends[stop] - before
 
+    def tokens(self, document: int) -> int:
+        """Tokens that document number `document` counts for."""
+        ends = self.ends.data
+        return int(ends[document + 1] - ends[document])
+
 
 class SourceOrder:
     """The order of one source; remembers the window last asked for.
@@ -105,6 +110,9 @@ class SourceOrder:
             self._num_units, self._window_units = sizes.num_documents, WINDOW_ROWS
             self._used_units, self._unit_word = self._rows or (0, sizes.num_documents), "row"
         self.num_windows = max(1, -(-self._num_units // self._window_units))
+        start, stop = self._used_units
+        self.is_sparse = stop - start <= (self.num_windows if method == "row" else self._num_units // SPARSE)
+        """Few windows have used rows."""
         self._last: tuple[tuple[int, int], Window] | None = None
         self._last_windows: tuple[int, NDArray[np.int64]] | None = None
 
@@ -131,7 +139,7 @@ class SourceOrder:
         Passes over windows of which it is known, without making them, that they have none. Where most windows have some
         they are passed one by one; where few have, they are found from the used units, so the cost is that of these.
         """
-        if not self._is_sparse:
+        if not self.is_sparse:
             return epoch, window
         windows = self._windows_with_used_rows(epoch)
         at = int(np.searchsorted(windows, window))
@@ -190,12 +198,6 @@ class SourceOrder:
         if self.method == "none":
             return positions
         return permute(positions, self._num_units, self._key(self._unit_word, epoch))
-
-    @property
-    def _is_sparse(self) -> bool:
-        start, stop = self._used_units
-        most = self.num_windows if self.method == "row" else self._num_units // SPARSE
-        return stop - start <= most
 
     def _windows_with_used_rows(self, epoch: int) -> NDArray[np.int64]:
         """Windows of an epoch, ascending."""
