@@ -21,12 +21,24 @@ from torchmix.sources.source import Int64Array
 _LEAST_LEVELS, _MOST_LEVELS = 16, 1 << 26
 """Rows of so many levels are written alike by all encoders known, if the row before is one, too."""
 _MOST_MISSES = 8
+_ONE_GROUP, _FIRST_OF_EIGHT = 3, 0xFE
 
 
 class UnusualLevels:
     """Collects the places of unusual levels over several pages."""
 
-    __slots__ = ("_bits", "_expected", "_first", "_num_bits", "_parts", "_stop", "_usual", "_width", "num_levels")
+    __slots__ = (
+        "_alone",
+        "_bits",
+        "_expected",
+        "_first",
+        "_num_bits",
+        "_parts",
+        "_stop",
+        "_usual",
+        "_width",
+        "num_levels",
+    )
 
     def __init__(self, *, most: int, usual: int, expected: ExpectedRows | None = None) -> None:
         """Nothing is read yet.
@@ -42,6 +54,7 @@ class UnusualLevels:
         self._parts: list[Int64Array] = []
         # Groups of numbers in bits: their first place, their size, and the end of their page.
         self._bits = bytearray()
+        self._alone: list[int] = []
         self._first: list[int] = []
         self._num_bits: list[int] = []
         self._stop: list[int] = []
@@ -83,7 +96,11 @@ class UnusualLevels:
                     header |= byte << shift
                     position += 1
                 size = header >> 1
-                if header & 1:
+                if header == _ONE_GROUP and levels[position] == _FIRST_OF_EIGHT and usual == width == 1:
+                    self._alone.append(place)  # as a row of eight levels or more begins
+                    place += 8
+                    position += 1
+                elif header & 1:
                     end = position + size * width
                     self._bits += levels[position:end]
                     self._first.append(place)
@@ -104,9 +121,11 @@ class UnusualLevels:
 
     def places(self) -> Int64Array:
         """[n] places of levels other than the usual one, counted through all pages; rising."""
-        parts = self._parts
+        parts = [*self._parts]
+        if self._alone:
+            parts.append(np.array(self._alone, np.int64))
         if self._bits:
-            parts = [*parts, self._places_in_bits()]
+            parts.append(self._places_in_bits())
         if len(parts) == 1:
             return parts[0]
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)

@@ -39,7 +39,7 @@ _NO_LEVELS = b"\x15\x06\x15\x06\x00\x00"
 _VALUE_BYTES = {1: 4, 2: 8}
 """Of Parquet's types of integers."""
 _UNPACKED = "values"
-_MANY_ROWS = 160
+_MANY_ROWS = 100
 """Levels of fewer rows are taken apart sooner than compared."""
 
 
