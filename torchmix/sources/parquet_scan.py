@@ -11,8 +11,11 @@ Cost: the chunk is read and decoded once, up to SCAN_RUN_BYTES of it at a time; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.sources.parquet_column import Kind, count_tokens, count_values
 from torchmix.sources.parquet_footer import Chunk, Leaf
-from torchmix.sources.parquet_layout import ChunkPages, find_pages
+from torchmix.sources.parquet_layout import ChunkPages, PageHeader, find_pages, read_page_header
 from torchmix.sources.parquet_page import decode_pages, decode_parts_of_rows, read_headers
 from torchmix.sources.random_access import RandomAccessFile
 from torchmix.sources.source import Int64Array, PageRun
@@ -40,8 +43,10 @@ class ScannedChunk:
     num_bytes: Int64Array
     tail_bytes: Int64Array
     rows: Int64Array
+    crc: NDArray[np.uint32]
     dict_offset: int
     dict_bytes: int
+    dict_crc: int
     split_pages: int
     tokens: Int64Array
 
@@ -83,11 +88,14 @@ class ChunkScan:
         tokens: list[Int64Array] = []
         values: list[Int64Array] = []
         values_of_page: list[int] = []
+        checksums: list[int] = []
         row = first_row
         for start, stop in _cut_runs(pages, chunk):
             num_rows = int(pages.rows[start:stop].sum())
             run = self._run(chunk, pages, dictionary, slice(start, stop), num_rows, row)
-            values_of_page += [header.num_values for header in read_headers(run, self.where)]
+            headers = read_headers(run, self.where)
+            values_of_page += [header.num_values for header in headers]
+            checksums += _checksums(run, pages.num_bytes[start:stop], headers)
             for array in decode_pages(run, self.where):
                 tokens.append(count_tokens(array, self.kind, self.where, row, self.tokenizer))
                 values.append(count_values(array))
@@ -102,8 +110,10 @@ class ChunkScan:
             num_bytes=pages.num_bytes[kept],
             tail_bytes=np.zeros(int(kept.sum()), dtype=np.int64),
             rows=pages.rows[kept],
+            crc=np.array(checksums, dtype=np.uint32)[kept],
             dict_offset=pages.dict_offset,
             dict_bytes=pages.dict_bytes,
+            dict_crc=_dictionary_checksum(dictionary),
             split_pages=0,
             tokens=_join(tokens),
         )
@@ -115,10 +125,12 @@ class ChunkScan:
         dictionary = self._read_dictionary(pages)
         tokens: list[Int64Array] = []
         values: list[Int64Array] = []
+        checksums: list[int] = []
         row = first_row
         for start, stop in _cut_runs(pages, chunk):
             goes_on = start > 0 and self.leaf.is_list
             run = self._run(chunk, pages, dictionary, slice(start, stop), 0, row - goes_on, begins_inside_row=goes_on)
+            checksums += _checksums(run, pages.num_bytes[start:stop], read_headers(run, self.where))
             for array in decode_parts_of_rows(run, self.where):
                 for counts, parts in (
                     (count_tokens(array, self.kind, self.where, row - goes_on, self.tokenizer), tokens),
@@ -149,8 +161,10 @@ class ChunkScan:
             num_bytes=stop_byte - pages.offset[kept],
             tail_bytes=tail_bytes,
             rows=np.diff(first_rows)[kept],
+            crc=self._checksums_of_groups(pages, kept, np.array(checksums, dtype=np.uint32)),
             dict_offset=pages.dict_offset,
             dict_bytes=pages.dict_bytes,
+            dict_crc=_dictionary_checksum(dictionary),
             split_pages=int(begins_inside.sum()),
             tokens=tokens_of_row,
         )
@@ -164,6 +178,19 @@ class ChunkScan:
                 f"{self.where}: row {first_row + row} has {tokens[row]} tokens, and rows are split over pages: what "
                 f"must be decoded together exceeds {_MOST_VALUES} tokens; cut the row, or write pages that end at rows"
             )
+
+    def _checksums_of_groups(
+        self, pages: ChunkPages, kept: Int64Array, checksums: NDArray[np.uint32]
+    ) -> NDArray[np.uint32]:
+        """Of the pages in which rows begin, each with those behind it in which none does; such are read again."""
+        of_group = checksums[kept]
+        stops = np.append(kept[1:], len(checksums))
+        for i in np.flatnonzero((stops - kept > 1) & (of_group > 0)).tolist():
+            first, last = int(kept[i]), int(stops[i]) - 1
+            offset = int(pages.offset[first])
+            num_bytes = int(pages.offset[last] + pages.num_bytes[last]) - offset
+            of_group[i] = zlib.crc32(self.file.read(offset, num_bytes))
+        return of_group
 
     def _read_dictionary(self, pages: ChunkPages) -> bytes:
         return self.file.read(pages.dict_offset, pages.dict_bytes) if pages.dict_bytes else b""
@@ -192,6 +219,20 @@ class ChunkScan:
             first_row=first_row,
             begins_inside_row=begins_inside_row,
         )
+
+
+def _checksums(run: PageRun, num_bytes: Int64Array, headers: Sequence[PageHeader]) -> list[int]:
+    """CRC-32 of each page of a run; 0 where the writer has left one in its header, which is compared instead."""
+    view, stops = memoryview(run.pages), np.cumsum(num_bytes).tolist()
+    has_own = {bisect_right(stops, header.body - 1) for header in headers if header.checksum is not None}
+    return [0 if i in has_own else zlib.crc32(view[a:b]) for i, (a, b) in enumerate(pairwise([0, *stops]))]
+
+
+def _dictionary_checksum(page: bytes) -> int:
+    """CRC-32 of a dictionary page; 0 where there is none, or it has one of its own."""
+    if not page or read_page_header(page, 0).checksum is not None:
+        return 0
+    return zlib.crc32(page)
 
 
 def _cut_runs(pages: ChunkPages, chunk: Chunk) -> Iterator[tuple[int, int]]:

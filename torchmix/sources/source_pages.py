@@ -269,10 +269,14 @@ class SourcePages:
                 left.pop(0)
             (start, _), part = left[0]
             self._check_bytes(memoryview(part)[offset - start : offset - start + num_bytes], checksum, file, offset)
+        if tail_bytes := int(run.place.tail_bytes[-1]):
+            behind = run.numbers[-1:] + 1
+            if int(self.catalog.pages.place(behind).num_bytes[0]) == tail_bytes:  # else it is a part of that page
+                checksum = int(self.catalog.pages.page_crc[behind[0]])
+                self._check_bytes(memoryview(parts[-1])[-tail_bytes:], checksum, file, offset + num_bytes)
 
     def _check_bytes(self, content: bytes | memoryview, checksum: int, file: int, offset: int) -> None:
-        found = zlib.crc32(content)
-        if checksum and found != checksum:
+        if checksum and (found := zlib.crc32(content)) != checksum:
             raise CorruptPage(
                 f"source {self.catalog.name!r}: {self._files.path(file)}: the page at bytes [{offset}, "
                 f"{offset + len(content)}) has checksum {found:08x}, it was indexed with {checksum:08x}; the file was "

@@ -1,0 +1,62 @@
+"""Parquet files that are altered after they were indexed: what is read is what was indexed, or an error says where."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.files import flip_byte
+from tests.support.recipes import make_recipe
+from torchmix.catalog.store import Catalog
+from torchmix.errors import CatalogError, CorruptPage, SourceChanged
+from torchmix.sources.reader import Reader
+from torchmix.sources.scan import index_recipe
+
+FILES = sorted((Path(__file__).parent / "files").glob("*.parquet"))
+OFFSETS = 60
+
+
+def read_all(catalog: Catalog, directory: Path) -> list[np.ndarray]:
+    """Tokens of every page, in order."""
+    reader = Reader(catalog, directory, cache_bytes=0)
+    try:
+        return [np.array(reader.page(0, page).values) for page in range(catalog.sources["s"].pages.num_pages)]
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_byte_altered_in_any_region_is_told_with_file_and_place_or_does_not_matter(tmp_path: Path, path: Path):
+    held = tmp_path / path.name
+    shutil.copy(path, held)
+    text = {"tokens": None, "text": "text", "tokenizer": "bytes"}
+    column = text if path.stem == "fastparquet" else {"tokens": "ids"}
+    recipe = make_recipe({"s": "100%"}, sources={"s": {"path": path.name, **column}})
+    catalog = index_recipe(recipe, tmp_path)
+    good = read_all(catalog, tmp_path)
+    place = catalog.sources["s"].pages.place(np.arange(len(good)))
+    in_pages = np.concatenate(
+        [np.linspace(a, a + n - 1, 12).astype(int) for a, n in zip(place.offset, place.num_bytes, strict=True)]
+    )
+    size, told = held.stat().st_size, 0
+    for offset in {
+        *np.linspace(0, size - 1, OFFSETS).astype(int).tolist(),
+        *in_pages[:: len(in_pages) // 60 + 1].tolist(),
+    }:
+        flip_byte(held, offset)
+        try:
+            for read, wanted in zip(read_all(catalog, tmp_path), good, strict=True):
+                np.testing.assert_array_equal(read, wanted, err_msg=f"byte {offset}")
+            assert offset not in in_pages, "every byte of a page is checked"
+        except (CorruptPage, SourceChanged) as error:
+            assert str(held) in str(error)
+            told += 1
+        flip_byte(held, offset)
+    assert told > 10
+    for kept in (0, 4, size // 2, size - 1):
+        held.write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(CatalogError, match=str(held)):
+            read_all(catalog, tmp_path)
