@@ -37,6 +37,8 @@ WINDOW_BYTES = 40 << 20
 """Of all sources together; of the loader, which mixes them, at least a page of each."""
 CASES = ((8, 256), (64, 256), (306, 256), (8, 1024))
 """Sources, KB of a page."""
+MADE_AHEAD = 6
+"""Batches that may wait from before a window; they are taken first."""
 DECODED = 2.2
 """Bytes of int32 ids for a byte of a page that is not compressed, at most."""
 READERS = ("decode", "torchdata", "HF streaming", "HF map-style", "torchmix reader", "torchmix loader")
@@ -116,6 +118,7 @@ def measure(folder: Path, *, rounds: int, batches: int, readers: tuple[str, ...]
         }
     for _ in range(rounds):
         for reader, contestant in contestants.items():
+            contestant.ask(batches=MADE_AHEAD)
             began_cpu, began_bytes = cpu_seconds(contestant.pid), bytes_read(contestant.pid)
             answer = contestant.ask(batches=batches)
             result = found[reader]
