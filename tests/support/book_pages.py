@@ -34,7 +34,8 @@ def indexed_pages(starts: Sequence[int], tokens: Sequence[int], token_bytes: int
 def indexed_footer_hash(bin_content: bytes, idx_content: bytes) -> str:
     """Section "Footer hash", of `megatron`."""
     parts = [struct.pack("<qq", len(bin_content), len(idx_content))]
-    for content, block in ((idx_content, 32768), (bin_content, 4096)):
+    block = 4096
+    for content in (idx_content, bin_content):
         if len(content) <= 16 * block:
             parts.append(content)
         else:

@@ -32,8 +32,7 @@ logger = logging.getLogger(__name__)
 
 TRANSFORM_ID = "indexed-1"
 SAMPLES = 16
-INDEX_SAMPLE_BYTES = 1 << 15
-BIN_SAMPLE_BYTES = 1 << 12
+SAMPLE_BYTES = 1 << 12
 QUICK_DOCUMENTS = 1 << 16
 """A .idx of fewer is read in a few milliseconds."""
 
@@ -132,14 +131,12 @@ def _fingerprint(file: RandomAccessFile, index: RandomAccessFile) -> tuple[int, 
     digest = hashlib.sha256()
     for size in sizes:
         digest.update(size.to_bytes(8, "little"))
-    for sampled, size, block_bytes in zip(
-        (index, file), sizes[::-1], (INDEX_SAMPLE_BYTES, BIN_SAMPLE_BYTES), strict=True
-    ):
-        if size <= SAMPLES * block_bytes:
+    for sampled, size in zip((index, file), sizes[::-1], strict=True):
+        if size <= SAMPLES * SAMPLE_BYTES:
             digest.update(sampled.read(0, size))
             continue
         for i in range(SAMPLES):
-            digest.update(sampled.read(i * (size - block_bytes) // (SAMPLES - 1), block_bytes))
+            digest.update(sampled.read(i * (size - SAMPLE_BYTES) // (SAMPLES - 1), SAMPLE_BYTES))
     return sizes[0], digest.hexdigest()[:32]
 
 
