@@ -243,20 +243,21 @@ class Reader:
             cache_bytes, cache_pages, files_open: now.
             read_s, decode_s: seconds.
         """
-        bytes_decoded = self._bytes_mapped + sum(source.bytes_decoded for source in self._sources)
+        active = [source for source in self._sources if source.pages_decoded]  # none of those that are mapped
+        bytes_decoded = self._bytes_mapped + sum(source.bytes_decoded for source in active)
         return {
-            "bytes_read": self._bytes_mapped + sum(source.bytes_read for source in self._sources),
+            "bytes_read": self._bytes_mapped + sum(source.bytes_read for source in active),
             "bytes_decoded": bytes_decoded,
             "bytes_served": self._bytes_served,
             "decode_amplification": bytes_decoded / self._bytes_served if self._bytes_served else 0.0,
-            "pages_decoded": sum(source.pages_decoded for source in self._sources),
+            "pages_decoded": sum(source.pages_decoded for source in active),
             "cache_hits": self._cache_hits,
             "cache_misses": self._cache_misses,
             "cache_bytes": self._cache.num_bytes,
             "cache_pages": len(self._cache),
             "files_open": len(self._descriptors),
-            "read_s": sum(source.read_s for source in self._sources),
-            "decode_s": sum(source.decode_s for source in self._sources),
+            "read_s": sum(source.read_s for source in active),
+            "decode_s": sum(source.decode_s for source in active),
         }
 
     def close(self) -> None:
