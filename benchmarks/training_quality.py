@@ -1,11 +1,11 @@
 """Training quality: what the way to shuffle does to a small language model, after a fixed number of steps.
 
-    python benchmarks/training_quality.py [--steps 400] [--seeds 3] [--quick]
+    python benchmarks/training_quality.py [--steps 400] [--seeds 3] [--epochs 1] [--quick]
 
 Real text: modules of the standard library, then licences and readmes of installed packages, then names of Unicode
 characters, cut into rows of about 600 bytes and kept in this order, as files sorted by topic are. Every 20th row is
 held out for validation. Four orders of the other rows train the same byte-level transformer from the same start, for
-the same steps, which take a part of the rows:
+the same steps, which are so many epochs of the rows, 1 at most:
 
     row         all rows permuted
     page        torchmix: permuted pages of 16 rows, windows of twice the buffer's rows, as `shuffle: page` makes them
@@ -39,12 +39,11 @@ LENGTH = 128
 BATCH = 32
 ROW_BYTES = 600
 ROWS_OF_PAGE = 16
-TOPIC_BYTES = 3_000_000
 WIDTH, LAYERS, HEADS = 96, 3, 4
 
 
-def read_topics() -> list[str]:
-    """Texts, one topic after the other, each of at most TOPIC_BYTES."""
+def read_topics(topic_bytes: int) -> list[str]:
+    """Texts, one topic after the other, each of at most so many bytes."""
     library = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     code = [path.read_text(encoding="utf-8", errors="replace") for path in library]
     texts = []
@@ -54,12 +53,12 @@ def read_topics() -> list[str]:
                 path = Path(str(file.locate()))
                 texts += [path.read_text(encoding="utf-8", errors="replace")] if path.is_file() else []
     names = [unicodedata.name(chr(i), "") for i in range(sys.maxunicode)]
-    return ["\n".join(topic)[:TOPIC_BYTES] for topic in (code, texts, [name for name in names if name])]
+    return ["\n".join(topic)[:topic_bytes] for topic in (code, texts, [name for name in names if name])]
 
 
-def read_rows() -> list[bytes]:
+def read_rows(topic_bytes: int) -> list[bytes]:
     rows = []
-    for topic in read_topics():
+    for topic in read_topics(topic_bytes):
         content = topic.encode()
         rows += [content[start : start + ROW_BYTES] for start in range(0, len(content), ROW_BYTES)]
     return rows
@@ -67,7 +66,7 @@ def read_rows() -> list[bytes]:
 
 def order_of(scheme: str, num_rows: int, seed: int) -> NDArray[np.int64]:
     rng = np.random.default_rng(seed)
-    buffer_rows = num_rows // 20
+    buffer_rows = max(1, num_rows // 20)
     if scheme == "row":
         return rng.permutation(num_rows)
     if scheme == "none":
@@ -77,7 +76,7 @@ def order_of(scheme: str, num_rows: int, seed: int) -> NDArray[np.int64]:
         sizes = SourceSizes(
             first_row_of_page=first_row,
             tokens=np.ones(num_rows, np.int32),
-            window_pages=2 * buffer_rows // ROWS_OF_PAGE,
+            window_pages=max(1, 2 * buffer_rows // ROWS_OF_PAGE),
         )
         source = SourceOrder("text", sizes, seed=seed)
         return np.concatenate([source.window(0, window).rows for window in range(source.num_windows)])
@@ -159,13 +158,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=float, default=1.0, help="how much of the rows the steps take")
     parser.add_argument("--quick", action="store_true", help="20 steps, one seed: does it run")
     options = parser.parse_args()
     steps, seeds = (20, 1) if options.quick else (options.steps, options.seeds)
-    everything = read_rows()
+    width = LENGTH + 1
+    num_topics, in_training = 3, 0.95 * 0.98  # less the rows held out, and some for topics that fall short
+    everything = read_rows(int(steps * BATCH * width / options.epochs / in_training / num_topics))
     training = [row for i, row in enumerate(everything) if i % 20]
     held_out = np.concatenate([np.frombuffer(row, np.uint8) for row in everything[::20]]).astype(np.int64)
-    width = LENGTH + 1
     validation = torch.from_numpy(held_out[: len(held_out) // width * width]).view(-1, width)
     used = steps * BATCH * width / sum(len(row) + 1 for row in training)
     print(f"{len(training)} rows for training, {used:.0%} of their bytes used; {len(validation)} samples held out")
@@ -178,7 +179,7 @@ def main() -> None:
         best = best or mean
         print(f"| {scheme} | {mean:.3f} | {mean - best:+.3f} | {', '.join(f'{v:.3f}' for v in values)} |", flush=True)
         results.append({"scheme": scheme, "perplexity": values})
-    print(json.dumps({"benchmark": "training_quality", "steps": steps, "used": used, "results": results}))
+    print(json.dumps({"benchmark": "training_quality", "steps": steps, "epochs": used, "results": results}))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from torchmix.sources.source import Int64Array, Source
 from torchmix.sources.source_pages import DecodedPage, DictionaryPage, SourcePages
 from torchmix.transform.open_tokenizer import Tokenizers
 
-DICTIONARY_BYTES = 32 << 20
+DICTIONARY_BYTES = 128 << 20
 """Dictionary pages kept, of all sources together."""
 
 
