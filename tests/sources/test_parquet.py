@@ -310,24 +310,6 @@ def test_one_flipped_byte_in_a_page_with_checksums_is_corrupt(tmp_path: Path, di
     assert TOKENS.scan(path).footer_hash == scan.footer_hash
 
 
-def test_a_damaged_byte_anywhere_reads_or_is_a_named_error(tmp_path: Path) -> None:
-    path = make_tokens_file(tmp_path / "a.parquet", random_tokens(12, 60), page_bytes=256, store_schema=False)
-    rng = np.random.default_rng(13)
-    content = path.read_bytes()
-    outcomes = set()
-    for place in rng.permutation(len(content))[:200]:
-        damaged = bytearray(content)
-        damaged[place] = rng.integers(256)
-        path.write_bytes(damaged)
-        try:
-            documents_by_page(TOKENS, path, TOKENS.scan(path))
-            outcomes.add("read")
-        except (SourceUnreadable, CorruptPage) as error:
-            assert str(error).startswith(f"source 'web': {path}: ")
-            outcomes.add(type(error).__name__)
-    assert outcomes == {"read", "SourceUnreadable", "CorruptPage"}
-
-
 def test_damage_that_the_index_hides_from_rows_is_found(tmp_path: Path) -> None:
     """An index that is sound by itself but gives rows to the wrong page is not believed."""
     documents = random_tokens(14, 400, empty=0.0)

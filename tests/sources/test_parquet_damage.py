@@ -1,4 +1,6 @@
-"""Parquet files that are altered after they were indexed: what is read is what was indexed, or an error says where."""
+"""Parquet files that are altered, before they are indexed or after: what is read is what was indexed, or an error says
+where.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.files import flip_byte
+from tests.support.files import flip_byte, make_tokens_file, random_tokens
+from tests.support.pages import documents_by_page
 from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
-from torchmix.errors import CatalogError, CorruptPage, SourceChanged
+from torchmix.errors import CatalogError, CorruptPage, SourceChanged, SourceUnreadable
+from torchmix.sources.parquet import ParquetSource
 from torchmix.sources.reader import Reader
 from torchmix.sources.scan import index_recipe
 
 FILES = sorted((Path(__file__).parent / "files").glob("*.parquet"))
 OFFSETS = 60
+TOKENS = ParquetSource(name="web", column="input_ids", kind="tokens")
 
 
 def read_all(catalog: Catalog, directory: Path) -> list[np.ndarray]:
@@ -60,3 +65,21 @@ def test_a_byte_altered_in_any_region_is_told_with_file_and_place_or_does_not_ma
         held.write_bytes(path.read_bytes()[:kept])
         with pytest.raises(CatalogError, match=str(held)):
             read_all(catalog, tmp_path)
+
+
+def test_a_damaged_byte_anywhere_reads_or_is_a_named_error(tmp_path: Path) -> None:
+    path = make_tokens_file(tmp_path / "a.parquet", random_tokens(12, 60), page_bytes=256, store_schema=False)
+    rng = np.random.default_rng(13)
+    content = path.read_bytes()
+    outcomes = set()
+    for place in rng.permutation(len(content))[:200]:
+        damaged = bytearray(content)
+        damaged[place] = rng.integers(256)
+        path.write_bytes(damaged)
+        try:
+            documents_by_page(TOKENS, path, TOKENS.scan(path))
+            outcomes.add("read")
+        except (SourceUnreadable, CorruptPage) as error:
+            assert str(error).startswith(f"source 'web': {path}: ")
+            outcomes.add(type(error).__name__)
+    assert outcomes == {"read", "SourceUnreadable", "CorruptPage"}
