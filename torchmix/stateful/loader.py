@@ -23,6 +23,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -44,7 +45,7 @@ from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.feed import feed_of_rank
 from torchmix.stateful.header import StepHeader, check_arrival, decode_header, stats_of
 from torchmix.stateful.serve import ReceivedSteps
-from torchmix.stateful.state import check_layout, decode_state, encode_state, start_state, step_start
+from torchmix.stateful.state import LoaderState, check_layout, decode_state, encode_state, start_state, step_start
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.stateful.waiting import PATIENCE_S, await_end, await_item
 from torchmix.stateful.worker import WorkerContext, ignore_signals
@@ -104,11 +105,10 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._look_ahead = look_ahead
         self._fan_out = fan_out
         self._liveness = liveness
-        # After the last microbatch handed out.
+        # Before the step that is being consumed, or where one was begun when it was loaded.
         self._state = start_state(recipe=self._fingerprint, **self._layout, step=start_step)
-        self._step: list[Microbatch] | None = None
+        self._step: _Step | None = None
         self._header: StepHeader | None = None
-        self._state_after_step = self._state
         self._feed: Ahead[StepTensors] | None = None
         self._ended = False
         self._closed = False
@@ -126,7 +126,11 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last microbatch handed out: bytes at 'torchmix_state', equal on all ranks."""
-        return {"torchmix_state": encode_state(self._state)}
+        state = self._state
+        if self._step is not None and self._step.num_used > state.microbatch:
+            digest = self._step.header.plan_digest
+            state = msgspec.structs.replace(state, microbatch=self._step.num_used, plan_digest=digest)
+        return {"torchmix_state": encode_state(state)}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, from_step_start: bool = False) -> None:
         """Continue from a state; every rank of the job calls this with the same one.
@@ -237,26 +241,24 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             assert self._feed is not None
             giver = "its own reader" if self._tree.is_leader else f"its leader, rank {self._leader}"
             who = f"rank {self._tree.topology.rank} has waited %.0f s for step {self._state.step} from {giver}"
-            step = await_item(self._feed, who=who, liveness=self._liveness)
+            arrived = await_item(self._feed, who=who, liveness=self._liveness)
             self._wait_s = time.perf_counter() - began
             self._total_wait_s += self._wait_s
-            if step is None:
+            if arrived is None:
                 self._ended = True
                 atexit.register(self.close)  # who has had all may leave without a word
                 return None
-            header = decode_header(step.header)
-            self._state_after_step = check_arrival(header, self._state)
-            self._step, self._header = step.microbatches(), header
+            header = decode_header(arrived.header)
+            after = check_arrival(header, self._state)
+            self._header = header
+            self._step = _Step(arrived.microbatches(), header, after, num_used=self._state.microbatch)
             if self._liveness is not None:
-                self._liveness.note_step(step.step)
-        assert self._header is not None
-        microbatch = self._step[self._state.microbatch]
+                self._liveness.note_step(arrived.step)
+        step = self._step
+        microbatch = step.microbatches[step.num_used]
+        step.num_used += 1
         if microbatch.is_last_of_step:
-            self._state, self._step = self._state_after_step, None
-        else:
-            self._state = msgspec.structs.replace(
-                self._state, microbatch=microbatch.index + 1, plan_digest=self._header.plan_digest
-            )
+            self._state, self._step = step.state_after, None
         return microbatch
 
     def _start_feed(self) -> None:
@@ -294,6 +296,17 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
     def _check_open(self) -> None:
         if self._closed:
             raise LoaderClosed("this loader is closed; make another with torchmix.build_loader")
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A step that is being consumed. Of the loader itself only this object changes with each microbatch."""
+
+    microbatches: list[Microbatch]
+    header: StepHeader
+    state_after: LoaderState
+    num_used: int
+    """Microbatches handed out, those before a state that was loaded inside the step included."""
 
 
 class _Microbatches:
