@@ -11,10 +11,22 @@ from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
 from torchmix.errors import PlanError
+from torchmix.sources import page_starts
 from torchmix.sources.locate import Locator
 from torchmix.sources.scan import index_recipe
 
 SOURCES = {"a": "uint16", "b": "int32", "c": "uint8"}
+
+
+class Spy:
+    """Lengths of a source that count how many of them are asked for."""
+
+    def __init__(self, tokens: Any, counts: list[int]) -> None:
+        self._tokens, self._counts = tokens, counts
+
+    def take(self, rows: Any, **options: Any) -> Any:
+        self._counts.append(len(rows))
+        return self._tokens.take(rows, **options)
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +67,17 @@ def asked_of(world: SimpleNamespace, rng: np.random.Generator, count: int, names
 def test_pieces_are_sorted_by_page_and_begin_where_their_documents_do(world, names, count):
     rng = np.random.default_rng(count)
     source, rows, starts, tokens = asked_of(world, rng, count, names)
-    at = world.locator.locate(source, rows, starts, tokens)
+    at = world.locator.locate(source, rows, starts, tokens, token_bytes=np.array([2, 4, 1]))
     np.testing.assert_array_equal(at.source, source[at.order])
-    np.testing.assert_array_equal(at.row_in_page + at.first_row, rows[at.order])
     np.testing.assert_array_equal(at.tokens, tokens[at.order])
-    begins = world.locator.begins_in_files(at, np.array([2, 4, 1]))
     pages = []
     for i, k in enumerate(at.order.tolist()):
         name = sorted(SOURCES)[source[k]]
         table = world.catalogs[source[k]].pages
-        assert table.first_row[at.page[i]] == at.first_row[i] <= rows[k] < table.first_row[at.page[i] + 1]
+        assert table.first_row[at.page[i]] + at.row_in_page[i] == rows[k] < table.first_row[at.page[i] + 1]
         assert at.goes_on[i] == (starts[k] + tokens[k] < world.lengths[name][rows[k]])
         if world.lengths[name][rows[k]]:
-            assert begins[i] == world.begins[name][rows[k]] + starts[k]
+            assert at.begin_in_file[i] == world.begins[name][rows[k]] + starts[k]
         pages.append((int(source[k]), int(at.page[i])))
     assert pages == sorted(pages)
     assert [pages[i] for i in at.first_piece.tolist()] == sorted(set(pages))
@@ -78,15 +88,32 @@ def test_pieces_are_sorted_by_page_and_begin_where_their_documents_do(world, nam
     }
 
 
-def test_begins_of_other_sources_are_not_looked_for(world):
-    """The lengths of documents of a source that is decoded are not touched."""
+def test_of_a_source_that_is_decoded_only_the_asked_lengths_are_looked_up(world):
     source, rows, starts, tokens = asked_of(world, np.random.default_rng(1), 60, "abc")
-    at = world.locator.locate(source, rows, starts, tokens)
-    whole = world.locator.begins_in_files(at, np.array([2, 4, 1]))
+    whole = world.locator.locate(source, rows, starts, tokens, token_bytes=np.array([2, 4, 1]))
     locator = Locator(world.catalogs)
-    locator._tokens[1:] = locator._tables[1:] = [SimpleNamespace()] * 2
-    some = locator.begins_in_files(at, np.array([2, 0, 0]))
-    np.testing.assert_array_equal(some[at.source == 0], whole[at.source == 0])
+    looked_up: list[int] = []
+    locator._tokens = [Spy(tokens, looked_up) for tokens in locator._tokens]  # type: ignore[misc]
+    some = locator.locate(source, rows, starts, tokens, token_bytes=np.array([2, 0, 0]))
+    np.testing.assert_array_equal(some.goes_on, whole.goes_on)
+    mine = some.source == 0
+    np.testing.assert_array_equal(some.begin_in_file[mine], whole.begin_in_file[mine])
+    assert looked_up[1:] == [(source == 1).sum(), (source == 2).sum()]
+    assert looked_up[0] > mine.sum()
+
+
+def test_many_pages_are_found_source_by_source(world, monkeypatch):
+    """As where the sources have more pages than are kept in one table."""
+    source, rows, starts, tokens = asked_of(world, np.random.default_rng(2), 200, "abc")
+    asked = {"token_bytes": np.array([2, 4, 1])}
+    joined = world.locator.locate(source, rows, starts, tokens, **asked)
+    sizes = sorted(catalog.pages.num_pages for catalog in world.catalogs)
+    for most in (0, sizes[0], sizes[0] + sizes[1]):
+        monkeypatch.setattr(page_starts, "MOST_PAGES", most)
+        alone = Locator(world.catalogs).locate(source, rows, starts, tokens, **asked)
+        np.testing.assert_array_equal(alone.page, joined.page)
+        np.testing.assert_array_equal(alone.row_in_page, joined.row_in_page)
+        np.testing.assert_array_equal(alone.begin_in_file, joined.begin_in_file)
 
 
 @pytest.mark.parametrize(
@@ -102,4 +129,4 @@ def test_begins_of_other_sources_are_not_looked_for(world):
 def test_a_piece_that_lies_in_no_document_is_an_error(world, piece, says):
     source, rows, starts, tokens = np.array([piece, (0, 0, 0, 0)], np.int64).T
     with pytest.raises(PlanError, match=says):
-        world.locator.locate(source.astype(np.int32), rows, starts, tokens)
+        world.locator.locate(source.astype(np.int32), rows, starts, tokens, token_bytes=np.array([2, 4, 1]))

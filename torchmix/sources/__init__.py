@@ -47,6 +47,7 @@ range_requests.py   byte ranges of objects -> few requests, several at once
 mapped_files.py     files whose tokens lie in them as they are, as memory
 source_pages.py     pages -> documents
 coming_pages.py     pages whose bytes are on their way
+page_starts.py      the pages of all sources in one sorted table
 locate.py           pieces -> their pages, and where in mapped files they begin
 piece_copy.py       pieces -> their places
 page_runs.py        pieces of pages that must be decoded -> what is copied from each

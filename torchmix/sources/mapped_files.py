@@ -47,6 +47,11 @@ class MappedFiles:
         """Whether tokens lie in all files as they are, of one type, and nothing has kept us from mapping them."""
         return self._dtype is not None
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in the files; 0 where mapping is not possible."""
+        return 0 if self._dtype is None else self._dtype.itemsize
+
     def files_of_pages(self, pages: NDArray[np.int64]) -> list[tuple[int, NDArray[np.integer[Any]]]] | None:
         """The files of ascending pages: where in `pages` those of each file begin, and all of its tokens.
 

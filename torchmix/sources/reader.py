@@ -100,7 +100,8 @@ class Reader:
         self._first_key = np.cumsum([0, *pages_of_source])
         self._locator = Locator([source.catalog for source in self._sources])
         self._checked_s = time.monotonic()
-        self._may_map = any(source.mapped.is_possible for source in self._sources)
+        self._token_bytes = np.array([source.mapped.token_bytes for source in self._sources], np.int64)
+        """[S] of sources whose files are mapped, 0 for all others."""
         self._scratch = Scratch()
         self._requests = RequestPool()
         self._coming = ComingPages()
@@ -136,7 +137,7 @@ class Reader:
         self._check_open()
         self._check_mapped()
         assert not len(places) or (places.min() >= 0 and (places + tokens).max() <= num_places), "pieces in bounds"
-        at = self._locator.locate(source, rows, starts, tokens)
+        at = self._locator.locate(source, rows, starts, tokens, token_bytes=self._token_bytes)
         pieces = PieceCopy(
             sizes=at.tokens,
             places=places[at.order],
@@ -144,8 +145,8 @@ class Reader:
             num_places=num_places,
             scratch=self._scratch,
         )
-        runs, token_bytes = self._mapped_runs(at)
-        page_runs = PageRuns(at, token_bytes[at.source[at.first_piece]] == 0)
+        runs = self._mapped_runs(at)
+        page_runs = PageRuns(at, self._token_bytes[at.source[at.first_piece]] == 0)
         keys = page_runs.page + self._first_key[page_runs.source]
         missing: list[int] = []
         self._await(keys)
@@ -161,7 +162,7 @@ class Reader:
         for k, page in zip(missing, self._decode(keys[missing]), strict=True):
             pieces.copy(*page_runs.run(k, page))
         self._bytes_served += pieces.num_bytes
-        self._bytes_mapped += int((at.tokens * token_bytes[at.source]).sum())
+        self._bytes_mapped += int((at.tokens * self._token_bytes[at.source]).sum())
         successors = np.empty(len(at.order), np.int64)
         successors[at.order] = pieces.successors
         return Tokens(values=pieces.out, successors=successors)
@@ -276,29 +277,25 @@ class Reader:
 
     def _check_mapped(self) -> None:
         """Look now and then whether mapped files are still what was indexed; see mapped_files.py."""
-        if self._may_map and time.monotonic() - self._checked_s >= CHECK_EVERY_S:
+        if self._token_bytes.any() and time.monotonic() - self._checked_s >= CHECK_EVERY_S:
             for source in self._sources:
                 source.mapped.check()
             self._checked_s = time.monotonic()
 
-    def _mapped_runs(self, at: Located) -> tuple[list[Run], Int64Array]:
-        """Runs of pieces in mapped files; and [S] bytes of a token of sources that are mapped, 0 for all others."""
-        token_bytes = np.zeros(len(self._sources), np.int64)
-        runs: list[tuple[NDArray[np.integer[Any]], int, int]] = []
-        for s, start, stop in at.ranges if self._may_map else ():
+    def _mapped_runs(self, at: Located) -> list[Run]:
+        """Runs of pieces in mapped files."""
+        found: list[tuple[NDArray[np.integer[Any]], int, int]] = []
+        for s, start, stop in at.ranges if self._token_bytes.any() else ():
             mapped = self._sources[s].mapped
             if mapped.whole is not None:
-                runs.append((mapped.whole, start, stop))
+                found.append((mapped.whole, start, stop))
             elif (files := mapped.files_of_pages(at.page[start:stop])) is not None:
                 borders = [*(start + first for first, _ in files), stop]
-                runs += [(values, *span) for (_, values), span in zip(files, pairwise(borders), strict=True)]
+                found += [(values, *span) for (_, values), span in zip(files, pairwise(borders), strict=True)]
             else:
-                continue
-            token_bytes[s] = runs[-1][0].itemsize
-        if not runs:
-            return [], token_bytes
-        begins = self._locator.begins_in_files(at, token_bytes).tolist()
-        return [(values, start, begins[start:stop]) for values, start, stop in runs], token_bytes
+                self._token_bytes[s] = mapped.token_bytes  # 0 from now on, if it could not be mapped
+        begins = at.begin_in_file.tolist() if found else []
+        return [(values, start, begins[start:stop]) for values, start, stop in found]
 
     def _source_of(self, keys: Int64Array) -> Int64Array:
         return np.searchsorted(self._first_key, keys, side="right") - 1
