@@ -14,6 +14,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.recipe.shares import numerators
+
 SHARE_ONE = 1 << 32
 
 
@@ -30,12 +32,13 @@ def integer_shares(fractions: Mapping[str, Fraction]) -> NDArray[np.int64]:
     Source: Hamilton's method; ties go to the name that sorts first.
     """
     names = sorted(fractions)
-    total = sum(fractions.values(), Fraction(0))
-    exact = [fractions[name] / total * SHARE_ONE for name in names]
-    shares = [max(int(share), 1) if share > 0 else 0 for share in exact]
+    parts, _ = numerators(fractions[name] for name in names)
+    total = sum(parts)
+    exact = [part * SHARE_ONE for part in parts]  # over `total`
+    shares = [max(share // total, 1) if share > 0 else 0 for share in exact]
     missing = SHARE_ONE - sum(shares)
     # Of what it has been given: a share lifted from zero to one is above its own, and comes last.
-    by_remainder = sorted(range(len(names)), key=lambda s: (shares[s] - exact[s], names[s]))
+    by_remainder = sorted(range(len(names)), key=lambda s: (shares[s] * total - exact[s], names[s]))
     for s in by_remainder[: max(missing, 0)]:
         shares[s] += 1
     if missing < 0:  # shares lifted from zero to one are paid by the largest

@@ -6,8 +6,11 @@ checked recipe sum to 1.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 from fractions import Fraction
+from functools import lru_cache
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import nearest
@@ -33,10 +36,24 @@ def parse_fraction(text: str, where: str) -> Fraction:
     Raises:
         RecipeError: Not a percentage.
     """
-    match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*%", text.strip(), re.ASCII)
-    if match is None:
+    share = _fraction(text)
+    if share is None:
         raise RecipeError(f"{text!r} is not a percentage, as 70%, 0.001% or 1e-3%", where)
-    return Fraction(match[1]) / 100
+    return share
+
+
+@lru_cache(maxsize=1 << 12)
+def _fraction(text: str) -> Fraction | None:
+    """The value of a percentage; a start asks for each of a recipe's shares several times."""
+    match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*%", text.strip(), re.ASCII)
+    return None if match is None else Fraction(match[1]) / 100
+
+
+def numerators(fractions: Iterable[Fraction]) -> tuple[list[int], int]:
+    """Fractions over their least common denominator, and that: to add up hundreds of them without a gcd each."""
+    fractions = tuple(fractions)
+    denominator = math.lcm(*(fraction.denominator for fraction in fractions))
+    return [fraction.numerator * (denominator // fraction.denominator) for fraction in fractions], denominator
 
 
 def percent_text(share: Fraction) -> str:
@@ -74,8 +91,9 @@ def parse_shares(recipe: Recipe | Part, where: str = "") -> dict[str, Fraction]:
             message = f"the source {name!r} has no share; give it one, or remove the source"
             raise RecipeError(message, f"{mixture}.{name}")
         shares[name] = parse_percent(recipe.mixture[name], f"{mixture}.{name}")
-    total = sum(shares.values(), Fraction(0))
-    if total != 1:
+    parts, whole = numerators(shares.values())
+    if sum(parts) != whole:
+        total = Fraction(sum(parts), whole)
         gap = "missing" if total < 1 else "too much"
         message = f"the shares sum to {percent_text(total)}, not 100%; {percent_text(abs(1 - total))} is {gap}"
         raise RecipeError(message, mixture)

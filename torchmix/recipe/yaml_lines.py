@@ -18,6 +18,7 @@ from torchmix.errors import RecipeError
 NATIVE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Ten times as fast, where PyYAML was built with libyaml: 306 sources take 5 ms, not 50."""
 MERGE_TAG = "tag:yaml.org,2002:merge"
+TEXT_TAG = "tag:yaml.org,2002:str"
 PLAIN_TAGS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
@@ -78,9 +79,12 @@ def _plain(loader: yaml.SafeLoader, node: yaml.Node, where: str, lines: dict[str
         mapping: dict[str, Any] = {}
         for key, child in node.value:
             name = _key_text(key, where)
-            lines[key_path(where, name)] = key.start_mark.line + 1
-            mapping[name] = _plain(loader, child, key_path(where, name), lines, seen)
+            path = key_path(where, name)
+            lines[path] = key.start_mark.line + 1
+            mapping[name] = _plain(loader, child, path, lines, seen)
         return mapping
+    if node.tag == TEXT_TAG:
+        return node.value  # as it would be constructed
     try:
         return loader.construct_object(node, deep=True)
     except ValueError as error:  # a date or number that only looks like one: 2024-13-45
