@@ -11,7 +11,8 @@ import pytest
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
-from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, NextDocuments, Position, draw, exhausted_error
+from torchmix.mixture.coming import ComingDocuments
+from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, Position, draw, exhausted_error
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.schedule import SHARE_ONE, integer_shares
 
@@ -121,11 +122,11 @@ def test_draws_are_those_of_taking_documents_one_by_one(name):
     orders, shares = orders_of(sizes), integer_shares(fractions)
     slow = [SlowSource(order, ENDLESS) for order in orders_of(sizes)]
     position, endless = Position.start(len(orders)), np.full(len(orders), ENDLESS)
-    ahead = NextDocuments()
+    coming = ComingDocuments()
     for number, asked in enumerate(asks(name, 31, 60)):
-        drawn = draw(orders, shares, position, asked, max_epochs=endless, ahead=ahead)
+        drawn = draw(orders, shares, position, asked, max_epochs=endless, coming=coming)
         if number % 4 == 3:  # from an earlier position, which is not the one kept
-            drawn = draw(orders, shares, position, asked, max_epochs=endless, ahead=ahead)
+            drawn = draw(orders, shares, position, asked, max_epochs=endless, coming=coming)
         position = drawn.position
         assert drawn.ran_out == ()
         assert np.all(np.diff(drawn.documents.source) >= 0), "documents are not sorted by source"

@@ -12,13 +12,14 @@ documents while the midpoint of the next one lies below its debt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import SourceExhausted
+from torchmix.mixture.coming import ComingDocuments, Given
 from torchmix.mixture.order import SourceOrder, Window
 
 MAX_ASKED_TOKENS = 1 << 30
@@ -73,22 +74,6 @@ class Draw:
     """Sources that could not give what they owe: they have given their `max_epochs`."""
 
 
-class NextDocuments:
-    """Tokens of the document that each source gives next, where the last draw left it; decides nothing."""
-
-    def __init__(self) -> None:
-        self._position: Position | None = None
-        self._tokens = np.zeros(0, np.int64)
-
-    def tokens(self, position: Position) -> Ints:
-        """Of each source, [S]; 0 where it is not known, as for any position but the one kept."""
-        return self._tokens if position is self._position else np.zeros(len(position.debt), np.int64)
-
-    def keep(self, position: Position, tokens: Ints) -> None:
-        """Remember them for a draw that goes on from `position`."""
-        self._position, self._tokens = position, tokens
-
-
 def draw(
     orders: Sequence[SourceOrder],
     shares: Ints,
@@ -96,7 +81,7 @@ def draw(
     asked_tokens: int,
     *,
     max_epochs: Ints,
-    ahead: NextDocuments | None = None,
+    coming: ComingDocuments | None = None,
 ) -> Draw:
     """Draw about `asked_tokens` tokens of whole documents, each source its share.
 
@@ -106,7 +91,7 @@ def draw(
         position: Where the sources stand; not changed.
         asked_tokens: Tokens to charge, in [0, 2^30].
         max_epochs: int64 [S] epochs a source may give.
-        ahead: What earlier draws of these orders have seen.
+        coming: What earlier draws of these orders have seen.
 
     Returns:
         Documents sorted by source, in each source's own order. A source in `ran_out` stands at
@@ -117,20 +102,22 @@ def draw(
     asked = charged >> 32
     residue = charged & 0xFFFFFFFF
     debt = position.debt + asked
-    # Lists: with hundreds of sources, a few documents of each, single values are all the work.
-    epoch, window, offset = position.epoch.tolist(), position.window.tolist(), position.offset.tolist()
-    last_epoch, debts = max_epochs.tolist(), debt.tolist()
-    ahead = ahead or NextDocuments()
-    known = ahead.tokens(position)
-    next_tokens: list[int] = known.tolist()
+    coming = coming or ComingDocuments()
+    coming.go_on_from(position, len(orders))
+    owing = np.flatnonzero((debt > 0) & (shares > 0) & (2 * debt > coming.next_tokens))
+    offset = position.offset.copy()
+    given = coming.give(owing, offset[owing], debt[owing])
+    offset[given.source] += given.num_documents
+    debt[given.source] -= given.num_tokens
+    epoch, window = position.epoch.copy(), position.window.copy()
     taken: list[_Run] = []
     ran_out: list[int] = []
-    for s in np.flatnonzero((debt > 0) & (shares > 0) & (2 * debt > known)).tolist():
-        order, owed = orders[s], debts[s]
-        next_tokens[s] = 0
-        e, w, k = epoch[s], window[s], offset[s]
+    for s in given.rest.tolist():
+        order, owed, num_taken = orders[s], int(debt[s]), 0
+        coming.forget(s)
+        e, w, k = int(epoch[s]), int(window[s]), int(offset[s])
         while owed > 0:
-            if e >= last_epoch[s]:
+            if e >= max_epochs[s]:
                 ran_out.append(s)
                 owed = residue[s] = 0
                 break
@@ -142,23 +129,23 @@ def draw(
             if stop > k:
                 taken.append(_Run(s, e, documents, k, stop))
                 owed -= tokens
+                num_taken += stop - k
             k = stop
             if k < len(documents.rows):
-                next_tokens[s] = documents.tokens(k)
+                coming.hold(s, documents, k, given=num_taken)
                 break
             k, w = 0, w + 1
             if w == order.num_windows:
                 w, e = 0, e + 1
-        epoch[s], window[s], offset[s], debts[s] = e, w, k, owed
-    stands = Position(
-        epoch=np.array(epoch, np.int64),
-        window=np.array(window, np.int64),
-        offset=np.array(offset, np.int64),
-        debt=np.array(debts, np.int64),
-        residue=residue,
+        epoch[s], window[s], offset[s], debt[s] = e, w, k, owed
+    stands = Position(epoch=epoch, window=window, offset=offset, debt=debt, residue=residue)
+    coming.end_at(stands)
+    return Draw(
+        documents=_by_source(_of_held(given, epoch), _join(taken)),
+        position=stands,
+        asked=asked,
+        ran_out=tuple(ran_out),
     )
-    ahead.keep(stands, np.array(next_tokens, np.int64))
-    return Draw(documents=_join(taken), position=stands, asked=asked, ran_out=tuple(ran_out))
 
 
 class _Run(NamedTuple):
@@ -169,13 +156,23 @@ class _Run(NamedTuple):
     stop: int
 
 
+def _of_held(given: Given, epoch: Ints) -> Documents:
+    source = np.repeat(given.source, given.num_documents)
+    return Documents(
+        source=source,
+        epoch=epoch[source],
+        row=given.row,
+        tokens=given.tokens,
+        document_tokens=given.document_tokens,
+    )
+
+
 def _join(runs: list[_Run]) -> Documents:
-    """One table of the runs taken; documents that count for nothing are passed over here."""
+    """One table of the runs taken."""
     empty = np.zeros(0, np.int64)
     counts = np.array([run.stop - run.start for run in runs], np.int64)
     ends = np.concatenate([empty, *(r.window.ends[r.start + 1 : r.stop + 1] for r in runs)])
     tokens = ends - np.concatenate([empty, *(r.window.ends[r.start : r.stop] for r in runs)])
-    rows = np.concatenate([empty, *(r.window.rows[r.start : r.stop] for r in runs)])
     whole = tokens
     if any(run.window.document_tokens is not None for run in runs):
         stops = np.cumsum(counts).tolist()
@@ -183,14 +180,21 @@ def _join(runs: list[_Run]) -> Documents:
         for run, stop in zip(runs, stops, strict=True):
             if run.window.document_tokens is not None:
                 whole[stop - (run.stop - run.start) : stop] = run.window.document_tokens[run.start : run.stop]
-    source = np.repeat(np.array([run.source for run in runs], np.int64), counts)
-    epoch = np.repeat(np.array([run.epoch for run in runs], np.int64), counts)
-    if tokens.all():
-        return Documents(source=source, epoch=epoch, row=rows, tokens=tokens, document_tokens=whole)
-    kept = tokens > 0
     return Documents(
-        source=source[kept], epoch=epoch[kept], row=rows[kept], tokens=tokens[kept], document_tokens=whole[kept]
+        source=np.repeat(np.array([run.source for run in runs], np.int64), counts),
+        epoch=np.repeat(np.array([run.epoch for run in runs], np.int64), counts),
+        row=np.concatenate([empty, *(r.window.rows[r.start : r.stop] for r in runs)]),
+        tokens=tokens,
+        document_tokens=whole,
     )
+
+
+def _by_source(held: Documents, joined: Documents) -> Documents:
+    """One table, by source; documents that count for nothing are passed over here."""
+    columns = {f.name: np.concatenate([getattr(held, f.name), getattr(joined, f.name)]) for f in fields(Documents)}
+    order = np.argsort(columns["source"], kind="stable") if len(held.row) else np.arange(len(joined.row))
+    order = order[columns["tokens"][order] > 0]
+    return Documents(**{name: column[order] for name, column in columns.items()})
 
 
 def exhausted_error(name: str, epochs: int, step: int, *, all_sources: bool) -> SourceExhausted:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogMissing
-from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, NextDocuments, Position, draw, exhausted_error
+from torchmix.mixture.coming import ComingDocuments
+from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, Position, draw, exhausted_error
 from torchmix.mixture.schedule import integer_shares
 from torchmix.planner import balance, pack
 from torchmix.planner.cost import cost_model
@@ -100,7 +101,7 @@ class Planner:
         epochs = [recipe.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each source may give."""
-        self._ahead = NextDocuments()
+        self._coming = ComingDocuments()
         self._name_hash = name_hashes(self.sources)
         self._cost = cost_model(recipe.balance.model, boundaries=recipe.packing.boundaries)
         self._cost.check_fits(num_samples=most_samples(recipe.batch), length=recipe.batch.length)
@@ -201,7 +202,7 @@ class Planner:
                 position,
                 min(max(capacity - have, length if parts else 0), MAX_ASKED_TOKENS),
                 max_epochs=self.max_epochs,
-                ahead=self._ahead,
+                coming=self._coming,
             )
             position = more.position
             asked += more.asked
