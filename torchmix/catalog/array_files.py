@@ -66,7 +66,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> di
             offset = -(-file.tell() // ALIGN_BYTES) * ALIGN_BYTES
             file.write(bytes(offset - file.tell()))
             dtype, length = parts[0].dtype.newbyteorder("<"), sum(len(part) for part in parts)
-            header = _header(dtype.str, length)
+            header, _ = _expected(dtype.str, length)
             file.write(header)
             checksum = zlib.crc32(header)
             for part in parts:
@@ -79,9 +79,8 @@ def write_arrays(path: Path, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> di
     return entries
 
 
-@lru_cache(maxsize=1024)
 def _header(descr: str, length: int) -> bytes:
-    """What stands before an array in the .npy format; most arrays of small sources have one of few lengths."""
+    """What stands before an array in the .npy format."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": (length,)})
     return header.getvalue()
@@ -116,12 +115,12 @@ def open_arrays(path: str | Path, entries: Mapping[str, ArrayEntry]) -> dict[str
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             num_bytes = os.fstat(descriptor).st_size
-            wanted_bytes = max((entry.offset + entry.num_bytes for entry in entries.values()), default=0)
+            wanted_bytes = max([entry.offset + entry.num_bytes for entry in entries.values()], default=0)
             if num_bytes != wanted_bytes:
                 raise _damaged(path, f"has {num_bytes} bytes, its manifest says {wanted_bytes}")
-            content: memoryview
+            content: bytes | memoryview
             if num_bytes <= SMALL_BYTES:
-                content = memoryview(os.pread(descriptor, num_bytes, 0))
+                content = os.pread(descriptor, num_bytes, 0)
             else:
                 # Python's mmap would keep a descriptor; those of hundreds of sources exceed the usual limit.
                 with pa.memory_map(f"/dev/fd/{descriptor}") as mapped:
@@ -135,23 +134,37 @@ def open_arrays(path: str | Path, entries: Mapping[str, ArrayEntry]) -> dict[str
         raise _damaged(path, f"cannot be read ({error})") from error
 
 
-def arrays_in(content: memoryview, entries: Mapping[str, ArrayEntry], path: str | Path) -> dict[str, NDArray[Any]]:
+def arrays_in(
+    content: bytes | memoryview, entries: Mapping[str, ArrayEntry], path: str | Path
+) -> dict[str, NDArray[Any]]:
     """The arrays of a file's content, of which they are views; `path` is for messages.
 
     Raises:
         CatalogError: It holds other arrays than the entries say.
     """
-    return {name: _array_in(content, name, entry, path) for name, entry in entries.items()}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, entry in entries.items():
+        header, dtype = _expected(entry.dtype, entry.length)
+        begin = entry.offset + len(header)
+        if (
+            content[entry.offset : begin] == header
+            and begin + entry.length * dtype.itemsize == entry.offset + entry.num_bytes
+        ):
+            arrays[name] = np.frombuffer(content, dtype, entry.length, begin) if entry.length else np.zeros(0, dtype)
+        else:
+            arrays[name] = _array_in(memoryview(content), name, entry, path)
+    return arrays
+
+
+@lru_cache(maxsize=1024)
+def _expected(descr: str, length: int) -> tuple[bytes, np.dtype[Any]]:
+    """What stands before an array, as this numpy writes it, and its type; most arrays of small sources have one of
+    few lengths."""
+    return _header(descr, length), np.dtype(descr)
 
 
 def _array_in(content: memoryview, name: str, entry: ArrayEntry, path: str | Path) -> NDArray[Any]:
-    """One array of a file's content."""
-    header = _header(entry.dtype, entry.length)  # as this numpy writes it; others pad it in another way
-    if content[entry.offset : entry.offset + len(header)] == header:
-        dtype = np.dtype(entry.dtype)
-        if len(header) + entry.length * dtype.itemsize == entry.num_bytes:
-            begin = entry.offset + len(header)
-            return np.frombuffer(content, dtype, entry.length, begin) if entry.length else np.zeros(0, dtype)
+    """One array of a file's content, whose header another numpy may have padded in another way."""
     begins = content[entry.offset : entry.offset + PREFIX_BYTES].tobytes()
     header_bytes = PREFIX_BYTES + int.from_bytes(begins[-2:], "little")
     head = content[entry.offset : entry.offset + header_bytes].tobytes()

@@ -112,6 +112,12 @@ def catalog_directory(recipe: Recipe, directory: Path) -> Path:
     return directory / recipe.catalog
 
 
+def part_of_catalog(catalog: Catalog, recipe: Recipe) -> Catalog:
+    """What `open_catalog` would give for a recipe that has some of the sources, and the same settings for them."""
+    sources = {name: catalog.sources[name] for name in sorted(recipe.sources)}
+    return Catalog(directory=catalog.directory, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
+
+
 def settings_of(recipe: Recipe, name: str) -> SourceSettings:
     """What a checked recipe says of its source `name`."""
     source = recipe.sources[name]
@@ -142,15 +148,16 @@ def open_catalog(recipe: Recipe, directory: Path) -> Catalog:
     folder = catalog_directory(recipe, directory)
     manifest = read_manifest(folder)
     try:
-        return _open(recipe, folder, manifest)
+        return open_manifest(recipe, folder, manifest)
     except CatalogError:
         newer = read_manifest(folder)  # published while we opened the older one's arrays
         if newer == manifest:
             raise
-        return _open(recipe, folder, newer)
+        return open_manifest(recipe, folder, newer)
 
 
-def _open(recipe: Recipe, folder: Path, manifest: Manifest) -> Catalog:
+def open_manifest(recipe: Recipe, folder: Path, manifest: Manifest) -> Catalog:
+    """The sources of a recipe in the catalog at `folder`, whose manifest was read; errors as `open_catalog`."""
     sources: dict[str, SourceCatalog] = {}
     for name in sorted(recipe.sources):
         entry = manifest.sources.get(name)

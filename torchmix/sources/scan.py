@@ -28,6 +28,7 @@ from torchmix.catalog.store import (
     SourceSettings,
     catalog_directory,
     open_catalog,
+    open_manifest,
     open_source,
     settings_of,
 )
@@ -142,13 +143,13 @@ def _index(recipe: Recipe, directory: Path, *, progress: Progress | None, force:
         for source in work:
             _check_not_empty(source, parts[source.name])
         entries = {source.name: _entry(folder, source, parts[source.name]) for source in work}
-        publish(folder, entries, old)
+        manifest = publish(folder, entries, old)
         remove_parts(folder, frozenset(recipe.sources))
     except OSError as error:
         raise CatalogError(f"cannot write the catalog at {folder}: {error}; mend that, then index again") from error
     finally:  # after an error, too: what was not published must not stay
         _clean(folder)
-    catalog = open_catalog(recipe, directory)
+    catalog = open_manifest(recipe, folder, manifest)  # nobody else publishes while we hold the lock
     num_files = sum(len(source.files) for source in work)
     resumed = sum(file.resumed for file in scanned)
     return IndexReport(

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from torchmix import __version__
-from torchmix.catalog.store import Catalog, open_catalog
+from torchmix.catalog.store import Catalog, open_catalog, part_of_catalog
 from torchmix.constructor.context_parallel import check_context_parallel
 from torchmix.errors import CatalogMissing, RecipeError, TopologyError
 from torchmix.parallel.agreement import agree, failures_told
@@ -142,7 +142,7 @@ def build_loader(
                 one_pass=one_pass,
                 catalog=catalog.fingerprint,
             )
-            stream = StepStream(settings)
+            stream = StepStream(settings, catalog=None if workers else catalog)
         else:
             assert fan_out is not None
             stream = ReceivedSteps(fan_out)
@@ -169,8 +169,7 @@ def _catalog(recipe: Recipe, whole: Recipe, folder: Path) -> Catalog:
     try:
         return open_catalog(recipe, folder)
     except CatalogMissing:
-        ensure_catalog(with_all_sources(whole), folder)
-    return open_catalog(recipe, folder)
+        return part_of_catalog(ensure_catalog(with_all_sources(whole), folder), recipe)
 
 
 def _recipe_and_folder(recipe: str | Path | Recipe, directory: str | Path | None) -> tuple[Recipe, Path]:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torchmix.catalog.store import open_catalog
+from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
@@ -78,9 +78,16 @@ class StreamSettings:
 class StepStream(IterableDataset[StepTensors]):
     """The steps of one replica, endless unless `max_steps` says otherwise."""
 
-    def __init__(self, settings: StreamSettings) -> None:
+    def __init__(self, settings: StreamSettings, *, catalog: Catalog | None = None) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            settings: What the steps follow from.
+            catalog: The recipe's, where it is open already, for the first `iter()` if that is in this process.
+        """
         super().__init__()
         self._settings = settings
+        self._catalog = catalog
         self._fingerprint = recipe_fingerprint(settings.recipe)
         start = start_state(
             recipe=self._fingerprint,
@@ -151,7 +158,8 @@ class StepStream(IterableDataset[StepTensors]):
     def _steps(self) -> Generator[StepTensors, None, None]:
         settings = self._settings
         recipe = settings.recipe
-        catalog = open_catalog(recipe, Path(settings.directory))
+        catalog = self._catalog or open_catalog(recipe, Path(settings.directory))
+        self._catalog = None
         planner = open_planner(
             recipe,
             catalog,
