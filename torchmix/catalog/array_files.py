@@ -61,20 +61,19 @@ def write_arrays(path: Path, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> di
         OSError: The file exists or cannot be written; what was written of it stays.
     """
     entries: dict[str, ArrayEntry] = {}
+    end = 0
     with path.open("xb") as file:
         for name, parts in arrays.items():
-            offset = -(-file.tell() // ALIGN_BYTES) * ALIGN_BYTES
-            file.write(bytes(offset - file.tell()))
-            dtype, length = parts[0].dtype.newbyteorder("<"), sum(len(part) for part in parts)
-            header, _ = _expected(dtype.str, length)
-            file.write(header)
-            checksum = zlib.crc32(header)
+            offset = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+            header, dtype = _expected(parts[0].dtype.newbyteorder("<").str, sum(map(len, parts)))
+            file.write(bytes(offset - end) + header)
+            checksum, end = zlib.crc32(header), offset + len(header)
             for part in parts:
                 content = np.ascontiguousarray(part, dtype).view(np.uint8).data
-                checksum = zlib.crc32(content, checksum)
+                checksum, end = zlib.crc32(content, checksum), end + len(content)
                 file.write(content)
             entries[name] = ArrayEntry(
-                dtype=dtype.str, length=length, offset=offset, num_bytes=file.tell() - offset, crc32=checksum
+                dtype=dtype.str, length=sum(map(len, parts)), offset=offset, num_bytes=end - offset, crc32=checksum
             )
     return entries
 

@@ -38,28 +38,58 @@ def table_of_file(
         dict_crc: Of the dictionary of each column chunk, or None.
     """
     first_row = np.cumsum(rows) - rows
-    begins = np.ones(len(offset), np.bool_)
-    begins[1:] = (np.diff(chunk_of_page) != 0) | (offset[1:] != (offset + num_bytes)[:-1])
-    for place in (offset, first_row):  # what is counted from a chunk's first page must fit 32 bits
-        first = np.flatnonzero(begins)
-        relative = place - np.repeat(place[first], np.diff(first, append=len(place)))
-        begins[1:] |= (np.diff(relative // MOST_IN_CHUNK) > 0) & ~begins[1:]
-    first = np.flatnonzero(begins)
-    pages_of_chunk = np.diff(first, append=len(offset))
+    first = _first_pages(chunk_of_page, offset, num_bytes, first_row)
     column_chunk = chunk_of_page[first]
-    end = np.zeros(1, np.int64)
+    with_tails = tail_bytes is not None and tail_bytes.any()
     return PageTable(
-        page_start=np.append(offset - np.repeat(offset[first], pages_of_chunk), end).astype(np.uint32),
-        page_row=np.append(first_row - np.repeat(first_row[first], pages_of_chunk), end).astype(np.uint32),
-        tail_bytes=(end[:0] if tail_bytes is None or not tail_bytes.any() else tail_bytes).astype(np.uint32),
-        page_crc=(end[:0] if page_crc is None else page_crc).astype(np.uint32),
-        chunk_page=np.append(first, len(offset)).astype(np.int64),
-        chunk_row=np.append(first_row[first], rows.sum()).astype(np.int64),
-        chunk_offset=offset[first].astype(np.int64),
-        chunk_bytes=np.add.reduceat(num_bytes, first).astype(np.int64) if len(first) else end[:0],
+        page_start=_counted(_from_first(offset, first)),
+        page_row=_counted(_from_first(first_row, first)),
+        tail_bytes=_optional(tail_bytes if with_tails else None),
+        page_crc=_optional(page_crc),
+        chunk_page=np.append(first, len(offset)),
+        chunk_row=np.append(first_row[first], rows.sum(dtype=np.int64)),
+        chunk_offset=offset[first],
+        chunk_bytes=np.add.reduceat(num_bytes, first) if len(first) else np.zeros(0, np.int64),
         file_of_chunk=np.zeros(len(first), np.int32),
         dict_offset=dict_offset[column_chunk],
         dict_bytes=dict_bytes[column_chunk],
-        dict_crc=(end[:0] if dict_crc is None else dict_crc[column_chunk]).astype(np.uint32),
+        dict_crc=_optional(None if dict_crc is None else dict_crc[column_chunk]),
         codec=codec[column_chunk],
     )
+
+
+def _first_pages(
+    chunk_of_page: NDArray[np.integer], offset: Int64Array, num_bytes: Int64Array, first_row: Int64Array
+) -> Int64Array:
+    """The first page of each chunk of the table."""
+    if not len(offset):
+        return np.zeros(0, np.int64)
+    follows = offset[1:] == (offset + num_bytes)[:-1]
+    follows &= chunk_of_page[1:] == chunk_of_page[:-1]
+    if max(int(offset[-1] - offset[0]), int(first_row[-1])) < MOST_IN_CHUNK and follows.all():
+        return np.zeros(1, np.int64)
+    begins = np.ones(len(offset), np.bool_)
+    begins[1:] = ~follows
+    for place in (offset, first_row):  # what is counted from a chunk's first page must fit 32 bits
+        relative = _from_first(place, np.flatnonzero(begins))
+        begins[1:] |= (np.diff(relative // MOST_IN_CHUNK) > 0) & ~begins[1:]
+    return np.flatnonzero(begins)
+
+
+def _from_first(places: Int64Array, first: Int64Array) -> Int64Array:
+    """Places of pages, counted from that of the first page of their chunk."""
+    if len(first) == 1:
+        counted: Int64Array = places - places[0]
+        return counted
+    return places - np.repeat(places[first], np.diff(first, append=len(places)))
+
+
+def _counted(values: Int64Array) -> NDArray[np.uint32]:
+    """Values below 2^32, and a 0 behind them."""
+    counted = np.zeros(len(values) + 1, np.uint32)
+    counted[:-1] = values
+    return counted
+
+
+def _optional(values: NDArray[np.integer] | None) -> NDArray[np.uint32]:
+    return np.zeros(0, np.uint32) if values is None else values.astype(np.uint32)

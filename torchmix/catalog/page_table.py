@@ -196,15 +196,19 @@ class PageTable:
             ("chunk_row", self.chunk_row, 0),
             ("file_of_chunk", self.file_of_chunk, 0),
         ):
-            if len(array) and (array[0] < 0 or (np.diff(array) < least).any()):
+            if len(array) and (array[0] < 0 or (array[1:] - array[:-1] < least).any()):
                 raise CatalogError(f"{name} of a page table is negative, or does not rise")
         if (self.chunk_page[0], self.chunk_row[0], self.chunk_page[-1]) != (0, 0, pages):
             raise CatalogError(
                 f"chunks begin at page {self.chunk_page[0]} and row {self.chunk_row[0]}, and end at page "
                 f"{self.chunk_page[-1]} of {pages}"
             )
+        if ((self.dict_offset < 0) != (self.dict_bytes == 0)).any():
+            raise CatalogError("a chunk has a dictionary's offset without its size, or its size without its offset")
         if self.page_start[self.chunk_page].any() or self.page_row[self.chunk_page].any():
             raise CatalogError("the first page of a chunk does not begin with it")
+        if chunks == 1 and not len(self.tail_bytes) and self._rises_in_one_chunk():
+            return
         place = self.place(np.arange(pages))
         if pages and (place.offset.min() < 0 or place.num_bytes.min() < 1 or place.num_rows.min() < 0):
             raise CatalogError(
@@ -212,8 +216,17 @@ class PageTable:
                 f"{place.num_rows.min()} rows"
             )
         self._check_tails(place)
-        if ((self.dict_offset < 0) != (self.dict_bytes == 0)).any():
-            raise CatalogError("a chunk has a dictionary's offset without its size, or its size without its offset")
+
+    def _rises_in_one_chunk(self) -> bool:
+        """Whether pages of the only chunk have bytes each, and rows or none."""
+        start, row = self.page_start[:-1], self.page_row[:-1]
+        return bool(
+            self.chunk_offset[0] >= 0
+            and start[-1] < self.chunk_bytes[0]
+            and row[-1] <= self.chunk_row[1]
+            and (start[1:] > start[:-1]).all()
+            and (row[1:] >= row[:-1]).all()
+        )
 
     def _check_tails(self, place: PlacedPages) -> None:
         """A tail is the beginning of the next page, which lies behind in the same file."""
