@@ -1,11 +1,20 @@
-"""For all tests: what is imported by then is not looked through by each garbage collection to come."""
+"""For all tests: what is imported by then is not looked through by each garbage collection to come; what they have
+started for each other ends with them.
+"""
 
 from __future__ import annotations
 
 import gc
+
+from tests.support.forks import close_fork_servers
 
 
 def pytest_collection_finish() -> None:
     """After all modules of tests, and with them torch and pyarrow, are imported."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """After all tests."""
+    close_fork_servers()

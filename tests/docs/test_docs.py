@@ -6,7 +6,6 @@ Every block of Python or YAML and every command in README.md is run, as it stand
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -69,11 +68,10 @@ def test_the_python_of_every_page_runs_as_it_stands(job: Path) -> None:
         for number, (name, snippet) in enumerate(snippets):
             script = job / f"snippet_{number}.py"
             script.write_text(snippet, encoding="utf-8")
-            child = processes.start(
-                [sys.executable, "-c", f"import os; os.chdir({str(job)!r}); exec(open({str(script)!r}).read())"],
-                name=f"snippet-{number}",
-                environment={"OMP_NUM_THREADS": "1"},
-            )
+            # Those of the README in interpreters of their own, as its reader runs them.
+            start = processes.start_python if name == "README.md" else processes.fork_python
+            code = f"import os; os.chdir({str(job)!r}); exec(open({str(script)!r}).read())"
+            child = start("-c", code, name=f"snippet-{number}")
             assert child.wait(deadline_s=120) == 0, f"{name}\n{child.report()}"
             assert child.stdout().strip(), f"{name} prints nothing"
 

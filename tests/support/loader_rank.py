@@ -4,13 +4,15 @@
 
 It continues from the state in the folder SAVES if there is one, and saves one there after each step, aside and renamed.
 It prints `step S digest D` after each step, `opened PATH` for each data file it opened, and `done` at the end. Every
-microbatch ends in an all-reduce over all ranks on the default group, as a training step would.
+microbatch ends in an all-reduce over all ranks on the default group, as a training step would. Rank 0 goes no further
+than the step in the variable HOLD_AT of the environment: a job that is to be killed does not end before.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,8 @@ def main(arguments: list[str]) -> None:
                     aside = saves / "state.tmp"
                     aside.write_bytes(loader.state_dict()["torchmix_state"])
                     aside.replace(saved)
+                    if os.environ.get("HOLD_AT") == str(microbatch.step):
+                        time.sleep(600)
                 dist.barrier()
     for path in sorted(opened):
         print(f"opened {path}", flush=True)

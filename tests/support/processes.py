@@ -3,6 +3,7 @@
 In: a program and its arguments. Out: `Child`, whose exit code and output are read under a deadline. Every process leads
 a session of its own; leaving `Processes` kills each session whole, stopped processes included, whatever the test did.
 Nothing here sleeps to synchronise: waits poll until a deadline and fail with the output of the child that is late.
+Ranks are forks of a process that has imported torch, unless a test asks for interpreters of their own.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The repository: processes run here, so that `tests.support` imports."""
+from tests.support.forks import ROOT, TORCH, Fork, fork_server
 
 POLL_S = 0.01
+STACKS_S = 1.0
+"""For a process to print the stacks of its threads."""
 
 
-def wait_until(condition: Callable[[], bool], *, deadline_s: float, what: str) -> None:
+def wait_until(condition: Callable[[], bool], *, deadline_s: float, what: str | Callable[[], str]) -> None:
     """Poll `condition` until it holds; an AssertionError naming `what` after `deadline_s` seconds."""
     give_up_s = time.monotonic() + deadline_s
     while not condition():
-        assert time.monotonic() < give_up_s, f"not within {deadline_s} s: {what}"
+        if time.monotonic() > give_up_s:
+            raise AssertionError(f"not within {deadline_s} s: {what if isinstance(what, str) else what()}")
         time.sleep(POLL_S)
 
 
@@ -45,7 +49,7 @@ class Child:
     """One started process."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Fork
     stdout_path: Path
     stderr_path: Path
 
@@ -69,7 +73,9 @@ class Child:
     def wait(self, *, deadline_s: float) -> int:
         """Exit code of the process, which must end within `deadline_s` seconds."""
         wait_until(
-            lambda: self.returncode is not None, deadline_s=deadline_s, what=f"end of {self.name}\n{self.report()}"
+            lambda: self.returncode is not None,
+            deadline_s=deadline_s,
+            what=lambda: f"end of {self.name}\n{self.report()}",
         )
         assert self.returncode is not None
         return self.returncode
@@ -98,7 +104,10 @@ class Child:
         self.process.wait()
 
     def report(self) -> str:
-        """Exit code and output, for a failing test's message."""
+        """Exit code and output, for a failing test's message; with the stacks of a fork that has not ended."""
+        if isinstance(self.process, Fork) and self.returncode is None:
+            self.send_signal(signal.SIGUSR1)
+            time.sleep(STACKS_S)
         return (
             f"--- {self.name}: pid {self.pid}, exit code {self.returncode}\n"
             f"--- stdout\n{self.stdout()}\n--- stderr\n{self.stderr()}"
@@ -124,37 +133,38 @@ class Processes:
 
     def start(self, arguments: Sequence[str], *, name: str = "", environment: Mapping[str, str] | None = None) -> Child:
         """Start a program in the repository's root; `environment` is added to this process' own."""
-        label = name or f"process-{len(self.children)}"
-        stdout_path = self._directory / f"{label}.{len(self.children)}.out"
-        stderr_path = self._directory / f"{label}.{len(self.children)}.err"
-        with stdout_path.open("wb") as stdout, stderr_path.open("wb") as stderr:
-            process = subprocess.Popen(
-                list(arguments),
-                cwd=ROOT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        child = Child(name=label, process=process, stdout_path=stdout_path, stderr_path=stderr_path)
-        self.children.append(child)
-        return child
+        return self._keep(partial(_popen, arguments), name, environment)
 
     def start_python(self, *arguments: str, name: str = "", environment: Mapping[str, str] | None = None) -> Child:
         """Start this Python with `arguments`, say ("-m", "tests.support.some_program", "--flag")."""
         return self.start([sys.executable, *arguments], name=name, environment=environment)
 
+    def fork_python(
+        self,
+        *arguments: str,
+        after: tuple[str, ...] = TORCH,
+        name: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
+        """As `start_python`, as a fork of a process that has imported the modules `after`."""
+        return self._keep(partial(fork_server(after).start, arguments, ROOT), name, environment)
+
     def start_ranks(
-        self, *arguments: str, world_size: int, environment: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        world_size: int,
+        after: tuple[str, ...] = TORCH,
+        environment: Mapping[str, str] | None = None,
     ) -> list[Child]:
         """Start a Python program once per rank with torchrun's environment, but without a launcher.
 
-        A launcher ends the other ranks when one dies, and so would hide whether they end by themselves.
+        A launcher ends the other ranks when one dies, and so would hide whether they end by themselves. The ranks are
+        forks of a process that has imported the modules `after`; of none if there are none.
         """
         port = str(free_port())
+        start = partial(self.fork_python, after=after) if after else self.start_python
         return [
-            self.start_python(
+            start(
                 *arguments,
                 name=f"rank-{rank}",
                 environment={
@@ -164,13 +174,41 @@ class Processes:
                     "WORLD_SIZE": str(world_size),
                     "LOCAL_RANK": str(rank),
                     "LOCAL_WORLD_SIZE": str(world_size),
-                    "OMP_NUM_THREADS": "1",
                     **(environment or {}),
                 },
             )
             for rank in range(world_size)
         ]
 
+    def _keep(
+        self,
+        start: Callable[[Mapping[str, str], Sequence[Path]], subprocess.Popen[bytes] | Fork],
+        name: str,
+        environment: Mapping[str, str] | None,
+    ) -> Child:
+        """What `start` makes of a whole environment and of empty files for its output."""
+        label = name or f"process-{len(self.children)}"
+        files = [self._directory / f"{label}.{len(self.children)}.{kind}" for kind in ("out", "err")]
+        for path in files:
+            path.touch()
+        whole = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(environment or {})}
+        child = Child(name=label, process=start(whole, files), stdout_path=files[0], stderr_path=files[1])
+        self.children.append(child)
+        return child
+
     def report(self) -> str:
         """Exit codes and output of all, for a failing test's message."""
         return "\n".join(child.report() for child in self.children)
+
+
+def _popen(arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[Path]) -> subprocess.Popen[bytes]:
+    with files[0].open("wb") as stdout, files[1].open("wb") as stderr:
+        return subprocess.Popen(
+            list(arguments),
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )

@@ -36,7 +36,7 @@ def assert_all_end_and_name(others: list[Child], lost: str, processes: Processes
     wait_until(
         lambda: all(other.returncode is not None for other in others),
         deadline_s=END_S,
-        what=f"end of all other ranks\n{processes.report()}",
+        what=lambda: f"end of all other ranks\n{processes.report()}",
     )
     for other in others:
         assert other.returncode != 0, processes.report()

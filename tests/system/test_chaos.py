@@ -25,7 +25,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start_alone(processes: Processes, job: Path, workers: int, how: str) -> Child:
-    return processes.start_python("-m", "tests.support.lone_loader", str(job), str(workers), how)
+    return processes.fork_python("-m", "tests.support.lone_loader", str(job), str(workers), how)
 
 
 def start_ranks(processes: Processes, job: Path, chaos: str, *, world_size: int) -> list[Child]:

@@ -18,14 +18,13 @@ DEADLINE_S = 90.0
 def test_every_rank_receives_its_share_from_its_leader(tmp_path: Path, tp: int, cp: int, pp: int) -> None:
     with Processes(tmp_path) as processes:
         ranks = [
-            processes.start_python(
+            processes.fork_python(
                 "-m",
                 "tests.support.fan_out_rank",
                 *(str(number) for number in (rank, WORLD_SIZE, tp, cp, pp)),
                 str(tmp_path / "store"),
                 str(NUM_STEPS),
                 name=f"rank-{rank}",
-                environment={"OMP_NUM_THREADS": "1"},
             )
             for rank in range(WORLD_SIZE)
         ]

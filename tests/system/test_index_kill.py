@@ -81,7 +81,7 @@ def test_a_killed_index_run_leaves_a_valid_catalog_and_the_next_one_finishes_it(
     few = with_fewer_files(recipe)
     resumed_files = published_before_kill = 0
     with Processes(tmp_path) as processes:
-        whole = processes.start_python("-m", "tests.support.index_run", str(write_recipe(recipe, tmp_path / "whole")))
+        whole = processes.fork_python("-m", "tests.support.index_run", str(write_recipe(recipe, tmp_path / "whole")))
         whole.wait_for_line("indexing", deadline_s=DEADLINE_S)
         began_s = time.monotonic()
         words = whole.wait_for_line("calls", deadline_s=DEADLINE_S).split()
@@ -93,7 +93,7 @@ def test_a_killed_index_run_leaves_a_valid_catalog_and_the_next_one_finishes_it(
             path = write_recipe(recipe, folder)
             before = index_recipe(few, folder).fingerprint if run % 2 else None
             die_at = ("--die-at", str(rng.randrange(num_calls))) if run % 4 < 2 else ()
-            killed = processes.start_python("-m", "tests.support.index_run", str(path), *die_at)
+            killed = processes.fork_python("-m", "tests.support.index_run", str(path), *die_at)
             if not die_at:
                 killed.wait_for_line("indexing", deadline_s=DEADLINE_S)
                 time.sleep(rng.random() * duration_s)  # the moment of the kill; nothing waits for it

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forks import MEGATRON
 from tests.support.layouts import SAMPLES, write_bytes_job
 from tests.support.processes import Processes
 
@@ -30,14 +31,14 @@ JOBS = {
 def test_a_killed_rank_is_named_by_all_others(tmp_path: Path) -> None:
     recipe = write_bytes_job(tmp_path / "job", boundaries="document")
     with Processes(tmp_path) as processes:
-        child = processes.start_python(
+        child = processes.fork_python(
             "-m",
             "tests.support.megatron_kills",
             str(recipe),
             str(tmp_path / "out"),
             str(END_S),
             *JOBS.values(),
-            environment={"OMP_NUM_THREADS": "1"},
+            after=MEGATRON,
         )
         assert child.wait(deadline_s=len(JOBS) * 180.0) == 0, child.report()
         jobs = [json.loads(line) for line in child.stdout().splitlines()]
@@ -69,7 +70,7 @@ with installed(args, core=True):
 def test_a_script_that_ends_in_the_middle_ends(tmp_path: Path, workers: int, how: str) -> None:
     recipe = write_bytes_job(tmp_path / "job", boundaries="document")
     with Processes(tmp_path) as processes:
-        child = processes.start_python("-c", LEAVES, str(recipe), str(workers), how)
+        child = processes.fork_python("-c", LEAVES, str(recipe), str(workers), how)
         assert child.wait(deadline_s=120) == (1 if how == "raise" else int(how)), child.report()
         assert ("a mistake in the script" in child.stderr()) == (how == "raise")
 
@@ -100,6 +101,6 @@ with installed(args, core=True):
 def test_a_worker_outlives_the_signal_after_which_megatron_saves(tmp_path: Path) -> None:
     recipe = write_bytes_job(tmp_path / "job", boundaries="document")
     with Processes(tmp_path) as processes:
-        child = processes.start_python("-c", SIGNALLED, str(recipe), str(SAMPLES))
+        child = processes.fork_python("-c", SIGNALLED, str(recipe), str(SAMPLES))
         assert child.wait(deadline_s=120) == 0, child.report()
         assert "worker True" in child.stdout(), child.report()

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support import oracle
+from tests.support.forks import MEGATRON
 from tests.support.layouts import LENGTH, SAMPLES, Layout, digest_of, layouts_of, write_bytes_job
 from tests.support.processes import Processes
 from torchmix.cli.main import main
@@ -50,9 +51,7 @@ def run_world(folder: Path, out: Path, boundaries: str, layouts: list[Layout]) -
     deadline_s = 60 + LAYOUT_S * len(layouts)
     arguments = [str(folder / f"{boundaries}.yaml"), str(out), str(deadline_s), *(layout.name for layout in layouts)]
     with Processes(folder) as processes:
-        child = processes.start_python(
-            "-m", "tests.support.megatron_world", *arguments, environment={"OMP_NUM_THREADS": "1"}
-        )
+        child = processes.fork_python("-m", "tests.support.megatron_world", *arguments, after=MEGATRON)
         assert child.wait(deadline_s=60 + deadline_s) == 0, child.report()
     seen = []
     for size, group in groupby(layouts, lambda layout: layout.world_size):

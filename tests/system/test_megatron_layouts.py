@@ -1,4 +1,8 @@
-"""The Megatron example under torchrun: one rank, DP 2, TP 2, CP 2 and PP 2 train alike, from shared checkpoints."""
+"""The Megatron example: one rank, DP 2, TP 2, CP 2 and PP 2 train alike, from shared checkpoints.
+
+PP 2 runs under torchrun. The others are ranks that were forked after an import of Megatron, which takes more of a core
+than their training.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.example import EXAMPLE
+from tests.support.forks import MEGATRON
 from tests.support.processes import Processes
 
 pytestmark = pytest.mark.system
@@ -44,17 +49,21 @@ def write_corpus(directory: Path) -> Path:
     return path
 
 
-def train(directory: Path, name: str, *, ranks: int, steps: int, arguments: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Run the example under torchrun and return its log, a dict per step."""
+def train(
+    directory: Path, name: str, *, ranks: int, steps: int, arguments: tuple[str, ...], by_torchrun: bool = False
+) -> list[dict[str, Any]]:
+    """Run the example and return its log, a dict per step."""
     log = directory / f"{name}.jsonl"
+    script = (str(EXAMPLE / "train.py"), "--data-recipe", str(directory / "recipe.yaml"), *arguments)
+    numbers = ("--steps", str(steps), "--micro-batch-size", "2", "--workers", "0", "--log-file", str(log))
     with Processes(directory) as processes:
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-        script = (str(EXAMPLE / "train.py"), "--data-recipe", str(directory / "recipe.yaml"))
-        numbers = ("--steps", str(steps), "--micro-batch-size", "2", "--workers", "0", "--log-file", str(log))
-        child = processes.start_python(
-            *launcher, *script, *numbers, *arguments, name=name, environment={"OMP_NUM_THREADS": "1"}
-        )
-        assert child.wait(deadline_s=DEADLINE_S) == 0, child.report()
+        if by_torchrun:
+            launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+            children = [processes.start_python(*launcher, *script, *numbers, name=name)]
+        else:
+            children = processes.start_ranks(*script, *numbers, world_size=ranks, after=MEGATRON)
+        for child in children:
+            assert child.wait(deadline_s=DEADLINE_S) == 0, processes.report()
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
@@ -69,7 +78,8 @@ def test_layouts_train_alike_from_one_checkpoint(tmp_path: Path) -> None:
     load = ("--load", str(shared))
     one = train(tmp_path, "one", ranks=1, steps=16, arguments=load)
     assert column(one, "step") == list(range(4, 17))
-    pp = train(tmp_path, "pp", ranks=2, steps=13, arguments=(*load, "--pp", "2", "--save", str(by_pipeline)))
+    save = ("--pp", "2", "--save", str(by_pipeline))
+    pp = train(tmp_path, "pp", ranks=2, steps=13, arguments=(*load, *save), by_torchrun=True)
     parallel = {
         "dp": train(tmp_path, "dp", ranks=2, steps=13, arguments=load),
         "tp": train(tmp_path, "tp", ranks=2, steps=13, arguments=(*load, "--tp", "2")),

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.example import EXAMPLE
+from tests.support.forks import MEGATRON
 from tests.support.processes import Processes
 
 pytestmark = pytest.mark.system
 
 DEADLINE_S = 180.0
-ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 RECIPE = str(EXAMPLE / "recipe.yaml")
 
 
 def lines_of(tmp_path: Path, *arguments: str) -> list[dict[str, object]]:
     """Run a program and parse its JSON lines."""
     with Processes(tmp_path) as processes:
-        child = processes.start_python("-m", *arguments, environment=ENVIRONMENT)
+        child = processes.fork_python("-m", *arguments, after=MEGATRON)
         assert child.wait(deadline_s=DEADLINE_S) == 0, child.report()
         return [json.loads(line) for line in child.stdout().splitlines() if line.startswith("{")]
 

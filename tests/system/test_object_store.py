@@ -81,16 +81,17 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 def torchmix(processes: Processes, store: Proxy, *arguments: object) -> Child:
     """The command line in a process that speaks to the store."""
-    child = processes.start_python("-W", "error", "-c", COMMAND, *map(str, arguments), environment=store.environment)
+    child = processes.fork_python("-W", "error", "-c", COMMAND, *map(str, arguments), environment=store.environment)
     child.wait(deadline_s=DEADLINE_S)
     return child
 
 
 def train(processes: Processes, store: Proxy, recipe: Path, *, steps: int = STEPS, **more: Any) -> Child:
-    """A process that trains, see store_loader.py."""
+    """A process that trains, see store_loader.py; `alone` in an interpreter that has imported nothing before."""
     first, last, workers = more.get("first", "-"), more.get("last", "-"), more.get("workers", 0)
     arguments = ("-W", "error", "-m", "tests.support.store_loader", recipe, first, steps, last, workers)
-    return processes.start_python(*map(str, arguments), environment=store.environment)
+    start = processes.start_python if more.get("alone") else processes.fork_python
+    return start(*map(str, arguments), environment=store.environment)
 
 
 def result_of(child: Child) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def near(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def test_all_formats_give_the_stream_of_local_files_and_resume(corpus, near, store, processes, tmp_path) -> None:
-    far = result_of(train(processes, store, corpus.far))
+    far = result_of(train(processes, store, corpus.far, alone=True))
     result_of(train(processes, store, corpus.far, steps=3, last=tmp_path / "state"))
     second = result_of(train(processes, store, corpus.far, steps=STEPS - 3, first=tmp_path / "state", workers=1))
     assert far["digests"] == near["digests"] and len(set(far["digests"])) == STEPS
@@ -129,7 +130,7 @@ def read_window(processes: Processes, store: Proxy, place: object, catalog: Path
     """What a process read of a file, see store_window.py, and the ranges that it asked the store for."""
     store.asked.clear()
     arguments = ("-W", "error", "-m", "tests.support.store_window", str(place), str(catalog))
-    found = result_of(processes.start_python(*arguments, environment=store.environment))
+    found = result_of(processes.fork_python(*arguments, environment=store.environment))
     return found, store.ranges()
 
 

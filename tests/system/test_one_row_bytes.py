@@ -43,7 +43,7 @@ def test_a_random_row_reads_no_more_than_its_page_and_its_dictionary(tmp_path, c
     rows = [random.Random(SEED + chunk).randrange(first_row[chunk] + 50, first_row[chunk] + 350) for chunk in (1, 2, 3)]
     rows.append(first_row[3])
     with Processes(tmp_path) as processes:
-        child = processes.start_python("-m", "tests.support.read_rows", str(tmp_path / "recipe.yaml"), *map(str, rows))
+        child = processes.fork_python("-m", "tests.support.read_rows", str(tmp_path / "recipe.yaml"), *map(str, rows))
         assert child.wait(deadline_s=120) == 0, child.report()
         reports = [json.loads(line) for line in child.stdout().splitlines()]
     assert len(reports) == len(rows)

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from torchmix.parallel.topology import Topology
 pytestmark = pytest.mark.system
 DEADLINE_S = 180.0
 STEPS = 40
+MOST_FURTHER = 3
+"""How many steps a job may do between the step at which it is to be killed and the kill."""
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +46,11 @@ def start_job(
     pp: int,
     workers: int,
     ahead: int,
+    hold_at: int | None = None,
 ) -> list[Child]:
     sizes = (tp, cp, pp, workers, ahead, STEPS)
     program = ("-m", "tests.support.loader_rank", str(job), str(saves), *map(str, sizes))
-    return processes.start_ranks(*program, world_size=world_size)
+    return processes.start_ranks(*program, world_size=world_size, environment={"HOLD_AT": str(hold_at)})
 
 
 def digests_in(child: Child) -> dict[int, str]:
@@ -87,18 +91,17 @@ def test_killed_at_random_and_resumed_at_other_sizes_the_order_continues(
     stop = 0
     with Processes(tmp_path) as processes:
         for number, (world_size, tp, cp, pp, workers, ahead) in enumerate(jobs):
-            ranks = start_job(processes, job, tmp_path, world_size, tp=tp, cp=cp, pp=pp, workers=workers, ahead=ahead)
-            if number < len(jobs) - 1:
-                stop += moments.randrange(3, 15)
+            is_killed = number < len(jobs) - 1
+            stop = stop + MOST_FURTHER + moments.randrange(2, 13) if is_killed else STEPS
+            sizes = {"tp": tp, "cp": cp, "pp": pp, "workers": workers, "ahead": ahead}
+            ranks = start_job(processes, job, tmp_path, world_size, **sizes, hold_at=stop + MOST_FURTHER)
+            if is_killed:
                 ranks[0].wait_for_line(f"step {stop} ", deadline_s=DEADLINE_S)
-                moments_left = moments.random() / 50
+                time.sleep(moments.random() / 50)  # the moment of the kill; nothing waits for it
                 victim = moments.randrange(world_size)
-                try:
-                    ranks[victim].wait(deadline_s=moments_left)
-                except AssertionError:
-                    ranks[victim].send_signal(signal.SIGKILL)
+                ranks[victim].send_signal(signal.SIGKILL)
             codes = [child.wait(deadline_s=DEADLINE_S) for child in ranks]
-            if number < len(jobs) - 1:
+            if is_killed:
                 assert all(codes), processes.report()
                 for rank, child in enumerate(ranks):
                     assert rank == victim or f"rank {victim}" in child.stderr(), child.report()

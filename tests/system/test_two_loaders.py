@@ -49,7 +49,7 @@ def test_a_failure_in_one_ends_the_ranks_that_wait_in_the_other(job: Path, tmp_p
         wait_until(
             lambda: all(rank.returncode is not None for rank in ranks),
             deadline_s=DEADLINE_S,
-            what=f"end of all ranks\n{processes.report()}",
+            what=lambda: f"end of all ranks\n{processes.report()}",
         )
         for rank, child in enumerate(ranks):
             assert child.returncode != 0, processes.report()

@@ -1,0 +1,111 @@
+"""A program that imports modules once and forks processes from itself: `-m tests.support.fork_server FD MODULE...`
+
+In: requests over the socket FD, see `forks.py`: a command line, environment, folder and files of a process to start, or
+one whose exit code is asked for. Out: a process that runs the command line as Python does: as `__main__`, in a session
+of its own, with its own exit handlers, traceback and exit code. On SIGUSR1 it prints the stacks of its threads.
+Must hold: nothing is done but importing before a fork: there is no group, no loader, and no thread but one of the
+allocator's, which takes care of forks itself. The program ends with its client, and kills what it has forked.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+MOST_BYTES = 1 << 17
+"""Of a request."""
+
+
+def serve(client: socket.socket) -> tuple[ModuleType, CodeType]:
+    """Answer requests; returns in each fork: its `__main__`, and the code to run in it."""
+    running: set[int] = set()
+    while text := client.recv(MOST_BYTES):
+        request = json.loads(text)
+        if "start" in request:
+            ready, told = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                os.close(client.detach())
+                main, code = become(request["start"])
+                os.close(ready)
+                os.close(told)
+                return main, code
+            os.close(told)
+            os.read(ready, 1)  # until its session and files are there
+            os.close(ready)
+            running.add(pid)
+            answer: int | None = pid
+        else:
+            answer = exit_code_of(request["pid"], can_wait=request["can_wait"])
+            if answer is not None:
+                running.discard(request["pid"])
+        client.send(json.dumps(answer).encode())
+    for pid in running:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    sys.exit(0)
+
+
+def exit_code_of(pid: int, *, can_wait: bool) -> int | None:
+    """Exit code of a fork, negative for a signal; None while it runs, unless it is waited for."""
+    done, status = os.waitpid(pid, 0 if can_wait else os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+def become(program: Mapping[str, Any]) -> tuple[ModuleType, CodeType]:
+    """Make this fork the process that was asked for."""
+    for number, path in enumerate(program["files"], start=1):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    faulthandler.register(signal.SIGUSR1, file=2)
+    os.environ.clear()
+    os.environ.update(program["environment"])
+    os.chdir(program["folder"])
+    arguments = list(program["arguments"])
+    while arguments[0] == "-W":
+        action = arguments[1]
+        sys.warnoptions.append(action)  # for processes that this one starts
+        warnings.simplefilter(action)  # type: ignore[arg-type]
+        del arguments[:2]
+    main = ModuleType("__main__")
+    if arguments[0] == "-m":
+        sys.path[0] = program["folder"]
+        spec = importlib.util.find_spec(arguments[1])
+        assert spec is not None and spec.origin is not None, f"no module {arguments[1]}"
+        main.__spec__, main.__file__, main.__package__ = spec, spec.origin, spec.parent
+        code, words = spec.loader.get_code(spec.name), [spec.origin, *arguments[2:]]  # type: ignore[union-attr]
+    elif arguments[0] == "-c":
+        sys.path[0] = ""
+        code, words = compile(arguments[1], "<string>", "exec"), ["-c", *arguments[2:]]
+    else:
+        path = Path(arguments[0])
+        sys.path[0] = str(path.parent)
+        main.__file__ = str(path)
+        code, words = compile(path.read_bytes(), str(path), "exec"), arguments
+    sys.argv = words
+    sys.modules["__main__"] = main
+    return main, code
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is imported already is not looked through, and so not copied, again and again in each fork
+    main, code = serve(socket.socket(fileno=int(sys.argv[1])))
+    exec(code, main.__dict__)

@@ -1,0 +1,109 @@
+"""Programs that need not import torch: forks of a process that has imported it. An import takes seconds of a core.
+
+In: the command line of a Python program, without `python`, and where its output goes. Out: a process, as
+`subprocess.Popen` would give it. Each process of tests has a server of its own for each set of modules, started when it
+is first asked for, see `fork_server.py`. What differs from an interpreter that is started: all forks of a server have
+the same seed of hashes, and what was imported before is not seen by `-W`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.support.fork_server import MOST_BYTES
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCH = ("torchmix.stateful.open", "torchmix.parallel.open_liveness")
+"""What a rank of a job imports."""
+MEGATRON = ("tests.support.megatron_world",)
+"""What one imports that runs Megatron."""
+
+
+class Fork:
+    """A process that a server has forked."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid = pid
+        self._server = server
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Exit code, negative for a signal, None while it runs."""
+        if self._code is None:
+            self._code = self._server.ask({"pid": self.pid, "can_wait": False})
+        return self._code
+
+    def wait(self) -> int:
+        """Exit code, when it has ended."""
+        if self._code is None:
+            self._code = self._server.ask({"pid": self.pid, "can_wait": True})
+        assert self._code is not None
+        return self._code
+
+
+class ForkServer:
+    """A running server."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        """Start one that imports `modules`."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *modules],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def start(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], files: Sequence[Path]
+    ) -> Fork:
+        """Fork a process.
+
+        Args:
+            arguments: `[-W ACTION] (-m MODULE | -c TEXT | SCRIPT) ARGUMENT...`.
+            folder: Where it runs.
+            environment: All of it.
+            files: Of stdout and stderr; they exist.
+        """
+        program = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder)}
+        return Fork(self, self.ask({"start": {**program, "files": [str(path.resolve()) for path in files]}}))
+
+    def ask(self, request: Mapping[str, Any]) -> Any:
+        """Send a request and wait for the answer."""
+        self._socket.send(json.dumps(request).encode())
+        answer = self._socket.recv(MOST_BYTES)
+        assert answer, f"the server of forks has ended with exit code {self._process.wait()}"
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End the server and what it has forked."""
+        self._socket.close()
+        self._process.wait()
+
+
+_SERVERS: list[ForkServer] = []
+
+
+@cache
+def fork_server(modules: tuple[str, ...]) -> ForkServer:
+    """The server of this process that has imported `modules`."""
+    _SERVERS.append(ForkServer(modules))
+    return _SERVERS[-1]
+
+
+def close_fork_servers() -> None:
+    """End all servers of this process."""
+    while _SERVERS:
+        _SERVERS.pop().close()
+    fork_server.cache_clear()
