@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torchmix.recipe.documents import rows_of
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import recipe_of_part
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.windows_ahead import WindowsAhead
+from torchmix.stateful.windows_ahead import WindowsAhead, phases
 
 SIZES = synthetic_sizes(6_000, shortest=5, longest=60, rows_per_page=10, window_pages=100)
 
@@ -84,9 +83,7 @@ def test_a_window_is_decoded_as_fast_as_the_one_before_is_consumed() -> None:
 
 def test_sources_alike_do_not_all_need_a_page_in_the_same_step() -> None:
     """Of 50 sources that are 1 % further in each step, hardly one or two reach a page's turn in a step."""
-    planner = SimpleNamespace(orders=[None] * 50, max_epochs=np.zeros(50, np.int64))
-    phases = np.array(WindowsAhead(planner, Notes())._phases)  # type: ignore[arg-type]
-    due = [np.floor(step / 100 + phases).sum() for step in range(101)]
+    due = [np.floor(step / 100 + phases(50)).sum() for step in range(101)]
     assert due[0] == 0 and due[-1] == 50
     assert np.diff(due).max() <= 2
 

@@ -123,15 +123,19 @@ class SourceOrder:
 
     def used_pages(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Those of a window's pages that have used rows of it."""
-        units = self._units(epoch, window)
-        if self._rows is not None:
-            units = units[(units >= self._used_units[0]) & (units < self._used_units[1])]
-        return units if self.method == "page" else self._pages_of(units)
+        return self.pages_and_rows(epoch, window)[0]
 
     def num_rows(self, epoch: int, window: int) -> int:
         """Rows of a window, used or not."""
-        units, first_row = self._units(epoch, window), self.sizes.first_row_of_page
-        return len(units) if self.method != "page" else int((first_row[units + 1] - first_row[units]).sum())
+        return self._num_rows_of(self._units(epoch, window))
+
+    def pages_and_rows(self, epoch: int, window: int) -> tuple[NDArray[np.int64], int]:
+        """`used_pages` and `num_rows`, for the price of one."""
+        units = self._units(epoch, window)
+        num_rows = self._num_rows_of(units)
+        if self._rows is not None:
+            units = units[(units >= self._used_units[0]) & (units < self._used_units[1])]
+        return units if self.method == "page" else self._pages_of(units), num_rows
 
     def next_used(self, epoch: int, window: int) -> tuple[int, int]:
         """The first (epoch, window) from here on that may have used rows.
@@ -211,6 +215,10 @@ class SourceOrder:
                 windows = np.unique(units // self._window_units)
             last = self._last_windows = epoch, windows
         return last[1]
+
+    def _num_rows_of(self, units: NDArray[np.int64]) -> int:
+        first_row = self.sizes.first_row_of_page
+        return len(units) if self.method != "page" else int((first_row[units + 1] - first_row[units]).sum())
 
     def _key(self, word: str, *place: int) -> int:
         return named_key(self._seed, word, self.name, *place)
