@@ -310,11 +310,11 @@ def test_a_page_that_was_altered_names_file_page_and_rows(tmp_path):
     path = write_arrow(tmp_path / "x.arrow", pa.table({"v": [[1, 2], [3], [4]]}))
     own = source("tokens")
     run = next(page_runs(path, own.scan(path)))
-    assert as_lists(own.decode(run)) == [[1, 2], [3], [4]]
+    assert as_lists(own.decode([run])[0]) == [[1, 2], [3], [4]]
     with pytest.raises(
         CorruptPage, match=rf"x\.arrow: the page at bytes \[{run.offset}, {run.offset + 24}\), rows \[0, 3\), does not"
     ):
-        own.decode(replace(run, pages=run.pages[:-8]))
+        own.decode([replace(run, pages=run.pages[:-8])])
 
 
 def test_the_identity_is_of_the_files_ends(tmp_path):

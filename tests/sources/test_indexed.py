@@ -76,7 +76,7 @@ def scan_all(path: Path) -> list[list[int]]:
             first_row=len(documents),
             tokens=scan.tokens[len(documents) : len(documents) + num_rows],
         )
-        decoded = SOURCE.decode(run)
+        [decoded] = SOURCE.decode([run])
         documents += [part.tolist() for part in np.split(decoded.values, decoded.offsets[1:-1])]
     return documents
 
@@ -286,4 +286,4 @@ def test_a_page_of_another_size_than_its_documents_is_an_error():
         tokens=np.array([3, 3], np.int32),
     )  # fmt: skip
     with pytest.raises(CorruptPage, match="the page at byte 0 has 10 bytes, its 2 documents have 6 tokens of 2"):
-        SOURCE.decode(run)
+        SOURCE.decode([run])

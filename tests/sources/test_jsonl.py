@@ -143,13 +143,13 @@ def test_a_compressed_page_that_was_damaged_is_an_error_or_reads_as_before(tmp_p
     own = source()
     num_wrong = num_bytes = 0
     for run in page_runs(path, own.scan(path)):
-        sound = as_lists(own.decode(run))
+        sound = as_lists(own.decode([run])[0])
         num_bytes += len(run.pages)
         for i in range(len(run.pages)):
             damaged = bytearray(run.pages)
             damaged[i] ^= 0x24
             try:
-                num_wrong += as_lists(own.decode(replace(run, pages=bytes(damaged)))) != sound
+                num_wrong += as_lists(own.decode([replace(run, pages=bytes(damaged))])[0]) != sound
             except CorruptPage as error:
                 assert f"{path}: the page at bytes [{run.offset}, {run.offset + len(run.pages)})" in str(error)
     # gzip's members have checksums; these frames of zstd have none, and altered letters are letters
@@ -164,7 +164,7 @@ def test_a_page_cut_short_is_an_error_that_names_file_page_and_rows(tmp_path):
     with pytest.raises(
         CorruptPage, match=r"x\.jsonl: the page at bytes \[0, 25\), within rows \[0, 2\), does not decode"
     ):
-        own.decode(next(page_runs(path, scan)))
+        own.decode([next(page_runs(path, scan))])
 
 
 def test_one_small_frame_is_a_page_and_a_large_one_is_refused_with_the_command(tmp_path, monkeypatch):

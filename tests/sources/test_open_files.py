@@ -22,7 +22,7 @@ NUM_FILES = 4
 def files(tmp_path: Path) -> Iterator[OpenFiles]:
     """Files `web/0.parquet` to `web/3.parquet`, indexed, of which two may be open at once."""
     world = make_world(tmp_path, {"web": [random_tokens(seed, 40) for seed in range(NUM_FILES)]})
-    descriptors = Descriptors(most_files=2)
+    descriptors = Descriptors(most=2)
     source = ParquetSource(name="web", column="input_ids", kind="tokens")
     yield OpenFiles(source, world.index().sources["web"].files, tmp_path, descriptors)
     descriptors.close_all()

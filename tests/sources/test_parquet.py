@@ -100,7 +100,7 @@ def test_integers_of_every_width_keep_it(tmp_path: Path, width: str) -> None:
     path = make_tokens_file(tmp_path / "a.parquet", random_tokens(3, 100, vocabulary=100), type=type)
     check_against_pyarrow(TOKENS, path)
     run, *_ = page_runs(path, TOKENS.scan(path))
-    assert TOKENS.decode(run).values.dtype == width
+    assert TOKENS.decode([run])[0].values.dtype == width
 
 
 @pytest.mark.parametrize("store_schema", [True, False])

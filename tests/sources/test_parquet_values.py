@@ -24,16 +24,27 @@ TOKENS = ParquetSource(name="web", column="input_ids", kind="tokens")
 
 
 def values_of(path: Path, *, most_pages: int = 1) -> list[list[int]]:
-    """Tokens of each run, which must all be read in this way."""
-    found = []
-    for run in page_runs(path, TOKENS.scan(path), most_pages=most_pages):
-        values = decode_values(run)
-        assert run.tokens is not None
-        if not run.tokens.any():  # nothing to be read
-            continue
-        assert values is not None
-        found.append(values.tolist())
+    """Tokens of each run, which must all be read in this way: alone, together, and as bytes that were compared."""
+    runs = [run for run in page_runs(path, TOKENS.scan(path), most_pages=most_pages) if run.tokens.any()]
+    found = [tokens_of(run) for run in runs]
+    as_indexed = [replace(run, is_as_indexed=True) for run in runs]
+    assert as_lists(decode_values(runs)) == as_lists(decode_values(as_indexed)) == found
     return found
+
+
+def tokens_of(run: PageRun) -> list[int]:
+    values = alone(run)
+    assert values is not None
+    return values.tolist()
+
+
+def as_lists(found: list[Any]) -> list[Any]:
+    return [None if values is None else values.tolist() for values in found]
+
+
+def alone(run: PageRun) -> Any:
+    [values] = decode_values([run])
+    return values
 
 
 def whole(path: Path) -> list[int]:
@@ -65,7 +76,7 @@ def test_values_of_any_type_and_encoding(tmp_path: Path, encoding: str, type: pa
     path = tmp_path / "a.parquet"
     pq.write_table(table, path, use_dictionary=False, column_encoding=encoding, data_page_size=2000)
     for run in page_runs(path, TOKENS.scan(path), most_pages=2):
-        values = decode_values(run)
+        values = alone(run)
         assert values is not None
         assert values.dtype == type.to_pandas_dtype()
     assert [token for part in values_of(path) for token in part] == whole(path)
@@ -101,18 +112,18 @@ def test_the_dictionary_is_unpacked_once(tmp_path: Path) -> None:
     path = make_tokens_file(tmp_path / "a.parquet", random_tokens(1, 400), dictionary=True, codec="zstd")
     first, second, *_ = page_runs(path, TOKENS.scan(path))
     memo: dict[str, bytes] = {}
-    expected = decode_values(replace(first, memo=memo))
+    expected = alone(replace(first, memo=memo))
     [unpacked] = memo.values()
     assert len(unpacked) > 0
-    np.testing.assert_array_equal(expected, decode_values(replace(first, memo=memo, dictionary=b"no more needed")))
-    np.testing.assert_array_equal(decode_values(second), decode_values(replace(second, memo=memo)))
+    np.testing.assert_array_equal(expected, alone(replace(first, memo=memo, dictionary=b"no more needed")))
+    np.testing.assert_array_equal(alone(second), alone(replace(second, memo=memo)))
 
 
 def test_rows_of_other_lengths_are_not_given(tmp_path: Path) -> None:
     documents = [[5] * length for length in (40, 3, 20, 100, 17, 16, 15, 8, 0, 64)]
     path = make_tokens_file(tmp_path / "a.parquet", documents)
     [run] = page_runs(path, TOKENS.scan(path))
-    assert decode_values(run) is not None
+    assert alone(run) is not None
     assert run.tokens is not None
     for i in range(len(documents) - 1):
         for change in (1, -1):
@@ -120,9 +131,36 @@ def test_rows_of_other_lengths_are_not_given(tmp_path: Path) -> None:
             tokens[i] += change
             tokens[i + 1] -= change
             if tokens.min() >= 0:
-                assert decode_values(replace(run, tokens=tokens)) is None
-    assert decode_values(replace(run, tokens=run.tokens[:-1], num_rows=run.num_rows - 1)) is None
-    assert decode_values(replace(run, tokens=None)) is None
+                assert alone(replace(run, tokens=tokens)) is None
+    assert alone(replace(run, tokens=run.tokens[:-1], num_rows=run.num_rows - 1)) is None
+    assert alone(replace(run, tokens=None)) is None
+
+
+def test_rows_of_other_lengths_than_were_indexed_are_not_given_where_bytes_were_compared(tmp_path: Path) -> None:
+    path = make_tokens_file(tmp_path / "a.parquet", [[5] * length for length in (40, 3, 0, 100, 17, 0, 64)])
+    [run] = page_runs(path, TOKENS.scan(path))
+    run = replace(run, is_as_indexed=True)
+    assert run.tokens is not None and tokens_of(run) == [5] * 224
+    assert alone(replace(run, tokens=run.tokens + 1)) is None
+    assert alone(replace(run, tokens=run.tokens[:-1], num_rows=run.num_rows - 1)) is None
+    assert alone(replace(run, tokens=run.tokens.clip(1))) is None
+
+
+def test_a_damaged_run_does_not_spoil_those_that_are_decoded_with_it(tmp_path: Path) -> None:
+    runs = []
+    for name, type in (("a", pa.int32()), ("b", pa.uint16()), ("c", pa.int64())):
+        table = pa.table({"input_ids": pa.array([list(range(i, i + 90)) for i in range(300)], pa.list_(type))})
+        pq.write_table(table, tmp_path / name, data_page_size=4000, use_dictionary=name == "a", compression="none")
+        runs += list(page_runs(tmp_path / name, TOKENS.scan(tmp_path / name)))[-4:]
+    sound = as_lists(decode_values(runs))
+    assert None not in sound
+    header = read_page_header(runs[2].pages, 0)
+    # Indices behind the end of the dictionary, and no header.
+    short = runs[2].pages[: header.stop - 60] + b"\xff" * 60
+    for i, damaged in ((2, replace(runs[2], pages=short, is_as_indexed=True)), (9, replace(runs[9], pages=b"\x15"))):
+        found = as_lists(decode_values([*runs[:i], damaged, *runs[i + 1 :]]))
+        assert found[i] is None
+        assert found[:i] + found[i + 1 :] == sound[:i] + sound[i + 1 :]
 
 
 def test_what_is_damaged_nested_or_text_is_left_to_pyarrow(tmp_path: Path) -> None:
@@ -132,17 +170,17 @@ def test_what_is_damaged_nested_or_text_is_left_to_pyarrow(tmp_path: Path) -> No
     def flipped(content: Any, place: int) -> bytes:
         return bytes([*content[:place], content[place] ^ 0xFF, *content[place + 1 :]])
 
-    assert decode_values(replace(run, pages=flipped(run.pages, len(run.pages) - 1))) is None
-    assert decode_values(replace(run, dictionary=flipped(run.dictionary, len(run.dictionary) - 1))) is None
-    assert decode_values(replace(run, pages=run.pages[:-1])) is None
-    assert decode_values(replace(run, codec=3)) is None
+    assert alone(replace(run, pages=flipped(run.pages, len(run.pages) - 1))) is None
+    assert alone(replace(run, dictionary=flipped(run.dictionary, len(run.dictionary) - 1))) is None
+    assert alone(replace(run, pages=run.pages[:-1])) is None
+    assert alone(replace(run, codec=3)) is None
     nested = pa.table({"input_ids": pa.array([[[1, 2], [3]], [[4]]], pa.list_(pa.list_(pa.int32())))})
     pq.write_table(nested, tmp_path / "b.parquet")
     [run] = page_runs(tmp_path / "b.parquet", TOKENS.scan(tmp_path / "b.parquet"))
-    assert decode_values(run) is None
+    assert alone(run) is None
     texts = make_text_file(tmp_path / "c.parquet", random_texts(5, 30))
     text = ParquetSource(name="peps", column="text", kind="text")
-    assert decode_values(next(page_runs(texts, text.scan(texts)))) is None
+    assert alone(next(page_runs(texts, text.scan(texts)))) is None
 
 
 def test_a_damaged_byte_anywhere_gives_the_rows_that_pyarrow_gives_or_nothing(tmp_path: Path) -> None:
@@ -153,7 +191,7 @@ def test_a_damaged_byte_anywhere_gives_the_rows_that_pyarrow_gives_or_nothing(tm
     for place in range(0, len(run.pages), 3):
         pages = bytearray(run.pages)
         pages[place] ^= 1 << place % 8
-        values = decode_values(replace(run, pages=bytes(pages)))
+        values = alone(replace(run, pages=bytes(pages)))
         assert values is None or len(values) == run.tokens.sum()
 
 

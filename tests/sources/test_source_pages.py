@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from tests.support.files import flip_byte, random_tokens
 from tests.support.split_rows import make_split_file
 from torchmix.errors import CorruptPage
 from torchmix.sources import source_pages
+from torchmix.sources.decoded_page import DecodedPage
 from torchmix.sources.open_files import Descriptors, OpenFiles
 from torchmix.sources.page_cache import PageCache
 from torchmix.sources.parquet import ParquetSource
 from torchmix.sources.source import Documents, PageRun
-from torchmix.sources.source_pages import DecodedPage, SourcePages
+from torchmix.sources.source_pages import SourcePages
 
 SOURCE = ParquetSource(name="web", column="input_ids", kind="tokens")
 REAL_DECODE = ParquetSource.decode
@@ -34,8 +35,8 @@ class Wrong:
     def __init__(self, alter: Callable[[Documents], Documents]) -> None:
         self._alter = alter
 
-    def decode(self, run: PageRun) -> Documents:
-        return self._alter(SOURCE.decode(run))
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        return list(map(self._alter, SOURCE.decode(runs)))
 
 
 def make_files(tmp_path: Path, **choices) -> World:
@@ -77,23 +78,24 @@ def test_each_page_holds_its_rows(tmp_path, dictionary, make_pages):
         assert len(decoded.values) == decoded.offsets[-1]
 
 
-def test_a_run_is_no_larger_than_its_bound_unless_one_page_is(tmp_path, monkeypatch, make_pages):
+def test_what_is_decoded_together_is_no_larger_than_its_bound_unless_one_page_is(tmp_path, monkeypatch, make_pages):
     world = make_files(tmp_path)
     pages = make_pages(world)
     table = pages.catalog.pages
-    runs: list[PageRun] = []
-    monkeypatch.setattr(ParquetSource, "decode", lambda self, run: runs.append(run) or REAL_DECODE(self, run))
+    calls: list[list[PageRun]] = []
+    monkeypatch.setattr(ParquetSource, "decode", lambda self, runs: calls.append(runs) or REAL_DECODE(self, runs))
     num_bytes = table.place(np.arange(table.num_pages)).num_bytes
     bound = int(num_bytes[:5].sum())
-    monkeypatch.setattr(source_pages, "RUN_BYTES", bound)
+    monkeypatch.setattr(source_pages, "BATCH_BYTES", bound)
     everything = list(pages.decode(range(table.num_pages)))
     assert len(everything) == table.num_pages
-    assert all(len(run.pages) <= bound for run in runs) and len(runs) < table.num_pages / 2
-    assert sum(len(run.pages) for run in runs) == num_bytes.sum() == pages.bytes_read
-    runs.clear()
-    monkeypatch.setattr(source_pages, "RUN_BYTES", 1)
+    of_call = [sum(len(run.pages) for run in runs) for runs in calls]
+    assert max(of_call) <= bound and len(calls) < table.num_pages / 2
+    assert sum(of_call) == num_bytes.sum() == pages.bytes_read
+    calls.clear()
+    monkeypatch.setattr(source_pages, "BATCH_BYTES", 1)
     list(pages.decode(range(4)))
-    assert [len(run.pages) for run in runs] == num_bytes[:4].tolist()
+    assert [len(run.pages) for [run] in calls] == num_bytes[:4].tolist()
 
 
 def test_a_dictionary_is_read_once_per_chunk_while_it_is_kept(tmp_path, make_pages):
@@ -112,8 +114,8 @@ def test_a_dictionary_is_read_once_per_chunk_while_it_is_kept(tmp_path, make_pag
 
 def test_planned_bytes_are_those_of_the_decoded_page(tmp_path, make_pages):
     pages = make_pages(make_files(tmp_path))
-    for page, decoded in enumerate(pages.decode(range(10))):
-        assert pages.planned_bytes(page) == decoded.num_bytes
+    chosen = np.arange(10)
+    assert pages.planned_bytes(chosen) == [decoded.num_bytes for decoded in pages.decode(chosen)]
 
 
 def longer_document(documents: Documents) -> Documents:
@@ -167,7 +169,7 @@ def test_pages_with_split_rows_hold_the_rows_that_begin_in_them(tmp_path, page_v
     rng = np.random.default_rng(4)
     every = np.arange(table.num_pages)
     for bound in (1, 2000, 1 << 20):
-        monkeypatch.setattr(source_pages, "RUN_BYTES", bound)
+        monkeypatch.setattr(source_pages, "BATCH_BYTES", bound)
         for asked in (every, every[::2], np.flatnonzero(rng.random(len(every)) < 0.4), every[-1:]):
             for page, decoded in zip(asked, pages.decode(asked.tolist()), strict=True):
                 rows = range(int(table.first_row[page]), int(table.first_row[page + 1]))

@@ -60,7 +60,7 @@ def documents_by_page(source: Source, path: Path, scan: FileScan, *, most_pages:
     """All documents of a file, decoded run by run."""
     documents = []
     for run in page_runs(path, scan, most_pages=most_pages):
-        decoded = as_lists(source.decode(run))
+        decoded = as_lists(source.decode([run])[0])
         assert len(decoded) == run.num_rows
         documents += decoded
     return documents

@@ -107,7 +107,7 @@ def compare_arrays(path: Path, name: str) -> None:
     assert np.array_equal(scan.tokens, lengths)
     place = 0
     for run in page_runs(path, scan):
-        documents = source.decode(run)
+        [documents] = source.decode([run])
         assert np.array_equal(documents.values, values[place : place + len(documents.values)])
         place += len(documents.values)
     assert place == len(values)

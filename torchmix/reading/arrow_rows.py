@@ -18,7 +18,7 @@ from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
 
 def token_rows(values: NDArray[np.integer[Any]], offsets: NDArray[np.int64]) -> pa.LargeListArray:
     """Lists of integers over the memory of `values`; document i is `values[offsets[i]:offsets[i + 1]]`."""
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+    return pa.LargeListArray.from_arrays(_array(offsets), _array(values))
 
 
 def text_rows(values: NDArray[np.integer[Any]], offsets: NDArray[np.int64]) -> pa.LargeStringArray:
@@ -34,3 +34,8 @@ def text_rows(values: NDArray[np.integer[Any]], offsets: NDArray[np.int64]) -> p
     return pa.LargeStringArray.from_buffers(
         len(lengths), pa.py_buffer(text_offsets), pa.py_buffer(content), validity, num_null
     )
+
+
+def _array(values: NDArray[np.integer[Any]]) -> pa.Array:
+    """The same memory; `pa.array` looks first whether pandas is there, and what it would say."""
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])

@@ -27,6 +27,7 @@ from torchmix.reading.row_order import RowOrder
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import RECIPE_VERSION, Batch, Read, Recipe, Shuffle, Source
+from torchmix.sources.piece_copy import Scratch
 from torchmix.sources.reader import Reader
 from torchmix.sources.scan import index_recipe
 from torchmix.sources.scan_files import Progress
@@ -116,8 +117,10 @@ class Pages:
         tokens = self.lengths[asked].astype(np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)])
         zeros = np.zeros(len(asked), np.int64)
-        found = self._reader.read(zeros, asked, zeros, tokens, places=offsets[:-1], num_places=int(offsets[-1]))
-        return self._rows(found.values.copy(), offsets)
+        found = self._reader.read(
+            zeros, asked, zeros, tokens, places=offsets[:-1], num_places=int(offsets[-1]), scratch=Scratch()
+        )
+        return self._rows(found.values, offsets)
 
     def permuted_order(self, *, seed: int, epoch: int = 0, method: Method = "page") -> RowOrder:
         """The rows of an epoch, shuffled; the same on every machine.

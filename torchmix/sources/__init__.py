@@ -14,6 +14,7 @@ parquet_footer.py   a Parquet file's footer -> one column's chunks
 parquet_layout.py   a chunk -> its pages
 parquet_page.py     bytes of pages -> an Arrow array, by a Parquet file in memory
 parquet_levels.py   levels -> where rows begin, and which hold nothing
+parquet_plain.py    pages of integers alone -> arrays, by a Parquet file in memory
 parquet_values.py   bytes of pages of token lists -> the tokens alone
 parquet_column.py   an Arrow array -> documents
 parquet_scan.py     a chunk -> its pages with their rows, and the tokens of each row
@@ -45,6 +46,8 @@ open_objects.py     bytes of objects in stores, checked against the catalog
 open_files.py       bytes of files, checked against the catalog
 range_requests.py   byte ranges of objects -> few requests, several at once
 mapped_files.py     files whose tokens lie in them as they are, as memory
+decoded_page.py     documents of a run -> its pages, as they are kept
+page_batches.py     pages -> runs and batches, which are decoded together
 source_pages.py     pages -> documents
 coming_pages.py     pages whose bytes are on their way
 page_starts.py      the pages of all sources in one sorted table

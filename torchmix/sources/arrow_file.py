@@ -8,7 +8,7 @@ a batch. Cost: a scan reads and decodes the column once, other columns never.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +73,11 @@ class ArrowSource:
                     progress(num_column_bytes)
         return scan.as_scan(num_bytes, digest)
 
-    def decode(self, run: PageRun) -> Documents:
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`; a row without tokens is read as null, which gives none either."""
+        return list(map(self._documents, runs))
+
+    def _documents(self, run: PageRun) -> Documents:
         where = self._where(run.path)
         is_null = np.zeros(run.num_rows, dtype=bool) if run.tokens is None else run.tokens == 0
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +83,11 @@ class IndexedSource:
             is_quick=len(documents.tokens) < QUICK_DOCUMENTS,
         )
 
-    def decode(self, run: PageRun) -> Documents:
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`; the lengths are the catalog's, since the .bin has none."""
+        return list(map(self._documents, runs))
+
+    def _documents(self, run: PageRun) -> Documents:
         dtype = dtype_of_schema(run.schema)
         assert run.tokens is not None, "pages of a .bin are read with the catalog's lengths"
         offsets = np.zeros(run.num_rows + 1, np.int64)

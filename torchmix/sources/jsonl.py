@@ -9,7 +9,7 @@ parses the file once; the parser holds Python's lock, so that many threads scan 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -77,8 +77,11 @@ class JsonLinesSource:
                     progress(page.num_bytes)
         return found.as_scan(num_bytes, digest)
 
-    def decode(self, run: PageRun) -> Documents:
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`."""
+        return list(map(self._documents, runs))
+
+    def _documents(self, run: PageRun) -> Documents:
         where = self._where(run.path)
         try:
             values = self._parse(lines_of_page(run.pages, run.codec, run.num_rows), is_first=run.offset == 0)

@@ -4,7 +4,7 @@ In: source, file and byte range. Out: the bytes. Must hold: a file that is not t
 not opened; one that is replaced while it is open stays the indexed one (one overwritten in place, or in a store, is
 found by what its pages decode to). Errors of a shared disk that pass are tried again, on the file opened anew; stores
 are in open_objects.py. Cost: one `pread` a call; opening also reads the footer, once per file and process while its
-inode does not change. At most MOST_FILES are open, the least recently used is closed first.
+inode does not change. At most `most_files()` are open, the least recently used is closed first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -29,7 +30,6 @@ from torchmix.sources.stores import is_uri, place_of
 
 logger = logging.getLogger(__name__)
 
-MOST_FILES = 128
 RETRY_WAITS_S = (0.05, 0.25, 1.0)
 PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN})
 
@@ -62,6 +62,7 @@ class OpenFiles:
         self._descriptors = descriptors
         self._checked: dict[int, _Inode] = {}
         self._in_stores = [is_uri(entry.path) for entry in files]
+        self._paths: dict[int, str] = {}
         self.objects = OpenObjects(source, files) if any(self._in_stores) else None
         """Those of them that lie in stores; may be read from several threads at once."""
         self._bytes_read = 0
@@ -73,7 +74,10 @@ class OpenFiles:
 
     def path(self, file: int) -> str:
         """Where a file lies."""
-        return place_of(self._directory, self._files[file].path)
+        path = self._paths.get(file)
+        if path is None:
+            path = self._paths[file] = place_of(self._directory, self._files[file].path)
+        return path
 
     def is_in_store(self, file: int) -> bool:
         """Whether a read of it is a request to a server."""
@@ -168,11 +172,21 @@ class OpenFiles:
         return changed(self._source, self._files[file], self.path(file), found)
 
 
+def most_files() -> int:
+    """Files that a reader keeps open: an eighth of what the process may, but 128 to 1024.
+
+    Opening one anew takes some 30 microseconds, which counts where single pages of hundreds of files are read in turn.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1024 if soft == resource.RLIM_INFINITY else min(max(soft // 8, 128), 1024)
+
+
 class Descriptors:
     """Open local files of all sources, the least recently used closed first."""
 
-    def __init__(self, most_files: int = MOST_FILES) -> None:
-        self._most_files = most_files
+    def __init__(self, most: int | None = None) -> None:
+        """`most`: by default `most_files()`."""
+        self._most_files = most_files() if most is None else most
         self._open: OrderedDict[tuple[str, int], LocalFile] = OrderedDict()
 
     def __len__(self) -> int:

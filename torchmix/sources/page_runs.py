@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.sources.decoded_page import DecodedPage
 from torchmix.sources.locate import Located
 from torchmix.sources.piece_copy import Run
-from torchmix.sources.source_pages import DecodedPage
 
 
 class PageRuns:

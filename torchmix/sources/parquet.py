@@ -8,9 +8,10 @@ Cost: a scan reads and decodes the column once, see parquet_scan.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -99,11 +100,17 @@ class ParquetSource:
             split_pages=sum(part.split_pages for part in scanned),
         )
 
-    def decode(self, run: PageRun) -> Documents:
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`."""
+        values = decode_values(runs) if self.kind == "tokens" else [None] * len(runs)
+        return list(map(self._documents, runs, values))
+
+    def _documents(self, run: PageRun, values: NDArray[np.integer[Any]] | None) -> Documents:
+        if values is not None and run.tokens is not None:
+            offsets = np.zeros(run.num_rows + 1, np.int64)
+            np.cumsum(run.tokens, out=offsets[1:])
+            return Documents(values=values, offsets=offsets)
         where = self._where(run.path)
-        if self.kind == "tokens" and run.tokens is not None and (values := decode_values(run)) is not None:
-            return Documents(values=values, offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(run.tokens)]))
         return to_documents(decode_pages(run, where), self.kind, where, run.first_row, self.tokenizer)
 
     def _where(self, path: str | Path) -> str:

@@ -1,16 +1,15 @@
 """Bytes of pages of token lists -> their tokens, without making lists.
 
-In: a run of pages, and the tokens of each row as the catalog has them. Out: the tokens end to end; None where this way
-is not open, and the one by `parquet_page` must be taken, which also tells what is wrong.
+In: runs of pages, and the tokens of each row as the catalog has them. Out: the tokens of each run, end to end; None
+where this way is not open, and the one by `parquet_page` must be taken, which also tells what is wrong.
 
 pyarrow spends more than half of its time on levels, from which it makes lists. Here they are taken off the pages and
-compared with the catalog. What is left is a column of plain integers, none of which is missing; pages of it, no longer
-compressed, go to pyarrow as a Parquet file in memory:
-
-    PAR1 | dictionary page | a header and values, for each page | footer: one required column | footer's length | PAR1
+compared with the catalog, or not even that where the bytes are known to be those that were indexed. What is left are
+pages of plain integers, none of which is missing, for `parquet_plain`.
 
 Must hold: rows begin where the catalog says, or the answer is None; so is it where a checksum of the file is wrong, for
-columns whose lists lie in lists, for levels in bits alone, and codecs that pyarrow knows only within files.
+columns whose lists lie in lists, for levels in bits alone, and codecs that pyarrow knows only within files. A run's
+answer depends on no other run.
 Cost: a third to half of what pyarrow takes for the rows; the dictionary is unpacked once, as long as it is kept.
 """
 
@@ -23,60 +22,67 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from torchmix.sources import thrift
-from torchmix.sources.parquet_footer import MAGIC
 from torchmix.sources.parquet_layout import PageHeader, read_page_header
 from torchmix.sources.parquet_levels import ExpectedRows, UnusualLevels
-from torchmix.sources.source import Int64Array, PageRun
+from torchmix.sources.parquet_plain import (
+    REQUIRED,
+    VALUE_BYTES,
+    PlainChunk,
+    PlainColumn,
+    PlainPage,
+    dictionary_page,
+    plain_column,
+    read_chunks,
+)
+from torchmix.sources.source import Int32Array, Int64Array, PageRun
 
 _CODECS = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
-_DATA_PAGE, _DICTIONARY_PAGE = 0, 2
-_REQUIRED, _REPEATED = 0, 2
-_NO_LEVELS = b"\x15\x06\x15\x06\x00\x00"
-_VALUE_BYTES = {1: 4, 2: 8}
-"""Of Parquet's types of integers."""
+_REPEATED = 2
 _UNPACKED = "values"
 _MANY_ROWS = 100
 """Levels of fewer rows are taken apart sooner than compared."""
+_DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError)
 
 
-def decode_values(run: PageRun) -> NDArray[np.integer[Any]] | None:
-    """The tokens of a run's rows, end to end; None where pyarrow must read the rows, or where something is wrong."""
-    column = _column(run.schema, run.codec)
-    if column is None or run.tokens is None:
-        return None
-    try:
-        dictionary = _dictionary(run, column)
-        pages = _values_of_pages(run, column)
-        if pages is None or not pages[0]:
-            return None
-        bodies, first, stop = pages
-        values = _read(column, dictionary, bodies)
-    except (pa.ArrowException, OSError, EOFError, ValueError):
-        return None
-    if values.dtype == np.uint64 and len(values) and values.view(np.int64).min() < 0:
-        return None
-    return values[first:stop]
+def decode_values(runs: Sequence[PageRun]) -> list[NDArray[np.integer[Any]] | None]:
+    """The tokens of the rows of each run, end to end, in memory of their own.
+
+    Returns:
+        None for a run whose rows pyarrow must read, or where something is wrong.
+    """
+    found: list[NDArray[np.integer[Any]] | None] = [None] * len(runs)
+    of_column: dict[PlainColumn, list[tuple[int, _Taken]]] = {}
+    for i, run in enumerate(runs):
+        column = _column(run.schema, run.codec)
+        taken = None if column is None else _take(run, column)
+        if column is not None and taken is not None:
+            of_column.setdefault(column.plain, []).append((i, taken))
+    for plain, several in of_column.items():
+        numbers, takens = zip(*several, strict=True)
+        for i, values in zip(numbers, _read(plain, takens), strict=True):
+            found[i] = values
+    return found
 
 
 class _Column(NamedTuple):
     """What the footer says of a column that can be read so."""
 
-    type: int
-    footer: tuple[bytes, bytes, bytes, bytes]
-    """Of a file of this column alone, not null; see `_footer`."""
+    plain: PlainColumn
+    value_bytes: int
     most_definition: int
     codec: str
     """Empty if pages are not compressed."""
 
 
-class _Page(NamedTuple):
-    num_values: int
-    encoding: int
-    values: memoryview
+class _Taken(NamedTuple):
+    """A run's integers, and which of them are its rows'."""
+
+    chunk: PlainChunk
+    first: int
+    stop: int
 
 
 @lru_cache(maxsize=1024)
@@ -88,70 +94,130 @@ def _column(schema: bytes, codec: int) -> _Column | None:
     for _ in range(num_elements):
         start = position
         element, position = thrift.read_struct(schema, start)
-        repetitions.append(element.get(3, _REQUIRED))
-    if repetitions.count(_REPEATED) != 1 or element.get(1) not in _VALUE_BYTES or codec not in _CODECS:
+        repetitions.append(element.get(3, REQUIRED))
+    if repetitions.count(_REPEATED) != 1 or element.get(1) not in VALUE_BYTES or codec not in _CODECS:
         return None
-    encoded = schema[start:position]
-    _, repetition = thrift.find_field(encoded, 0, 3)
     return _Column(
-        type=element[1],
-        footer=_footer(element[1], encoded[:repetition] + bytes([_REQUIRED]) + encoded[repetition + 1 :], element[4]),
-        most_definition=len(repetitions[1:]) - repetitions[1:].count(_REQUIRED),
+        plain=plain_column(schema[start:position], element[1], element[4]),
+        value_bytes=VALUE_BYTES[element[1]],
+        most_definition=len(repetitions[1:]) - repetitions[1:].count(REQUIRED),
         codec=_CODECS[codec],
     )
 
 
-def _values_of_pages(run: PageRun, column: _Column) -> tuple[list[_Page], int, int] | None:
-    """The run's pages without levels, and which of their values are those of its rows; None if rows are others."""
+def _read(column: PlainColumn, takens: Sequence[_Taken]) -> list[NDArray[np.integer[Any]] | None]:
+    try:
+        arrays = read_chunks(column, [taken.chunk for taken in takens])
+    except _DAMAGE:
+        if len(takens) == 1:
+            return [None]
+        return [_read(column, [taken])[0] for taken in takens]
+    return [
+        None if values.dtype == np.uint64 and values.view(np.int64).min() < 0 else values[first:stop]
+        for values, (_, first, stop) in zip(arrays, takens, strict=True)
+    ]
+
+
+def _take(run: PageRun, column: _Column) -> _Taken | None:
+    """What of a run is left without levels and compression; None if rows are others, or something is wrong."""
+    if run.tokens is None:
+        return None
+    num_tokens = int(np.add.reduce(run.tokens, dtype=np.int64))
+    try:
+        dictionary = _dictionary(run, column)
+        parts = [(header, *_split(header, body, column)) for header, body in _bodies(run.pages)]
+        levels_of_page = [header.num_values for header, _, _ in parts]
+        if run.is_as_indexed and not run.begins_inside_row and not run.rows_behind:
+            first, absent = 0, _empty_rows(run.tokens, sum(levels_of_page) - num_tokens)
+        else:
+            first, absent = _compare_levels(run, column, parts)
+    except _DAMAGE:
+        return None
+    counts = _values_of_each(levels_of_page, absent)
+    each = zip(parts, counts, strict=True)
+    # A page without values would end them all.
+    pages = [PlainPage(count, header.encoding, values) for (header, _, values), count in each if count]
+    if not pages:
+        return None
+    return _Taken(PlainChunk(dictionary, pages), first, first + num_tokens)
+
+
+_Parts = Sequence[tuple[PageHeader, Sequence[memoryview], memoryview]]
+"""Of each page of a run: its header, levels and values."""
+
+
+def _empty_rows(tokens: Int32Array, num_absent: int) -> Int64Array:
+    """[num_absent] levels without a value, of pages that are as they were indexed: one for each empty row.
+
+    Raises:
+        ValueError: There are not so many.
+    """
+    if not num_absent:
+        return np.zeros(0, np.int64)
+    is_empty = tokens == 0
+    if np.count_nonzero(is_empty) != num_absent:
+        raise ValueError("other rows are empty")
+    levels: Int64Array = np.cumsum(tokens + is_empty, dtype=np.int64)[is_empty] - 1
+    return levels
+
+
+def _compare_levels(run: PageRun, column: _Column, parts: _Parts) -> tuple[int, Int64Array]:
+    """Find where rows begin, and what is missing.
+
+    Returns:
+        The first value of the run's rows, and [n] levels without a value.
+
+    Raises:
+        ValueError: Rows are not as the catalog says.
+    """
     assert run.tokens is not None
     is_empty = run.tokens == 0
     counts = run.tokens + is_empty  # levels of each row
     is_expected = run.num_rows >= _MANY_ROWS and not run.begins_inside_row and not run.rows_behind
     row_begins = UnusualLevels(most=1, usual=1, expected=ExpectedRows(counts) if is_expected else None)
     missing = UnusualLevels(most=column.most_definition, usual=column.most_definition)
-    parts: list[tuple[PageHeader, memoryview]] = []
-    for header, body in _bodies(run.pages):
-        if not header.has_run_levels:
-            return None
-        parts.append((header, _take_levels_off(header, body, column, row_begins, missing)))
+    for header, levels, _ in parts:
+        repetition = bytes(levels[0])
+        position = row_begins.read(repetition, 0, header.num_values)
+        if len(levels) > 1:
+            missing.read(bytes(levels[1]), 0, header.num_values)
+        elif column.most_definition:
+            missing.read(repetition, position, header.num_values)
     num_levels = row_begins.num_levels
     begins = row_begins.places()
     if len(begins) != run.num_rows + run.rows_behind or (len(begins) and not run.begins_inside_row and begins[0]):
-        return None
+        raise ValueError("other rows")
     ends = np.append(begins, num_levels)[: run.num_rows + 1]
     if not np.array_equal(ends[1:] - ends[:-1], counts):
-        return None
+        raise ValueError("rows of other lengths")
     absent = missing.places() if column.most_definition else np.zeros(0, np.int64)
     of_rows = absent[np.searchsorted(absent, ends[0]) : np.searchsorted(absent, ends[-1])]
     if not np.array_equal(of_rows, ends[:-1][is_empty]):
-        return None
-    first = int(ends[0] - np.searchsorted(absent, ends[0]))
-    each = zip(parts, _values_of_each([header.num_values for header, _ in parts], absent), strict=True)
-    pages = [_Page(count, header.encoding, values) for (header, values), count in each if count]  # 0 would end them all
-    return pages, first, first + int(run.tokens.sum(dtype=np.int64))
+        raise ValueError("other rows are empty")
+    return int(ends[0] - np.searchsorted(absent, ends[0])), absent
 
 
-def _take_levels_off(
-    header: PageHeader, body: memoryview, column: _Column, row_begins: UnusualLevels, missing: UnusualLevels
-) -> memoryview:
-    """The values of a data page, which its levels come before: in v2 not compressed, in v1 with their sizes."""
-    count = header.num_values
+def _split(header: PageHeader, body: memoryview, column: _Column) -> tuple[list[memoryview], memoryview]:
+    """Levels and values of a data page.
+
+    Returns:
+        In v2 all levels are one piece, which is not compressed; in v1 they are one or two, each with its size before
+        it, and compressed with the values.
+    """
+    if not header.has_run_levels:
+        raise ValueError("levels in bits")
     if header.levels_bytes >= 0:
-        levels = bytes(body[: header.levels_bytes])
-        position = row_begins.read(levels, 0, count)
-        if column.most_definition:
-            missing.read(levels, position, count)
         values = body[header.levels_bytes :]
-        if not header.is_compressed:
-            return values
-        return _unpack(values, column.codec, header.decoded_bytes - header.levels_bytes)
+        if header.is_compressed:
+            values = _unpack(values, column.codec, header.decoded_bytes - header.levels_bytes)
+        return [body[: header.levels_bytes]], values
     content = _unpack(body, column.codec, header.decoded_bytes)
-    position = 0
-    for levels_of in (row_begins, missing) if column.most_definition else (row_begins,):
+    position, levels = 0, []
+    for _ in range(2 if column.most_definition else 1):
         size = int.from_bytes(content[position : position + 4], "little")
-        levels_of.read(bytes(content[position + 4 : position + 4 + size]), 0, count)
+        levels.append(content[position + 4 : position + 4 + size])
         position += 4 + size
-    return content[position:]
+    return levels, content[position:]
 
 
 def _values_of_each(levels_of_page: Sequence[int], absent: Int64Array) -> list[int]:
@@ -197,76 +263,7 @@ def _dictionary(run: PageRun, column: _Column) -> bytes:
     body = memoryview(run.dictionary)[header.body : header.stop]
     if not header.is_dictionary or (header.checksum is not None and zlib.crc32(body) != header.checksum):
         raise ValueError("wrong header or checksum")
-    values = _unpack(body, column.codec, header.decoded_bytes)
-    num_values = len(values) // _VALUE_BYTES[column.type]
-    # DictionaryPageHeader: num_values, encoding
-    page = b"".join(
-        [_page_header(_DICTIONARY_PAGE, len(values)), b"\x4c\x15", _integer(num_values), b"\x15\x00\x00\x00", values]
-    )
+    page = dictionary_page(_unpack(body, column.codec, header.decoded_bytes), column.value_bytes)
     if run.memo is not None:
         run.memo[_UNPACKED] = page
     return page
-
-
-# Thrift's compact encoding of what differs between runs; a byte is the step from the field before, and a type.
-
-
-@lru_cache(maxsize=4096)
-def _integer(value: int) -> bytes:
-    return thrift.write_varint(value << 1)
-
-
-def _page_header(kind: int, num_bytes: int) -> bytes:
-    """The beginning of a PageHeader: type, both sizes."""
-    size = thrift.write_varint(num_bytes << 1)
-    return b"".join([b"\x15", _integer(kind), b"\x15", size, b"\x15", size])
-
-
-def _read(column: _Column, dictionary: bytes, pages: Sequence[_Page]) -> NDArray[np.integer[Any]]:
-    parts: list[bytes | memoryview] = [MAGIC, dictionary]
-    for page in pages:
-        # DataPageHeader: num_values, encoding, those of levels
-        num_values, encoding = _integer(page.num_values), _integer(page.encoding)
-        parts += [_page_header(_DATA_PAGE, len(page.values)), b"\x2c\x15", num_values, b"\x15", encoding, _NO_LEVELS]
-        parts.append(page.values)
-    num_bytes = _integer(sum(map(len, parts)) - len(MAGIC))
-    num_values = _integer(sum(page.num_values for page in pages))
-    first, second, third, fourth = column.footer
-    # FileMetaData: version, schema, num_rows, row groups; ColumnMetaData from num_values on; RowGroup's sizes
-    footer = b"".join(
-        [
-            *(first, num_values, second, num_values, b"\x16", num_bytes, b"\x16", num_bytes),
-            *(b"\x26", _integer(len(MAGIC) + len(dictionary)), third if dictionary else b"\x00\x00", b"\x16"),
-            *(num_bytes, b"\x16", num_values, fourth),
-        ]
-    )
-    content = b"".join([*parts, footer, len(footer).to_bytes(4, "little"), MAGIC])
-    array = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False).read(use_threads=False).column(0)
-    values: NDArray[np.integer[Any]] = array.to_numpy() if array.num_chunks != 1 else array.chunk(0).to_numpy()
-    return values
-
-
-def _footer(type: int, element: bytes, name: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """What of a footer is the same for all runs; between come numbers."""
-    root = thrift.write_struct([(4, thrift.BINARY, b"schema"), (5, thrift.I32, 1)])
-    schema = thrift.write_list(thrift.STRUCT, [root, element])
-    head = thrift.write_struct([(1, thrift.I32, 2), (2, thrift.LIST, schema)], end=False)
-    metadata = thrift.write_struct(
-        [
-            (1, thrift.I32, type),
-            (
-                2,
-                thrift.LIST,
-                thrift.write_list(thrift.I32, [b"\x00"]),
-            ),  # a list that must be there; pages name their own
-            (3, thrift.LIST, thrift.write_list(thrift.BINARY, [thrift.write_varint(len(name)) + name])),
-            (4, thrift.I32, 0),
-        ],
-        end=False,
-    )
-    of_one_struct = bytes([1 << 4 | thrift.STRUCT])
-    chunk = thrift.write_struct([(2, thrift.I64, 0), (3, thrift.STRUCT, metadata)], end=False)
-    group = thrift.write_struct([(1, thrift.LIST, of_one_struct + chunk)], end=False)
-    groups = thrift.write_struct([(4, thrift.LIST, of_one_struct + group)], after=3, end=False)
-    with_dictionary = thrift.write_struct([(11, thrift.I64, len(MAGIC))], after=9) + b"\x00"
-    return head + b"\x16", groups + b"\x16", with_dictionary, b"\x00\x00"

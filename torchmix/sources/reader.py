@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogError, CatalogStale, LoaderClosed
 from torchmix.sources.coming_pages import Coming, ComingPages
+from torchmix.sources.decoded_page import DecodedPage, DictionaryPage
 from torchmix.sources.formats import choose_source
 from torchmix.sources.locate import Located, Locator
 from torchmix.sources.mapped_files import CHECK_EVERY_S
@@ -38,7 +39,7 @@ from torchmix.sources.page_runs import PageRuns
 from torchmix.sources.piece_copy import PieceCopy, Run, Scratch
 from torchmix.sources.range_requests import RangeFetch, RequestPool
 from torchmix.sources.source import Int64Array, Source
-from torchmix.sources.source_pages import DecodedPage, DictionaryPage, SourcePages
+from torchmix.sources.source_pages import SourcePages
 from torchmix.transform.open_tokenizer import Tokenizers
 
 DICTIONARY_BYTES = 128 << 20
@@ -51,7 +52,7 @@ class Tokens:
 
     values: NDArray[np.integer[Any]]
     """[num_places] each piece's tokens at its place, anything elsewhere: of the narrowest type that holds those of all
-    pages that were read, mostly int32 or uint16. The reader's own memory: valid until its next read."""
+    pages that were read, mostly int32 or uint16. Valid until the next read into the same memory."""
     successors: Int64Array
     """[n] the token that follows each piece in its document; 0 where the document ends with it."""
 
@@ -117,6 +118,7 @@ class Reader:
         *,
         places: Int64Array,
         num_places: int,
+        scratch: Scratch | None = None,
     ) -> Tokens:
         """Tokens of n pieces, and the successor of each.
 
@@ -127,6 +129,7 @@ class Reader:
             tokens: [n] tokens of the piece; `starts + tokens` is at most the document's.
             places: [n] where the piece's first token belongs; pieces do not overlap.
             num_places: Length of the result; no piece reaches beyond it.
+            scratch: Holds the result; by default the reader's own.
 
         Raises:
             SourceChanged, SourceUnreadable: A file is not the indexed one, or cannot be read.
@@ -143,7 +146,7 @@ class Reader:
             places=places[at.order],
             goes_on=at.goes_on,
             num_places=num_places,
-            scratch=self._scratch,
+            scratch=scratch or self._scratch,
         )
         runs = self._mapped_runs(at)
         page_runs = PageRuns(at, self._token_bytes[at.source[at.first_piece]] == 0)
@@ -207,17 +210,17 @@ class Reader:
         if self._sources[source].mapped.is_possible:
             self._sources[source].will_need(page_ids)
             return
-        first_key, chosen = int(self._first_key[source]), set[int]()
+        first_key = int(self._first_key[source])
         planned_bytes, coming_bytes = 0, self._coming.planned_bytes
-        for page in page_ids.tolist():
-            key = first_key + page
-            if key not in self._cache and key not in chosen and key not in self._coming:
-                page_bytes = self._sources[source].planned_bytes(page)
-                if not self._cache.has_room(coming_bytes + planned_bytes + page_bytes):
-                    break
-                planned_bytes += page_bytes
-                chosen.add(key)
-        keys = np.array(sorted(chosen), np.int64)
+        needed = [key for key in (page_ids + first_key).tolist() if key not in self._cache and key not in self._coming]
+        chosen = np.array(list(dict.fromkeys(needed)), np.int64)
+        num_chosen = 0
+        for page_bytes in self._sources[source].planned_bytes(chosen - first_key):
+            if not self._cache.has_room(coming_bytes + planned_bytes + page_bytes):
+                break
+            planned_bytes += page_bytes
+            num_chosen += 1
+        keys = np.sort(chosen[:num_chosen])
         earlier = self._coming.take_here(source)
         wanted = self._sources[source].wanted(keys - first_key)
         if wanted:

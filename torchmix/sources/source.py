@@ -8,7 +8,7 @@ the bytes it is given, so the caller decides what is read, kept, or read ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,6 +108,8 @@ class PageRun:
     """Rows that begin in the last one's tail, and are dropped."""
     memo: dict[str, bytes] | None = None
     """What `decode` may keep of the dictionary for other runs of the chunk, as unpacked values; None: nothing."""
+    is_as_indexed: bool = False
+    """Every page was compared with the checksum that it was indexed with, so that `tokens` is what it holds."""
 
 
 class Source(Protocol):
@@ -149,9 +151,9 @@ class Source(Protocol):
             CorruptPage: a page does not decode.
         """
 
-    def decode(self, run: PageRun) -> Documents:
-        """The documents of a run of pages, `run.num_rows` of them.
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """The documents of each run of pages, `run.num_rows` of them.
 
         Raises:
-            CorruptPage: the bytes do not decode, or to another number of rows.
+            CorruptPage: the bytes of a run do not decode, or to another number of rows.
         """
