@@ -20,6 +20,16 @@ MANIFEST_NAME = "manifest.json"
 NEW_MANIFEST_NAME = "manifest.json.new"
 
 
+class FileStatus(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the kernel said of a file; a list in JSON."""
+
+    inode: int
+    num_bytes: int
+    modified_ns: int
+    changed_ns: int
+    """Of its content, name or permissions."""
+
+
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One data file of a source."""
 
@@ -43,6 +53,9 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Some page is all of a large chunk, since its format lets no part of it be read."""
     schema: int
     """Which of the source's `schemas` describes its pages."""
+    status: tuple[FileStatus, ...] = ()
+    """Of the file, and of others that its hash covers, before they were hashed; none where one was new, or in a store.
+    Where they are the same, the file is not hashed again. No part of its identity."""
 
 
 class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,7 @@
 """How bytes are read. Files in reading order:
 
 random_access.py    a file as ranges of bytes
+file_status.py      what the kernel says of a file: whether it was written to
 source.py           what every kind of source gives: scans of files, documents of pages
 stores.py           a URI -> the store that holds it
 store_errors.py     which errors of a store pass

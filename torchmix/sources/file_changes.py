@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-from torchmix.catalog.manifest import FileEntry
+from torchmix.catalog.manifest import FileEntry, FileStatus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +25,8 @@ class FoundFile:
     """With `footer_hash` its identity."""
     footer_hash: str
     """Of its last bytes."""
+    status: tuple[FileStatus, ...] = ()
+    """Of it and of files beside it, before that was taken; see file_status.py."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

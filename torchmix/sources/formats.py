@@ -19,7 +19,7 @@ from torchmix.errors import SourceUnreadable
 from torchmix.sources.arrow_file import ArrowSource
 from torchmix.sources.find_files import find_files
 from torchmix.sources.indexed import IndexedSource
-from torchmix.sources.indexed_files import find_datasets
+from torchmix.sources.indexed_files import find_datasets, index_path
 from torchmix.sources.jsonl import JsonLinesSource
 from torchmix.sources.parquet import ParquetSource
 from torchmix.sources.parquet_column import Kind
@@ -118,6 +118,11 @@ def choose_source(name: str, reading: Reading, paths: Iterable[str], tokenizers:
     for path in paths:
         _refuse_other_names(name, path)
     return ParquetSource(name=name, column=reading.column, kind=kind, tokenizer=tokenizer)
+
+
+def files_beside(source: Source, path: str) -> tuple[str, ...]:
+    """Files that the fingerprint of the one at `path` covers, too."""
+    return (index_path(path),) if isinstance(source, IndexedSource) else ()
 
 
 def _refuse_other_names(name: str, path: str) -> None:

@@ -15,13 +15,15 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from torchmix.catalog.manifest import FileStatus
 from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.sources.file_status import settled_statuses
 from torchmix.sources.indexed_documents import read_documents
 from torchmix.sources.indexed_files import index_path
 from torchmix.sources.indexed_header import IndexHeader, read_header
@@ -42,6 +44,10 @@ class IndexedSource:
     """A source of the recipe whose files are Megatron's; implements `source.Source`."""
 
     name: str
+    _known: dict[str, tuple[tuple[FileStatus, ...], tuple[int, str]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Of files that had settled when they were hashed, by path."""
 
     @property
     def transform_id(self) -> str:
@@ -51,7 +57,7 @@ class IndexedSource:
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; from samples of the .bin and of the .idx beside it."""
         with _open_index(path, self._where(path)) as index:
-            return _fingerprint(file, index)
+            return self._identity(file, index, path)
 
     def check(self, path: str | Path) -> None:
         """See `source.Source.check`; reads the head of the .idx."""
@@ -62,7 +68,7 @@ class IndexedSource:
         """See `source.Source.scan`."""
         where = self._where(index_path(str(path)))
         with _open_bin(path, self._where(path)) as file, _open_index(str(path), self._where(path)) as index:
-            num_bytes, footer_hash = _fingerprint(file, index)
+            num_bytes, footer_hash = self._identity(file, index, str(path))
             header = read_header(index, where)
             documents = read_documents(index, header, bin_bytes=num_bytes, where=where, progress=progress)
             self._tell_oddities(index, header, where)
@@ -99,6 +105,17 @@ class IndexedSource:
                 "damaged, run torchmix index"
             )
         return Documents(values=np.frombuffer(run.pages, dtype), offsets=offsets)
+
+    def _identity(self, file: RandomAccessFile, index: RandomAccessFile, path: str) -> tuple[int, str]:
+        """`_fingerprint`, once for files that nobody writes to."""
+        status = (*settled_statuses(file), *settled_statuses(index))
+        known = self._known.get(path)
+        if known is not None and known[0] == status:
+            return known[1]
+        identity = _fingerprint(file, index)
+        if len(status) == 2:
+            self._known[path] = status, identity
+        return identity
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"

@@ -4,7 +4,8 @@ In: source, file and byte range. Out: the bytes. Must hold: a file that is not t
 not opened; one that is replaced while it is open stays the indexed one (one overwritten in place, or in a store, is
 found by what its pages decode to). Errors of a shared disk that pass are tried again, on the file opened anew; stores
 are in open_objects.py. Cost: one `pread` a call; opening also reads the footer, once per file and process while its
-inode does not change. At most `most_files()` are open, the least recently used is closed first.
+inode does not change, and not at all while the file is as the catalog saw it (file_status.py). At most `most_files()`
+are open, the least recently used is closed first.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import pyarrow as pa
 
 from torchmix.catalog.manifest import FileEntry
 from torchmix.errors import SourceChanged, SourceUnreadable
+from torchmix.sources.file_status import statuses
+from torchmix.sources.formats import files_beside
 from torchmix.sources.open_objects import OpenObjects, changed, check_identity
 from torchmix.sources.random_access import LocalFile
 from torchmix.sources.source import Source
@@ -160,7 +163,10 @@ class OpenFiles:
         try:
             inode = _inode(opened.status)
             if self._checked.get(file) != inode:
-                check_identity(self._source, self._files[file], opened, self.path(file))
+                entry, path = self._files[file], self.path(file)
+                # Hundreds of hashes would be most of what a start takes here.
+                if not entry.status or statuses(opened, files_beside(self._source, path)) != entry.status:
+                    check_identity(self._source, entry, opened, path)
                 self._checked[file] = inode
         except BaseException:
             opened.close()

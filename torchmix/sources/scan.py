@@ -288,7 +288,12 @@ def _entry(folder: Path, work: _SourceWork, parts: Sequence[FilePart]) -> Source
         [path for path, part in named if part.whole_chunks],
         "chunks of many rows can only be read whole; writing them again in smaller ones makes single pages readable",
     )
-    return write_source(folder, work.name, work.settings, work.source.transform_id, named)
+    entry = write_source(folder, work.name, work.settings, work.source.transform_id, named)
+    files = tuple(
+        msgspec.structs.replace(written, status=file.found.status)
+        for written, file in zip(entry.files, work.files, strict=True)
+    )
+    return msgspec.structs.replace(entry, files=files)
 
 
 def _tell_costly(work: _SourceWork, paths: Sequence[str], what: str) -> None:

@@ -21,6 +21,8 @@ from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.parts import FilePart, load_part, save_part
 from torchmix.errors import SourceChanged
 from torchmix.sources.file_changes import FoundFile
+from torchmix.sources.file_status import settled_statuses
+from torchmix.sources.formats import files_beside
 from torchmix.sources.open_path import opened
 from torchmix.sources.source import FileScan, Source
 from torchmix.sources.stores import is_uri, place_of
@@ -169,8 +171,9 @@ def part_of_scan(scan: FileScan) -> FilePart:
 def _fingerprint(source: Source, path: str, directory: Path) -> FoundFile:
     place = place_of(directory, path)
     with opened(place, f"source {source.name!r}: {place}") as file:
+        status = settled_statuses(file, files_beside(source, place))
         num_bytes, footer_hash = source.fingerprint(file, place)
-    return FoundFile(path=path, num_bytes=num_bytes, footer_hash=footer_hash)
+    return FoundFile(path=path, num_bytes=num_bytes, footer_hash=footer_hash, status=status)
 
 
 def _in_parallel(calls: Sequence[Callable[[], Result]], stop: Event, num_threads: int) -> list[Result]:
