@@ -116,7 +116,7 @@ def test_the_catalog_tables_are_what_is_written(tmp_path: Path) -> None:
 
 def test_the_tensors_table_is_a_microbatch() -> None:
     found = [names(field)[0] for field, _, _ in table(section("Tensors"), "field | dtype")]
-    assert found == list(Microbatch.__dataclass_fields__)
+    assert found == list(Microbatch.__struct_fields__)
 
 
 def test_the_state_table_is_a_loader_state() -> None:
