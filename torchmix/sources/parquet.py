@@ -26,7 +26,7 @@ from torchmix.sources.parquet_page import decode_pages, encode_schema
 from torchmix.sources.parquet_scan import ChunkScan, ScannedChunk
 from torchmix.sources.parquet_values import decode_values
 from torchmix.sources.random_access import RandomAccessFile
-from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun
+from torchmix.sources.source import Documents, FileScan, Int64Array, PageRun, offsets_of
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.tokenizer import Tokenizer
 
@@ -107,9 +107,7 @@ class ParquetSource:
 
     def _documents(self, run: PageRun, values: NDArray[np.integer[Any]] | None) -> Documents:
         if values is not None and run.tokens is not None:
-            offsets = np.zeros(run.num_rows + 1, np.int64)
-            np.cumsum(run.tokens, out=offsets[1:])
-            return Documents(values=values, offsets=offsets)
+            return Documents(values=values, offsets=offsets_of(run.tokens) if run.offsets is None else run.offsets)
         where = self._where(run.path)
         return to_documents(decode_pages(run, where), self.kind, where, run.first_row, self.tokenizer)
 

@@ -122,7 +122,7 @@ def _take(run: PageRun, column: _Column) -> _Taken | None:
     """What of a run is left without levels and compression; None if rows are others, or something is wrong."""
     if run.tokens is None:
         return None
-    num_tokens = int(np.add.reduce(run.tokens, dtype=np.int64))
+    num_tokens = int(run.tokens.sum(dtype=np.int64) if run.offsets is None else run.offsets[-1])
     try:
         dictionary = _dictionary(run, column)
         parts = [(header, *_split(header, body, column)) for header, body in _bodies(run.pages)]

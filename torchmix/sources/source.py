@@ -35,6 +35,13 @@ class Documents:
         return len(self.offsets) - 1
 
 
+def offsets_of(tokens: Int32Array) -> Int64Array:
+    """[documents + 1] where each document begins; `tokens` are those of each."""
+    offsets = np.zeros(len(tokens) + 1, np.int64)
+    np.cumsum(tokens, out=offsets[1:])
+    return offsets
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FileScan:
     """One file as the catalog keeps it: P pages in row order, over C column chunks in file order, with N documents."""
@@ -102,6 +109,8 @@ class PageRun:
     """Row of the file at which the run begins."""
     tokens: Int32Array | None = None
     """[num_rows] tokens of each document, as the catalog has them; None while a file is scanned."""
+    offsets: Int64Array | None = None
+    """[num_rows + 1] where each document begins, by `tokens`; may be a part of `Documents`."""
     begins_inside_row: bool = False
     """What the first page begins with belongs to the row before, and is dropped."""
     rows_behind: int = 0

@@ -29,7 +29,7 @@ from torchmix.sources.open_files import OpenFiles
 from torchmix.sources.page_batches import BATCH_BYTES, PlannedRun, batches, plan_runs
 from torchmix.sources.page_cache import PageCache
 from torchmix.sources.range_requests import RangeFetch, Wanted
-from torchmix.sources.source import Documents, Int32Array, PageRun, Source
+from torchmix.sources.source import Documents, Int32Array, Int64Array, PageRun, Source, offsets_of
 
 
 class SourcePages:
@@ -161,38 +161,51 @@ class SourcePages:
             if run.chunk not in dictionaries:
                 dictionaries[run.chunk] = self._dictionary(run, fetch)
             contents.append([self._read(run.file, offset, num_bytes, fetch) for offset, num_bytes in run.ranges])
-        runs = [
-            self._as_read(run, dictionaries[run.chunk], parts, is_as_indexed=self._check_pages(run, parts))
-            for run, parts in zip(batch, contents, strict=True)
-        ]
+        lengths = self.catalog.sizes.tokens
+        tokens = np.concatenate([lengths[rows] for run in batch for rows in run.rows])
+        offsets, row = offsets_of(tokens), 0
+        runs: list[PageRun] = []
+        for run, parts in zip(batch, contents, strict=True):
+            is_as_indexed = self._check_pages(run, parts)
+            stop = row + sum(run.num_rows)
+            planned = tokens[row:stop], offsets[row : stop + 1] - offsets[row]
+            runs.append(self._as_read(run, planned, dictionaries[run.chunk], parts, is_as_indexed=is_as_indexed))
+            row = stop
         read = time.perf_counter()
         documents = self._decoder.decode(runs)
         for chunk, dictionary in dictionaries.items():
             if dictionary is not None:  # with what was made of it
                 self._dictionaries.keep((self.catalog.name, chunk), dictionary, dictionary.num_bytes)
         for run, as_read, of_run in zip(batch, runs, documents, strict=True):
-            self._check_lengths(of_run, as_read.tokens, run)
+            if of_run.offsets is not as_read.offsets:
+                self._check_lengths(of_run, as_read.tokens, run)
         self.read_s += read - began
         self.decode_s += time.perf_counter() - read
         return documents
 
     def _as_read(
-        self, run: PlannedRun, dictionary: DictionaryPage | None, parts: Sequence[bytes], *, is_as_indexed: bool
+        self,
+        run: PlannedRun,
+        planned: tuple[Int32Array, Int64Array],
+        dictionary: DictionaryPage | None,
+        parts: Sequence[bytes],
+        *,
+        is_as_indexed: bool,
     ) -> PageRun:
         table, file = self.catalog.pages, self.catalog.files[run.file]
-        lengths = self.catalog.sizes.tokens
-        planned = [lengths[rows] for rows in run.rows]
+        tokens, offsets = planned
         return PageRun(
             pages=parts[0] if len(parts) == 1 else b"".join(parts),
             dictionary=b"" if dictionary is None else dictionary.content,
             memo=None if dictionary is None else dictionary.memo,
             schema=self.catalog.schemas[file.schema],
             codec=int(table.codec[run.chunk]),
-            num_rows=sum(run.num_rows),
+            num_rows=len(tokens),
             path=self._files.path(run.file),
             offset=run.offset[0],
             first_row=run.first_row[0] - file.first_row,
-            tokens=np.asarray(planned[0]) if len(planned) == 1 else np.concatenate(planned),
+            tokens=tokens,
+            offsets=offsets,
             begins_inside_row=run.begins_inside_row,
             rows_behind=int(table.place(np.array([run.pages[-1] + 1])).num_rows[0]) if run.tail_bytes else 0,
             is_as_indexed=is_as_indexed,
