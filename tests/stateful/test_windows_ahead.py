@@ -27,12 +27,18 @@ SIZES = synthetic_sizes(6_000, shortest=5, longest=60, rows_per_page=10, window_
 class Notes:
     """Stands in for a reader: notes which pages it is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int = 1) -> None:
         self.warmed: list[int] = []
         self.forgotten: list[int] = []
+        self.calls: list[int] = []
+        self.at_once = at_once
+
+    def pages_at_once(self, source: int) -> int:
+        return self.at_once
 
     def warm(self, source: int, pages: np.ndarray) -> None:
         self.warmed += pages.tolist()
+        self.calls.append(len(pages))
 
     def forget(self, source: int, pages: np.ndarray) -> None:
         self.forgotten += pages.tolist()
@@ -41,11 +47,13 @@ class Notes:
 Followed = tuple[Planner, Cursor, Notes]
 
 
-def follow(documents: tuple[str, str] | None, *, max_epochs: int | None = None, steps: int = 10**6) -> Followed:
+def follow(
+    documents: tuple[str, str] | None, *, max_epochs: int | None = None, steps: int = 10**6, at_once: int = 1
+) -> Followed:
     """Follow the steps of one source to their end, or for so many steps."""
     source: dict[str, Any] = {"documents": documents, "max_epochs": max_epochs, "on_exhausted": "renormalise"}
     planner = Planner(make_recipe({"web": "100%"}, samples=2, sources={"web": source}), {"web": SIZES}, one_pass=True)
-    notes = Notes()
+    notes = Notes(at_once)
     windows, cursor = WindowsAhead(planner, notes), planner.start()  # type: ignore[arg-type]
     for _ in range(steps):
         try:
@@ -79,6 +87,18 @@ def test_a_window_is_decoded_as_fast_as_the_one_before_is_consumed() -> None:
     warmed = [page for page in following.tolist() if page in notes.warmed]
     part = cursor.position.offset[0] / order.num_rows(*place)
     assert abs(len(warmed) - part * len(following)) <= 1
+
+
+def test_pages_that_cost_less_together_are_decoded_together_and_never_later() -> None:
+    for steps in (1, 6, 40, 110):
+        planner, cursor, alone = follow(None, steps=steps)
+        _, _, together = follow(None, steps=steps, at_once=20)
+        place = (int(cursor.position.epoch[0]), int(cursor.position.window[0]))
+        order = planner.orders[0]
+        following = order.used_pages(*order.following(*place))
+        num_alone, num_together = (np.isin(following, notes.warmed).sum() for notes in (alone, together))
+        assert num_alone <= num_together <= num_alone + 2 * 20
+        assert 4 * len(together.calls) <= len(alone.calls) + 8
 
 
 def test_sources_alike_do_not_all_need_a_page_in_the_same_step() -> None:

@@ -34,6 +34,7 @@ from torchmix.sources.formats import choose_source
 from torchmix.sources.locate import Located, Locator
 from torchmix.sources.mapped_files import CHECK_EVERY_S
 from torchmix.sources.open_files import Descriptors, OpenFiles
+from torchmix.sources.page_batches import BATCH_BYTES
 from torchmix.sources.page_cache import PageCache
 from torchmix.sources.page_runs import PageRuns
 from torchmix.sources.piece_copy import PieceCopy, Run, Scratch
@@ -192,6 +193,11 @@ class Reader:
         self._bytes_served += found.values.nbytes
         self._bytes_mapped += found.values.nbytes if found.is_view else 0
         return found
+
+    def pages_at_once(self, source: int) -> int:
+        """How many pages of a source, 1 or more, are worth one call of `warm`: they are decoded together."""
+        table = self._sources[source].catalog.pages
+        return max(1, BATCH_BYTES * table.num_pages // max(1, int(table.chunk_bytes.sum())))
 
     def warm(self, source: int, page_ids: Int64Array) -> None:
         """Decode pages ahead of need, as many as fit the cache without pushing anything out.

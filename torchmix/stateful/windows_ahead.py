@@ -39,7 +39,11 @@ class WindowsAhead:
         ahead = [s for s, order in enumerate(self._orders) if order.method == "page" and order.num_windows > 1]
         self._sources = np.array(ahead, np.int64)
         self._sparse = [s for s in ahead if self._orders[s].is_sparse]
-        self._phases = phases(len(self._orders))
+        # What is decoded together costs less; a quarter of a window at most, for the cache holds two and little more.
+        quarter = [max(1, order.sizes.window_pages // 4) for order in self._orders]
+        self._at_once = np.ones(len(self._orders), np.int64)
+        self._at_once[ahead] = [min(reader.pages_at_once(s), quarter[s]) for s in ahead]
+        self._phases = phases(len(self._orders)) * self._at_once
         self._present: dict[int, _Present] = {}
         self._outlived: dict[int, Ints] = {}
         """Of sources that have just come to another window, pages that neither this one nor the next has."""
@@ -63,7 +67,8 @@ class WindowsAhead:
             self._reader.forget(source, pages)
         due = (self._num_next[s] * offset[s] / self._num_rows[s] + self._phases[s]).astype(np.int64)
         is_due = due > self._num_warmed[s]
-        for source, stop in zip(s[is_due].tolist(), due[is_due].tolist(), strict=True):
+        stops = np.minimum(due + self._at_once[s] - 1, self._num_next[s])
+        for source, stop in zip(s[is_due].tolist(), stops[is_due].tolist(), strict=True):
             try:
                 self._reader.warm(source, self._present[source].following.pages[self._num_warmed[source] : stop])
             except CatalogError as error:
@@ -101,9 +106,9 @@ class WindowsAhead:
 
 
 def phases(num_sources: int) -> NDArray[np.float64]:
-    """[S] in [0, 1): by how much of a page each source is ahead of its progress.
+    """[S] in [0, 1): by how much of what it decodes at once each source is ahead of its progress.
 
-    Sources of one size and share would all need a page in the same step: so each is ahead by another part of one.
+    Sources of one size and share would all need pages in the same step: so each is ahead by another part.
     """
     found: NDArray[np.float64] = np.mod(np.arange(1, num_sources + 1) * GOLDEN, 1, dtype=np.float64)
     return found
