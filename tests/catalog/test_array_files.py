@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchmix.catalog.array_files import SMALL_BYTES, check_content, open_arrays, write_arrays
+from torchmix.catalog.array_files import SMALL_BYTES, ArrayWriter, check_content, open_arrays, write_arrays
 from torchmix.errors import CatalogError
 
 ARRAYS = {
@@ -94,3 +94,35 @@ def test_many_threads_may_open_arrays_at_once(tmp_path):
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(open_all, range(200))) == [list(range(20))] * 200
+
+
+def test_arrays_that_were_added_to_one_file_are_opened_from_it_together_or_alone(tmp_path):
+    writer = ArrayWriter(tmp_path / "a")
+    entries = [writer.add(ARRAYS), writer.add({"rows": [np.arange(9)]}), writer.add(ARRAYS)]
+    writer.close()
+    opened: dict = {}
+    for of_source in entries:
+        check_content(tmp_path / "a", of_source)
+        together, alone = open_arrays(tmp_path / "a", of_source, opened), open_arrays(tmp_path / "a", of_source)
+        for name, array in alone.items():
+            assert np.array_equal(together[name], array) and array.flags.aligned
+    assert alone["rows"].tolist() == np.concatenate(ARRAYS["rows"]).tolist()
+    assert list(opened) == [tmp_path / "a"]
+
+
+def test_a_file_is_opened_once_for_all_who_share_it(tmp_path):
+    entries = write_arrays(tmp_path / "a", ARRAYS)
+    opened: dict = {}
+    open_arrays(tmp_path / "a", entries, opened)
+    (tmp_path / "a").unlink()
+    assert open_arrays(tmp_path / "a", entries, opened)["tokens"].tolist() == list(range(7))
+
+
+def test_a_file_that_ends_within_a_later_source_still_opens_for_the_earlier_ones(tmp_path):
+    writer = ArrayWriter(tmp_path / "a")
+    first, last = writer.add(ARRAYS), writer.add(ARRAYS)
+    writer.close()
+    (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:-1])
+    assert open_arrays(tmp_path / "a", first)["tokens"].tolist() == list(range(7))
+    with pytest.raises(CatalogError, match=r"/a has .* bytes, its manifest says at least .*run torchmix index"):
+        open_arrays(tmp_path / "a", last)

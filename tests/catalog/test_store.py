@@ -156,14 +156,14 @@ def test_a_catalog_published_twice_while_it_is_opened_is_opened_anew(tmp_path, m
     first = publish_parts(RECIPE, tmp_path, PARTS)
     real, opened = store.open_source, []
 
-    def slow_open(folder, name, entry):
+    def slow_open(folder, name, entry, *more):
         if not opened:  # two publications later the arrays of the manifest in our hand are gone
             opened.append(name)
             manifest = first
             for _ in range(2):
                 manifest = publish_parts(RECIPE, tmp_path, PARTS, manifest)
                 remove_leftovers(folder, manifest)
-        return real(folder, name, entry)
+        return real(folder, name, entry, *more)
 
     monkeypatch.setattr(store, "open_source", slow_open)
     catalog = open_catalog(RECIPE, tmp_path)

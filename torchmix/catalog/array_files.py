@@ -1,10 +1,10 @@
-"""Arrays on disk: those of a source in one file, their sizes, places and checksums kept apart from it.
+"""Arrays on disk: those of a source in one file, or of many small ones; sizes, places and checksums are kept apart.
 
 In: one-dimensional arrays by name, in parts. Out: an `ArrayEntry` of each, with which they are opened read-only, in
-general mapped. Each is a whole .npy file inside the file, at a multiple of 64 bytes. Must hold: a file that is shorter,
-longer or of other arrays than its entries say is an error when it is opened, and never a crash when it is read; no
-descriptor stays open. Cost: opening takes some 30 microseconds a file and 3 an array; `check_content` reads all of it,
-at about 1 GB/s.
+general mapped. Each is a whole .npy file inside the file, at a multiple of 64 bytes. Must hold: a file that is shorter
+or of other arrays than its entries say is an error when it is opened, and never a crash when it is read; no descriptor
+stays open. Cost: opening takes some 30 microseconds a file and 3 an array; `check_content` reads all of it, at about
+1 GB/s.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ FLUSH_THREADS = 32
 PREFIX_BYTES = 10
 """Magic, version and the header's length, of the .npy format's version 1."""
 
+Content = bytes | memoryview
+"""Of a whole file."""
+
 
 class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the manifest says of one array."""
@@ -49,33 +52,56 @@ class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of these bytes."""
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> dict[str, ArrayEntry]:
-    """Write arrays to a new file, which `flush_files` then brings to the disk.
+class ArrayWriter:
+    """A new file, to which arrays are added; `flush_files` then brings it to the disk."""
 
-    Args:
-        path: A file that does not exist.
-        arrays: By name, each as at least one part, one-dimensional and of one dtype. Parts are written one by one, so
-            that no second copy is held.
+    def __init__(self, path: Path) -> None:
+        """Make the file.
 
-    Raises:
-        OSError: The file exists or cannot be written; what was written of it stays.
-    """
-    entries: dict[str, ArrayEntry] = {}
-    end = 0
-    with path.open("xb") as file:
+        Raises:
+            OSError: It exists, or cannot be made.
+        """
+        self._file = path.open("xb")
+        self._end = 0
+
+    def add(self, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> dict[str, ArrayEntry]:
+        """Write arrays behind those written before.
+
+        Args:
+            arrays: By name, each as at least one part, one-dimensional and of one dtype. Parts are written one by one,
+                so that no second copy is held.
+
+        Raises:
+            OSError: The file cannot be written; what was written of it stays.
+        """
+        entries: dict[str, ArrayEntry] = {}
         for name, parts in arrays.items():
-            offset = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+            offset = -(-self._end // ALIGN_BYTES) * ALIGN_BYTES
             header, dtype = _expected(parts[0].dtype.newbyteorder("<").str, sum(map(len, parts)))
-            file.write(bytes(offset - end) + header)
+            self._file.write(bytes(offset - self._end) + header)
             checksum, end = zlib.crc32(header), offset + len(header)
             for part in parts:
                 content = np.ascontiguousarray(part, dtype).view(np.uint8).data
                 checksum, end = zlib.crc32(content, checksum), end + len(content)
-                file.write(content)
+                self._file.write(content)
             entries[name] = ArrayEntry(
                 dtype=dtype.str, length=sum(map(len, parts)), offset=offset, num_bytes=end - offset, crc32=checksum
             )
-    return entries
+            self._end = end
+        return entries
+
+    def close(self) -> None:
+        """Hand what was added to the kernel; `OSError` where it does not fit."""
+        self._file.close()
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> dict[str, ArrayEntry]:
+    """Write arrays to a new file of their own, as `ArrayWriter.add`."""
+    writer = ArrayWriter(path)
+    try:
+        return writer.add(arrays)
+    finally:
+        writer.close()
 
 
 def _header(descr: str, length: int) -> bytes:
@@ -104,32 +130,49 @@ def _flush(path: str | Path) -> None:
         os.close(descriptor)
 
 
-def open_arrays(path: str | Path, entries: Mapping[str, ArrayEntry]) -> dict[str, NDArray[Any]]:
-    """The arrays of a file, [entry.length] each, read-only: mapped, or read where the file is small.
+def open_arrays(
+    path: str | Path, entries: Mapping[str, ArrayEntry], opened: dict[str | Path, Content] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Arrays of a file, [entry.length] each, read-only: mapped, or read where the file is small.
+
+    Args:
+        path: The file, which may hold other arrays, too.
+        entries: What is wanted of it.
+        opened: Files that were opened by earlier calls, which another one is added to; by default nothing is shared.
 
     Raises:
-        CatalogError: The file is missing, or has another size or other arrays than the entries say.
+        CatalogError: The file is missing, or is shorter or has other arrays than the entries say.
     """
+    content = None if opened is None else opened.get(path)
+    if content is None:
+        content = _content(path)
+        if opened is not None:
+            opened[path] = content
+    wanted_bytes = max([entry.offset + entry.num_bytes for entry in entries.values()], default=0)
+    if len(content) < wanted_bytes:
+        raise _damaged(path, f"has {len(content)} bytes, its manifest says at least {wanted_bytes}")
+    try:
+        return arrays_in(content, entries, path)
+    except (ValueError, TypeError) as error:
+        raise _damaged(path, f"cannot be read ({error})") from error
+
+
+def _content(path: str | Path) -> Content:
+    """All of a file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             num_bytes = os.fstat(descriptor).st_size
-            wanted_bytes = max([entry.offset + entry.num_bytes for entry in entries.values()], default=0)
-            if num_bytes != wanted_bytes:
-                raise _damaged(path, f"has {num_bytes} bytes, its manifest says {wanted_bytes}")
-            content: bytes | memoryview
             if num_bytes <= SMALL_BYTES:
-                content = os.pread(descriptor, num_bytes, 0)
-            else:
-                # Python's mmap would keep a descriptor; those of hundreds of sources exceed the usual limit.
-                with pa.memory_map(f"/dev/fd/{descriptor}") as mapped:
-                    content = memoryview(mapped.read_buffer())
+                return os.pread(descriptor, num_bytes, 0)
+            # Python's mmap would keep a descriptor; those of hundreds of sources exceed the usual limit.
+            with pa.memory_map(f"/dev/fd/{descriptor}") as mapped:
+                return memoryview(mapped.read_buffer())
         finally:
             os.close(descriptor)
-        return arrays_in(content, entries, path)
     except FileNotFoundError as error:
         raise _damaged(path, "is missing") from error
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise _damaged(path, f"cannot be read ({error})") from error
 
 

@@ -7,6 +7,7 @@ All of it runs under the catalog's lock. Cost: each changed source's arrays are 
     catalog/
         manifest.json                the only name that readers start from
         arrays/<source>.<8 hex>      arrays of one version of one source, never altered
+        arrays/sources.<8 hex>       likewise, of small sources that were indexed together
         parts/                       files scanned by a run that has not been published
         .lock
 """
@@ -24,7 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.catalog.array_files import flush_files, write_arrays
+from torchmix.catalog.array_files import SMALL_BYTES, ArrayEntry, ArrayWriter, flush_files, write_arrays
 from torchmix.catalog.manifest import (
     CATALOG_VERSION,
     NEW_MANIFEST_NAME,
@@ -38,13 +39,42 @@ from torchmix.catalog.page_table import join_tables
 from torchmix.catalog.parts import FilePart, remove_parts
 from torchmix.catalog.store import ARRAYS_FOLDER, SourceSettings, source_fingerprint
 
+SHARED_NAME = "sources"
 ARRAYS_NAME = re.compile(r".+\.[0-9a-f]{8}")
 
 
+class SharedArrays:
+    """One file for the arrays of small sources that are indexed together: to make hundreds of files, and to bring each
+    to the disk, takes longer than to scan what they are of. Made when it is first needed; close it."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory`: the catalog's folder, locked by the caller."""
+        self._path = directory / ARRAYS_FOLDER / f"{SHARED_NAME}.{secrets.token_hex(4)}"
+        self._writer: ArrayWriter | None = None
+
+    def add(self, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> tuple[str, dict[str, ArrayEntry]]:
+        """Write arrays; the file's name, and the entry of each. `OSError` where the disk is full, or not writable."""
+        if self._writer is None:
+            self._path.parent.mkdir(exist_ok=True)
+            self._writer = ArrayWriter(self._path)
+        return self._path.name, self._writer.add(arrays)
+
+    def close(self) -> None:
+        """Hand what was added to the kernel; `OSError` where it does not fit."""
+        if self._writer is not None:
+            self._writer.close()
+
+
 def write_source(
-    directory: Path, name: str, settings: SourceSettings, transform_id: str, files: Sequence[tuple[str, FilePart]]
+    directory: Path,
+    name: str,
+    settings: SourceSettings,
+    transform_id: str,
+    files: Sequence[tuple[str, FilePart]],
+    shared: SharedArrays | None = None,
 ) -> SourceEntry:
-    """Write the arrays of one source into a fresh file, and describe them; `publish` brings them to the disk.
+    """Write the arrays of one source into a fresh file, or a shared one, and describe them; `publish` brings them to
+    the disk.
 
     Args:
         directory: The catalog's folder, locked by the caller.
@@ -52,6 +82,7 @@ def write_source(
         settings: What the recipe says of it.
         transform_id: Version of what turned rows into tokens.
         files: Path and part of each file, in the order in which rows are to be counted; at least one page in all.
+        shared: Where small ones go; by default every source has a file.
 
     Raises:
         CatalogError: A part breaks an invariant.
@@ -65,15 +96,12 @@ def write_source(
     window_pages = settings.window_pages(num_pages=pages.num_pages, num_tokens=num_tokens)
     schemas = tuple(dict.fromkeys(part.schema for _, part in files))
     entries = _file_entries(files, schemas)
-    path = directory / ARRAYS_FOLDER / f"{name}.{secrets.token_hex(4)}"
-    path.parent.mkdir(exist_ok=True)
     parts: dict[str, Sequence[NDArray[Any]]] = {key: [array] for key, array in pages.arrays()}
     parts["tokens"] = [part.tokens for _, part in files]
-    try:
-        arrays = write_arrays(path, parts)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    if shared is not None and sum(array.nbytes for of_name in parts.values() for array in of_name) <= SMALL_BYTES:
+        file, arrays = shared.add(parts)
+    else:
+        file, arrays = _write_own(directory, name, parts)
     return SourceEntry(
         patterns=settings.patterns,
         format=settings.format,
@@ -88,11 +116,23 @@ def write_source(
         num_tokens=num_tokens,
         num_empty=sum(int((tokens == 0).sum()) for tokens in lengths),
         max_document_tokens=max(int(tokens.max()) for tokens in lengths),
-        file=path.name,
+        file=file,
         arrays=arrays,
         schemas=schemas,
         files=entries,
     )
+
+
+def _write_own(
+    directory: Path, name: str, parts: Mapping[str, Sequence[NDArray[Any]]]
+) -> tuple[str, dict[str, ArrayEntry]]:
+    path = directory / ARRAYS_FOLDER / f"{name}.{secrets.token_hex(4)}"
+    path.parent.mkdir(exist_ok=True)
+    try:
+        return path.name, write_arrays(path, parts)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _file_entries(files: Sequence[tuple[str, FilePart]], schemas: tuple[bytes, ...]) -> tuple[FileEntry, ...]:

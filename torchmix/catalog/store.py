@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.catalog.array_files import open_arrays
+from torchmix.catalog.array_files import Content, open_arrays
 from torchmix.catalog.manifest import FileEntry, Manifest, SourceEntry, read_manifest
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.sizes import SourceSizes, window_pages_of
@@ -159,13 +159,14 @@ def open_catalog(recipe: Recipe, directory: Path) -> Catalog:
 def open_manifest(recipe: Recipe, folder: Path, manifest: Manifest) -> Catalog:
     """The sources of a recipe in the catalog at `folder`, whose manifest was read; errors as `open_catalog`."""
     sources: dict[str, SourceCatalog] = {}
+    opened: dict[str | Path, Content] = {}
     for name in sorted(recipe.sources):
         entry = manifest.sources.get(name)
         if entry is None:
             held = ", ".join(manifest.sources) or "none"
             raise CatalogMissing(f"the catalog at {folder} lacks source {name!r} (it has {held}); run torchmix index")
         _check_settings(name, entry, settings_of(recipe, name), folder)
-        sources[name] = open_source(folder, name, entry)
+        sources[name] = open_source(folder, name, entry, opened)
     return Catalog(directory=folder, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
 
 
@@ -190,15 +191,17 @@ def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, fol
             )
 
 
-def open_source(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog:
-    """Map the arrays of one source.
+def open_source(
+    folder: Path, name: str, entry: SourceEntry, opened: dict[str | Path, Content] | None = None
+) -> SourceCatalog:
+    """Map the arrays of one source; `opened` as in `open_arrays`.
 
     Raises:
         CatalogError: An array is missing, or has another size or type than its entry says.
     """
     if missing := {*ARRAY_NAMES, "tokens"} - set(entry.arrays):
         raise CatalogError(f"source {name!r}: {folder} lacks arrays {sorted(missing)}; run torchmix index")
-    arrays: dict[str, NDArray[np.generic]] = open_arrays(folder / ARRAYS_FOLDER / entry.file, entry.arrays)
+    arrays: dict[str, NDArray[np.generic]] = open_arrays(f"{folder}/{ARRAYS_FOLDER}/{entry.file}", entry.arrays, opened)
     pages = PageTable(**{key: arrays[key] for key in ARRAY_NAMES})  # type: ignore[arg-type]
     tokens: NDArray[np.int32] = arrays["tokens"]  # type: ignore[assignment]
     sizes = SourceSizes(

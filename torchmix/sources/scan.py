@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torchmix.catalog.array_files import check_content
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import Manifest, SourceEntry, read_manifest
 from torchmix.catalog.parts import FilePart, part_path, remove_parts
-from torchmix.catalog.publish import publish, remove_leftovers, with_settings, write_source
+from torchmix.catalog.publish import SharedArrays, publish, remove_leftovers, with_settings, write_source
 from torchmix.catalog.store import (
     ARRAYS_FOLDER,
     Catalog,
@@ -142,7 +143,8 @@ def _index(recipe: Recipe, directory: Path, *, progress: Progress | None, force:
         parts = _parts_of_sources(work, scanned)
         for source in work:
             _check_not_empty(source, parts[source.name])
-        entries = {source.name: _entry(folder, source, parts[source.name]) for source in work}
+        with closing(SharedArrays(folder)) as shared:
+            entries = {source.name: _entry(folder, source, parts[source.name], shared) for source in work}
         manifest = publish(folder, entries, old)
         remove_parts(folder, frozenset(recipe.sources))
     except OSError as error:
@@ -268,7 +270,7 @@ def _parts_of_sources(work: Sequence[_SourceWork], scanned: Sequence[ScannedFile
     return parts
 
 
-def _entry(folder: Path, work: _SourceWork, parts: Sequence[FilePart]) -> SourceEntry:
+def _entry(folder: Path, work: _SourceWork, parts: Sequence[FilePart], shared: SharedArrays) -> SourceEntry:
     """The catalog's entry of a source; its arrays are written, unless they are there already."""
     if work.entry is not None and work.held is not None and _is_unchanged(work, work.entry):
         files = tuple(
@@ -288,7 +290,7 @@ def _entry(folder: Path, work: _SourceWork, parts: Sequence[FilePart]) -> Source
         [path for path, part in named if part.whole_chunks],
         "chunks of many rows can only be read whole; writing them again in smaller ones makes single pages readable",
     )
-    entry = write_source(folder, work.name, work.settings, work.source.transform_id, named)
+    entry = write_source(folder, work.name, work.settings, work.source.transform_id, named, shared)
     files = tuple(
         msgspec.structs.replace(written, status=file.found.status)
         for written, file in zip(entry.files, work.files, strict=True)
