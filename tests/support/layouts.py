@@ -15,7 +15,8 @@ from tests.support.files import make_text_file, random_texts
 SAMPLES, LENGTH = 8, 64
 SEED = 20_261_121
 MOST_CHUNKS = 8
-"""Layers of the model of the tests: no layout has more chunks in a pipeline."""
+"""In a pipeline, over all its stages."""
+FEWEST_LAYERS = 2
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,16 @@ class Layout:
     """1: no backward; what is handed out, and the loss, are the same."""
     passes: int = 0
     """How often all of validation is evaluated, after training."""
+    layers: int = 0
+    """Of the model; 0 for a layer in each chunk, but no fewer than 2."""
 
     @property
     def world_size(self) -> int:
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def num_layers(self) -> int:
+        return self.layers or max(FEWEST_LAYERS, self.pp * (self.vp or 1))
 
     @property
     def name(self) -> str:

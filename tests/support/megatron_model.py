@@ -21,22 +21,22 @@ from torch import Tensor
 
 from tests.support.example import example_module
 
-LAYERS = 8
 HEADS = 8
 HIDDEN = 32
 VOCABULARY = 512
 
 
-def build_chunks(*, length: int, packed: bool, vp: int | None) -> list[torch.nn.Module]:
+def build_chunks(*, layers: int, length: int, packed: bool, vp: int | None) -> list[torch.nn.Module]:
     """The model chunks of this rank.
 
     Args:
+        layers: Of the model, over all chunks.
         length: Tokens of a sample.
         packed: Whether the batches have boundaries of documents.
         vp: Virtual pipeline stages of each rank; None for none.
     """
     config = TransformerConfig(
-        num_layers=LAYERS,
+        num_layers=layers,
         hidden_size=HIDDEN,
         ffn_hidden_size=HIDDEN,
         num_attention_heads=HEADS,

@@ -194,7 +194,7 @@ def run_layout(
         if checkpoint is not None:
             modules["megatron.training.checkpointing"].check_checkpoint_args(checkpoint)
             args.consumed_train_samples = checkpoint.consumed_train_samples
-        chunks = build_chunks(length=length, packed=packed, vp=layout.vp or None)
+        chunks = build_chunks(layers=layout.num_layers, length=length, packed=packed, vp=layout.vp or None)
         stages = range(layout.vp) if layout.vp else [None]
         parts = [tmx.provider([0, 0, 0], vp_stage=stage) for stage in stages]
         iterators, validation = ([RerunDataIterator(each[part]) for each in parts] for part in (0, 1))
