@@ -23,7 +23,7 @@ from tests.support.fork_server import MOST_BYTES
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = ("torchmix.stateful.open", "torchmix.parallel.open_liveness")
 """What a rank of a job imports."""
-MEGATRON = ("tests.support.megatron_world",)
+MEGATRON = (*TORCH, "tests.support.megatron_imports")
 """What one imports that runs Megatron."""
 
 

@@ -18,6 +18,7 @@ Ranks that are not done DEADLINE_S after they were forked print the stacks of th
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -265,6 +266,7 @@ def run_layouts(rank: int, *, port: int, recipe: Path, out: Path, layouts: list[
             lines.flush()
             dist.barrier()
             dist.destroy_process_group()
+    os._exit(0)  # nothing is left to end; to take all modules apart costs half a second of a core
 
 
 def main(recipe: Path, out: Path, deadline_s: float, layouts: list[Layout]) -> int:

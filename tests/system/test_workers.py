@@ -25,12 +25,12 @@ pytestmark = pytest.mark.system
 STEPS = 5
 LAYOUTS = [
     Topology(),
-    Topology(dp=4),
-    Topology(tp=2, dp=2),
-    Topology(cp=2, dp=2),
+    Topology(dp=3),
+    Topology(tp=2, cp=2),
     Topology(pp=2, dp=2),
-    Topology(tp=2, pp=2),
+    Topology(tp=2, cp=2, pp=2),
 ]
+"""Each replica has a worker, and each worker imports torch: few replicas, and the other axes together."""
 
 
 @pytest.fixture(scope="module")
