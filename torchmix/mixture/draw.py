@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingDocuments, Given
 from torchmix.mixture.order import SourceOrder, Window
+from torchmix.mixture.windows import make_windows
 
 MAX_ASKED_TOKENS = 1 << 30
 """Of one draw: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
@@ -112,7 +113,9 @@ def draw(
     epoch, window = position.epoch.copy(), position.window.copy()
     taken: list[_Run] = []
     ran_out: list[int] = []
-    for s in given.rest.tolist():
+    rest = given.rest.tolist()
+    make_windows([(orders[s], int(epoch[s]), int(window[s])) for s in rest if epoch[s] < max_epochs[s]])
+    for s in rest:
         order, owed, num_taken = orders[s], int(debt[s]), 0
         coming.forget(s)
         e, w, k = int(epoch[s]), int(window[s]), int(offset[s])

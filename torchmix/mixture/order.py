@@ -162,8 +162,22 @@ class SourceOrder:
             self._last = (epoch, window), self._make(epoch, window)
         return self._last[1]
 
+    def has(self, epoch: int, window: int) -> bool:
+        """Whether a window is the one that is remembered."""
+        return self._last is not None and self._last[0] == (epoch, window)
+
+    def keys(self, epoch: int, window: int) -> tuple[int, int]:
+        """With `page`, the keys that permute the pages of an epoch, and the rows of a window."""
+        return self._key(self._unit_word, epoch), self._key("rows", epoch, window)
+
+    def keep(self, epoch: int, window: int, rows: NDArray[np.int64]) -> None:
+        """Remember a window; `rows` are [W] its rows in order."""
+        self._last = (epoch, window), self._of_rows(rows)
+
     def _make(self, epoch: int, window: int) -> Window:
-        rows = self._rows_of(epoch, window)
+        return self._of_rows(self._rows_of(epoch, window))
+
+    def _of_rows(self, rows: NDArray[np.int64]) -> Window:
         ends = np.zeros(len(rows) + 1, np.int64)
         tokens = self._tokens(rows)
         if self._counted is None:
