@@ -33,8 +33,8 @@ FLUSH_THREADS = 32
 PREFIX_BYTES = 10
 """Magic, version and the header's length, of the .npy format's version 1."""
 
-Content = bytes | memoryview
-"""Of a whole file."""
+Content = NDArray[np.uint8]
+"""All bytes of a file."""
 
 
 class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,10 +164,10 @@ def _content(path: str | Path) -> Content:
         try:
             num_bytes = os.fstat(descriptor).st_size
             if num_bytes <= SMALL_BYTES:
-                return os.pread(descriptor, num_bytes, 0)
+                return np.frombuffer(os.pread(descriptor, num_bytes, 0), np.uint8)
             # Python's mmap would keep a descriptor; those of hundreds of sources exceed the usual limit.
             with pa.memory_map(f"/dev/fd/{descriptor}") as mapped:
-                return memoryview(mapped.read_buffer())
+                return np.frombuffer(mapped.read_buffer(), np.uint8)
         finally:
             os.close(descriptor)
     except FileNotFoundError as error:
@@ -177,7 +177,7 @@ def _content(path: str | Path) -> Content:
 
 
 def arrays_in(
-    content: bytes | memoryview, entries: Mapping[str, ArrayEntry], path: str | Path
+    content: Content, entries: Mapping[str, ArrayEntry], path: str | Path
 ) -> dict[str, NDArray[Any]]:
     """The arrays of a file's content, of which they are views; `path` is for messages.
 
@@ -188,13 +188,11 @@ def arrays_in(
     for name, entry in entries.items():
         header, dtype = _expected(entry.dtype, entry.length)
         begin = entry.offset + len(header)
-        if (
-            content[entry.offset : begin] == header
-            and begin + entry.length * dtype.itemsize == entry.offset + entry.num_bytes
-        ):
-            arrays[name] = np.frombuffer(content, dtype, entry.length, begin) if entry.length else np.zeros(0, dtype)
+        end = begin + entry.length * dtype.itemsize
+        if end == entry.offset + entry.num_bytes and content[entry.offset : begin].tobytes() == header:
+            arrays[name] = content[begin:end].view(dtype)
         else:
-            arrays[name] = _array_in(memoryview(content), name, entry, path)
+            arrays[name] = _array_in(content, name, entry, path)
     return arrays
 
 
@@ -205,7 +203,7 @@ def _expected(descr: str, length: int) -> tuple[bytes, np.dtype[Any]]:
     return _header(descr, length), np.dtype(descr)
 
 
-def _array_in(content: memoryview, name: str, entry: ArrayEntry, path: str | Path) -> NDArray[Any]:
+def _array_in(content: Content, name: str, entry: ArrayEntry, path: str | Path) -> NDArray[Any]:
     """One array of a file's content, whose header another numpy may have padded in another way."""
     begins = content[entry.offset : entry.offset + PREFIX_BYTES].tobytes()
     header_bytes = PREFIX_BYTES + int.from_bytes(begins[-2:], "little")
@@ -221,9 +219,7 @@ def _array_in(content: memoryview, name: str, entry: ArrayEntry, path: str | Pat
     if header_bytes + entry.length * dtype.itemsize != entry.num_bytes:
         held = entry.num_bytes - header_bytes
         raise _damaged(path, f"has {held} bytes of {name}, not {entry.dtype} [{entry.length}]")
-    if not entry.length:
-        return np.zeros(0, dtype)
-    return np.frombuffer(content, dtype, entry.length, entry.offset + header_bytes)
+    return content[entry.offset + header_bytes : entry.offset + entry.num_bytes].view(dtype)
 
 
 def check_content(path: Path, entries: Mapping[str, ArrayEntry]) -> None:

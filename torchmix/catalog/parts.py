@@ -127,7 +127,7 @@ def load_part(path: Path) -> FilePart | None:
         for name, entry in about.arrays.items():
             if zlib.crc32(content[entry.offset : entry.offset + entry.num_bytes]) != entry.crc32:
                 raise ValueError(f"{name} has another checksum")
-        arrays = arrays_in(content, about.arrays, path)
+        arrays = arrays_in(np.frombuffer(content, np.uint8), about.arrays, path)
         part = FilePart(
             num_bytes=about.num_bytes,
             footer_hash=about.footer_hash,
