@@ -176,9 +176,7 @@ def _content(path: str | Path) -> Content:
         raise _damaged(path, f"cannot be read ({error})") from error
 
 
-def arrays_in(
-    content: Content, entries: Mapping[str, ArrayEntry], path: str | Path
-) -> dict[str, NDArray[Any]]:
+def arrays_in(content: Content, entries: Mapping[str, ArrayEntry], path: str | Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file's content, of which they are views; `path` is for messages.
 
     Raises:
