@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 STEPS = 5
 LAYOUTS = [
     Topology(),
-    Topology(dp=3),
+    Topology(dp=4),
     Topology(tp=2, cp=2),
     Topology(pp=2, dp=2),
     Topology(tp=2, cp=2, pp=2),
