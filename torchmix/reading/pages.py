@@ -150,7 +150,10 @@ class Pages:
         self._reader.close()
 
     def _pages_of(self, rows: ArrayLike) -> NDArray[np.int64]:
-        return np.unique(self._source.pages.page_of_rows(np.asarray(rows, np.int64)))
+        pages = np.sort(self._source.pages.page_of_rows(np.asarray(rows, np.int64)))
+        is_first = np.ones(len(pages), np.bool_)
+        np.not_equal(pages[1:], pages[:-1], out=is_first[1:])
+        return pages[is_first]  # np.unique takes four times as long for a few hundred rows
 
     def _rows(self, values: NDArray[np.integer[Any]], offsets: NDArray[np.int64]) -> pa.Array:
         return text_rows(values, offsets) if self._is_text else token_rows(values, offsets)

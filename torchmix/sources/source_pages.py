@@ -60,12 +60,16 @@ class SourcePages:
 
     def planned_bytes(self, pages: NDArray[np.int64]) -> list[int]:
         """Memory that each page will take decoded, if its ids fit int32 and are not narrower in the file."""
+        if not len(pages):
+            return []
         place, lengths = self.catalog.pages.place(pages), self.catalog.sizes.tokens
-        rows = zip(place.first_row.tolist(), place.num_rows.tolist(), strict=True)
-        return [
-            4 * int(np.add.reduce(lengths[first : first + num], dtype=np.int64)) + 8 * (num + 1) + PAGE_OVERHEAD_BYTES
-            for first, num in rows
-        ]
+        first_row = place.first_row.tolist()
+        stop_row = (place.first_row + place.num_rows).tolist()
+        ends = offsets_of(np.concatenate([lengths[a:b] for a, b in zip(first_row, stop_row, strict=True)]))
+        stop = place.num_rows.cumsum()
+        tokens = ends[stop] - ends[stop - place.num_rows]
+        num_bytes: list[int] = (4 * tokens + 8 * (place.num_rows + 1) + PAGE_OVERHEAD_BYTES).tolist()
+        return num_bytes
 
     def will_need(self, pages: NDArray[np.int64]) -> None:
         """Let the kernel read pages of mapped files ahead of need.
