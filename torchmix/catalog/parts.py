@@ -88,7 +88,7 @@ def part_path(directory: Path, source: str, identity: tuple[str, int, str], read
         reading: Column and transform_id, from which the lengths follow.
     """
     key = msgspec.json.encode([PART_VERSION, *identity, *reading])
-    return directory / PARTS_FOLDER / f"{source}.{hashlib.sha256(key).hexdigest()[:16]}.part"
+    return Path(f"{directory}/{PARTS_FOLDER}/{source}.{hashlib.sha256(key).hexdigest()[:16]}.part")
 
 
 def save_part(path: Path, part: FilePart) -> None:

@@ -134,6 +134,7 @@ def _index(recipe: Recipe, directory: Path, *, progress: Progress | None, force:
     """`index_sources`, under the lock."""
     folder = catalog_directory(recipe, directory)
     old = _published(folder)
+    manifest: Manifest | None = None
     try:
         _clean(folder)
         if force:
@@ -150,7 +151,10 @@ def _index(recipe: Recipe, directory: Path, *, progress: Progress | None, force:
     except OSError as error:
         raise CatalogError(f"cannot write the catalog at {folder}: {error}; mend that, then index again") from error
     finally:  # after an error, too: what was not published must not stay
-        _clean(folder)
+        if manifest is None:
+            _clean(folder)
+        else:
+            remove_leftovers(folder, manifest)
     catalog = open_manifest(recipe, folder, manifest)  # nobody else publishes while we hold the lock
     num_files = sum(len(source.files) for source in work)
     resumed = sum(file.resumed for file in scanned)
