@@ -79,7 +79,7 @@ class SourcePages:
         """
         place = self.catalog.pages.place(pages)
         files = self.catalog.pages.file_of_chunk[place.chunk]
-        for file in np.unique(files).tolist():
+        for file in sorted(set(files.tolist())):  # np.unique would import numpy.ma
             starts, num_bytes = place.offset[files == file].tolist(), place.num_bytes[files == file].tolist()
             self._files.will_need(file, zip(starts, num_bytes, strict=True))
 
