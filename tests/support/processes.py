@@ -24,6 +24,8 @@ from types import TracebackType
 from tests.support.forks import ROOT, TORCH, Fork, fork_server
 
 POLL_S = 0.01
+TRACKER = "multiprocessing.resource_tracker"
+TRACKER_S = 10.0
 STACKS_S = 1.0
 """For a process to print the stacks of its threads."""
 
@@ -97,11 +99,32 @@ class Child:
         """Send a signal to this process alone."""
         os.kill(self.pid, number)
 
+    @property
+    def session(self) -> dict[int, str]:
+        """What still runs of the process and all that it has started: the command line by process id."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it may end just now
+                state, _, _, session, *_ = path.read_text().rsplit(") ", 1)[1].split()
+                if int(session) == self.pid and state != "Z":
+                    words = (path.parent / "cmdline").read_bytes().split(b"\0")
+                    found[int(path.parent.name)] = b" ".join(words).decode(errors="replace")
+        return found
+
     def kill_session(self) -> None:
-        """Kill the process and what it started, and reap it."""
+        """Kill the process and what it started, and reap it.
+
+        The process of Python that removes the semaphores of those that were killed is left some time to do so.
+        """
+        for pid, command in self.session.items():
+            if TRACKER not in command:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self.session, deadline_s=TRACKER_S, what="end of the session")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self.process.wait()
 
     def report(self) -> str:
         """Exit code and output, for a failing test's message; with the stacks of a fork that has not ended."""

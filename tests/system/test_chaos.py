@@ -32,21 +32,6 @@ def start_ranks(processes: Processes, job: Path, chaos: str, *, world_size: int)
     return processes.start_ranks("-m", "tests.support.chaos_rank", str(job), chaos, world_size=world_size)
 
 
-def left_of(child: Child) -> list[str]:
-    """What still runs of all that a process has started: its worker, and the one that cleans up after both."""
-    child.process.poll()
-    left = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, numbers = path.read_text().rsplit(") ", 1)
-        except OSError:
-            continue  # it ended just now
-        state, _, _, session, *_ = numbers.split()
-        if int(session) == child.pid and state != "Z":
-            left.append(f"{name})")
-    return left
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(("how", "code"), [("leave", 0), ("raise", 1)])
 def test_a_script_that_does_not_close_ends_with_its_own_exit_code(
@@ -67,16 +52,16 @@ def test_an_interrupt_ends_the_process_and_its_worker(job: Path, tmp_path: Path,
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does
         assert child.wait(deadline_s=END_S) == -signal.SIGINT, child.report()
         assert "KeyboardInterrupt" in child.stderr()
-        wait_until(lambda: not left_of(child), deadline_s=END_S, what="end of the worker")
+        wait_until(lambda: not child.session, deadline_s=END_S, what="end of the worker")
 
 
 def test_the_worker_of_a_killed_process_ends(job: Path, tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         child = start_alone(processes, job, 1, "train")
         child.wait_for_line("ready", deadline_s=START_S)
-        assert len(left_of(child)) > 1, "itself and its worker"
+        assert len(child.session) > 1, "itself and its worker"
         child.send_signal(signal.SIGKILL)
-        wait_until(lambda: not left_of(child), deadline_s=END_S, what="end of the worker")
+        wait_until(lambda: not child.session, deadline_s=END_S, what="end of the worker")
 
 
 def test_a_killed_worker_is_told_with_its_signal(job: Path, tmp_path: Path) -> None:
@@ -84,7 +69,7 @@ def test_a_killed_worker_is_told_with_its_signal(job: Path, tmp_path: Path) -> N
         child = start_alone(processes, job, 1, "lose")
         assert child.wait(deadline_s=START_S) == 1, child.report()
         assert re.search(r"WorkerLost: the worker process \d+, .* was ended by signal SIGKILL", child.stderr())
-        wait_until(lambda: not left_of(child), deadline_s=END_S, what="end of all it has started")
+        wait_until(lambda: not child.session, deadline_s=END_S, what="end of all it has started")
 
 
 def assert_both_end_and_name(ranks: list[Child], reason: str) -> None:
