@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forks import TORCH
 from tests.support.processes import Child, Processes, wait_until
 
 pytestmark = pytest.mark.system
@@ -21,12 +22,18 @@ END_S = 20.0
 """The promise is 10 s; twice that where processes share few cores with other tests."""
 
 
-def start(processes: Processes, behaviours: list[str], *, tp: int = 2, go: Path | None = None) -> list[Child]:
-    """Ranks with these behaviours, when all of them have opened their loader's liveness."""
+def start(
+    processes: Processes,
+    behaviours: list[str],
+    *,
+    tp: int = 2,
+    go: Path | None = None,
+    after: tuple[str, ...] = TORCH,
+) -> list[Child]:
+    """Ranks with these behaviours, when all of them have opened their loader's liveness; `after` as `start_ranks`."""
     environment = {"GO": str(go)} if go is not None else {}
-    ranks = processes.start_ranks(
-        "-m", "tests.support.abort_rank", str(tp), *behaviours, world_size=len(behaviours), environment=environment
-    )
+    program = ("-m", "tests.support.abort_rank", str(tp), *behaviours)
+    ranks = processes.start_ranks(*program, world_size=len(behaviours), after=after, environment=environment)
     for rank in ranks:
         rank.wait_for_line("ready", deadline_s=START_S)
     return ranks
@@ -84,8 +91,10 @@ def test_a_rank_that_asks_raises_the_loss(tmp_path: Path) -> None:
 def test_a_rank_that_fails_by_itself_is_named_with_its_reason(
     tmp_path: Path, behaviour: str, culprit: int, reason: str
 ) -> None:
+    behaviours = [behaviour if rank == culprit else "barrier" for rank in range(2)]
+    after = () if behaviour == "leave" else TORCH  # what an interpreter does at its end is here shown by real ones
     with Processes(tmp_path) as processes:
-        ranks = start(processes, [behaviour if rank == culprit else "barrier" for rank in range(2)])
+        ranks = start(processes, behaviours, after=after)
         assert_all_end_and_name(ranks, f"rank {culprit}", processes)
         assert reason in ranks[1 - culprit].stderr(), processes.report()
 
