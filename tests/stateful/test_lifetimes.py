@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 import threading
 import types
+from collections.abc import Iterator
 from itertools import islice
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -20,9 +22,11 @@ from tests.support.worlds import run_ranks
 from torchmix.errors import CorruptPage, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner
-from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.ahead import Ahead
+from torchmix.stateful.loader import StatefulDataLoader, _abandon
 from torchmix.stateful.open import build_loader
 from torchmix.stateful.stream import StepStream
+from torchmix.stateful.waiting import PATIENCE_S
 from torchmix.stateful.worker import WorkerProcess
 
 
@@ -180,3 +184,26 @@ def test_starting_workers_at_once_hides_the_main_script_from_each_and_leaves_it_
     assert len(seen) == 2
     assert all(isinstance(module, types.ModuleType) and module is not main for module in seen)
     assert sys.modules["__main__"] is main
+
+
+def test_the_feed_of_a_collected_loader_is_waited_for_at_the_interpreters_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may end right after the function that held its loader, while the feed still ends its worker."""
+    registered: list[Any] = []
+    monkeypatch.setattr(atexit, "register", lambda *call: registered.append(call))
+    may_end = threading.Event()
+
+    def items() -> Iterator[Any]:
+        try:
+            yield None
+        finally:
+            may_end.wait(30)
+
+    feed: Ahead[Any] = Ahead(items(), depth=1, name="feed")
+    _abandon(feed, is_waited_for=False)
+    assert registered == []
+    _abandon(feed, is_waited_for=True)
+    assert registered == [(feed.close, PATIENCE_S)]
+    may_end.set()
+    assert feed.close(30)
+    _abandon(feed, is_waited_for=True)
+    assert len(registered) == 1, "what has ended is not waited for"

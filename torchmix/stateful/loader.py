@@ -274,9 +274,10 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._feed = Ahead(steps, depth=self._look_ahead, name="torchmix-feed", on_close=stop.set)
         # For a loader that nobody closes. Whichever thread collects it must not wait, but at the interpreter's end one
         # must: a thread that still runs there may abort the process. With other ranks, liveness tells them instead.
-        self._last_resort = weakref.finalize(self, _end_feed, self._feed)
+        is_alone = self._fan_out is None
+        self._last_resort = weakref.finalize(self, _abandon, self._feed, is_waited_for=is_alone)
         self._last_resort.atexit = False
-        if self._fan_out is None:
+        if is_alone:
             atexit.register(self._feed.close, PATIENCE_S)
 
     def _start_torch(self) -> Any:
@@ -290,7 +291,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._feed is None:
             return
         feed, self._feed = self._feed, None
-        self._last_resort()
+        self._last_resort.detach()
+        _end_feed(feed)
         await_end(feed, rank=self._tree.topology.rank, in_job=self._fan_out is not None, liveness=self._liveness)
 
     def _check_open(self) -> None:
@@ -325,9 +327,16 @@ class _Microbatches:
         return microbatch
 
 
-def _end_feed(feed: Ahead[StepTensors]) -> None:
+def _end_feed(feed: Ahead[StepTensors]) -> bool:
+    """Tell a feed to end; whether it has."""
     atexit.unregister(feed.close)
-    feed.close(0.0)
+    return feed.close(0.0)
+
+
+def _abandon(feed: Ahead[StepTensors], *, is_waited_for: bool) -> None:
+    """End the feed of a loader that was collected, maybe a moment before the interpreter ends."""
+    if not _end_feed(feed) and is_waited_for:
+        atexit.register(feed.close, PATIENCE_S)
 
 
 def _as_it_is(item: StepTensors) -> StepTensors:
