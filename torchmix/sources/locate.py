@@ -3,8 +3,7 @@
 In: pieces in any order, and the sources' catalogs. Out: `Located`: the same pieces by source and row, so that those of
 one page are consecutive. Must hold: a piece that lies in no document is an error before anything is read. Nothing of a
 page is kept: a document begins where its page does, after the documents before it, whose lengths the catalog has. Cost:
-about a microsecond a source, and 20 ns a piece; of a mapped page, 10 ns for each document before the last that is
-asked.
+1 ms for 1300 pieces of 8 mapped sources, 2.3 ms of 306: a few array operations for all, one look-up for each source.
 """
 
 from __future__ import annotations
