@@ -108,7 +108,6 @@ def stream_s(recipe_path: Path, num_steps: int) -> list[float]:
         replica=0,
         dp=1,
         micro_batch_size=1,
-        look_ahead=2,
         max_steps=num_steps,
     )
     stream = StepStream(settings)

@@ -88,7 +88,6 @@ def open_stream(directory: Path, *, dp: int = 1, cache: str = CACHE) -> StepStre
         replica=0,
         dp=dp,
         micro_batch_size=1,
-        look_ahead=2,
         max_steps=None,
     )
     return StepStream(settings)

@@ -138,7 +138,7 @@ def test_loading_and_opening_many_times_leaves_no_thread_and_no_file(job: Path) 
     assert open_things() == before
 
 
-def test_planning_runs_in_a_thread_of_its_own_and_ahead_of_what_is_consumed(
+def test_planning_runs_off_the_training_thread_and_ahead_of_what_is_consumed(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: dict[int, threading.Event] = {step: threading.Event() for step in range(20)}
@@ -154,11 +154,11 @@ def test_planning_runs_in_a_thread_of_its_own_and_ahead_of_what_is_consumed(
     monkeypatch.setattr(Planner, "step", watched)
     with build_loader(job, topology=Topology(), workers=0, look_ahead=2) as loader:
         microbatch = next(iter(loader))
-        # Step 0 is in hand. Two steps wait in the feed and it holds one; two plans wait and their thread holds one.
-        for ahead in range(1, 7):
+        # Step 0 is in hand. Two steps wait in the feed, and it holds one.
+        for ahead in range(1, 4):
             assert planned[ahead].wait(30), f"step {ahead} is planned while step {microbatch.step} is consumed"
-        assert not planned[7].is_set()
-    assert threads == {"torchmix-plan"}
+        assert not planned[4].is_set()
+    assert threads == {"torchmix-feed"}
 
 
 def test_starting_workers_at_once_hides_the_main_script_from_each_and_leaves_it_as_it_was(

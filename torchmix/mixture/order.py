@@ -219,7 +219,7 @@ class SourceOrder:
 
     def _windows_with_used_rows(self, epoch: int) -> NDArray[np.int64]:
         """Windows of an epoch, ascending."""
-        last = self._last_windows  # the planning thread and the reading one both ask
+        last = self._last_windows
         if last is None or last[0] != epoch:
             start, stop = self._used_units
             if self.method == "none":

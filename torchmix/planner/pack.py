@@ -196,38 +196,41 @@ def _best_fit_runs(units: Ints, class_sizes: Ints, num_samples: int, capacity: i
     """
     sample_of_run: list[int] = []
     start_of_run: list[int] = []
-    used: list[int] = []  # room << 32 | sample, sorted, of samples with room
+    bits = num_samples.bit_length()
+    used: list[int] = []  # room << bits | sample, sorted, of samples with room
     opened, first = 0, 0
     for size in class_sizes.tolist():
-        negated = (-units[first : first + size]).tolist()  # ascending, as bisect needs it
-        ends = np.cumsum(units[first : first + size]).tolist()
+        of_class = units[first : first + size]
+        lengths, ends = of_class.tolist(), np.cumsum(of_class).tolist()
+        negated = (-of_class).tolist()  # ascending, as bisect needs it
         i = 0
         while i < size:
-            length = -negated[i]
-            at = bisect_left(used, length << 32)
+            length = lengths[i]
+            at = bisect_left(used, length << bits)
             if at < len(used):
-                room, sample = used[at] >> 32, used[at] & 0xFFFFFFFF
-                del used[at]
+                best = used.pop(at)
+                room, sample = best >> bits, best & ~(-1 << bits)
             elif opened < num_samples:
                 room, sample = capacity, opened
                 opened += 1
             else:  # no room for this one: go on with the first item that fits the roomiest sample
                 start_of_run.append(first + i)
                 sample_of_run.append(-1)
-                i = bisect_left(negated, -(used[-1] >> 32), i + 1, size) if used else size
+                i = bisect_left(negated, -(used[-1] >> bits), i + 1, size) if used else size
                 continue
             start_of_run.append(first + i)
             sample_of_run.append(sample)
             room -= length
             i += 1
-            if i < size and ends[i] - ends[i - 1] <= room:  # the next item fits too
-                too_full = used[at - 1] >> 32 if at else 0
-                stop = bisect_right(ends, ends[i - 1] + room, i, size)
+            if i < size and lengths[i] <= room:  # the next item fits too
+                too_full = used[at - 1] >> bits if at else 0
+                before = ends[i - 1]
+                stop = bisect_right(ends, before + room, i, size)
                 stop = min(stop, bisect_left(negated, -too_full, i, stop))
-                room -= ends[stop - 1] - ends[i - 1]
+                room -= ends[stop - 1] - before
                 i = stop
             if room:
-                insort(used, room << 32 | sample)
+                insort(used, room << bits | sample)
         first += size
     starts = np.array([*start_of_run, len(units)], np.int64)
     return np.repeat(np.array(sample_of_run, np.int64), starts[1:] - starts[:-1])

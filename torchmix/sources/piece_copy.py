@@ -9,6 +9,7 @@ lock away for each copy that converts, would wait for it as often while other th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ class Scratch:
 class PieceCopy:
     """Where the pieces of one call go to."""
 
-    __slots__ = ("_goes_on", "_is_begun", "_places", "_scratch", "_sizes", "_stops", "num_bytes", "out", "successors")
+    __slots__ = ("_going_on", "_is_begun", "_places", "_scratch", "_sizes", "_stops", "num_bytes", "out", "successors")
 
     def __init__(
         self, *, sizes: Int64Array, places: Int64Array, goes_on: NDArray[np.bool_], num_places: int, scratch: Scratch
@@ -55,7 +56,7 @@ class PieceCopy:
         self._sizes = sizes.tolist()
         self._places = places.tolist()
         self._stops = (places + sizes).tolist()
-        self._goes_on = goes_on.tolist()
+        self._going_on = np.flatnonzero(goes_on).tolist()
         self._scratch = scratch
         self._is_begun = False
         self.successors = [0] * len(sizes)
@@ -81,15 +82,15 @@ class PieceCopy:
         same = dtype == self.out.dtype
         cells: Any = values.data if same else values
         target: Any = self.out.data if same else self.out
-        sizes, places, stops, goes_on = self._sizes, self._places, self._stops, self._goes_on
-        num_tokens = 0
-        for i, begin in enumerate(begins, first):
-            end = begin + sizes[i]
-            target[places[i] : stops[i]] = cells[begin:end]
-            if goes_on[i]:
-                self.successors[i] = int(cells[end])
-            num_tokens += sizes[i]
-        self.num_bytes += num_tokens * dtype.itemsize
+        last = first + len(begins)
+        sizes = self._sizes[first:last]
+        for place, stop, begin, size in zip(
+            self._places[first:last], self._stops[first:last], begins, sizes, strict=True
+        ):
+            target[place:stop] = cells[begin : begin + size]
+        for i in self._going_on[bisect_left(self._going_on, first) : bisect_left(self._going_on, last)]:
+            self.successors[i] = int(cells[begins[i - first] + sizes[i - first]])
+        self.num_bytes += sum(sizes) * dtype.itemsize
 
     def _make_room(self, dtype: np.dtype[np.integer[Any]]) -> None:
         """Let the result hold ids of a dtype, too, and keep what it has."""

@@ -24,7 +24,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     hash_order_cost: int
     lower_bound: int
     plan_s: float
-    """Time to plan the step, in the planning thread."""
+    """Time to plan the step."""
     read_s: float
     """Time to read and decode this replica's pieces."""
     build_s: float

@@ -136,7 +136,6 @@ def build_loader(
                 replica=tree.replica,
                 dp=tree.topology.dp,
                 micro_batch_size=micro_batch_size,
-                look_ahead=look_ahead,
                 max_steps=max_steps,
                 start_step=start_step,
                 one_pass=one_pass,

@@ -1,8 +1,9 @@
 """StepStream: one global step at a time, for one replica.
 
 In: a recipe with its catalog, the replica's number, and a state to start from. Out: `StepTensors`, each with a header
-that holds the state after it. Must hold: the same steps in whatever process or thread it runs; planning runs in a
-thread of its own, `look_ahead` steps ahead of reading. Cost: that of the reader and of `build`.
+that holds the state after it. Must hold: the same steps in whatever process or thread it runs. Cost: that of the
+planner, the reader and `build`. They take turns in one thread, which is ahead of the trainer as a whole: a thread for
+the planner would pass the interpreter's lock to and fro some hundred times a step, for a tenth more CPU in all.
 
 It is a torch IterableDataset, so it runs in a worker process or in the caller's, and an object with
 `state_dict`/`load_state_dict`, so that a plain torchdata loader can resume it as well.
@@ -30,7 +31,6 @@ from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.structs import Recipe
 from torchmix.sources.reader import Reader
-from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.header import encode_header
 from torchmix.stateful.state import (
     LoaderState,
@@ -63,8 +63,6 @@ class StreamSettings:
     """Data-parallel rank, in [0, dp)."""
     dp: int
     micro_batch_size: int
-    look_ahead: int
-    """Plans that may wait."""
     max_steps: int | None
     """The step before which the stream ends; counted from the run's beginning, not from a resume."""
     start_step: int = 0
@@ -144,13 +142,13 @@ class StepStream(IterableDataset[StepTensors]):
         self.close()
         self._running = self._steps()
         if worker is not None:
-            # torch's worker leaves its dataset as it is; a thread that is still planning at the
-            # interpreter's end could take the process down with a signal.
+            # torch's worker leaves its dataset as it is; a thread that still asks a store at the interpreter's end could
+            # take the process down with a signal.
             Finalize(None, self.close, exitpriority=1)
         return self._running
 
     def close(self) -> None:
-        """End the running iterator, with its thread and its files. Not while another thread is in it."""
+        """End the running iterator, with its files and its threads. Not while another thread is in it."""
         if self._running is not None:
             self._running.close()
             self._running = None
@@ -183,8 +181,7 @@ class StepStream(IterableDataset[StepTensors]):
         windows = WindowsAhead(planner, reader)
         memory = StepMemory()
         first_microbatch = state.microbatch
-        ahead = _plans(planner, cursor, settings.max_steps, one_pass=settings.one_pass)
-        plans = Ahead(ahead, depth=settings.look_ahead, name="torchmix-plan")
+        plans = _plans(planner, cursor, settings.max_steps, one_pass=settings.one_pass)
         try:
             for plan, next_cursor, plan_s in plans:
                 step, read_s, build_s = self._build(plan, reader, memory)
@@ -203,7 +200,6 @@ class StepStream(IterableDataset[StepTensors]):
                 first_microbatch = 0
                 windows.follow(next_cursor)
         finally:
-            plans.close()
             reader.close()
 
     def _build(self, plan: StepPlan, reader: Reader, memory: StepMemory) -> tuple[StepTensors, float, float]:

@@ -134,6 +134,6 @@ class _Present(NamedTuple):
 
 
 def _look_at(order: SourceOrder, place: tuple[int, int]) -> _Window:
-    # From pages alone: `order.window` keeps what it made, and belongs to the planning thread.
+    # From pages alone: `order.window` keeps what it made, for planning.
     pages, num_rows = order.pages_and_rows(*place)
     return _Window(place, np.sort(pages), num_rows)
