@@ -150,16 +150,9 @@ def torchmix_reader(files: list[Path], samples: int, length: int, *, cache: int,
         window_bytes=window_bytes,
     )
     cut = Cut(samples, length)
-    for epoch in count():
-        order = pages.permuted_order(seed=1, epoch=epoch)
-        for w in range(len(order)):
-            rows = order[w]
-            coming = np.sort(order[w + 1]) if w + 1 < len(order) else rows[:0]  # a few pages after each call
-            for start in range(0, len(rows), ROWS_A_CALL):
-                for tokens, _ in cut.add(pages.read_rows(rows[start : start + ROWS_A_CALL]).values.to_numpy()):
-                    yield tokens.numel()
-                pages.warm(coming[start : start + ROWS_A_CALL])
-            pages.forget(rows)
+    for batch in pages.batches(rows=ROWS_A_CALL, seed=1):
+        for tokens, _ in cut.add(batch.rows.values.to_numpy()):
+            yield tokens.numel()
 
 
 def torchmix_loader(files: list[Path], samples: int, length: int, *, cache: int, window_bytes: int) -> Iterator[int]:

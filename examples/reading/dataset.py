@@ -1,4 +1,4 @@
-"""A torch dataset over Parquet, JSON lines or Megatron's files as they are: shuffled by page, resumable, 60 lines.
+"""A torch dataset over Parquet, JSON lines or Megatron's files as they are: shuffled by page, resumable, 50 lines.
 
 python examples/reading/dataset.py "data/*.parquet" --tokens input_ids
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from itertools import count, islice, pairwise
+from itertools import islice, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -26,7 +25,7 @@ class Rows(IterableDataset[torch.Tensor]):
 
     def __init__(self, pages: torchmix.Pages, *, seed: int, rank: int = 0, world_size: int = 1) -> None:
         self.pages, self.seed, self.rank, self.world_size = pages, seed, rank, world_size
-        self.place = (0, 0, 0)  # epoch, window of this reader, rows of it given
+        self.place = (0, 0, 0)  # where the next row is; torchmix knows what it means
 
     def state_dict(self) -> dict[str, Any]:
         return {"place": self.place, "pages": self.pages.fingerprint}
@@ -39,23 +38,11 @@ class Rows(IterableDataset[torch.Tensor]):
         worker = get_worker_info()
         workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
         reader, readers = self.rank * workers + worker_id, self.world_size * workers
-        first, skipped, given = self.place
-        for epoch in count(first):
-            order = self.pages.permuted_order(seed=self.seed, epoch=epoch)
-            mine = range(reader, len(order), readers)
-            for w in range(skipped, len(mine)):
-                rows = order[mine[w]]
-                coming = np.sort(order[mine[w + 1]]) if w + 1 < len(mine) else rows[:0]  # page after page
-                for start in range(given, len(rows), ROWS):
-                    found = self.pages.read_rows(rows[start : start + ROWS])
-                    tokens = torch.from_dlpack(found.values)
-                    for offset, (begin, end) in enumerate(pairwise(found.offsets.to_numpy().tolist()), start + 1):
-                        self.place = (epoch, w, offset)
-                        yield tokens[begin:end].long()
-                    self.pages.warm(coming[start : start + ROWS])  # so that the next window begins without a pause
-                self.pages.forget(rows)
-                given = 0
-            skipped = 0
+        for batch in self.pages.batches(rows=ROWS, seed=self.seed, start=self.place, reader=reader, readers=readers):
+            tokens = torch.from_dlpack(batch.rows.values)
+            for used, (begin, end) in enumerate(pairwise(batch.rows.offsets.to_numpy().tolist()), 1):
+                self.place = tuple(batch.place_after(used))
+                yield tokens[begin:end].long()
 
 
 def main() -> None:

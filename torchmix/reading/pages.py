@@ -10,7 +10,7 @@ DataLoader does for spawned workers: files and decoded pages are not shared, the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from torchmix.catalog.store import open_catalog
 from torchmix.errors import CatalogMissing, CatalogStale
 from torchmix.mixture.order import Method, SourceOrder
 from torchmix.reading.arrow_rows import text_rows, token_rows
+from torchmix.reading.row_batches import Place, RowBatch, row_batches
 from torchmix.reading.row_order import RowOrder
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import check_recipe
@@ -131,7 +132,52 @@ class Pages:
             method: `page`: pages are permuted, and rows of a window of them; near a full shuffle, and each page is
                 decoded about once. `row`: all rows are permuted; nearly every row costs a page. `none`: as they lie.
         """
-        return RowOrder(SourceOrder(self._source.name, self._source.sizes, seed=seed, method=method), epoch)
+        return RowOrder(self._order(seed, method), epoch)
+
+    def batches(
+        self,
+        *,
+        rows: int,
+        seed: int,
+        method: Method = "page",
+        start: Sequence[int] = (0, 0, 0),
+        epochs: int | None = None,
+        reader: int = 0,
+        readers: int = 1,
+    ) -> Iterator[RowBatch]:
+        """Rows in the order of `permuted_order`, epoch after epoch, read ahead: the loop of a loader.
+
+        Args:
+            rows: Of a batch, 1 or more; the last batch of a window may have fewer.
+            seed, method: As of `permuted_order`.
+            start: A `Place`, or its three numbers: that of a batch, or after some rows of it.
+            epochs: Epochs after which to end, counted from the first of all; None: never.
+            reader, readers: Number of this reader in [0, readers), where several share an epoch's windows, as the
+                workers of all ranks do. A place is that of one reader, and of their number.
+
+        Raises:
+            ValueError: Arguments outside their ranges, or more readers than windows: some would have no rows.
+            SourceChanged, SourceUnreadable, CorruptPage, LoaderClosed: As `read_page`, when a batch is taken.
+        """
+        order = self._order(seed, method)
+        place = Place(*start)
+        if rows < 1 or not 0 <= reader < readers or min(place) < 0:
+            raise ValueError(f"batches: rows={rows}, reader={reader} of readers={readers}, start={tuple(place)}")
+        if readers > order.num_windows:
+            raise ValueError(
+                f"batches: {readers} readers share {order.num_windows} windows, so some would have none; open with "
+                "smaller windows (window_pages=, window_bytes=), or use fewer readers"
+            )
+        return row_batches(
+            order,
+            self._reader,
+            self.read_rows,
+            rows=rows,
+            start=place,
+            epochs=epochs,
+            reader_index=reader,
+            num_readers=readers,
+        )
 
     def warm(self, rows: ArrayLike) -> None:
         """Decode the pages of coming rows now, as many as fit the cache; errors as `read_page`."""
@@ -148,6 +194,9 @@ class Pages:
     def close(self) -> None:
         """Close all files and drop all pages; may be called again."""
         self._reader.close()
+
+    def _order(self, seed: int, method: Method) -> SourceOrder:
+        return SourceOrder(self._source.name, self._source.sizes, seed=seed, method=method)
 
     def _pages_of(self, rows: ArrayLike) -> NDArray[np.int64]:
         pages = np.sort(self._source.pages.page_of_rows(np.asarray(rows, np.int64)))

@@ -142,8 +142,8 @@ class StepStream(IterableDataset[StepTensors]):
         self.close()
         self._running = self._steps()
         if worker is not None:
-            # torch's worker leaves its dataset as it is; a thread that still asks a store at the interpreter's end could
-            # take the process down with a signal.
+            # torch's worker leaves its dataset as it is; a thread that still asks a store when the interpreter ends
+            # could take the process down with a signal.
             Finalize(None, self.close, exitpriority=1)
         return self._running
 
