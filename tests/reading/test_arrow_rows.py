@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 
 from torchmix.reading.arrow_rows import text_rows, token_rows
-from torchmix.transform.bytes_tokenizer import tokenize
 
 TEXTS = ["", "a", None, "naïve 日本語", None, "\x00\xff"]
 
@@ -23,15 +22,12 @@ def test_lists_lie_in_the_memory_they_were_made_of(dtype: type) -> None:
 
 
 @pytest.mark.parametrize("texts", [[], [None], [""], TEXTS, TEXTS * 20])
-def test_texts_are_those_that_were_tokenized(texts: list[str | None]) -> None:
-    ids, offsets = tokenize(pa.array(texts, pa.string()))
-    for values in (ids, ids.astype(np.int32)):
-        rows = text_rows(values, offsets)
-        rows.validate(full=True)
-        assert rows.to_pylist() == texts
-        assert rows.null_count == sum(text is None for text in texts)
-
-
-def test_a_part_of_the_memory_will_do() -> None:
-    ids, offsets = tokenize(pa.array(TEXTS, pa.string()))
-    assert text_rows(ids, offsets[2:]).to_pylist() == TEXTS[2:]
+def test_texts_lie_in_the_memory_they_were_made_of(texts: list[str | None]) -> None:
+    content = [(text or "").encode() for text in texts]
+    values = np.frombuffer(b"".join(content), np.uint8)
+    offsets = np.cumsum([0, *map(len, content)])
+    rows = text_rows(values, offsets, np.array([text is not None for text in texts], np.bool_))
+    rows.validate(full=True)
+    assert rows.to_pylist() == texts
+    assert rows.null_count == sum(text is None for text in texts)
+    assert not len(values) or rows.buffers()[2].address == values.ctypes.data

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tests.support.files import random_texts
@@ -73,3 +74,27 @@ def test_bytes_that_are_not_utf8_pass_unchanged() -> None:
 def test_ids_stay_below_the_vocabulary() -> None:
     ids, _ = bytes_tokenizer.tokenize(pa.array(random_texts(seed=6, num_documents=200)))
     assert ids.max() == bytes_tokenizer.VOCABULARY - 1
+
+
+@pytest.mark.parametrize("type", [pa.string(), pa.large_string()])
+def test_bytes_alone_are_the_same_documents_with_a_zero_for_the_end(type: pa.DataType) -> None:
+    array = pa.array(["", "ab", None, "\x00日", ""] * 3, type)[1:]
+    ids, offsets = bytes_tokenizer.tokenize(array)
+    content, same = bytes_tokenizer.BYTES_ALONE.tokenize(array, "", 0)
+    assert content.dtype == np.uint8
+    assert content.tolist() == np.where(ids == bytes_tokenizer.END_OF_DOCUMENT, 0, ids).tolist()
+    assert same.tolist() == offsets.tolist()
+    assert bytes_tokenizer.BYTES_ALONE.transform_id == bytes_tokenizer.TRANSFORM_ID
+
+
+def test_texts_that_fill_an_array_of_strings_get_room_for_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [*random_texts(seed=7, num_documents=50)]
+    joined = []
+    join = pc.binary_join_element_wise
+    monkeypatch.setattr(
+        pc, "binary_join_element_wise", lambda texts, *rest: joined.append(texts.type) or join(texts, *rest)
+    )
+    for most, type in ((1 << 31, pa.string()), (len("".join(texts).encode()), pa.large_string())):
+        monkeypatch.setattr(bytes_tokenizer, "MOST_STRING_BYTES", most)
+        assert documents(pa.array(texts)) == expected(texts)
+        assert joined.pop() == type

@@ -28,10 +28,13 @@ from torchmix.reading.row_order import RowOrder
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import RECIPE_VERSION, Batch, Read, Recipe, Shuffle, Source
+from torchmix.sources.formats import choose_source
 from torchmix.sources.piece_copy import Scratch
 from torchmix.sources.reader import Reader
 from torchmix.sources.scan import index_recipe
 from torchmix.sources.scan_files import Progress
+from torchmix.transform.bytes_tokenizer import BYTES_ALONE
+from torchmix.transform.open_tokenizer import Tokenizers
 
 
 class Pages:
@@ -43,8 +46,11 @@ class Pages:
         catalog = open_catalog(recipe, directory)
         self._source = next(iter(catalog.sources.values()))
         cache_bytes = parse_bytes(recipe.read.cache, where="cache")
-        self._reader = Reader(catalog, directory, cache_bytes=cache_bytes)
-        self._is_text = next(iter(recipe.sources.values())).tokenizer == "bytes"
+        self._is_text = self._source.tokenizer == "bytes"
+        tokenizers = Tokenizers(directory, for_bytes=BYTES_ALONE)
+        paths = [file.path for file in self._source.files]
+        sources = {self._source.name: choose_source(self._source.name, self._source, paths, tokenizers)}
+        self._reader = Reader(catalog, directory, cache_bytes=cache_bytes, sources=sources)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._recipe, self._directory, self.fingerprint)
@@ -88,6 +94,7 @@ class Pages:
         Returns:
             A large_list array of integers, or a large_string array. Lists lie in the memory into which the page was
             decoded: `rows.values.to_numpy()` and `torch.from_dlpack(rows.values)` copy nothing. Do not write into it.
+            Texts are copied once.
 
         Raises:
             IndexError: There is no such page.
@@ -97,8 +104,10 @@ class Pages:
         """
         if not 0 <= page < self.num_pages:
             raise IndexError(f"page {page}: the files have {self.num_pages}")
+        if self._is_text:  # between texts there is room for their ends
+            return self._texts(np.arange(*self.first_row_of_page[page : page + 2]))
         decoded = self._reader.page(0, page)
-        return self._rows(decoded.values, np.asarray(decoded.offsets))
+        return token_rows(decoded.values, np.asarray(decoded.offsets))
 
     def read_rows(self, rows: ArrayLike) -> pa.Array:
         """Rows, in the order asked, each page of them decoded once.
@@ -115,13 +124,7 @@ class Pages:
         asked = np.atleast_1d(np.asarray(rows, np.int64))
         if len(asked) and not 0 <= asked.min() <= asked.max() < self.num_rows:
             raise IndexError(f"rows {asked.min()} to {asked.max()}: the files have {self.num_rows}")
-        tokens = self.lengths[asked].astype(np.int64)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)])
-        zeros = np.zeros(len(asked), np.int64)
-        found = self._reader.read(
-            zeros, asked, zeros, tokens, places=offsets[:-1], num_places=int(offsets[-1]), scratch=Scratch()
-        )
-        return self._rows(found.values, offsets)
+        return self._texts(asked) if self._is_text else token_rows(*self._read(asked, self.lengths[asked]))
 
     def permuted_order(self, *, seed: int, epoch: int = 0, method: Method = "page") -> RowOrder:
         """The rows of an epoch, shuffled; the same on every machine.
@@ -204,8 +207,29 @@ class Pages:
         np.not_equal(pages[1:], pages[:-1], out=is_first[1:])
         return pages[is_first]  # np.unique takes four times as long for a few hundred rows
 
-    def _rows(self, values: NDArray[np.integer[Any]], offsets: NDArray[np.int64]) -> pa.Array:
-        return text_rows(values, offsets) if self._is_text else token_rows(values, offsets)
+    def _texts(self, rows: NDArray[np.int64]) -> pa.Array:
+        lengths = self.lengths[rows]
+        is_valid = lengths > 0  # a text ends with a token of its own, a null has none
+        content, offsets = self._read(rows, lengths - is_valid)
+        return text_rows(content.astype(np.uint8, copy=False), offsets, is_valid)
+
+    def _read(
+        self, rows: NDArray[np.int64], lengths: NDArray[np.int32]
+    ) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+        """The first so many tokens of each row, end to end, and the offset of each and of the end."""
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        zeros = np.zeros(len(rows), np.int64)
+        found = self._reader.read(
+            zeros,
+            rows,
+            zeros,
+            lengths.astype(np.int64),
+            places=offsets[:-1],
+            num_places=int(offsets[-1]),
+            scratch=Scratch(),
+        )
+        return found.values, offsets
 
 
 def open_pages(

@@ -3,13 +3,14 @@
 In: an Arrow string array. Out: ids and offsets of its documents, or their lengths alone. Must hold: pure and total;
 a document of b bytes has b + 1 tokens, so "" is [256]; a null is a document of no tokens; `count_tokens` equals the
 lengths that `tokenize` gives. Bytes are not checked to be UTF-8: what the file holds is what the model sees.
-Cost: about 0.5 ns a byte, no Python per document.
+Cost: 0.7 ns a byte, of which 0.2 are to make room for the ends; no Python per document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,9 @@ TRANSFORM_ID = "bytes-1"
 END_OF_DOCUMENT = 256
 VOCABULARY = 257
 
+MOST_STRING_BYTES = (1 << 31) - 1
+"""Arrow's string arrays hold no more; its large ones do."""
+
 
 def tokenize(texts: pa.Array) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
     """Tokens of every document, end to end.
@@ -33,28 +37,8 @@ def tokenize(texts: pa.Array) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
         ids uint16 [tokens] in 0 ... 256, and offsets int64 [documents + 1]: document i is
         `ids[offsets[i]:offsets[i + 1]]`.
     """
-    if texts.null_count:
-        ends_itself = texts.is_valid().to_numpy(zero_copy_only=False)
-        texts = pc.fill_null(texts, "")  # the bytes behind a null are not promised to be none
-    else:
-        ends_itself = np.ones(len(texts), dtype=bool)
-    offset_type = np.int64 if pa.types.is_large_string(texts.type) else np.int32
-    _, offset_buffer, byte_buffer = texts.buffers()
-    starts = np.zeros(1, dtype=np.int64)
-    if len(texts):
-        starts = np.frombuffer(offset_buffer, dtype=offset_type)[texts.offset : texts.offset + len(texts) + 1]
-        starts = starts.astype(np.int64)
-    text_bytes = np.zeros(0, dtype=np.uint8)
-    if starts[-1] > starts[0]:  # Arrow may leave out the buffer of no bytes
-        text_bytes = np.frombuffer(byte_buffer, dtype=np.uint8)[starts[0] : starts[-1]]
-
-    offsets = np.zeros(len(starts), dtype=np.int64)
-    np.cumsum(np.diff(starts) + ends_itself, out=offsets[1:])
-    ids = np.empty(offsets[-1], dtype=np.uint16)
-    is_text = np.ones(len(ids), dtype=bool)
-    ends = offsets[1:][ends_itself] - 1
-    is_text[ends] = False
-    ids[is_text] = text_bytes
+    content, offsets, ends = _with_room_for_ends(texts)
+    ids = content.astype(np.uint16)
     ids[ends] = END_OF_DOCUMENT
     return ids, offsets
 
@@ -63,6 +47,24 @@ def count_tokens(texts: pa.Array) -> NDArray[np.int64]:
     """Tokens of each document, int64 [documents], without making them; `texts` as for `tokenize`."""
     num_bytes = pc.add(pc.binary_length(texts).cast(pa.int64()), 1)
     return np.asarray(pc.fill_null(num_bytes, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _with_room_for_ends(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """The bytes of every document with a zero after each, read-only; the offsets of `tokenize`; where the zeros are."""
+    is_large = pa.types.is_large_string(texts.type)
+    if not is_large and len(texts) and texts.nbytes + len(texts) > MOST_STRING_BYTES:
+        texts, is_large = texts.cast(pa.large_string()), True
+    joined = pc.binary_join_element_wise(texts, pa.scalar("\0", texts.type), pa.scalar("", texts.type))
+    _, offset_buffer, byte_buffer = joined.buffers()
+    offsets = np.zeros(1, np.int64)
+    if len(texts):
+        offset_type = np.int64 if is_large else np.int32
+        offsets = np.frombuffer(offset_buffer, offset_type, len(texts) + 1).astype(np.int64)
+    content = np.zeros(0, np.uint8)
+    if offsets[-1]:  # Arrow may leave out the buffer of no bytes
+        content = np.frombuffer(byte_buffer, np.uint8, int(offsets[-1]))
+    stops = offsets[1:]
+    return content, offsets, stops[stops > offsets[:-1]] - 1
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -86,7 +88,7 @@ class BytesTokenizer:
         """See `tokenizer.Tokenizer`."""
         return TRANSFORM_ID
 
-    def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """See `tokenizer.Tokenizer`; nothing is refused."""
         return tokenize(texts)
 
@@ -99,4 +101,15 @@ class BytesTokenizer:
         return decode(ids)
 
 
+@dataclass(frozen=True, slots=True)
+class BytesAlone(BytesTokenizer):
+    """The same documents for who wants text: their bytes as they are, uint8, and 0 for END_OF_DOCUMENT."""
+
+    def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """See `tokenizer.Tokenizer`; not ids, but of the same lengths."""
+        content, offsets, _ = _with_room_for_ends(texts)
+        return content, offsets
+
+
 BYTES = BytesTokenizer()
+BYTES_ALONE = BytesAlone()

@@ -23,9 +23,15 @@ from torchmix.transform.vocabulary_tokenizer import VocabularyTokenizer
 class Tokenizers:
     """Tokenizers of the sources of one recipe."""
 
-    def __init__(self, directory: Path) -> None:
-        """Nothing is opened yet; `directory` is the recipe's folder, which paths are relative to."""
+    def __init__(self, directory: Path, *, for_bytes: Tokenizer = BYTES) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            directory: The recipe's folder, which paths are relative to.
+            for_bytes: What the word `bytes` means: one that gives the same lengths.
+        """
         self._directory = directory
+        self._for_bytes = for_bytes
         self._encoders: dict[str, Encoder] = {}
         self._opened: dict[tuple[str, int | str | None, int | str | None], Tokenizer] = {}
 
@@ -51,7 +57,7 @@ class Tokenizers:
     def _open(self, where: str, tokenizer: str, begin_id: int | str | None, end_id: int | str | None) -> Tokenizer:
         kind = tokenizer_kind(tokenizer)
         if kind == "bytes":
-            return BYTES
+            return self._for_bytes
         if tokenizer not in self._encoders:
             place = f"{where}.tokenizer"
             self._encoders[tokenizer] = (
