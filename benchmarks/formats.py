@@ -26,7 +26,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +154,8 @@ def read_torchmix(files: list[Path], kind: str, index: str) -> Iterator[np.ndarr
         window_pages=1 << 20,
         window_bytes=WINDOW_BYTES,
     )
-    for epoch in count():
-        order = pages.permuted_order(seed=1, epoch=epoch)
-        for w in range(len(order)):
-            rows = order[w]
-            coming = np.sort(order[w + 1]) if w + 1 < len(order) else rows[:0]
-            for start in range(0, len(rows), ROWS_A_CALL):
-                yield from values_of(pages.read_rows(rows[start : start + ROWS_A_CALL]))
-                pages.warm(coming[start : start + ROWS_A_CALL])
-            pages.forget(rows)
+    for batch in pages.batches(rows=ROWS_A_CALL, seed=1):
+        yield from values_of(batch.rows)
 
 
 def values_by(options: dict[str, Any]) -> Iterator[np.ndarray]:

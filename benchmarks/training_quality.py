@@ -9,7 +9,7 @@ same byte-level model, a small one without attention, from the same start for th
 rate, chosen by what it does to `row`, falls to 0.
 
     row         all rows permuted
-    page        torchmix: permuted pages of 8 rows, as `shuffle: page` makes them, in windows of so many pages
+    page        torchmix: pages of 8 rows, as `shuffle: page` shares them out among windows of so many pages
     streaming   a buffer in file order from which random rows leave; as many rows as a window of 256 pages
     none        file order
 

@@ -16,6 +16,7 @@ from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, Sour
 from torchmix.cli.plan_files import PIECES_SCHEMA, STEPS_SCHEMA
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.wire import DTYPES, ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
+from torchmix.planner.plan import ORDER_VERSION
 from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Model, Packing, Part, Recipe, Shuffle, Source
 from torchmix.stateful.header import StepHeader
@@ -95,7 +96,7 @@ def test_the_versions_of_the_document_are_those_of_the_code() -> None:
     assert found == {
         "RECIPE": RECIPE_VERSION,
         "CATALOG": CATALOG_VERSION,
-        "ORDER": 1,
+        "ORDER": ORDER_VERSION,
         "STATE": STATE_VERSION,
         "WIRE": WIRE_VERSION,
     }

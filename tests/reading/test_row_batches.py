@@ -84,7 +84,7 @@ def test_memory_stays_that_of_two_windows(tmp_path: Path, pages: Pages) -> None:
 def test_a_damaged_page_of_the_coming_window_is_told_where_it_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "ids.parquet"
     make_tokens_file(path, DOCUMENTS, checksums=True)
-    pages = open_pages(path, tokens="input_ids", catalog=tmp_path / "index", window_pages=2)
+    pages = open_pages(path, tokens="input_ids", catalog=tmp_path / "index", window_pages=4)
     second = pages.permuted_order(seed=5)[1]
     whole = list(islice(pages.batches(rows=5, seed=5), 40))
     of_first = [batch for batch in whole if batch.place.window == 0 and batch.place.epoch == 0]
@@ -92,7 +92,7 @@ def test_a_damaged_page_of_the_coming_window_is_told_where_it_is_needed(tmp_path
     damaged = int(pages._source.pages.page_of_rows(second)[0])
     place = pages._source.pages.place(np.array([damaged]))
     flip_byte(path, int(place.offset[0]) + int(place.num_bytes[0]) // 2)
-    again = open_pages(path, tokens="input_ids", catalog=tmp_path / "index", window_pages=2)
+    again = open_pages(path, tokens="input_ids", catalog=tmp_path / "index", window_pages=4)
     batches = again.batches(rows=5, seed=5)
     assert numbers(list(islice(batches, len(of_first)))) == numbers(of_first)
     with pytest.raises(CorruptPage, match=r"ids\.parquet"):

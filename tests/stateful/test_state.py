@@ -83,10 +83,11 @@ def test_any_changed_or_missing_byte_is_refused() -> None:
             decode_state(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :], recipe=RECIPE)
 
 
-def test_another_version_is_named() -> None:
+@pytest.mark.parametrize("version", [1, 2, 9])
+def test_another_version_is_named(version: int) -> None:
     data = some_state()
-    with pytest.raises(StateVersion, match="version 9"):
-        decode_state(data[:14] + bytes([9]) + data[15:], recipe=RECIPE)
+    with pytest.raises(StateVersion, match=rf"version {version}, .* another order"):
+        decode_state(data[:14] + bytes([version]) + data[15:], recipe=RECIPE)
 
 
 def test_another_recipe_is_named() -> None:
@@ -105,14 +106,9 @@ def test_another_catalog_or_other_sources_are_named() -> None:
 def test_a_state_may_name_a_step_alone() -> None:
     planner = planner_of(SHARES)
     data = encode_state(start_state(recipe=RECIPE, dp=1, micro_batch_size=1, step=7))
-    assert data[14] == 2, "what only version 2 holds is written as version 2"
-    assert encode_state(start_state(recipe=RECIPE, dp=1, micro_batch_size=1))[14] == some_state()[14] == 1
     cursor = cursor_of_state(decode_state(data, recipe=RECIPE), planner, catalog=CATALOG)
     there = cursor_after(planner, 7)
     assert planner.step(cursor)[0].order_digest == planner.step(there)[0].order_digest
-    as_version_1 = data[:14] + b"\x01" + data[15:]
-    with pytest.raises(StateError, match="no state of its version"):
-        decode_state(as_version_1, recipe=RECIPE)
 
 
 @pytest.mark.parametrize(

@@ -133,12 +133,14 @@ class BookSource:
             positions = range(window * 16384, min((window + 1) * 16384, count))
             key = named_key(seed, "row", self.name, epoch)
             return [permute(i, count, key) for i in positions] if self.method == "row" else list(positions)
-        start = window * self.window_pages
-        stop = min(start + self.window_pages, self.num_pages)
-        key = named_key(seed, "pages", self.name, epoch)
+        place = permute(window, self.num_windows, named_key(seed, "pages", self.name, epoch))
+        key = named_key(seed, "strata", self.name, epoch)
         rows: list[int] = []
-        for position in range(start, stop):
-            page = permute(position, self.num_pages, key)
+        for stratum in range(-(-self.num_pages // self.num_windows)):
+            shift = mix64((stratum * PHI + key) & MASK) % self.num_windows
+            page = stratum * self.num_windows + (place + shift) % self.num_windows
+            if page >= self.num_pages:
+                continue
             rows += range(self.first_row_of_page[page], self.first_row_of_page[page + 1])
         order = keyed_order(named_key(seed, "rows", self.name, epoch, window), len(rows))
         return [rows[i] for i in order]

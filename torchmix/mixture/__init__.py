@@ -1,2 +1,2 @@
-"""Which document comes next. Files in reading order: keys.py, permutation.py, order.py, windows.py, schedule.py,
+"""Which document comes next. Files in reading order: keys.py, permutation.py, strata.py, order.py, schedule.py,
 coming.py, draw.py."""

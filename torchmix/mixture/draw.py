@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingDocuments, Given
 from torchmix.mixture.order import SourceOrder, Window
-from torchmix.mixture.windows import make_windows
 
 MAX_ASKED_TOKENS = 1 << 30
 """Of one draw: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
@@ -114,7 +113,6 @@ def draw(
     taken: list[_Run] = []
     ran_out: list[int] = []
     rest = given.rest.tolist()
-    make_windows([(orders[s], int(epoch[s]), int(window[s])) for s in rest if epoch[s] < max_epochs[s]])
     for s in rest:
         order, owed, num_taken = orders[s], int(debt[s]), 0
         coming.forget(s)

@@ -4,10 +4,11 @@ In: the page table's row counts, the documents' lengths, a seed and the source's
 of any epoch. Must hold: within an epoch every row comes exactly once; the order depends on no other source; a window
 can be made alone, from (epoch, window).
 
-Three ways to shuffle. `page`: an epoch permutes the pages, and each window of them permutes its rows. Two rows of a
-batch share a page with odds about r/W (r rows a page, W rows a window), so a window of 2B rows shuffles as well as a
-buffer of B rows filled from permuted pages (Youmu's aggressive buffer). `row`: an epoch permutes all rows; nothing
-brings rows of a page together, so a page is decoded for nearly every row. `none`: rows as they lie in the files.
+Three ways to shuffle. `page`: each window of an epoch takes pages from all over the source (strata.py), and permutes
+their rows. Two rows of a batch share a page with odds about r/W (r rows a page, W rows a window), so a window of 2B
+rows keeps rows of a page as well apart as a buffer of B rows filled from permuted pages (Youmu's aggressive buffer);
+what the windows hold differs less. `row`: an epoch permutes all rows; nothing brings rows of a page together, so a page
+is decoded for nearly every row. `none`: rows as they lie in the files.
 
 Cost of a window: `page` one sort of its rows, about 0.1 ms per 15,000 rows; `row` 35 ns a row, and a look-up at random
 in the lengths; `none` nothing but the look-up.
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.keys import keyed_order, named_key
 from torchmix.mixture.permutation import permute, unpermute
+from torchmix.mixture.strata import pages_of_window, windows_of_pages
 
 SPARSE = 8
 """If at most one page in so many has used rows, windows without any are passed over unmade. With `row`, where even
@@ -73,7 +75,7 @@ class Window:
 class SourceOrder:
     """The order of one source; remembers the window last asked for.
 
-    An epoch permutes *units*, pages or rows, and cuts them into windows.
+    An epoch shares *units*, pages or rows, out among its windows.
     """
 
     def __init__(
@@ -105,10 +107,10 @@ class SourceOrder:
         self._counted = counted
         self._rows = rows if rows != (0, sizes.num_documents) else None
         self._num_units, self._window_units = self.num_pages, sizes.window_pages
-        self._used_units, self._unit_word = self._pages_of_used_rows(), "pages"
+        self._used_units = self._pages_of_used_rows()
         if method != "page":
             self._num_units, self._window_units = sizes.num_documents, WINDOW_ROWS
-            self._used_units, self._unit_word = self._rows or (0, sizes.num_documents), "row"
+            self._used_units = self._rows or (0, sizes.num_documents)
         self.num_windows = max(1, -(-self._num_units // self._window_units))
         start, stop = self._used_units
         self.is_sparse = stop - start <= (self.num_windows if method == "row" else self._num_units // SPARSE)
@@ -117,7 +119,7 @@ class SourceOrder:
         self._last_windows: tuple[int, NDArray[np.int64]] | None = None
 
     def pages(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """Page ids of a window's rows; `window` in [0, num_windows). In permuted order with `page`, else sorted."""
+        """Page ids of a window's rows, ascending; `window` in [0, num_windows)."""
         units = self._units(epoch, window)
         return units if self.method == "page" else self._pages_of(units)
 
@@ -162,22 +164,8 @@ class SourceOrder:
             self._last = (epoch, window), self._make(epoch, window)
         return self._last[1]
 
-    def has(self, epoch: int, window: int) -> bool:
-        """Whether a window is the one that is remembered."""
-        return self._last is not None and self._last[0] == (epoch, window)
-
-    def keys(self, epoch: int, window: int) -> tuple[int, int]:
-        """With `page`, the keys that permute the pages of an epoch, and the rows of a window."""
-        return self._key(self._unit_word, epoch), self._key("rows", epoch, window)
-
-    def keep(self, epoch: int, window: int, rows: NDArray[np.int64]) -> None:
-        """Remember a window; `rows` are [W] its rows in order."""
-        self._last = (epoch, window), self._of_rows(rows)
-
     def _make(self, epoch: int, window: int) -> Window:
-        return self._of_rows(self._rows_of(epoch, window))
-
-    def _of_rows(self, rows: NDArray[np.int64]) -> Window:
+        rows = self._rows_of(epoch, window)
         ends = np.zeros(len(rows) + 1, np.int64)
         tokens = self._tokens(rows)
         if self._counted is None:
@@ -209,13 +197,17 @@ class SourceOrder:
         return tokens
 
     def _units(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """Pages or rows of a window, in permuted order."""
+        """Pages of a window, ascending, or its rows, in permuted order."""
+        if self.method == "page":
+            return pages_of_window(
+                window, num_pages=self.num_pages, num_windows=self.num_windows, **self._keys_of_pages(epoch)
+            )
         start = window * self._window_units
         stop = min(start + self._window_units, self._num_units)
         positions = np.arange(start, stop, dtype=np.int64)
         if self.method == "none":
             return positions
-        return permute(positions, self._num_units, self._key(self._unit_word, epoch))
+        return permute(positions, self._num_units, self._key("row", epoch))
 
     def _windows_with_used_rows(self, epoch: int) -> NDArray[np.int64]:
         """Windows of an epoch, ascending."""
@@ -224,15 +216,21 @@ class SourceOrder:
             start, stop = self._used_units
             if self.method == "none":
                 windows = np.arange(start // WINDOW_ROWS, -(-stop // WINDOW_ROWS), dtype=np.int64)
+            elif self.method == "row":
+                places = unpermute(np.arange(start, stop), self._num_units, self._key("row", epoch))
+                windows = np.unique(places // WINDOW_ROWS)
             else:
-                units = unpermute(np.arange(start, stop), self._num_units, self._key(self._unit_word, epoch))
-                windows = np.unique(units // self._window_units)
+                keys = self._keys_of_pages(epoch)
+                windows = np.unique(windows_of_pages(np.arange(start, stop), num_windows=self.num_windows, **keys))
             last = self._last_windows = epoch, windows
         return last[1]
 
     def _num_rows_of(self, units: NDArray[np.int64]) -> int:
         first_row = self.sizes.first_row_of_page
         return len(units) if self.method != "page" else int((first_row[units + 1] - first_row[units]).sum())
+
+    def _keys_of_pages(self, epoch: int) -> dict[str, int]:
+        return {"window_key": self._key("pages", epoch), "strata_key": self._key("strata", epoch)}
 
     def _key(self, word: str, *place: int) -> int:
         return named_key(self._seed, word, self.name, *place)

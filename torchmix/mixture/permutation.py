@@ -1,13 +1,13 @@
 """A bijection of [0, n): keyed, stateless, vectorised, 64-bit.
 
 In: positions, n and a key. Out: where each position lands, or came from. Must hold: a bijection for every n >= 1; any
-position can be asked alone, so an epoch's page order is never stored. Cost: about 35 ns per position at 6 rounds, and
+position can be asked alone, so an epoch's order is never stored. Cost: about 35 ns per position at 6 rounds, and
 some 50 microseconds a call, which is all in a small domain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,46 +55,6 @@ def unpermute(images: NDArray[np.int64], n: int, key: int) -> NDArray[np.int64]:
         int64 [k] in [0, n).
     """
     return _walk(images, n, key, _feistel_back)
-
-
-def permute_domains(sizes: Sequence[int], keys: Sequence[int]) -> list[NDArray[np.int64]]:
-    """What `permute` gives for all positions of several small domains, each under its own key.
-
-    Args:
-        sizes: [m] n of each domain, 1 or more; a network of each is made a table, of up to 4 n entries.
-        keys: [m] 64-bit key of each.
-
-    Returns:
-        [m] permutations, int64 [n] each; some 10 microseconds a domain, for calls of numpy are made for all together.
-    """
-    groups: dict[tuple[int, int], list[int]] = {}
-    for i, n in enumerate(sizes):
-        groups.setdefault(_shape(n), []).append(i)
-    images: list[NDArray[np.int64]] = [np.zeros(1, np.int64)] * len(sizes)
-    for (half_bits, num_rounds), group in groups.items():
-        n_of, key_of = np.array([sizes[i] for i in group]), np.array([keys[i] for i in group], np.uint64)
-        table = _tables(half_bits, num_rounds, key_of)
-        of_value = np.repeat(np.arange(len(group)), n_of)
-        begins = np.cumsum(n_of) - n_of
-        image = table[of_value, np.arange(len(of_value)) - begins[of_value]]
-        while (outside := np.flatnonzero(image >= n_of[of_value])).size:
-            image[outside] = table[of_value[outside], image[outside]]
-        for i, begin, n in zip(group, begins.tolist(), n_of.tolist(), strict=True):
-            images[i] = image[begin : begin + n]
-    return images
-
-
-def _tables(half_bits: int, num_rounds: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """[m, 2 ** (2 * half_bits)] the networks of m keys."""
-    round_keys = mix64(keys[:, None] + np.arange(1, num_rounds + 1, dtype=np.uint64) * _PHI64)
-    halves = np.arange(1 << half_bits, dtype=np.uint64) * _PHI64
-    hashes = (mix64(halves + round_keys[:, :, None]) >> np.uint64(64 - half_bits)).view(np.int64)
-    number = np.arange(len(keys))[:, None]
-    values = np.arange(1 << 2 * half_bits)[None]
-    left, right = values >> half_bits, values & ((1 << half_bits) - 1)
-    for of_round in range(num_rounds):
-        left, right = right, left ^ hashes[number, of_round, right]
-    return (left << half_bits) | right
 
 
 def _shape(n: int) -> tuple[int, int]:

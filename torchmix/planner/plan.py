@@ -19,7 +19,9 @@ from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Packed, Pieces
 
 Ints = NDArray[np.int64]
-START_DIGEST = hashlib.sha256(b"torchmix-order-1").digest()[:8]
+ORDER_VERSION = 2
+"""Of which pieces are in which sample of which step."""
+START_DIGEST = hashlib.sha256(f"torchmix-order-{ORDER_VERSION}".encode()).digest()[:8]
 """Order digest before step 0."""
 
 

@@ -132,7 +132,7 @@ class Pages:
         Args:
             seed: In [0, 2^63).
             epoch: 0 or more; each has an order of its own.
-            method: `page`: pages are permuted, and rows of a window of them; near a full shuffle, and each page is
+            method: `page`: rows of windows of pages from all over are permuted; near a full shuffle, and each page is
                 decoded about once. `row`: all rows are permuted; nearly every row costs a page. `none`: as they lie.
         """
         return RowOrder(self._order(seed, method), epoch)

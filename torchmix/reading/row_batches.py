@@ -110,4 +110,4 @@ def _pages_ahead(order: SourceOrder, window: _Window | None) -> NDArray[np.int64
     # Other methods need as many new pages for any batch as for any other.
     if window is None or order.method != "page":
         return np.zeros(0, np.int64)
-    return np.sort(order.used_pages(window.place.epoch, window.number))
+    return order.used_pages(window.place.epoch, window.number)

@@ -111,7 +111,7 @@ class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How far a row may travel."""
 
     method: Literal["page", "row", "none"] = "page"
-    """`page`: pages are permuted, and rows of a window of them. `row`: all rows of a source. `none`: nothing."""
+    """`page`: rows of windows of pages from all over are permuted. `row`: all rows of a source. `none`: nothing."""
     window_pages: int = 256
     """Most pages of a window, at least 1."""
     window_bytes: str | int = "64MiB"

@@ -8,8 +8,7 @@ At a step's boundary (`microbatch` is 0) any layout may continue. Inside a step 
 one placement, so only the same one may: (dp, micro_batch_size) is checked when a state is loaded, and the plan's digest
 when the step comes. Going back to the boundary repeats these microbatches.
 
-A state may also name a step alone: the boundary before it, to be planned from the beginning by whoever reads. Format
-version 2 is such a state, version 1 any other.
+A state may also name a step alone: the boundary before it, to be planned from the beginning by whoever reads.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from torchmix.planner.planner import Cursor, Decision, Planner
 
 logger = logging.getLogger(__name__)
 
-STATE_VERSION = 2
-"""The newest version. A state is written with the lowest that can hold it."""
+STATE_VERSION = 3
+"""The one that is written and read: places of others are in another order of documents."""
 _MAGIC = b"torchmix-state"
 _DIGEST_BYTES = 8
 
@@ -224,7 +223,7 @@ def step_start(state: LoaderState) -> LoaderState:
 def encode_state(state: LoaderState) -> bytes:
     """Bytes of a state: a magic word, the version, a digest, msgpack."""
     body = msgspec.msgpack.encode(state)
-    return _MAGIC + bytes([_version(state)]) + hashlib.sha256(body).digest()[:_DIGEST_BYTES] + body
+    return _MAGIC + bytes([STATE_VERSION]) + hashlib.sha256(body).digest()[:_DIGEST_BYTES] + body
 
 
 def decode_state(data: bytes, *, recipe: str) -> LoaderState:
@@ -242,10 +241,10 @@ def decode_state(data: bytes, *, recipe: str) -> LoaderState:
     head = len(_MAGIC) + 1
     if not data.startswith(_MAGIC) or len(data) < head + _DIGEST_BYTES:
         raise StateError(f"{len(data)} bytes that are no torchmix state; pass what state_dict() returned")
-    if not 1 <= data[head - 1] <= STATE_VERSION:
+    if data[head - 1] != STATE_VERSION:
         raise StateVersion(
-            f"the state has format version {data[head - 1]}, this torchmix reads versions 1 to {STATE_VERSION}; resume "
-            f"with the torchmix that saved it"
+            f"the state has format version {data[head - 1]}, this torchmix reads version {STATE_VERSION} and gives "
+            f"documents in another order than other versions; resume with the torchmix that saved it"
         )
     digest, body = data[head : head + _DIGEST_BYTES], data[head + _DIGEST_BYTES :]
     if hashlib.sha256(body).digest()[:_DIGEST_BYTES] != digest:
@@ -254,19 +253,14 @@ def decode_state(data: bytes, *, recipe: str) -> LoaderState:
         state = msgspec.msgpack.decode(body, type=LoaderState)
     except msgspec.MsgspecError as error:
         raise StateError(f"the state does not decode: {error}; use another checkpoint") from error
-    if _version(state) > data[head - 1] or min(state.step, state.microbatch) < 0:
-        raise StateError(f"the state holds what no state of its version holds (step {state.step}); it is damaged")
+    if min(state.step, state.microbatch) < 0:
+        raise StateError(f"the state holds step {state.step}, microbatch {state.microbatch}; it is damaged")
     if state.recipe != recipe:
         raise StateMismatch(
             f"the state was saved with recipe {state.recipe}, this recipe is {recipe}: something that decides the "
             f"order differs (seed, batch, sources' columns, shares, packing or shuffle); restore it, or start anew"
         )
     return state
-
-
-def _version(state: LoaderState) -> int:
-    """The lowest format version that can hold a state."""
-    return 2 if state.step and not state.sources else 1
 
 
 def _document_tokens(planner: Planner, source: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -117,7 +117,7 @@ def phases(num_sources: int) -> NDArray[np.float64]:
 class _Window(NamedTuple):
     place: tuple[int, int]
     pages: Ints
-    """Those with used rows, sorted: pages of a chunk are decoded together."""
+    """Those with used rows, ascending: pages of a chunk are decoded together."""
     num_rows: int
     """Used or not."""
 
@@ -136,4 +136,4 @@ class _Present(NamedTuple):
 def _look_at(order: SourceOrder, place: tuple[int, int]) -> _Window:
     # From pages alone: `order.window` keeps what it made, for planning.
     pages, num_rows = order.pages_and_rows(*place)
-    return _Window(place, np.sort(pages), num_rows)
+    return _Window(place, pages, num_rows)
