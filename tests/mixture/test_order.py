@@ -221,3 +221,33 @@ def test_rows_that_were_neighbours_on_disk_are_seldom_neighbours_in_the_order():
     beside = np.count_nonzero(np.abs(np.diff(rows)) == 1)
     # Each place of a window has odds of about 2 / 1000: 80 of 40,000 are expected.
     assert 45 < beside < 120, beside
+
+
+def test_neighbours_on_disk_are_no_neighbours_in_time():
+    sizes = paged([1] * 1000, 10)  # 100 windows
+    beside = 0
+    for epoch in range(200):
+        order = SourceOrder("web", sizes, seed=3)
+        window_of = np.empty(1000, np.int64)
+        for window in range(order.num_windows):
+            window_of[order.pages(epoch, window)] = window
+        beside += np.count_nonzero(np.abs(np.diff(window_of[100:200])) == 1)
+    # Of 99 pairs in a stratum, about 2 are expected in windows that follow each other.
+    assert beside < 200 * 4, beside
+
+
+@pytest.mark.parametrize("most", [0, 1 << 10])
+def test_windows_that_are_permuted_alone_are_those_permuted_together(monkeypatch, most):
+    monkeypatch.setattr("torchmix.mixture.order.PERMUTED_WINDOWS", most)
+    sizes = paged([3] * 50, 4)
+    for epoch, window in [(0, 0), (0, 12), (1, 5), (0, 12), (2, 1)] * 2:
+        made = SourceOrder("web", sizes, seed=3).window(epoch, window).rows
+        assert made.tolist() == slow_window_rows("web", sizes, 3, epoch, window)
+
+
+def test_pages_asked_again_are_the_same_in_any_order_of_asking():
+    order = SourceOrder("web", paged([3] * 50, 4), seed=3)
+    places = [(epoch, window) for epoch in range(3) for window in range(order.num_windows)]
+    pages = {place: SourceOrder("web", paged([3] * 50, 4), seed=3).pages(*place).tolist() for place in places}
+    for i in np.random.default_rng(2).integers(0, len(places), 300).tolist():
+        assert order.pages(*places[i]).tolist() == pages[places[i]]

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 from torchmix.mixture.keys import named_key
-from torchmix.mixture.strata import pages_of_window, windows_of_pages
+from torchmix.mixture.strata import pages_at, places_of
 
 SIZES = [(1, 1), (5, 1), (5, 5), (6, 4), (7, 3), (64, 8), (65, 8), (1000, 7), (4097, 130)]
 
 
-def keys(epoch: int) -> dict[str, int]:
-    return {"window_key": named_key(7, "pages", "web", epoch), "strata_key": named_key(7, "strata", "web", epoch)}
+def key(epoch: int) -> int:
+    return named_key(7, "strata", "web", epoch)
 
 
 def windows(num_pages: int, num_windows: int, epoch: int = 0) -> list[np.ndarray]:
     return [
-        pages_of_window(window, num_pages=num_pages, num_windows=num_windows, **keys(epoch))
-        for window in range(num_windows)
+        pages_at(place, num_pages=num_pages, num_windows=num_windows, key=key(epoch)) for place in range(num_windows)
     ]
 
 
@@ -35,24 +34,16 @@ def test_every_page_lies_in_one_window_and_windows_are_of_one_size(num_pages: in
 
 @pytest.mark.parametrize(("num_pages", "num_windows"), SIZES)
 def test_the_window_of_a_page_is_the_one_that_has_it(num_pages: int, num_windows: int) -> None:
-    found = windows_of_pages(np.arange(num_pages), num_windows=num_windows, **keys(2))
-    for window, pages in enumerate(windows(num_pages, num_windows, 2)):
-        assert np.array_equal(np.flatnonzero(found == window), pages)
+    found = places_of(np.arange(num_pages), num_windows=num_windows, key=key(2))
+    for place, pages in enumerate(windows(num_pages, num_windows, 2)):
+        assert np.array_equal(np.flatnonzero(found == place), pages)
 
 
 def test_each_page_of_a_stratum_is_as_likely_and_strata_do_not_tell_of_each_other() -> None:
     num_windows, epochs = 8, 4000
-    first = np.array([windows_of_pages(np.array([0, 8, 9]), num_windows=8, **keys(epoch)) for epoch in range(epochs)])
+    first = np.array([places_of(np.array([0, 8, 9]), num_windows=8, key=key(epoch)) for epoch in range(epochs)])
     for column in range(3):
         counts = np.bincount(first[:, column], minlength=num_windows)
         assert ((counts - epochs / 8) ** 2 / (epochs / 8)).sum() < 24.3, "chi-square of 7, odds 1 in 1000"
     pairs = np.bincount(first[:, 0] * 8 + first[:, 1], minlength=64)
     assert ((pairs - epochs / 64) ** 2 / (epochs / 64)).sum() < 103.4, "chi-square of 63, odds 1 in 1000"
-
-
-def test_neighbours_on_disk_are_no_neighbours_in_time() -> None:
-    num_windows = 100
-    steps = [
-        np.diff(windows_of_pages(np.array([5, 6]), num_windows=num_windows, **keys(epoch)))[0] for epoch in range(1000)
-    ]
-    assert np.count_nonzero(np.abs(steps) == 1) < 45, "20 are expected"

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.keys import keyed_order, named_key
 from torchmix.mixture.permutation import permute, unpermute
-from torchmix.mixture.strata import pages_of_window, windows_of_pages
+from torchmix.mixture.strata import pages_at, places_of
 
 SPARSE = 8
 """If at most one page in so many has used rows, windows without any are passed over unmade. With `row`, where even
@@ -35,6 +35,10 @@ few used rows are in all windows, if there are at most as many as windows."""
 
 Method = Literal["page", "row", "none"]
 
+KEPT_WINDOWS = 3
+"""Windows whose pages are remembered: the one that is drawn from, one that was, and the next."""
+PERMUTED_WINDOWS = 1 << 10
+"""Windows of an epoch that are permuted together, if there are no more: one alone costs as much as hundreds."""
 WINDOW_ROWS = 1 << 14
 """Rows of a window with `row` and `none`; part of the order's format, since a state counts windows."""
 
@@ -117,6 +121,8 @@ class SourceOrder:
         """Few windows have used rows."""
         self._last: tuple[tuple[int, int], Window] | None = None
         self._last_windows: tuple[int, NDArray[np.int64]] | None = None
+        self._last_pages: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._last_places: tuple[int, list[int]] | None = None
 
     def pages(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Page ids of a window's rows, ascending; `window` in [0, num_windows)."""
@@ -199,9 +205,7 @@ class SourceOrder:
     def _units(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Pages of a window, ascending, or its rows, in permuted order."""
         if self.method == "page":
-            return pages_of_window(
-                window, num_pages=self.num_pages, num_windows=self.num_windows, **self._keys_of_pages(epoch)
-            )
+            return self._pages(epoch, window)
         start = window * self._window_units
         stop = min(start + self._window_units, self._num_units)
         positions = np.arange(start, stop, dtype=np.int64)
@@ -220,8 +224,8 @@ class SourceOrder:
                 places = unpermute(np.arange(start, stop), self._num_units, self._key("row", epoch))
                 windows = np.unique(places // WINDOW_ROWS)
             else:
-                keys = self._keys_of_pages(epoch)
-                windows = np.unique(windows_of_pages(np.arange(start, stop), num_windows=self.num_windows, **keys))
+                places = places_of(np.arange(start, stop), num_windows=self.num_windows, key=self._key("strata", epoch))
+                windows = np.unique(unpermute(places, self.num_windows, self._key("pages", epoch)))
             last = self._last_windows = epoch, windows
         return last[1]
 
@@ -229,8 +233,28 @@ class SourceOrder:
         first_row = self.sizes.first_row_of_page
         return len(units) if self.method != "page" else int((first_row[units + 1] - first_row[units]).sum())
 
-    def _keys_of_pages(self, epoch: int) -> dict[str, int]:
-        return {"window_key": self._key("pages", epoch), "strata_key": self._key("strata", epoch)}
+    def _pages(self, epoch: int, window: int) -> NDArray[np.int64]:
+        """Pages of a window; those lately asked for are kept, since planning and reading ahead ask for the same."""
+        pages = self._last_pages.get((epoch, window))
+        if pages is None:
+            if len(self._last_pages) == KEPT_WINDOWS:
+                del self._last_pages[next(iter(self._last_pages))]
+            pages = pages_at(
+                self._place(epoch, window),
+                num_pages=self.num_pages,
+                num_windows=self.num_windows,
+                key=self._key("strata", epoch),
+            )
+            self._last_pages[epoch, window] = pages
+        return pages
+
+    def _place(self, epoch: int, window: int) -> int:
+        if self.num_windows > PERMUTED_WINDOWS:
+            return int(permute(np.array([window]), self.num_windows, self._key("pages", epoch))[0])
+        if self._last_places is None or self._last_places[0] != epoch:
+            places = permute(np.arange(self.num_windows), self.num_windows, self._key("pages", epoch))
+            self._last_places = epoch, places.tolist()
+        return self._last_places[1][window]
 
     def _key(self, word: str, *place: int) -> int:
         return named_key(self._seed, word, self.name, *place)
