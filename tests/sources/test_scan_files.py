@@ -16,8 +16,10 @@ from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import MANIFEST_NAME
 from torchmix.errors import CatalogError, CorruptPage, SourceChanged, SourceUnreadable
 from torchmix.sources import scan, scan_files
+from torchmix.sources.indexed import IndexedSource
 from torchmix.sources.parquet import ParquetSource
 from torchmix.sources.scan import IndexReport
+from torchmix.transform.bytes_tokenizer import BYTES
 
 
 def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
@@ -180,3 +182,18 @@ def test_a_full_disk_is_an_error_that_names_the_catalog(tmp_path, monkeypatch):
     with pytest.raises(CatalogError, match=f"cannot write the catalog at {tmp_path}/catalog.*No space left"):
         indexed(world)
     assert names_in(tmp_path / "catalog") == {".lock"}
+
+
+def test_small_datasets_of_megatron_are_scanned_by_one_thread(monkeypatch):
+    monkeypatch.setattr(scan_files.os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
+    dataset = IndexedSource(name="web")
+    table = ParquetSource(name="web", column="ids", kind="tokens", tokenizer=BYTES)
+    assert scan_files._num_threads([(dataset, "a.bin", 1 << 30)] * 4) == 1
+    assert scan_files._num_threads([(dataset, "a.bin", 0)] * scan_files.FEW_FILES) == 1
+    for files in (
+        [(dataset, "a.bin", 1 << 30)] * 5,
+        [(dataset, "a.bin", 0)] * (scan_files.FEW_FILES + 1),
+        [(dataset, "a.bin", 0), (table, "a.parquet", 0)],
+        [(dataset, "s3://bucket/a.bin", 0)],
+    ):
+        assert scan_files._num_threads(files) == 12
