@@ -182,9 +182,7 @@ class SourceOrder:
 
     def _rows_of(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Rows of a window, in order."""
-        if (
-            self.method == "page" and self.num_windows == 1
-        ):  # all rows: hundreds of small sources make theirs at a start
+        if self.method == "page" and self.num_windows == 1:  # of all rows; hundreds of small sources make it at a start
             return keyed_order(self._key("rows", epoch, window), self.sizes.num_documents)
         units = self._units(epoch, window)
         if self.method != "page":
@@ -249,10 +247,12 @@ class SourceOrder:
                 num_windows=self.num_windows,
                 key=self._key("strata", epoch),
             )
+            pages.setflags(write=False)
             self._last_pages[epoch, window] = pages
         return pages
 
     def _place(self, epoch: int, window: int) -> int:
+        """Where a window stands among the strata's pages: permuted, so that neighbours on disk are not so in time."""
         if self.num_windows > PERMUTED_WINDOWS:
             return int(permute(np.array([window]), self.num_windows, self._key("pages", epoch))[0])
         if self._last_places is None or self._last_places[0] != epoch:

@@ -47,7 +47,6 @@ def places_of(pages: Ints, *, num_windows: int, key: int) -> Ints:
 
 def _shifts(strata: Ints, num_windows: int, key: int) -> Ints:
     """[n] in [0, num_windows), by hash."""
-    shifts: Ints = (mix64(strata.astype(np.uint64) * np.uint64(PHI64) + np.uint64(key)) % np.uint64(num_windows)).view(
-        np.int64
-    )
+    hashes = mix64(strata.astype(np.uint64) * np.uint64(PHI64) + np.uint64(key))
+    shifts: Ints = (hashes % np.uint64(num_windows)).view(np.int64)
     return shifts
