@@ -130,7 +130,8 @@ class _Present(NamedTuple):
 
     def less_needed(self, pages: Ints) -> Ints:
         """Of some pages, those that neither of the two has."""
-        return np.setdiff1d(pages, np.concatenate([self.this.pages, self.following.pages]))
+        needed = {*self.this.pages.tolist(), *self.following.pages.tolist()}  # of a few hundred cheaper than by numpy
+        return np.array([page for page in pages.tolist() if page not in needed], np.int64)
 
 
 def _look_at(order: SourceOrder, place: tuple[int, int]) -> _Window:
