@@ -105,4 +105,8 @@ def test_what_cannot_be_is_refused(pages: Pages) -> None:
             pages.batches(**{"rows": 5, "seed": 1, **wrong})
     with pytest.raises(ValueError, match=r"1000 readers share .* windows, so some would have none"):
         pages.batches(rows=5, seed=1, readers=1000)
+    num_windows = len(pages.permuted_order(seed=1))
+    for start in ((0, num_windows, 0), (0, 0, len(DOCUMENTS))):
+        with pytest.raises(ValueError, match="is no place of reader 0 of 1"):
+            pages.batches(rows=5, seed=1, start=start)
     assert list(pages.batches(rows=5, seed=1, start=Place(2, 0, 0), epochs=2)) == []

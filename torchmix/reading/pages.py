@@ -159,7 +159,8 @@ class Pages:
                 workers of all ranks do. A place is that of one reader, and of their number.
 
         Raises:
-            ValueError: Arguments outside their ranges, or more readers than windows: some would have no rows.
+            ValueError: Arguments outside their ranges; more readers than windows, as some would have no rows; a place that
+                this reader cannot have come to.
             SourceChanged, SourceUnreadable, CorruptPage, LoaderClosed: As `read_page`, when a batch is taken.
         """
         order = self._order(seed, method)
@@ -170,6 +171,12 @@ class Pages:
             raise ValueError(
                 f"batches: {readers} readers share {order.num_windows} windows, so some would have none; open with "
                 "smaller windows (window_pages=, window_bytes=), or use fewer readers"
+            )
+        mine = range(reader, order.num_windows, readers)
+        if place.window >= len(mine) or place.used > order.num_rows(place.epoch, mine[place.window]):
+            raise ValueError(
+                f"batches: start={tuple(place)} is no place of reader {reader} of {readers}, which takes {len(mine)} "
+                "windows of an epoch; give the number of readers, and the files, that it is of"
             )
         return row_batches(
             order,

@@ -89,9 +89,8 @@ class PieceCopy:
         ):
             target[place:stop] = cells[begin : begin + size]
         going_on = self._going_on
-        if going_on and first <= going_on[-1]:
-            for i in going_on[bisect_left(going_on, first) : bisect_left(going_on, last)]:
-                self.successors[i] = int(cells[begins[i - first] + sizes[i - first]])
+        for i in going_on[bisect_left(going_on, first) : bisect_left(going_on, last)]:
+            self.successors[i] = int(cells[begins[i - first] + sizes[i - first]])
         self.num_bytes += sum(sizes) * dtype.itemsize
 
     def _make_room(self, dtype: np.dtype[np.integer[Any]]) -> None:
