@@ -19,7 +19,7 @@ from torchmix.recipe.documents import rows_of
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import recipe_of_part
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.windows_ahead import WindowsAhead, phases
+from torchmix.stateful.windows_ahead import WindowsAhead, _Present, _Window, phases
 
 SIZES = synthetic_sizes(6_000, shortest=5, longest=60, rows_per_page=10, window_pages=100)
 
@@ -123,3 +123,9 @@ def test_a_pass_over_a_part_decodes_its_pages_once(tmp_path: Path, method: str) 
         stats = loader.stats()
     assert num_pages > 20
     assert stats["pages_decoded"] == num_pages
+
+
+def test_pages_of_the_present_and_the_next_window_are_not_let_go() -> None:
+    present = _Present(_Window((0, 3), np.array([2, 5, 9]), 30), _Window((1, 0), np.array([0, 4]), 20))
+    assert present.less_needed(np.array([0, 1, 5, 7])).tolist() == [1, 7]
+    assert present.less_needed(np.array([4, 9])).tolist() == []

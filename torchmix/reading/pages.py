@@ -159,8 +159,8 @@ class Pages:
                 workers of all ranks do. A place is that of one reader, and of their number.
 
         Raises:
-            ValueError: Arguments outside their ranges; more readers than windows, as some would have no rows; a place that
-                this reader cannot have come to.
+            ValueError: Arguments outside their ranges; more readers than windows, as some would have no rows; a place
+                that this reader cannot have come to.
             SourceChanged, SourceUnreadable, CorruptPage, LoaderClosed: As `read_page`, when a batch is taken.
         """
         order = self._order(seed, method)
