@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.busy_threads import leave_busy_threads
 from tests.support.files import flip_byte
 from tests.support.loaders import run_job, same_microbatches, write_job
 from tests.support.processes import wait_until
@@ -99,6 +100,14 @@ def test_a_signal_that_a_worker_ignores_does_not_end_it_while_it_is_being_born(
     process.join(60)
     assert process.exitcode == exit_code
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+
+
+def test_a_worker_ends_in_peace_whatever_its_threads_are_doing() -> None:
+    # torch's queue leaves such a thread; at the interpreter's teardown it would abort the process.
+    process = WorkerContext().Process(target=leave_busy_threads, args=(8,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(job: Path) -> None:

@@ -11,6 +11,7 @@ becomes one error that says so.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -34,6 +35,11 @@ class WorkerProcess(SpawnProcess):
 
     ignored_signals: tuple[int, ...] = ()
     """Signals that are blocked in it from its birth on, until it calls `ignore_signals`."""
+
+    def _bootstrap(self, parent_sentinel: int | None = None) -> int:
+        # As a fork ends, without the interpreter's teardown: that aborts the process where a thread that nobody waits
+        # for, as that of torch's queue, comes back from C++ meanwhile.
+        os._exit(super()._bootstrap(parent_sentinel))  # type: ignore[misc]
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
