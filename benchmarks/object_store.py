@@ -34,7 +34,8 @@ from synthetic import write_recipe, write_tokens
 from torchmix.recipe.load import load_recipe
 from torchmix.sources.scan import index_recipe
 from torchmix.sources.source_pages import SourcePages
-from torchmix.stateful.stream import StepStream, StreamSettings
+from torchmix.stateful.steps import StreamSettings
+from torchmix.stateful.stream import StepStream
 
 SAMPLES, LENGTH = 16, 8192
 STEP_TOKENS = SAMPLES * LENGTH

@@ -22,7 +22,7 @@
     `-- LoaderClosed (RuntimeError)     used after close()
 
 A message says what failed with its values, where, and what to do. Facts a program may want are
-attributes with defaults, so that every error survives pickling by torch's worker queue.
+attributes with defaults, and an error can be made anew from its `args`: that is how it comes out of another process.
 """
 
 from __future__ import annotations

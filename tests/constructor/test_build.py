@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.plans import Piece, make_plan, random_plan, values_of
-from torchmix.constructor.build import build, pieces_of_replica
+from tests.support.plans import Piece, build_tensors, make_plan, random_plan, values_of
+from torchmix.constructor.build import pieces_of_replica
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
 from torchmix.planner.plan import StepPlan
@@ -26,7 +26,7 @@ ALIGNED = [
 
 def build_replica(plan: StepPlan, documents: Any, replica: int = 0, *, length: int, packing: Packing) -> StepTensors:
     pieces = pieces_of_replica(plan, replica)
-    return build(pieces, *values_of(pieces, documents, length=length), length=length, packing=packing)
+    return build_tensors(pieces, *values_of(pieces, documents, length=length), length=length, packing=packing)
 
 
 def as_lists(tensors: StepTensors) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def test_token_ids_may_come_in_any_integer_type(dtype: type) -> None:
     plan = make_plan(ALIGNED, DOCUMENTS, length=12, places=[(0, 0, 0), (0, 0, 1), (0, 0, 2)])
     pieces = pieces_of_replica(plan, 0)
     values = values_of(pieces, DOCUMENTS, length=12, dtype=dtype)
-    tensors = build(pieces, *values, length=12, packing=Packing(method="best_fit", align_tokens=4))
+    tensors = build_tensors(pieces, *values, length=12, packing=Packing(method="best_fit", align_tokens=4))
     assert tensors.tokens is not None
     assert tensors.tokens[0, 0].tolist() == [22, 23, 24, 0, 10, 11, 12, 0, 0, 0, 0, 0]
 
@@ -224,7 +224,9 @@ def test_a_step_that_is_still_held_keeps_its_values_while_others_are_built_in_th
     def step(seed: int) -> StepTensors:
         plan, documents = random_plan(seed, is_packed=True, align_tokens=4)
         pieces = pieces_of_replica(plan, 0)
-        return build(pieces, *values_of(pieces, documents, length=48), length=48, packing=packing, memory=memory)
+        return build_tensors(
+            pieces, *values_of(pieces, documents, length=48), length=48, packing=packing, memory=memory
+        )
 
     held = step(0).microbatch(1)
     before = as_lists(step(0)), held.tokens.tolist() if held.tokens is not None else []

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.plans import Piece, make_plan, random_plan, values_of
-from torchmix.constructor.build import build, pieces_of_replica
+from tests.support.plans import Piece, build_tensors, make_plan, random_plan, values_of
+from torchmix.constructor.arrays import SEQUENCE_FIELDS
+from torchmix.constructor.build import pieces_of_replica
 from torchmix.constructor.context_parallel import check_context_parallel, cp_slices, share_of
-from torchmix.constructor.fields import SEQUENCE_FIELDS, StepTensors
+from torchmix.constructor.fields import StepTensors
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
 from torchmix.recipe.structs import Packing
@@ -24,7 +25,7 @@ def random_step(seed: int, packing: Packing, *, micro_batch_size: int = 2) -> St
         micro_batch_size=micro_batch_size,
     )
     pieces = pieces_of_replica(plan, 0)
-    return build(pieces, *values_of(pieces, documents, length=48), length=48, packing=packing)
+    return build_tensors(pieces, *values_of(pieces, documents, length=48), length=48, packing=packing)
 
 
 def shares(step: StepTensors, cp: int, packing: Packing, *, length: int = 48) -> list[StepTensors]:
@@ -41,7 +42,7 @@ def test_documents_and_the_tail_are_cut_one_by_one() -> None:
     plan = make_plan(pieces_of_plan, documents, length=16, places=[(0, 0, 0)])
     pieces = pieces_of_replica(plan, 0)
     packing = Packing(method="best_fit", boundaries="document", align_tokens=4)
-    step = build(pieces, *values_of(pieces, documents, length=16), length=16, packing=packing)
+    step = build_tensors(pieces, *values_of(pieces, documents, length=16), length=16, packing=packing)
     assert step.cu_seqlens_padded.tolist() == [0, 8, 12, 16]
     first, second = shares(step, 2, packing, length=16)
     assert first.tokens is not None and second.tokens is not None

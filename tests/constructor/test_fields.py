@@ -5,7 +5,8 @@ import pickle
 import pytest
 import torch
 
-from torchmix.constructor.fields import SEQUENCE_FIELDS, StepTensors
+from torchmix.constructor.arrays import SEQUENCE_FIELDS
+from torchmix.constructor.fields import StepTensors
 
 
 def make_step(**absent: None) -> StepTensors:

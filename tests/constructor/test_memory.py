@@ -87,3 +87,19 @@ def test_memory_may_be_given_back_by_another_thread() -> None:
     thread.start()
     thread.join()
     assert address(memory.empty(100, np.int64)) == place
+
+
+def test_arrays_in_one_piece_of_memory_lie_apart_and_come_back_together() -> None:
+    memory = StepMemory()
+    arrays = memory.empty_together(5, [np.int64, np.float32, np.int32])
+    assert [array.dtype for array in arrays] == [np.int64, np.float32, np.int32]
+    place = address(arrays[0])
+    assert [address(array) - place for array in arrays] == [0, 64, 128]
+    for i, array in enumerate(arrays):
+        array[:] = i
+    assert [array.tolist() for array in arrays] == [[i] * 5 for i in range(3)]
+    last = arrays.pop()
+    del array, arrays
+    assert address(memory.empty_together(5, [np.int64, np.float32, np.int32])[0]) != place
+    del last
+    assert address(memory.empty_together(5, [np.int64, np.float32, np.int32])[0]) == place

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 from tests.support.book_order import BookSource
-from tests.support.plans import values_of
+from tests.support.plans import build_tensors, values_of
 from torchmix.catalog.manifest import FileEntry
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import source_fingerprint
-from torchmix.constructor.build import ReplicaPieces, build
+from torchmix.constructor.build import ReplicaPieces
 from torchmix.constructor.context_parallel import cp_slices, share_of
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.keys import hash_columns, keyed_order, mix64, named_key, order_by
@@ -280,7 +280,7 @@ def test_tensors_of_small_samples(vector: dict[str, Any]) -> None:
         ends_document=start + tokens == [len(documents[number]) for number in document.tolist()],
     )
     packing = Packing(method=vector["method"], boundaries=vector["boundaries"], align_tokens=vector["align_tokens"])
-    step = build(
+    step = build_tensors(
         pieces,
         *values_of(
             pieces,

@@ -24,9 +24,10 @@ from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
 from torchmix.sources import scan
 from torchmix.sources.scan import index_recipe
+from torchmix.stateful import steps
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.stream import StepStream
+from torchmix.stateful.steps import StreamSettings
 
 LAYOUT = Topology(tp=2, dp=2)  # ranks 0 and 2 lead
 
@@ -38,14 +39,14 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def one_leader_fails_at_step_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = StepStream._build
+    build = steps.read_and_build
 
-    def build_or_fail(stream: StepStream, plan: StepPlan, *rest: Any) -> Any:
-        if stream._settings.replica == 1 and plan.step == 3:
+    def build_or_fail(settings: StreamSettings, plan: StepPlan, *rest: Any) -> Any:
+        if settings.replica == 1 and plan.step == 3:
             raise CorruptPage("page 7 does not decode")
-        return build(stream, plan, *rest)
+        return build(settings, plan, *rest)
 
-    monkeypatch.setattr(StepStream, "_build", build_or_fail)
+    monkeypatch.setattr(steps, "read_and_build", build_or_fail)
 
 
 def take_all(loader: StatefulDataLoader, rank: Rank, together: threading.Barrier | None = None) -> None:

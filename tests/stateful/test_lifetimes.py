@@ -22,12 +22,12 @@ from tests.support.worlds import run_ranks
 from torchmix.errors import CorruptPage, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner
+from torchmix.stateful import steps
 from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.loader import StatefulDataLoader, _abandon
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.stream import StepStream
 from torchmix.stateful.waiting import PATIENCE_S
-from torchmix.stateful.worker import WorkerProcess
+from torchmix.stateful.worker.process import WorkerProcess
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_a_held_iterator_goes_on_after_an_end_and_after_an_error(job: Path, monk
         loader.load_state_dict(state)
         assert same_microbatches(first, list(held))
         with monkeypatch.context() as patch:
-            patch.setattr(StepStream, "_build", fail)
+            patch.setattr(steps, "read_and_build", fail)
             loader.load_state_dict(state)
             for _ in range(2):  # an error is not the end of the data, however often one asks
                 with pytest.raises(CorruptPage):

@@ -24,20 +24,20 @@ import torch.distributed as dist
 import torchmix
 from torchmix.errors import CorruptPage
 from torchmix.stateful import open as opening
-from torchmix.stateful.stream import StepStream
+from torchmix.stateful import steps as making
 
 
 def die(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fail_at_step_3(stream: StepStream, plan: Any, *rest: Any) -> Any:
+def fail_at_step_3(settings: Any, plan: Any, *rest: Any) -> Any:
     if plan.step == 3:
         raise CorruptPage("page 7 does not decode")
-    return build(stream, plan, *rest)
+    return build(settings, plan, *rest)
 
 
-build = StepStream._build
+build = making.read_and_build
 
 
 def train(loader: torchmix.StatefulDataLoader, steps: int) -> None:
@@ -61,7 +61,7 @@ def main(recipe: str, chaos: str) -> None:
     if rank == 1 and chaos == "dies-early":
         opening.open_fan_out = die  # type: ignore[assignment]
     if rank == 1 and chaos == "bad-step":
-        StepStream._build = fail_at_step_3  # type: ignore[method-assign]
+        making.read_and_build = fail_at_step_3
     if chaos == "two-loaders":
         # As init_process_group("nccl", device_id=...) does, which needs a GPU per rank.
         dist.distributed_c10d._get_default_group().bound_device_id = torch.device("cuda", 0)

@@ -6,6 +6,7 @@ It takes some steps, prints `ready`, and then does what HOW says:
     raise     fails outside of a `with`
     train     trains on inside a `with`, until a signal comes
     lose      kills its worker and trains on
+    fork      forks a child that does nothing for long, prints its process id, and trains on
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from itertools import islice
 
 import torchmix
@@ -28,6 +30,12 @@ def main(recipe: str, workers: int, how: str) -> None:
     if how == "lose":
         (worker,) = multiprocessing.active_children()
         os.kill(worker.pid or 0, signal.SIGKILL)
+    if how == "fork":
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # a fork of a process with threads: that is it
+        if not (fork := os.fork()):
+            time.sleep(600)
+            os._exit(0)
+        print(fork, flush=True)
     print("ready", flush=True)
     if how == "raise":
         raise ValueError("a mistake in the training script")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from torchmix.constructor.build import ReplicaPieces
+from torchmix.constructor.build import ReplicaPieces, build
+from torchmix.constructor.fields import StepTensors
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Pieces
 from torchmix.planner.plan import StepPlan
@@ -129,3 +131,8 @@ def values_of(
         successors[i] = document[start + tokens]
     values.flags.writeable = False
     return values, successors
+
+
+def build_tensors(*arguments: Any, **options: Any) -> StepTensors:
+    """`build`, as the trainer sees its arrays."""
+    return StepTensors.from_arrays(build(*arguments, **options))

@@ -66,6 +66,21 @@ def test_the_worker_of_a_killed_process_ends(job: Path, tmp_path: Path) -> None:
         wait_until(lambda: not child.session, deadline_s=END_S, what="end of the worker")
 
 
+def test_the_worker_of_a_killed_process_ends_also_where_a_fork_of_it_lives_on(job: Path, tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        child = start_alone(processes, job, 1, "fork")
+        child.wait_for_line("ready", deadline_s=START_S)
+        fork = int(child.stdout().split()[0])  # it holds its parent's end of the channel
+
+        def worker_lives() -> bool:
+            return any("spawn_main" in line for line in child.session.values())
+
+        assert worker_lives()
+        child.send_signal(signal.SIGKILL)
+        wait_until(lambda: not worker_lives(), deadline_s=END_S, what="end of the worker")
+        os.kill(fork, signal.SIGKILL)
+
+
 def test_a_killed_worker_is_told_with_its_signal(job: Path, tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         child = start_alone(processes, job, 1, "lose")

@@ -13,14 +13,15 @@ import pytest
 
 from tests.support.busy_threads import leave_busy_threads
 from tests.support.files import flip_byte
-from tests.support.loaders import run_job, same_microbatches, write_job
+from tests.support.loaders import Rank, run_job, same_microbatches, write_job
 from tests.support.processes import wait_until
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import CorruptPage, SourceChanged
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
+from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.worker import WorkerContext, ignore_signals
+from torchmix.stateful.worker.process import WorkerContext, ignore_signals
 
 pytestmark = pytest.mark.system
 STEPS = 5
@@ -31,7 +32,7 @@ LAYOUTS = [
     Topology(pp=2, dp=2),
     Topology(tp=2, cp=2, pp=2),
 ]
-"""Each replica has a worker, and each worker imports torch: few replicas, and the other axes together."""
+"""Each replica has a worker: few replicas, and the other axes together."""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,59 @@ def test_states_of_one_and_of_no_worker_load_into_each_other(job: Path) -> None:
     found = first.microbatches + second.microbatches + third.microbatches
     assert same_microbatches(whole.microbatches, found)
     assert third.state == whole.state
+
+
+RAMP = "[{from_step: 0, samples: 4}, {from_step: 2, samples: 16}, {from_step: 4, samples: 8}]"
+
+
+def test_a_worker_gives_the_tensors_that_are_made_here_and_never_writes_to_those_that_are_held(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples=RAMP)
+    here = run_job(job, Topology(), steps=12)[0]
+
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        for number, microbatch in enumerate(islice(loader, len(here.microbatches))):
+            # Some are held to the end, the others are let go, so that their memory is used again.
+            same = same_microbatches([microbatch], [here.microbatches[number]])
+            rank.digests.append(str(same))
+            if number % 9 == 0:
+                rank.microbatches.append(microbatch)
+
+    there = run_job(job, Topology(), program=program, workers=1)[0]
+    assert there.digests == ["True"] * len(here.microbatches)
+    assert same_microbatches(there.microbatches, here.microbatches[::9])
+
+
+def test_a_worker_does_not_load_torch_and_keeps_to_a_few_pieces_of_memory(job: Path) -> None:
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("no /proc here")
+    with build_loader(job, topology=Topology(), workers=1, look_ahead=2) as loader:
+        for _ in islice(loader, 8 * 30):
+            pass
+        (worker,) = multiprocessing.active_children()
+        maps = Path(f"/proc/{worker.pid}/maps").read_text()
+    assert "libarrow" in maps
+    assert "libtorch" not in maps
+    # Two wait in the worker, one is built, one is served, two wait in the feed, one is consumed, one more is held.
+    assert 1 <= maps.count("memfd:torchmix") <= 8
+
+
+def test_all_that_a_worker_made_is_given_though_it_has_ended(job: Path) -> None:
+    with build_loader(job, topology=Topology(), workers=1, look_ahead=4, max_steps=8) as loader:
+        found = iter(loader)
+        next(found)
+        # It has made steps 6 and 7 while the loader holds 0 to 5, and nobody will hear the next request.
+        wait_until(lambda: not multiprocessing.active_children(), deadline_s=30, what="end of the worker")
+        assert sum(1 for _ in found) == 8 * 8 - 1
+
+
+def test_a_worker_that_hangs_is_ended_with_its_loader(job: Path) -> None:
+    with build_loader(job, topology=Topology(), workers=1) as loader:
+        next(iter(loader))
+        (pid,) = (worker.pid for worker in multiprocessing.active_children())
+        os.kill(pid, signal.SIGSTOP)  # as one that waits for a disk which does not answer
+    assert not multiprocessing.active_children()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -103,7 +157,7 @@ def test_a_signal_that_a_worker_ignores_does_not_end_it_while_it_is_being_born(
 
 
 def test_a_worker_ends_in_peace_whatever_its_threads_are_doing() -> None:
-    # torch's queue leaves such a thread; at the interpreter's teardown it would abort the process.
+    # As those of a tokenizer, or of pyarrow; at the interpreter's teardown they would abort the process.
     process = WorkerContext().Process(target=leave_busy_threads, args=(8,))
     process.start()
     process.join(60)

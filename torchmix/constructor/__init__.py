@@ -2,10 +2,11 @@
 
 In reading order:
 
-    fields.py             the tensors of a step and of a microbatch, as the trainer sees them
+    arrays.py             the arrays of a step, without torch
     memory.py             memory of steps, used again once nobody refers to it
     ramps.py              a flat array, filled range by range with ramps
     boundaries.py         cu_seqlens and cu_seqlens_padded
-    build.py              StepPlan + documents -> the microbatches of one replica
-    context_parallel.py   the share of each role: its stage's fields, its zigzag slice
+    build.py              StepPlan + documents -> the arrays of one replica
+    fields.py             the tensors of a step and of a microbatch, as the trainer sees them   (torch)
+    context_parallel.py   the share of each role: its stage's fields, its zigzag slice          (torch)
 """

@@ -2,7 +2,7 @@
 
 In: a step's plan, of which `pieces_of_replica` takes the replica's pieces in the order in which they will lie in
 memory; then what the reader found: each piece at its place, and the token that succeeds it in its document. Out:
-`StepTensors` with every field, tokens in samples at the offsets that the plan says.
+`StepArrays` with every field, tokens in samples at the offsets that the plan says.
 
 Must hold: a pure function of its arguments, so every leader that builds a piece builds the same bytes.
 
@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.boundaries import Boundaries, boundaries_of_documents, boundaries_of_samples
-from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.ramps import fill_ramps
 from torchmix.planner.plan import StepPlan
@@ -31,6 +30,14 @@ from torchmix.recipe.structs import Packing
 
 Int64Array = NDArray[np.int64]
 
+_DTYPES: dict[str, type[np.generic]] = {
+    "tokens": np.int64,
+    "labels": np.int64,
+    "loss_mask": np.float32,
+    "position_ids": np.int64,
+    "source_index": np.int32,
+}
+"""Of the sequence fields."""
 BLOCK_TOKENS = 1 << 15
 """Tokens widened together: their values as the reader has them, 64 to 256 KiB, fit a core's own cache."""
 
@@ -107,7 +114,7 @@ def build(
     length: int,
     packing: Packing,
     memory: StepMemory | None = None,
-) -> StepTensors:
+) -> StepArrays:
     """Fill every field of a replica's step.
 
     Args:
@@ -117,32 +124,31 @@ def build(
         successors: [n] the token that follows each piece in its document; anything where the document ends.
         length: Tokens of a sample.
         packing: The recipe's; `method` and `align_tokens` say where pieces lie, `boundaries` what a segment is.
-        memory: Where the tensors' memory comes from; fresh memory if None.
+        memory: Where the sequence fields' memory comes from; fresh memory if None.
 
     Returns:
-        Tensors [M, B, length] with every sequence field.
+        Every field; sequence fields are [M, B, length].
     """
     assert len(values) == pieces.num_samples * length, "a value per token, padding included"
     memory = memory or StepMemory()
     spans = _spans(pieces, length)
-    tokens, labels = _tokens_and_labels(values, successors, pieces, spans, memory)
-    loss_mask = _loss_mask(pieces, spans, memory)
-    position_ids = _position_ids(spans, length, packing, memory)
-    source_index = _source_index(pieces, spans, memory)
+    fields = dict(zip(_DTYPES, memory.empty_together(spans.num_tokens, list(_DTYPES.values())), strict=True))
+    _fill_tokens_and_labels(values, successors, pieces, spans, tokens=fields["tokens"], labels=fields["labels"])
+    _fill_loss_mask(pieces, spans, fields["loss_mask"])
+    _fill_position_ids(spans, length, packing, fields["position_ids"])
+    _fill_source_index(pieces, spans, fields["source_index"])
     boundaries = _boundaries(pieces, length, packing)
     shape = (pieces.num_samples // pieces.micro_batch_size, pieces.micro_batch_size, length)
-    return StepTensors(
+    return StepArrays(
         step=pieces.step,
         num_tokens_global=pieces.num_tokens_global,
-        tokens=torch.from_numpy(tokens).view(shape),
-        labels=torch.from_numpy(labels).view(shape),
-        loss_mask=torch.from_numpy(loss_mask).view(shape),
-        position_ids=torch.from_numpy(position_ids).view(shape),
-        source_index=torch.from_numpy(source_index).view(shape),
-        cu_seqlens=torch.from_numpy(boundaries.cu_seqlens),
-        cu_seqlens_padded=torch.from_numpy(boundaries.cu_seqlens_padded),
-        cu_seqlens_stop=torch.from_numpy(boundaries.stop),
-        max_seqlen=torch.from_numpy(boundaries.max_seqlen),
+        fields={
+            **{name: field.reshape(shape) for name, field in fields.items()},
+            "cu_seqlens": boundaries.cu_seqlens,
+            "cu_seqlens_padded": boundaries.cu_seqlens_padded,
+            "cu_seqlens_stop": boundaries.stop,
+            "max_seqlen": boundaries.max_seqlen,
+        },
     )
 
 
@@ -172,16 +178,16 @@ def _spans(pieces: ReplicaPieces, length: int) -> _Spans:
     return _Spans(num_tokens=num_tokens, start=start, stop=stop, padding=padding)
 
 
-def _tokens_and_labels(
+def _fill_tokens_and_labels(
     values: NDArray[np.integer[Any]],
     successors: Int64Array,
     pieces: ReplicaPieces,
     spans: _Spans,
-    memory: StepMemory,
-) -> tuple[Int64Array, Int64Array]:
+    *,
+    tokens: Int64Array,
+    labels: Int64Array,
+) -> None:
     """[N] the reader's values, and [N] the value that follows, which lies in the sample too unless the piece ends."""
-    tokens = memory.empty(spans.num_tokens, np.int64)
-    labels = memory.empty(spans.num_tokens, np.int64)
     for start in range(0, spans.num_tokens, BLOCK_TOKENS):  # labels find the values in the processor's cache
         stop = start + BLOCK_TOKENS
         tokens[start:stop] = values[start:stop]
@@ -190,35 +196,28 @@ def _tokens_and_labels(
     labels[spans.stop - 1] = np.where(pieces.ends_document, 0, successors)
     tokens[spans.padding] = 0
     labels[spans.padding] = 0
-    return tokens, labels
 
 
-def _loss_mask(pieces: ReplicaPieces, spans: _Spans, memory: StepMemory) -> NDArray[np.float32]:
+def _fill_loss_mask(pieces: ReplicaPieces, spans: _Spans, mask: NDArray[np.float32]) -> None:
     """[N] 1 at each token that has a successor in its document."""
-    mask = memory.empty(spans.num_tokens, np.float32)
     mask[:] = 1
     mask[spans.stop[pieces.ends_document] - 1] = 0
     mask[spans.padding] = 0
-    return mask
 
 
-def _position_ids(spans: _Spans, length: int, packing: Packing, memory: StepMemory) -> Int64Array:
+def _fill_position_ids(spans: _Spans, length: int, packing: Packing, positions: Int64Array) -> None:
     """[N] counted from 0 in each piece or sample."""
-    positions = memory.empty(spans.num_tokens, np.int64)
     if packing.boundaries == "document":
         fill_ramps(spans.start, np.zeros_like(spans.start), slope=1, out=positions)
     else:
         positions.reshape(-1, length)[:] = np.arange(length)
     positions[spans.padding] = 0
-    return positions
 
 
-def _source_index(pieces: ReplicaPieces, spans: _Spans, memory: StepMemory) -> NDArray[np.int32]:
+def _fill_source_index(pieces: ReplicaPieces, spans: _Spans, index: NDArray[np.int32]) -> None:
     """[N] the source of each token."""
-    index = memory.empty(spans.num_tokens, np.int32)
     fill_ramps(spans.start, pieces.source, slope=0, out=index)
     index[spans.padding] = -1
-    return index
 
 
 def _boundaries(pieces: ReplicaPieces, length: int, packing: Packing) -> Boundaries:

@@ -29,10 +29,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-SEQUENCE_FIELDS = ("tokens", "labels", "loss_mask", "position_ids", "source_index")
-"""Fields with a value per token; a rank gets those its stage needs, cut to its CP slice."""
-BOUNDARY_FIELDS = ("cu_seqlens", "cu_seqlens_padded", "cu_seqlens_stop", "max_seqlen")
-"""Fields that every rank gets whole."""
+from torchmix.constructor.arrays import BOUNDARY_FIELDS, SEQUENCE_FIELDS, StepArrays
 
 
 class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
@@ -152,6 +149,16 @@ class StepTensors:
             if tensor is not None:
                 tensors[name] = tensor
         return tensors
+
+    @classmethod
+    def from_arrays(cls, arrays: StepArrays) -> StepTensors:
+        """A whole replica's step. Shares memory."""
+        return cls(
+            step=arrays.step,
+            num_tokens_global=arrays.num_tokens_global,
+            header=arrays.header,
+            **{name: torch.from_numpy(array) for name, array in arrays.fields.items()},
+        )
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor], *, header: bytes = b"") -> StepTensors:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
+ALIGN_BYTES = 64
 KEPT_ARRAYS = 64
 """Most arrays of one size that wait for use; what comes back beyond that is freed."""
 RECENT_CALLS = 1 << 10
@@ -39,10 +42,42 @@ class _Lease:
         self.__array_interface__ = memory.__array_interface__
 
 
+def lend(
+    memory: NDArray[np.uint8],
+    count: int,
+    dtype: type[Scalar] | np.dtype[Scalar],
+    *,
+    give_back: Callable[[NDArray[np.uint8]], object],
+) -> NDArray[Scalar]:
+    """A writable one-dimensional array over the beginning of some memory.
+
+    Args:
+        memory: Large enough, and aligned for its values.
+        count: Values of the array.
+        dtype: Any fixed-size dtype.
+        give_back: Called with the memory, from whichever thread, once nobody refers to the array any more.
+    """
+    lease = _Lease(memory)
+    # The callback holds the memory, hence it outlives its views; at exit there is nothing left to reuse it.
+    weakref.finalize(lease, give_back, memory).atexit = False
+    lent: NDArray[Any] = np.asarray(lease)[: count * np.dtype(dtype).itemsize].view(dtype)
+    return lent
+
+
+def _of_this_process(num_bytes: int) -> NDArray[np.uint8]:
+    return np.empty(num_bytes, np.uint8)
+
+
 class StepMemory:
     """Lends arrays and takes their memory back by itself. One per stream of steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int], NDArray[np.uint8]] = _of_this_process) -> None:
+        """No memory yet.
+
+        Args:
+            allocate: Makes memory of so many bytes, aligned for any value.
+        """
+        self._allocate = allocate
         # Appends and pops of a deque are atomic, so a give-back may interrupt `empty` in its own thread, too.
         self._free_of_size: dict[int, deque[NDArray[np.uint8]]] = {}
         self._asked: dict[int, int] = {}
@@ -66,12 +101,23 @@ class StepMemory:
         try:
             memory = free.pop()
         except IndexError:
-            memory = np.empty(num_bytes, np.uint8)
-        lease = _Lease(memory)
-        # The callback holds the memory, hence it outlives its views; at exit there is nothing left to reuse it.
-        weakref.finalize(lease, free.append, memory).atexit = False
-        lent: NDArray[Any] = np.asarray(lease)[: count * np.dtype(dtype).itemsize].view(dtype)
-        return lent
+            memory = self._allocate(num_bytes)
+        return lend(memory, count, dtype, give_back=free.append)
+
+    def empty_together(self, count: int, dtypes: Sequence[type[np.generic]]) -> list[NDArray[Any]]:
+        """Arrays of `count` arbitrary values each, in one piece of memory that comes back when all of them are gone.
+
+        Args:
+            count: Values of each array.
+            dtypes: Their types; each begins at a multiple of 64 bytes from the beginning.
+        """
+        num_bytes = [count * np.dtype(dtype).itemsize for dtype in dtypes]
+        starts = [0, *accumulate(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in num_bytes)]
+        block = self.empty(starts[-1], np.uint8)
+        return [
+            block[start : start + size].view(dtype)
+            for start, size, dtype in zip(starts[:-1], num_bytes, dtypes, strict=True)
+        ]
 
     def _let_go(self) -> None:
         """Forget sizes of steps long ago; what is still lent of them is freed when it comes back."""

@@ -1,15 +1,14 @@
 """The feed: in a thread of its own, all that happens to a step before the trainer asks for it.
 
-In: on a leader, torch's loader over the stream, in this process or in a worker; on a peer, what its leader sends. Out:
-steps of this rank's role, pinned where CUDA is present. Must hold: closing it, in the thread that ran it, ends the
-exchange, the worker and the stream, in this order; it does not hold the loader, so that a loader that nobody holds any
-more can go. Cost: pinning copies a step once.
+In: torch's loader over the stream, which on a leader makes steps here or in a worker, and on a peer gives what its
+leader sends. Out: steps of this rank's role, pinned where CUDA is present. Must hold: closing it, in the thread that
+ran it, ends the exchange and then the stream with its worker; it does not hold the loader, so that a loader that nobody
+holds any more can go. Cost: pinning copies a step once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
 
 import torch
 
@@ -19,11 +18,10 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.serve import ReceivedSteps, serve_steps
 from torchmix.stateful.stream import StepStream
-from torchmix.stateful.worker import steps_of_torch
 
 
 def feed_of_rank(
-    start: Callable[[], Any],
+    start: Callable[[], Iterator[StepTensors]],
     stream: StepStream | ReceivedSteps,
     *,
     fan_out: FanOut | None,
@@ -38,25 +36,22 @@ def feed_of_rank(
         fan_out: The exchange with the other ranks; None in a job of one.
         tree: The job's place tree, seen from this rank.
         recipe: The checked recipe.
-
-    Raises:
-        WorkerLost: The worker process has ended by itself.
     """
-    whole = steps_of_torch(start)
+    whole = start()
     del start  # it holds the loader
     is_leader = isinstance(stream, StepStream)
-    steps = serve_steps(whole, fan_out=fan_out, tree=tree, recipe=recipe) if is_leader else whole
+    served = serve_steps(whole, fan_out=fan_out, tree=tree, recipe=recipe) if is_leader else None
     pin = torch.cuda.is_available()
     try:
-        for step in steps:
+        for step in whole if served is None else served:
             yield _pinned(step) if pin else step
     except GeneratorExit:
         if isinstance(stream, ReceivedSteps):
             stream.hear_out()
         raise
     finally:
-        steps.close()  # ends the exchange
-        whole.close()
+        if served is not None:
+            served.close()  # ends the exchange
         if isinstance(stream, StepStream):
             stream.close()
 

@@ -5,7 +5,8 @@ order, for ever or until `max_steps`. Must hold: `state_dict()` is that of the l
 been prepared ahead, and equal on all ranks; a second `iter()` continues; loading a state first stops what is running.
 Cost: one queue operation per step on the training thread.
 
-It subclasses torchdata's loader and runs the stream through it, in a worker process or in a thread of this one. Four
+It subclasses torchdata's loader and runs the stream through it, in a thread of this process; the stream may make its
+steps in another. Four
 habits of the stock class are not taken over, because they lose or repeat data: its state is of 0 or of 1 workers and
 not of both, a second `iter()` starts over, a live iterator survives `load_state_dict`, and its state runs ahead of a
 thread that prefetches.
@@ -17,12 +18,10 @@ thread that prefetches.
 from __future__ import annotations
 
 import atexit
-import functools
-import threading
 import time
 import warnings
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -46,9 +45,9 @@ from torchmix.stateful.feed import feed_of_rank
 from torchmix.stateful.header import StepHeader, check_arrival, decode_header, stats_of
 from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.state import LoaderState, check_layout, decode_state, encode_state, start_state, step_start
+from torchmix.stateful.stop_signal import StopSignal
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.stateful.waiting import PATIENCE_S, await_end, await_item
-from torchmix.stateful.worker import WorkerContext, ignore_signals
 
 
 class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata ships no types
@@ -61,10 +60,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         recipe: Recipe,
         tree: ClientPlaceTree,
         micro_batch_size: int,
-        workers: int = 1,
         look_ahead: int = 2,
         start_step: int = 0,
-        worker_ignores: Collection[int] = (),
         fan_out: FanOut | None = None,
         liveness: Liveness | None = None,
     ) -> None:
@@ -75,24 +72,17 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             recipe: The checked recipe.
             tree: The job's place tree, seen from this rank.
             micro_batch_size: Samples of a microbatch.
-            workers: 1 to plan and read in a process of its own, 0 to do it in threads of this one.
-                A peer has none.
             look_ahead: Finished steps that may wait, 1 or more.
             start_step: The step to begin at, if no state is loaded.
-            worker_ignores: Signals that do not end the worker process.
             fan_out: The exchange with the other ranks; None in a job of one.
             liveness: Who tells of lost ranks; closed with the loader.
         """
-        workers = workers if isinstance(stream, StepStream) else 0
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's call, nobody's fault
             super().__init__(
                 stream,
                 batch_size=None,
-                num_workers=workers,
-                prefetch_factor=look_ahead if workers else None,
-                multiprocessing_context=WorkerContext(ignored_signals=worker_ignores) if workers else None,
-                worker_init_fn=functools.partial(ignore_signals, worker_ignores) if worker_ignores else None,
+                num_workers=0,  # the stream has its own: torch's would load torch, and copy each step
                 collate_fn=_as_it_is,
                 snapshot_every_n_steps=1,
                 generator=torch.Generator(),  # its own: the trainer's random numbers stay what they are
@@ -266,7 +256,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             return
         stream = self.dataset
         assert isinstance(stream, StepStream | ReceivedSteps)
-        stop: Any = WorkerContext().Event() if self.num_workers else threading.Event()
+        stop = StopSignal()
         if isinstance(stream, StepStream):
             stream.load_state_dict(self.state_dict())
             stream.stop_when(stop)

@@ -39,7 +39,9 @@ from torchmix.recipe.structs import Recipe
 from torchmix.sources.scan import ensure_catalog
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.serve import ReceivedSteps
-from torchmix.stateful.stream import StepStream, StreamSettings
+from torchmix.stateful.steps import StreamSettings
+from torchmix.stateful.stream import StepStream
+from torchmix.stateful.worker.client import WorkerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +143,8 @@ def build_loader(
                 one_pass=one_pass,
                 catalog=catalog.fingerprint,
             )
-            stream = StepStream(settings, catalog=None if workers else catalog)
+            worker = WorkerOptions(look_ahead=look_ahead, ignored_signals=tuple(worker_ignores)) if workers else None
+            stream = StepStream(settings, catalog=None if workers else catalog, worker=worker)
         else:
             assert fan_out is not None
             stream = ReceivedSteps(fan_out)
@@ -150,10 +153,8 @@ def build_loader(
             recipe=recipe,
             tree=tree,
             micro_batch_size=micro_batch_size,
-            workers=workers,
             look_ahead=look_ahead,
             start_step=start_step,
-            worker_ignores=worker_ignores,
             fan_out=fan_out,
             liveness=liveness,
         )

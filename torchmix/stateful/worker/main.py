@@ -1,0 +1,96 @@
+"""The worker's side: what runs in the process.
+
+In: what a stream is made of, where it begins, and the channel to the leader. Out: a reply to each request. Must hold:
+it ends when the leader says so, goes or is killed, at the latest after the step at hand; what it fails with is the
+leader's to raise. Cost: that of planning, reading and building; arrays are built where the leader will find them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Collection
+from multiprocessing import parent_process
+
+from torchmix.constructor.memory import StepMemory
+from torchmix.stateful.steps import StreamSettings, replica_steps
+from torchmix.stateful.worker.channel import Channel
+from torchmix.stateful.worker.messages import EndReply, Request, decode_request, encode, failed_reply
+from torchmix.stateful.worker.process import ignore_signals
+from torchmix.stateful.worker.shared_arrays import SharedArrays
+
+_LOOK_S = 5.0
+"""Between two looks for the leader's process: a fork of it may hold its end of the channel."""
+
+
+def run_worker(settings: StreamSettings, state: bytes, end: socket.socket, ignored: Collection[int]) -> None:
+    """Make steps for the leader until it asks for no more.
+
+    Args:
+        settings: What the steps follow from.
+        state: Where to begin.
+        end: This process' end of the channel.
+        ignored: Signals that do not end this process.
+    """
+    ignore_signals(ignored)
+    channel = Channel(end)
+    requests, arrays = _Requests(channel), SharedArrays()
+    memory = StepMemory(arrays.allocate)
+    steps = replica_steps(settings, state, memory=memory, is_stopped=requests.have_ended)
+    try:
+        while (request := requests.next()) is not None:
+            arrays.release(request.released)
+            try:
+                step = next(steps, None)
+            except Exception as error:  # the edge of a process: carried to the leader
+                channel.send(encode(failed_reply(error)))
+                return
+            if step is None:
+                channel.send(encode(EndReply()))
+                return
+            reply, descriptors = arrays.pack(step)
+            channel.send(encode(reply), descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+    except EOFError:
+        pass  # the leader has gone
+    finally:
+        steps.close()
+
+
+class _Requests:
+    """What the leader asks for, and whether it still does."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._waiting: deque[Request] = deque()
+        self._ended = False
+        leader = parent_process()
+        assert leader is not None, "this is a child"
+        self._leader = leader.pid
+
+    def next(self) -> Request | None:
+        """The next request; None once the leader has gone."""
+        while not self._waiting and not self._ended:
+            self._receive(_LOOK_S)
+        return None if self._ended else self._waiting.popleft()
+
+    def have_ended(self) -> bool:
+        """Whether the leader has gone. Looks, and does not wait."""
+        while not self._ended and self._receive(0):
+            pass
+        return self._ended
+
+    def _receive(self, timeout_s: float) -> bool:
+        """Whether a request has come."""
+        try:
+            message, _ = self._channel.receive(timeout_s)
+        except TimeoutError:
+            self._ended = os.getppid() != self._leader
+            return False
+        except EOFError:
+            self._ended = True
+            return False
+        self._waiting.append(decode_request(message))
+        return True
