@@ -54,6 +54,7 @@ def test_an_interrupt_ends_the_process_and_its_worker(job: Path, tmp_path: Path,
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does
         assert child.wait(deadline_s=END_S) == -signal.SIGINT, child.report()
         assert "KeyboardInterrupt" in child.stderr()
+        assert child.stderr().count("Traceback (most recent call last)") == 1, "the worker says nothing of it"
         wait_until(lambda: not child.session, deadline_s=END_S, what="end of the worker")
 
 

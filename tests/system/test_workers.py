@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from tests.support.busy_threads import leave_busy_threads
 from tests.support.files import flip_byte
@@ -21,7 +22,9 @@ from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.worker.process import WorkerContext, ignore_signals
+from torchmix.stateful.steps import StreamSettings
+from torchmix.stateful.stream import StepStream
+from torchmix.stateful.worker.process import WorkerContext, WorkerProcess, ignore_signals
 
 pytestmark = pytest.mark.system
 STEPS = 5
@@ -164,9 +167,31 @@ def test_a_worker_ends_in_peace_whatever_its_threads_are_doing() -> None:
     assert process.exitcode == 0
 
 
-def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(job: Path) -> None:
+def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = []
+    monkeypatch.setattr(WorkerProcess, "kill", killed.append)
     loader = build_loader(job, topology=Topology(), workers=1, start_step=10**9)
     iter(loader)
     wait_until(lambda: len(multiprocessing.active_children()) == 1, deadline_s=30, what="the worker")
     loader.close()
     assert not multiprocessing.active_children()
+    assert not killed, "it ends by itself"
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's call
+def test_a_stream_runs_and_resumes_in_a_worker_of_torch(job: Path) -> None:
+    def loader() -> TorchdataLoader:
+        settings = StreamSettings(
+            recipe=load_recipe(job), directory=str(job.parent), replica=0, dp=1, micro_batch_size=1, max_steps=None
+        )
+        return TorchdataLoader(StepStream(settings), batch_size=None, num_workers=1, multiprocessing_context="spawn")
+
+    here = run_job(job, Topology(), steps=5)[0]
+    first = loader()
+    found = [step.microbatches() for step in islice(first, 2)]
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    found += [step.microbatches() for step in islice(second, 3)]
+    assert same_microbatches([microbatch for step in found for microbatch in step], here.microbatches)
