@@ -131,6 +131,8 @@ def test_stats_tell_of_the_step_in_hand(job: Path) -> None:
     assert stats["fill"] == sum(tokens.values()) / (8 * 64)
     assert 1 <= stats["balance_ratio"] <= stats["hash_order_ratio"]
     assert stats["decode_amplification"] >= 1
+    assert 0 < stats["read_s"] < 60, "of the step"
+    assert stats["total_read_s"] > 0 and stats["total_decode_s"] > 0
 
 
 def test_all_ranks_hold_equal_states_and_figures(job: Path) -> None:

@@ -251,7 +251,7 @@ class Reader:
             pages_decoded: ahead of need or not.
             cache_hits, cache_misses: pages of a call that were kept, and that had to be decoded.
             cache_bytes, cache_pages, files_open: now.
-            read_s, decode_s: seconds.
+            total_read_s, total_decode_s: seconds, of files that are not mapped.
         """
         active = [source for source in self._sources if source.pages_decoded]  # none of those that are mapped
         bytes_decoded = self._bytes_mapped + sum(source.bytes_decoded for source in active)
@@ -266,8 +266,8 @@ class Reader:
             "cache_bytes": self._cache.num_bytes,
             "cache_pages": len(self._cache),
             "files_open": len(self._descriptors),
-            "read_s": sum(source.read_s for source in active),
-            "decode_s": sum(source.decode_s for source in active),
+            "total_read_s": sum(source.read_s for source in active),
+            "total_decode_s": sum(source.decode_s for source in active),
         }
 
     def close(self) -> None:

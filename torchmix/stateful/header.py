@@ -121,7 +121,7 @@ def stats_of(header: StepHeader) -> dict[str, object]:
     """The report as a flat dict, for `StatefulDataLoader.stats`."""
     report = header.report
     delivered = sum(report.tokens_of_source)
-    return {
+    figures: dict[str, object] = {
         "step": header.step,
         "tokens_of_source": dict(zip(header.sources, report.tokens_of_source, strict=True)),
         "fill": delivered / report.capacity_tokens,
@@ -130,5 +130,6 @@ def stats_of(header: StepHeader) -> dict[str, object]:
         "plan_s": report.plan_s,
         "read_s": report.read_s,
         "build_s": report.build_s,
-        **report.reading,
     }
+    assert not figures.keys() & report.reading.keys(), "figures of the step are not those since the start"
+    return {**figures, **report.reading}
