@@ -4,6 +4,7 @@ It takes some steps, prints `ready`, and then does what HOW says:
 
     leave     ends without closing
     raise     fails outside of a `with`
+    suspend   ends while a generator, which nothing but its module holds, is inside of a `with`
     train     trains on inside a `with`, until a signal comes
     lose      kills its worker and trains on
     fork      forks a child that does nothing for long, prints its process id, and trains on
@@ -17,16 +18,27 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from itertools import islice
 
 import torchmix
+
+held: list[Iterator[torchmix.Microbatch]] = []
+
+
+def microbatches(loader: torchmix.StatefulDataLoader) -> Iterator[torchmix.Microbatch]:
+    with loader:
+        yield from loader
 
 
 def main(recipe: str, workers: int, how: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that a shell runs in its background ignore it
     loader = torchmix.build_loader(recipe, topology=torchmix.Topology.single(), workers=workers)
-    for _ in islice(loader, 20):
+    source = microbatches(loader) if how == "suspend" else loader
+    for _ in islice(source, 20):
         pass
+    if how == "suspend":
+        held.append(source)
     if how == "lose":
         (worker,) = multiprocessing.active_children()
         os.kill(worker.pid or 0, signal.SIGKILL)
@@ -39,7 +51,7 @@ def main(recipe: str, workers: int, how: str) -> None:
     print("ready", flush=True)
     if how == "raise":
         raise ValueError("a mistake in the training script")
-    if how == "leave":
+    if how in ("leave", "suspend"):
         return
     with loader:
         for _ in loader:

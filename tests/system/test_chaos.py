@@ -46,6 +46,13 @@ def test_a_script_that_does_not_close_ends_with_its_own_exit_code(
         assert "terminate called" not in child.stderr()
 
 
+def test_a_generator_that_is_left_inside_of_a_with_does_not_trouble_the_end(job: Path, tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        child = start_alone(processes, job, 0, "suspend", is_fork=False)
+        assert child.wait(deadline_s=START_S) == 0, child.report()
+        assert child.stderr() == ""
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_interrupt_ends_the_process_and_its_worker(job: Path, tmp_path: Path, workers: int) -> None:
     with Processes(tmp_path) as processes:

@@ -18,6 +18,7 @@ thread that prefetches.
 from __future__ import annotations
 
 import atexit
+import sys
 import time
 import warnings
 import weakref
@@ -182,7 +183,9 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def close(self) -> None:
         """Stop threads, the worker process and the exchange. All ranks of a job close; closing twice is fine."""
-        if self._closed:
+        # A generator that is left suspended in a `with` ends when the interpreter does: threads are gone by then, and
+        # names of modules may be None.
+        if self._closed or sys is None or sys.is_finalizing():
             return
         self._closed = True
         self._step = None
