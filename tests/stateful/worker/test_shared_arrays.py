@@ -51,10 +51,16 @@ class Pair:
         return found
 
 
-@pytest.fixture(params=["memfd", "file"])
+def forbidden(name: str) -> int:
+    raise PermissionError(name)
+
+
+@pytest.fixture(params=["memory", "no memory", "forbidden memory"])
 def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    if request.param == "file":  # as where the system has no memory without a name
+    if request.param == "no memory":  # as where the system has none without a name
         monkeypatch.delattr(os, "memfd_create", raising=False)
+    elif request.param == "forbidden memory":  # as in some containers
+        monkeypatch.setattr(os, "memfd_create", forbidden, raising=False)
     elif not hasattr(os, "memfd_create"):
         pytest.skip("this system has files alone")
     return Pair()
@@ -107,7 +113,7 @@ def test_memory_of_other_sizes_is_let_go_on_both_sides(pair: Pair) -> None:
     assert all((array == 5001).all() for array in last.fields.values())
     dropped = [number for reply in pair.replies for number in reply.dropped]
     assert dropped == [0]
-    assert not set(dropped) & set(pair.leader._memory_of_segment)
+    assert not set(dropped) & set(pair.leader._memory_of_arena)
 
 
 def test_neither_side_keeps_a_name_or_more_descriptors_than_steps(

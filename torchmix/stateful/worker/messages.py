@@ -19,24 +19,24 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One more step, please."""
 
     released: list[int]
-    """Segments that nobody at the leader refers to any more."""
+    """Arenas that nobody at the leader refers to any more."""
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that the worker shares from now on; its descriptor comes with the message."""
+class Arena(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory for the arrays of one step at a time, shared from now on; its descriptor comes with the message."""
 
     number: int
     num_bytes: int
 
 
 class SharedArray(msgspec.Struct, frozen=True, kw_only=True):
-    """An array in a segment."""
+    """An array in an arena."""
 
     name: str
     dtype: str
     """As numpy's `dtype.str`."""
     shape: tuple[int, ...]
-    segment: int
+    arena: int
     start_bytes: int
 
 
@@ -58,10 +58,10 @@ class StepReply(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     header: bytes
     shared: list[SharedArray]
     inline: list[InlineArray]
-    new: list[Segment]
+    new: list[Arena]
     """Not known to the leader before; as many descriptors come along, in this order."""
     dropped: list[int]
-    """Segments that will not be used again."""
+    """Arenas that will not be used again."""
 
 
 class EndReply(msgspec.Struct, frozen=True, kw_only=True, tag="end"):

@@ -1,4 +1,4 @@
-"""Where the arrays of steps lie: memory that leader and worker have both mapped.
+"""Where the arrays of steps lie: arenas, memory that leader and worker have both mapped.
 
 In, at the worker: arrays that were built in memory of `SharedArrays.allocate`. Out, at the leader: the same, without a
 copy. Must hold: memory is written to again only after the leader has said that nobody there refers to it, and nothing
@@ -25,19 +25,19 @@ from numpy.typing import NDArray
 
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import lend
-from torchmix.stateful.worker.messages import InlineArray, Segment, SharedArray, StepReply
+from torchmix.stateful.worker.messages import Arena, InlineArray, SharedArray, StepReply
 
 
 class SharedArrays:
     """The worker's side."""
 
     def __init__(self) -> None:
-        self._segments: dict[int, tuple[int, int]] = {}
+        self._arenas: dict[int, tuple[int, int]] = {}
         """By number, the addresses at which it starts and stops."""
-        self._num_segments = 0
+        self._num_arenas = 0
         self._held: dict[int, NDArray[Any]] = {}
-        """By segment, an array in it that the leader has."""
-        self._new: list[tuple[Segment, int]] = []
+        """By arena, an array in it that the leader has."""
+        self._new: list[tuple[Arena, int]] = []
         """Not told of yet, with their descriptors."""
         self._dropped: deque[int] = deque()
 
@@ -50,11 +50,11 @@ class SharedArrays:
         descriptor = _nameless_file()
         os.ftruncate(descriptor, num_bytes)
         memory = np.frombuffer(mmap.mmap(descriptor, num_bytes), np.uint8)
-        number, self._num_segments = self._num_segments, self._num_segments + 1
+        number, self._num_arenas = self._num_arenas, self._num_arenas + 1
         address = _address(memory)
-        self._segments[number] = address, address + num_bytes
-        self._new.append((Segment(number=number, num_bytes=num_bytes), descriptor))
-        weakref.finalize(memory, _forget, number, self._segments, self._dropped).atexit = False
+        self._arenas[number] = address, address + num_bytes
+        self._new.append((Arena(number=number, num_bytes=num_bytes), descriptor))
+        weakref.finalize(memory, _forget, number, self._arenas, self._dropped).atexit = False
         return memory
 
     def pack(self, step: StepArrays) -> tuple[StepReply, list[int]]:
@@ -66,12 +66,12 @@ class SharedArrays:
         for name, array in step.fields.items():
             form = {"name": name, "dtype": array.dtype.str, "shape": array.shape}
             address = _address(array)
-            number = next((n for n, (start, stop) in list(self._segments.items()) if start <= address < stop), None)
+            number = next((n for n, (start, stop) in list(self._arenas.items()) if start <= address < stop), None)
             if number is None:
                 inline.append(InlineArray(**form, values=array.tobytes()))
             else:
-                start_bytes = address - self._segments[number][0]
-                shared.append(SharedArray(**form, segment=number, start_bytes=start_bytes))
+                start_bytes = address - self._arenas[number][0]
+                shared.append(SharedArray(**form, arena=number, start_bytes=start_bytes))
                 self._held[number] = array
         new, self._new = self._new, []
         reply = StepReply(
@@ -80,13 +80,13 @@ class SharedArrays:
             header=step.header,
             shared=shared,
             inline=inline,
-            new=[segment for segment, _ in new],
+            new=[arena for arena, _ in new],
             dropped=[self._dropped.popleft() for _ in range(len(self._dropped))],
         )
         return reply, [descriptor for _, descriptor in new]
 
     def release(self, numbers: Sequence[int]) -> None:
-        """The leader has no use for these segments any more."""
+        """The leader has no use for these arenas any more."""
         for number in numbers:
             del self._held[number]
 
@@ -95,7 +95,7 @@ class MappedArrays:
     """The leader's side."""
 
     def __init__(self) -> None:
-        self._memory_of_segment: dict[int, NDArray[np.uint8]] = {}
+        self._memory_of_arena: dict[int, NDArray[np.uint8]] = {}
         # Appends and pops of a deque are atomic: the last view of an array may go in any thread.
         self._released: deque[int] = deque()
 
@@ -106,22 +106,22 @@ class MappedArrays:
             reply: From `pack`.
             descriptors: That came with it; closed here.
         """
-        for segment, descriptor in zip(reply.new, descriptors, strict=True):
-            memory = np.frombuffer(mmap.mmap(descriptor, segment.num_bytes), np.uint8)
+        for arena, descriptor in zip(reply.new, descriptors, strict=True):
+            memory = np.frombuffer(mmap.mmap(descriptor, arena.num_bytes), np.uint8)
             os.close(descriptor)
-            self._memory_of_segment[segment.number] = memory
+            self._memory_of_arena[arena.number] = memory
         for number in reply.dropped:
-            del self._memory_of_segment[number]
+            del self._memory_of_arena[number]
         fields: dict[str, NDArray[Any]] = {}
         lent: dict[int, NDArray[np.uint8]] = {}
         for entry in reply.shared:
-            if entry.segment not in lent:
-                memory = self._memory_of_segment[entry.segment]
-                give_back = functools.partial(_note, self._released, entry.segment)
-                lent[entry.segment] = lend(memory, len(memory), np.uint8, give_back=give_back)
+            if entry.arena not in lent:
+                memory = self._memory_of_arena[entry.arena]
+                give_back = functools.partial(_note, self._released, entry.arena)
+                lent[entry.arena] = lend(memory, len(memory), np.uint8, give_back=give_back)
             dtype = np.dtype(entry.dtype)
             stop_bytes = entry.start_bytes + math.prod(entry.shape) * dtype.itemsize
-            values = lent[entry.segment][entry.start_bytes : stop_bytes].view(dtype)
+            values = lent[entry.arena][entry.start_bytes : stop_bytes].view(dtype)
             fields[entry.name] = values.reshape(entry.shape)
         for small in reply.inline:
             # Writable, as all that the trainer gets.
@@ -131,12 +131,12 @@ class MappedArrays:
         )
 
     def take_released(self) -> list[int]:
-        """Segments to which nobody refers any more, each once."""
+        """Arenas to which nobody refers any more, each once."""
         return [self._released.popleft() for _ in range(len(self._released))]
 
 
-def _forget(number: int, segments: dict[int, tuple[int, int]], dropped: deque[int]) -> None:
-    del segments[number]
+def _forget(number: int, arenas: dict[int, tuple[int, int]], dropped: deque[int]) -> None:
+    del arenas[number]
     dropped.append(number)
 
 
@@ -149,7 +149,9 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
+    """A descriptor of memory on Linux, elsewhere of a file that was removed already."""
+    try:
         return os.memfd_create("torchmix")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+    except (AttributeError, OSError):  # not this system, or it is forbidden here
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
