@@ -9,7 +9,6 @@ import threading
 import types
 from collections.abc import Iterator
 from itertools import islice
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.loader import StatefulDataLoader, _abandon
 from torchmix.stateful.open import build_loader
 from torchmix.stateful.waiting import PATIENCE_S
+from torchmix.stateful.worker import process
 from torchmix.stateful.worker.process import WorkerProcess
 
 
@@ -179,7 +179,7 @@ def test_starting_workers_at_once_hides_the_main_script_from_each_and_leaves_it_
         WorkerProcess._Popen(None)
         first_is_out.set()
 
-    monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(start))
+    monkeypatch.setattr(process, "WorkerPopen", start)
     run_ranks([0, 1], program)
     assert len(seen) == 2
     assert all(isinstance(module, types.ModuleType) and module is not main for module in seen)

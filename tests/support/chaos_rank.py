@@ -7,6 +7,7 @@ prints `step S digest D` after each step, `end` when the data ends, and does wha
     no-recipe     rank 1 finds no recipe
     dies-early    rank 1 is killed while the groups are made
     bad-step      rank 1 leads, and cannot read step 3
+    forks         every rank forks a child after two steps, which ends inside of the `with` as a script does
     two-loaders   all train with one loader and validate with another; the default group is bound to a device
 """
 
@@ -53,7 +54,8 @@ def train(loader: torchmix.StatefulDataLoader, steps: int) -> None:
 def main(recipe: str, chaos: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(minutes=30))
     rank, options = dist.get_rank(), {"workers": 0}
-    topology = torchmix.Topology.from_torchrun(pp=3 if chaos == "two-loaders" else 1)
+    sizes = {"two-loaders": {"pp": 3}, "forks": {"tp": 2}}
+    topology = torchmix.Topology.from_torchrun(**sizes.get(chaos, {}))
     if rank == 1 and chaos == "other-sizes":
         options["micro_batch_size"] = 2
     if rank == 1 and chaos == "no-recipe":
@@ -74,6 +76,11 @@ def main(recipe: str, chaos: str) -> None:
                     train(valid, 2)
                     valid.load_state_dict(start)
         else:
+            if chaos == "forks":
+                train(loader, 2)
+                if not (child := os.fork()):
+                    sys.exit(0)
+                assert os.waitpid(child, 0)[1] == 0
             train(loader, 40)
     print("done", flush=True)
     dist.destroy_process_group()

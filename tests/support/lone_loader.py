@@ -8,6 +8,7 @@ It takes some steps, prints `ready`, and then does what HOW says:
     train     trains on inside a `with`, until a signal comes
     lose      kills its worker and trains on
     fork      forks a child that does nothing for long, prints its process id, and trains on
+    fork-exit forks a child that ends inside of a `with`, as a script does, and then trains to its own end
 """
 
 from __future__ import annotations
@@ -54,6 +55,13 @@ def main(recipe: str, workers: int, how: str) -> None:
     if how in ("leave", "suspend"):
         return
     with loader:
+        if how == "fork-exit":
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            if not (fork := os.fork()):
+                sys.exit(0)
+            assert os.waitpid(fork, 0)[1] == 0
+            assert sum(1 for _ in islice(loader, 400)) == 400
+            return
         for _ in loader:
             time.sleep(0.01)  # a training step
 

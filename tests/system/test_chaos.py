@@ -54,6 +54,16 @@ def test_a_generator_that_is_left_inside_of_a_with_does_not_trouble_the_end(job:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+def test_a_fork_that_ends_as_a_script_does_leaves_its_parents_loader_alone(
+    job: Path, tmp_path: Path, workers: int
+) -> None:
+    with Processes(tmp_path) as processes:
+        child = start_alone(processes, job, workers, "fork-exit", is_fork=False)
+        assert child.wait(deadline_s=START_S) == 0, child.report()
+        assert child.stderr() == ""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 def test_an_interrupt_ends_the_process_and_its_worker(job: Path, tmp_path: Path, workers: int) -> None:
     with Processes(tmp_path) as processes:
         child = start_alone(processes, job, workers, "train")
@@ -131,6 +141,16 @@ def test_a_leader_that_cannot_read_a_step_is_named_after_the_steps_before_it(job
         ranks = start_ranks(processes, job, "bad-step", world_size=2)
         assert_both_end_and_name(ranks, "CorruptPage: page 7 does not decode")
         assert [len(re.findall("^step ", rank.stdout(), re.M)) for rank in ranks] == [3, 3]
+
+
+def test_forks_of_ranks_that_end_leave_the_job_alone(job: Path, tmp_path: Path) -> None:
+    digests = run_job(job, Topology(), steps=40, keep=False)[0].digests
+    with Processes(tmp_path) as processes:
+        ranks = start_ranks(processes, job, "forks", world_size=2)
+        for rank in ranks:
+            assert rank.wait(deadline_s=START_S) == 0, processes.report()
+            assert re.findall(r"digest (\w+)", rank.stdout()) == digests, rank.report()
+            assert rank.stdout().endswith("done\n")
 
 
 def test_two_loaders_share_a_job_whose_default_group_is_bound_to_a_device(job: Path, tmp_path: Path) -> None:

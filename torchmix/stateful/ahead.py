@@ -7,6 +7,7 @@ runs in the thread that ran its body; nothing is lost that `close()` did not dis
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ class Ahead(Generic[Item]):
         self._ended = False
         self._closed = False
         self._changed = threading.Condition()
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -66,7 +68,12 @@ class Ahead(Generic[Item]):
             raise StopIteration
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Discard what waits and end the thread; whether it has ended within `timeout_s`."""
+        """Discard what waits and end the thread; whether it has ended within `timeout_s`.
+
+        In a fork of the process nothing happens: the thread is not there, and what it works with is not the fork's.
+        """
+        if os.getpid() != self._process:
+            return True
         self._on_close()
         with self._changed:
             self._closed = True

@@ -18,6 +18,7 @@ thread that prefetches.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
 import warnings
@@ -103,6 +104,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._feed: Ahead[StepTensors] | None = None
         self._ended = False
         self._closed = False
+        self._process = os.getpid()
         self._wait_s = self._total_wait_s = 0.0
 
     def __iter__(self) -> Iterator[Microbatch]:
@@ -184,8 +186,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
     def close(self) -> None:
         """Stop threads, the worker process and the exchange. All ranks of a job close; closing twice is fine."""
         # A generator that is left suspended in a `with` ends when the interpreter does: threads are gone by then, and
-        # names of modules may be None.
-        if self._closed or sys is None or sys.is_finalizing():
+        # names of modules may be None. A fork of the process, which may end in its own way, has no part in the job.
+        if self._closed or sys is None or sys.is_finalizing() or os.getpid() != self._process:
             return
         self._closed = True
         self._step = None
@@ -211,7 +213,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         is_calm = (
             error is None or isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
         )
-        if is_calm or self._liveness is None:
+        if is_calm or self._liveness is None or os.getpid() != self._process:
             self.close()
             return
         # The other ranks do not close now: waiting for them here would only hide the error.

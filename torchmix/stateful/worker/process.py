@@ -16,9 +16,28 @@ import types
 from collections.abc import Collection
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.popen_spawn_posix import Popen
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 _main_hidden = threading.Lock()
+
+
+class WorkerPopen(Popen):
+    """A running process that is ended by the process that started it, and by no fork of that.
+
+    When a process ends, multiprocessing terminates its daemonic children, also where it is a fork that has inherited
+    the list of them.
+    """
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._owner = os.getpid()
+        super().__init__(process)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        if os.getpid() == self._owner:
+            super().terminate()
 
 
 class WorkerProcess(SpawnProcess):
@@ -26,6 +45,11 @@ class WorkerProcess(SpawnProcess):
 
     ignored_signals: tuple[int, ...] = ()
     """Signals that are blocked in it from its birth on, until it calls `ignore_signals`."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end; in a fork of its parent, of which multiprocessing asks that, too, do nothing."""
+        if self._parent_pid == os.getpid():  # type: ignore[attr-defined]
+            super().join(timeout)
 
     def _bootstrap(self, parent_sentinel: int | None = None) -> int:
         # As a fork ends, without the interpreter's teardown: that aborts the process where a thread that nobody waits
@@ -44,7 +68,7 @@ class WorkerProcess(SpawnProcess):
             sys.modules["__main__"] = types.ModuleType("__main__")
             before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
             try:
-                return SpawnProcess._Popen(process_obj)
+                return WorkerPopen(process_obj)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 sys.modules["__main__"] = main
