@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
-import sys
 import threading
-import types
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,17 +13,12 @@ import pytest
 
 from tests.support.loaders import FIELDS, Rank, run_job, same_microbatches, take, write_job
 from tests.support.processes import wait_until
-from tests.support.worlds import run_ranks
 from torchmix.errors import CorruptPage, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner
 from torchmix.stateful import steps
-from torchmix.stateful.ahead import Ahead
-from torchmix.stateful.loader import StatefulDataLoader, _abandon
+from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.waiting import PATIENCE_S
-from torchmix.stateful.worker import process
-from torchmix.stateful.worker.process import WorkerProcess
 
 
 @pytest.fixture(scope="module")
@@ -159,51 +150,3 @@ def test_planning_runs_off_the_training_thread_and_ahead_of_what_is_consumed(
             assert planned[ahead].wait(30), f"step {ahead} is planned while step {microbatch.step} is consumed"
         assert not planned[4].is_set()
     assert threads == {"torchmix-feed"}
-
-
-def test_starting_workers_at_once_hides_the_main_script_from_each_and_leaves_it_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    main, seen = sys.modules["__main__"], []
-    second_is_in, first_is_out = threading.Event(), threading.Event()
-
-    def start(_: object) -> None:
-        seen.append(sys.modules["__main__"])
-        if len(seen) == 1:
-            second_is_in.wait(0.2)  # it cannot come, and both would restore what the other has hidden if it could
-        else:
-            second_is_in.set()
-            assert first_is_out.wait(30)
-
-    def program(_: int) -> None:
-        WorkerProcess._Popen(None)
-        first_is_out.set()
-
-    monkeypatch.setattr(process, "WorkerPopen", start)
-    run_ranks([0, 1], program)
-    assert len(seen) == 2
-    assert all(isinstance(module, types.ModuleType) and module is not main for module in seen)
-    assert sys.modules["__main__"] is main
-
-
-def test_the_feed_of_a_collected_loader_is_waited_for_at_the_interpreters_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script may end right after the function that held its loader, while the feed still ends its worker."""
-    registered: list[Any] = []
-    monkeypatch.setattr(atexit, "register", lambda *call: registered.append(call))
-    may_end = threading.Event()
-
-    def items() -> Iterator[Any]:
-        try:
-            yield None
-        finally:
-            may_end.wait(30)
-
-    feed: Ahead[Any] = Ahead(items(), depth=1, name="feed")
-    _abandon(feed, is_waited_for=False)
-    assert registered == []
-    _abandon(feed, is_waited_for=True)
-    assert registered == [(feed.close, PATIENCE_S)]
-    may_end.set()
-    assert feed.close(30)
-    _abandon(feed, is_waited_for=True)
-    assert len(registered) == 1, "what has ended is not waited for"

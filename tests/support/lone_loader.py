@@ -13,7 +13,6 @@ It takes some steps, prints `ready`, and then does what HOW says:
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 import torchmix
+from tests.support.processes import workers_of_this_process
 
 held: list[Iterator[torchmix.Microbatch]] = []
 
@@ -41,8 +41,8 @@ def main(recipe: str, workers: int, how: str) -> None:
     if how == "suspend":
         held.append(source)
     if how == "lose":
-        (worker,) = multiprocessing.active_children()
-        os.kill(worker.pid or 0, signal.SIGKILL)
+        (worker,) = workers_of_this_process()
+        os.kill(worker, signal.SIGKILL)
     if how == "fork":
         warnings.filterwarnings("ignore", category=DeprecationWarning)  # a fork of a process with threads: that is it
         if not (fork := os.fork()):

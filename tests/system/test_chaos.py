@@ -91,7 +91,7 @@ def test_the_worker_of_a_killed_process_ends_also_where_a_fork_of_it_lives_on(jo
         fork = int(child.stdout().split()[0])  # it holds its parent's end of the channel
 
         def worker_lives() -> bool:
-            return any("spawn_main" in line for line in child.session.values())
+            return any("worker.main" in line for line in child.session.values())
 
         assert worker_lives()
         child.send_signal(signal.SIGKILL)

@@ -76,7 +76,8 @@ def test_a_script_that_ends_in_the_middle_ends(tmp_path: Path, workers: int, how
 
 
 SIGNALLED = """
-import multiprocessing, os, signal, sys
+import os, signal, sys
+from tests.support.processes import workers_of_this_process
 from tests.support.fake_megatron import installed, default_args
 import torch.distributed as dist
 from torchmix import megatron_adapter as tmx
@@ -86,15 +87,15 @@ with installed(args, core=True):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     train, _, _ = tmx.provider()
     next(train)
-    (worker,) = multiprocessing.active_children()
-    os.kill(worker.pid, signal.SIGTERM)
+    (worker,) = workers_of_this_process()
+    os.kill(worker, signal.SIGTERM)
     for step in range(10):
         if step:
             next(train)
         for _ in range(args.global_batch_size - 1):
             next(train)
         args.consumed_train_samples += args.global_batch_size
-    print("worker", worker.is_alive())
+    print("worker", worker in workers_of_this_process())
 """
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import socket
+import subprocess
+import sys
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -12,10 +14,9 @@ import numpy as np
 import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
-from tests.support.busy_threads import leave_busy_threads
 from tests.support.files import flip_byte
 from tests.support.loaders import Rank, run_job, same_microbatches, write_job
-from tests.support.processes import wait_until
+from tests.support.processes import wait_until, workers_of_this_process
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import CorruptPage, SourceChanged
 from torchmix.parallel.topology import Topology
@@ -24,7 +25,7 @@ from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.stateful.steps import StreamSettings
 from torchmix.stateful.stream import StepStream
-from torchmix.stateful.worker.process import WorkerContext, WorkerProcess, ignore_signals
+from torchmix.stateful.worker.process import start_worker
 
 pytestmark = pytest.mark.system
 STEPS = 5
@@ -52,7 +53,7 @@ def digests(job: Path) -> list[str]:
 def test_workers_follow_the_same_order(job: Path, digests: list[str], topology: Topology, look_ahead: int) -> None:
     ranks = run_job(job, topology, steps=STEPS, workers=1, look_ahead=look_ahead, keep=False)
     assert [rank.digests for rank in ranks] == [digests] * topology.world_size
-    wait_until(lambda: not multiprocessing.active_children(), deadline_s=30, what="end of the workers")
+    wait_until(lambda: not workers_of_this_process(), deadline_s=30, what="end of the workers")
 
 
 def test_states_of_one_and_of_no_worker_load_into_each_other(job: Path) -> None:
@@ -91,8 +92,8 @@ def test_a_worker_does_not_load_torch_and_keeps_to_a_few_pieces_of_memory(job: P
     with build_loader(job, topology=Topology(), workers=1, look_ahead=2) as loader:
         for _ in islice(loader, 8 * 30):
             pass
-        (worker,) = multiprocessing.active_children()
-        maps = Path(f"/proc/{worker.pid}/maps").read_text()
+        (worker,) = workers_of_this_process()
+        maps = Path(f"/proc/{worker}/maps").read_text()
     assert "libarrow" in maps
     assert "libtorch" not in maps
     # Two wait in the worker, one is built, one is served, two wait in the feed, one is consumed, one more is held.
@@ -104,16 +105,16 @@ def test_all_that_a_worker_made_is_given_though_it_has_ended(job: Path) -> None:
         found = iter(loader)
         next(found)
         # It has made steps 6 and 7 while the loader holds 0 to 5, and nobody will hear the next request.
-        wait_until(lambda: not multiprocessing.active_children(), deadline_s=30, what="end of the worker")
+        wait_until(lambda: not workers_of_this_process(), deadline_s=30, what="end of the worker")
         assert sum(1 for _ in found) == 8 * 8 - 1
 
 
 def test_a_worker_that_hangs_is_ended_with_its_loader(job: Path) -> None:
     with build_loader(job, topology=Topology(), workers=1) as loader:
         next(iter(loader))
-        (pid,) = (worker.pid for worker in multiprocessing.active_children())
+        (pid,) = workers_of_this_process()
         os.kill(pid, signal.SIGSTOP)  # as one that waits for a disk which does not answer
-    assert not multiprocessing.active_children()
+    assert not workers_of_this_process()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -129,7 +130,7 @@ def test_a_damaged_page_is_named_by_the_loader(tmp_path: Path, workers: int) -> 
     ):
         for _ in islice(loader, 8 * 360):
             pass
-    wait_until(lambda: not multiprocessing.active_children(), deadline_s=30, what="end of the workers")
+    wait_until(lambda: not workers_of_this_process(), deadline_s=30, what="end of the workers")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -151,32 +152,38 @@ def test_a_file_that_was_replaced_after_indexing_is_named_by_the_loader(tmp_path
 def test_a_signal_that_a_worker_ignores_does_not_end_it_while_it_is_being_born(
     ignored: tuple[int, ...], exit_code: int
 ) -> None:
-    process = WorkerContext(ignored_signals=ignored).Process(target=ignore_signals, args=(ignored,))
-    process.start()
-    os.kill(process.pid, signal.SIGTERM)  # long before any Python runs in it
-    process.join(60)
-    assert process.exitcode == exit_code
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = start_worker(theirs, ignored_signals=ignored)
+        os.kill(process.pid, signal.SIGTERM)  # long before any Python runs in it
+    assert process.wait(60) == exit_code  # nobody is at the other end: nothing to do
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
 def test_a_worker_ends_in_peace_whatever_its_threads_are_doing() -> None:
     # As those of a tokenizer, or of pyarrow; at the interpreter's teardown they would abort the process.
-    process = WorkerContext().Process(target=leave_busy_threads, args=(8,))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        code = (
+            "from tests.support.busy_threads import leave_busy_threads; leave_busy_threads(8); "
+            f"from torchmix.stateful.worker.main import main; main({theirs.fileno()}, [])"
+        )
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = []
-    monkeypatch.setattr(WorkerProcess, "kill", killed.append)
+    monkeypatch.setattr(subprocess.Popen, "kill", killed.append)
     loader = build_loader(job, topology=Topology(), workers=1, start_step=10**9)
     iter(loader)
-    wait_until(lambda: len(multiprocessing.active_children()) == 1, deadline_s=30, what="the worker")
+    wait_until(lambda: len(workers_of_this_process()) == 1, deadline_s=30, what="the worker")
     loader.close()
-    assert not multiprocessing.active_children()
+    assert not workers_of_this_process()
     assert not killed, "it ends by itself"
 
 

@@ -26,8 +26,8 @@ def test_what_ended_a_worker_is_told_with_what_to_do(code: int, says: str) -> No
 class Ended:
     """A process that has ended, of which a fork of the leader still holds the channel."""
 
-    def is_alive(self) -> bool:
-        return False
+    def poll(self) -> int:
+        return 0
 
 
 def test_a_process_that_has_ended_is_noticed_also_if_its_channel_has_not(monkeypatch: pytest.MonkeyPatch) -> None:

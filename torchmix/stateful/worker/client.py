@@ -9,21 +9,21 @@ A worker that the kernel kills, most often for want of memory, becomes one error
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import subprocess
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 
 from torchmix.constructor.arrays import StepArrays
 from torchmix.errors import WorkerLost
 from torchmix.stateful.steps import StreamSettings
 from torchmix.stateful.stop_signal import StopSignal
 from torchmix.stateful.worker.channel import Channel
-from torchmix.stateful.worker.main import run_worker
-from torchmix.stateful.worker.messages import EndReply, FailedReply, Request, decode_reply, encode, error_of
-from torchmix.stateful.worker.process import WorkerContext
+from torchmix.stateful.worker.messages import EndReply, FailedReply, Request, Start, decode_reply, encode, error_of
+from torchmix.stateful.worker.process import start_worker
 from torchmix.stateful.worker.shared_arrays import MappedArrays
 
 _LOOK_S = 1.0
@@ -56,20 +56,23 @@ def worker_steps(
         stop: Ends the steps, whatever they are waiting for.
 
     Raises:
+        OSError: The process cannot be started.
         WorkerLost: The process has ended by itself.
         TorchmixError: A step cannot be planned or read; raised here as it was there.
     """
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
-    # When the terminal interrupts all of a job, it is the leader that says when to end.
-    ignored = tuple({signal.SIGINT, *options.ignored_signals})
-    process = WorkerContext(ignored_signals=ignored).Process(
-        target=run_worker, args=(settings, state, theirs, ignored), name="torchmix-worker", daemon=True
-    )
     try:
-        with theirs:
-            process.start()
+        # When the terminal interrupts all of a job, it is the leader that says when to end.
+        process = start_worker(theirs, ignored_signals={signal.SIGINT, *options.ignored_signals})
+    except BaseException:
+        channel.close()
+        raise
+    finally:
+        theirs.close()
+    try:
         stop.then(channel.shut_down)
+        _say(channel, Start(settings=settings, state=state, leader=os.getpid()))
         yield from _steps(channel, process, options.look_ahead)
     except EOFError as error:
         if not stop.is_set():
@@ -79,10 +82,10 @@ def worker_steps(
         _end(process)
 
 
-def _steps(channel: Channel, process: BaseProcess, look_ahead: int) -> Generator[StepArrays, None, None]:
+def _steps(channel: Channel, process: subprocess.Popen[bytes], look_ahead: int) -> Generator[StepArrays, None, None]:
     arrays = MappedArrays()
     for _ in range(look_ahead):
-        _ask(channel, [])
+        _say(channel, Request(released=[]))
     while True:
         message, descriptors = _receive(channel, process)
         reply = decode_reply(message)
@@ -91,17 +94,17 @@ def _steps(channel: Channel, process: BaseProcess, look_ahead: int) -> Generator
         if isinstance(reply, FailedReply):
             raise error_of(reply)
         step = arrays.unpack(reply, descriptors)
-        _ask(channel, arrays.take_released())  # before the step is used, which may take long
+        _say(channel, Request(released=arrays.take_released()))  # before the step is used, which may take long
         yield step
 
 
-def _ask(channel: Channel, released: list[int]) -> None:
+def _say(channel: Channel, message: Start | Request) -> None:
     # A worker that has ended may have said more before, up to the end of all steps: receiving tells.
     with suppress(EOFError):
-        channel.send(encode(Request(released=released)))
+        channel.send(encode(message))
 
 
-def _receive(channel: Channel, process: BaseProcess) -> tuple[bytes, list[int]]:
+def _receive(channel: Channel, process: subprocess.Popen[bytes]) -> tuple[bytes, list[int]]:
     was_alive = True
     while True:
         try:
@@ -109,25 +112,24 @@ def _receive(channel: Channel, process: BaseProcess) -> tuple[bytes, list[int]]:
         except TimeoutError as error:
             if not was_alive:
                 raise EOFError("the worker process has ended") from error
-            was_alive = process.is_alive()  # what it said before may lie in the channel: look once more
+            was_alive = process.poll() is None  # what it said before may lie in the channel: look once more
 
 
-def _end(process: BaseProcess) -> None:
-    if process.pid is None:
-        return  # it could not be started
-    process.join(_END_S)
-    if process.exitcode is None:
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
         process.kill()
-        process.join()
-    process.close()
+        process.wait()
 
 
-def _lost(process: BaseProcess) -> WorkerLost:
-    process.join(_LAST_WORDS_S)
-    return lost_with(process.pid, process.exitcode or 0)
+def _lost(process: subprocess.Popen[bytes]) -> WorkerLost:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_LAST_WORDS_S)
+    return lost_with(process.pid, process.returncode or 0)
 
 
-def lost_with(pid: int | None, code: int) -> WorkerLost:
+def lost_with(pid: int, code: int) -> WorkerLost:
     """The error for a worker that has ended by itself, with an exit code; it is negative for a signal."""
     how = f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
     if code >= 0:

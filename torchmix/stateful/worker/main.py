@@ -1,22 +1,25 @@
 """The worker's side: what runs in the process.
 
-In: what a stream is made of, where it begins, and the channel to the leader. Out: a reply to each request. Must hold:
-it ends when the leader says so, goes or is killed, at the latest after the step at hand; what it fails with is the
-leader's to raise. Cost: that of planning, reading and building; arrays are built where the leader will find them.
+In: the channel to the leader, which says what the stream is made of and where it begins. Out: a reply to each request.
+Must hold: it ends when the leader says so, goes or is killed, at the latest after the step at hand; what it fails with
+is the leader's to raise. Cost: that of planning, reading and building; arrays are built where the leader will find
+them.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
+import traceback
 from collections import deque
 from collections.abc import Collection
-from multiprocessing import parent_process
+from typing import NoReturn
 
 from torchmix.constructor.memory import StepMemory
-from torchmix.stateful.steps import StreamSettings, replica_steps
+from torchmix.stateful.steps import replica_steps
 from torchmix.stateful.worker.channel import Channel
-from torchmix.stateful.worker.messages import EndReply, Request, decode_request, encode, failed_reply
+from torchmix.stateful.worker.messages import EndReply, Request, decode_request, decode_start, encode, failed_reply
 from torchmix.stateful.worker.process import ignore_signals
 from torchmix.stateful.worker.shared_arrays import SharedArrays
 
@@ -24,20 +27,39 @@ _LOOK_S = 5.0
 """Between two looks for the leader's process: a fork of it may hold its end of the channel."""
 
 
-def run_worker(settings: StreamSettings, state: bytes, end: socket.socket, ignored: Collection[int]) -> None:
-    """Make steps for the leader until it asks for no more.
+def main(end: int, ignored: Collection[int]) -> NoReturn:
+    """All that the process does.
 
     Args:
-        settings: What the steps follow from.
-        state: Where to begin.
-        end: This process' end of the channel.
-        ignored: Signals that do not end this process.
+        end: Descriptor of its end of the channel.
+        ignored: Signals that do not end it.
     """
-    ignore_signals(ignored)
-    channel = Channel(end)
-    requests, arrays = _Requests(channel), SharedArrays()
+    code = 1
+    try:
+        ignore_signals(ignored)
+        with socket.socket(fileno=end) as ours:
+            run_worker(Channel(ours))
+        code = 0
+    except BaseException:  # the edge of a process
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # As a fork ends, without the interpreter's teardown: that aborts the process where a thread that nobody waits
+        # for, of pyarrow or of a tokenizer, comes back from C++ meanwhile.
+        os._exit(code)
+
+
+def run_worker(channel: Channel) -> None:
+    """Make steps for the leader until it asks for no more."""
+    try:
+        message, _ = channel.receive()
+    except EOFError:
+        return  # the leader has gone
+    start = decode_start(message)
+    requests, arrays = _Requests(channel, start.leader), SharedArrays()
     memory = StepMemory(arrays.allocate)
-    steps = replica_steps(settings, state, memory=memory, is_stopped=requests.have_ended)
+    steps = replica_steps(start.settings, start.state, memory=memory, is_stopped=requests.have_ended)
     try:
         while (request := requests.next()) is not None:
             arrays.release(request.released)
@@ -62,13 +84,11 @@ def run_worker(settings: StreamSettings, state: bytes, end: socket.socket, ignor
 class _Requests:
     """What the leader asks for, and whether it still does."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, leader: int) -> None:
         self._channel = channel
+        self._leader = leader
         self._waiting: deque[Request] = deque()
         self._ended = False
-        leader = parent_process()
-        assert leader is not None, "this is a child"
-        self._leader = leader.pid
 
     def next(self) -> Request | None:
         """The next request; None once the leader has gone."""

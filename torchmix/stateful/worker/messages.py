@@ -1,8 +1,9 @@
 """What a leader and its worker process say to each other.
 
-In and out: Structs, as msgpack. The leader asks for steps one by one, ahead of need; the worker answers each request
-with a step, with the end of the stream, or with why it failed. Must hold: nothing in a message is executable; an error
-is rebuilt from its name, which must be one of torchmix's own, and from plain values. Cost: some microseconds a step.
+In and out: Structs, as msgpack. The leader says where to start, and then asks for steps one by one, ahead of need; the
+worker answers each request with a step, with the end of the stream, or with why it failed. Must hold: nothing in a
+message is executable; an error is rebuilt from its name, which must be one of torchmix's own, and from plain values.
+Cost: some microseconds a step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,18 @@ import msgspec
 
 from torchmix import errors
 from torchmix.errors import TorchmixError
+from torchmix.stateful.steps import StreamSettings
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What the leader says first."""
+
+    settings: StreamSettings
+    """What the steps follow from."""
+    state: bytes
+    """Where to begin."""
+    leader: int
+    """The leader's process id."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +93,7 @@ class FailedReply(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 Reply = StepReply | EndReply | FailedReply
 encode = msgspec.msgpack.Encoder().encode
+decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
