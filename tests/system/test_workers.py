@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
+import torchmix
 from tests.support.files import flip_byte
 from tests.support.loaders import Rank, run_job, same_microbatches, write_job
 from tests.support.processes import wait_until, workers_of_this_process
@@ -172,6 +174,24 @@ def test_a_worker_ends_in_peace_whatever_its_threads_are_doing() -> None:
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_worker_has_the_flags_and_the_path_of_its_leader(job: Path) -> None:
+    # An interpreter that finds nothing by itself.
+    code = f"""
+import sys
+sys.path[:0] = {[str(Path(torchmix.__file__).parents[1]), *sys.path]!r}
+import torchmix
+with torchmix.build_loader({str(job)!r}, topology=torchmix.Topology.single(), workers=1) as loader:
+    next(iter(loader))
+    from tests.support.processes import workers_of_this_process
+    (worker,) = workers_of_this_process()
+    print(open(f"/proc/{{worker}}/cmdline").read().split(chr(0))[1:5])
+"""
+    command = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"-I", "-S"} <= set(ast.literal_eval(done.stdout))
 
 
 def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(
