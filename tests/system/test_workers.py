@@ -27,6 +27,7 @@ from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.stateful.steps import StreamSettings
 from torchmix.stateful.stream import StepStream
+from torchmix.stateful.worker import client
 from torchmix.stateful.worker.process import start_worker
 
 pytestmark = pytest.mark.system
@@ -197,8 +198,9 @@ with torchmix.build_loader({str(job)!r}, topology=torchmix.Topology.single(), wo
 def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = []
-    monkeypatch.setattr(subprocess.Popen, "kill", killed.append)
+    killed, kill = [], subprocess.Popen.kill
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: (killed.append(process), kill(process)))
+    monkeypatch.setattr(client, "_END_S", 60.0)  # on a busy machine it may still be importing
     loader = build_loader(job, topology=Topology(), workers=1, start_step=10**9)
     iter(loader)
     wait_until(lambda: len(workers_of_this_process()) == 1, deadline_s=30, what="the worker")

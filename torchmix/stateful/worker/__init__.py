@@ -2,7 +2,7 @@
 
 In reading order:
 
-    process.py         how such a process starts, and that it starts without the user's script
+    process.py         how such a process starts: as a new interpreter
     messages.py        what is said between leader and worker
     channel.py         the road that it travels: two connected sockets
     shared_arrays.py   where the arrays of steps lie: memory that both processes have mapped

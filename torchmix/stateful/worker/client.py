@@ -9,7 +9,6 @@ A worker that the kernel kills, most often for want of memory, becomes one error
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -72,7 +71,7 @@ def worker_steps(
         theirs.close()
     try:
         stop.then(channel.shut_down)
-        _say(channel, Start(settings=settings, state=state, leader=os.getpid()))
+        _say(channel, Start(settings=settings, state=state))
         yield from _steps(channel, process, options.look_ahead)
     except EOFError as error:
         if not stop.is_set():

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 from typing import NoReturn
 
 from torchmix.constructor.memory import StepMemory
@@ -24,7 +25,7 @@ from torchmix.stateful.worker.process import ignore_signals
 from torchmix.stateful.worker.shared_arrays import SharedArrays
 
 _LOOK_S = 5.0
-"""Between two looks for the leader's process: a fork of it may hold its end of the channel."""
+"""Between two looks whether the leader lives: a fork of it may hold its end of the channel."""
 
 
 def main(end: int, ignored: Collection[int]) -> NoReturn:
@@ -43,8 +44,9 @@ def main(end: int, ignored: Collection[int]) -> NoReturn:
     except BaseException:  # the edge of a process
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # whoever read it has gone
+                stream.flush()
         # As a fork ends, without the interpreter's teardown: that aborts the process where a thread that nobody waits
         # for, of pyarrow or of a tokenizer, comes back from C++ meanwhile.
         os._exit(code)
@@ -57,7 +59,7 @@ def run_worker(channel: Channel) -> None:
     except EOFError:
         return  # the leader has gone
     start = decode_start(message)
-    requests, arrays = _Requests(channel, start.leader), SharedArrays()
+    requests, arrays = _Requests(channel), SharedArrays()
     memory = StepMemory(arrays.allocate)
     steps = replica_steps(start.settings, start.state, memory=memory, is_stopped=requests.have_ended)
     try:
@@ -84,9 +86,9 @@ def run_worker(channel: Channel) -> None:
 class _Requests:
     """What the leader asks for, and whether it still does."""
 
-    def __init__(self, channel: Channel, leader: int) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._leader = leader
+        self._parent = os.getppid()
         self._waiting: deque[Request] = deque()
         self._ended = False
 
@@ -107,7 +109,7 @@ class _Requests:
         try:
             message, _ = self._channel.receive(timeout_s)
         except TimeoutError:
-            self._ended = os.getppid() != self._leader
+            self._ended = os.getppid() != self._parent
             return False
         except EOFError:
             self._ended = True

@@ -24,8 +24,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """What the steps follow from."""
     state: bytes
     """Where to begin."""
-    leader: int
-    """The leader's process id."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
