@@ -26,8 +26,8 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 ALIGN_BYTES = 64
 KEPT_ARRAYS = 64
 """Most arrays of one size that wait for use; what comes back beyond that is freed."""
-RECENT_CALLS = 1 << 10
-"""Sizes not asked for in so many calls, which is many steps, are let go when a new size comes."""
+RECENT_CALLS = 1 << 7
+"""Sizes not asked for in so many calls, some ten to a hundred steps, are let go when a new size comes."""
 
 
 class _Lease:
