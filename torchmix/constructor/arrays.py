@@ -10,10 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-SEQUENCE_FIELDS = ("tokens", "labels", "loss_mask", "position_ids", "source_index")
+SEQUENCE_DTYPES: dict[str, type[np.generic]] = {
+    "tokens": np.int64,
+    "labels": np.int64,
+    "loss_mask": np.float32,
+    "position_ids": np.int64,
+    "source_index": np.int32,
+}
 """Fields with a value per token; a rank gets those its stage needs, cut to its CP slice."""
+SEQUENCE_FIELDS = tuple(SEQUENCE_DTYPES)
 BOUNDARY_FIELDS = ("cu_seqlens", "cu_seqlens_padded", "cu_seqlens_stop", "max_seqlen")
 """Fields that every rank gets whole."""
 

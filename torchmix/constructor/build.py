@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.constructor.arrays import StepArrays
+from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays
 from torchmix.constructor.boundaries import Boundaries, boundaries_of_documents, boundaries_of_samples
 from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.ramps import fill_ramps
@@ -30,14 +30,6 @@ from torchmix.recipe.structs import Packing
 
 Int64Array = NDArray[np.int64]
 
-_DTYPES: dict[str, type[np.generic]] = {
-    "tokens": np.int64,
-    "labels": np.int64,
-    "loss_mask": np.float32,
-    "position_ids": np.int64,
-    "source_index": np.int32,
-}
-"""Of the sequence fields."""
 BLOCK_TOKENS = 1 << 15
 """Tokens widened together: their values as the reader has them, 64 to 256 KiB, fit a core's own cache."""
 
@@ -132,7 +124,8 @@ def build(
     assert len(values) == pieces.num_samples * length, "a value per token, padding included"
     memory = memory or StepMemory()
     spans = _spans(pieces, length)
-    fields = dict(zip(_DTYPES, memory.empty_together(spans.num_tokens, list(_DTYPES.values())), strict=True))
+    arrays = memory.empty_together(spans.num_tokens, list(SEQUENCE_DTYPES.values()))
+    fields = dict(zip(SEQUENCE_FIELDS, arrays, strict=True))
     _fill_tokens_and_labels(values, successors, pieces, spans, tokens=fields["tokens"], labels=fields["labels"])
     _fill_loss_mask(pieces, spans, fields["loss_mask"])
     _fill_position_ids(spans, length, packing, fields["position_ids"])

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 ALIGN_BYTES = 64
+"""A line of the processor's cache."""
 KEPT_ARRAYS = 64
 """Most arrays of one size that wait for use; what comes back beyond that is freed."""
 RECENT_CALLS = 1 << 7

@@ -40,24 +40,25 @@ class Arena(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
-class SharedArray(msgspec.Struct, frozen=True, kw_only=True):
-    """An array in an arena."""
+class ArrayForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What an array is, but for its values."""
 
     name: str
     dtype: str
     """As numpy's `dtype.str`."""
     shape: tuple[int, ...]
+
+
+class SharedArray(ArrayForm, frozen=True, kw_only=True):
+    """An array in an arena."""
+
     arena: int
     start_bytes: int
 
 
-class InlineArray(msgspec.Struct, frozen=True, kw_only=True):
+class InlineArray(ArrayForm, frozen=True, kw_only=True):
     """A small array."""
 
-    name: str
-    dtype: str
-    """As numpy's `dtype.str`."""
-    shape: tuple[int, ...]
     values: bytes
 
 
