@@ -31,11 +31,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import write_recipe, write_tokens
 
+from torchmix.indexing.scan import index_recipe
+from torchmix.reader.source_pages import SourcePages
 from torchmix.recipe.load import load_recipe
-from torchmix.sources.scan import index_recipe
-from torchmix.sources.source_pages import SourcePages
-from torchmix.stateful.steps import StreamSettings
 from torchmix.stateful.stream import StepStream
+from torchmix.steps.replica_steps import StreamSettings
 
 SAMPLES, LENGTH = 16, 8192
 STEP_TOKENS = SAMPLES * LENGTH

@@ -27,11 +27,11 @@ from torch.utils.data import DataLoader, IterableDataset
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import write_recipe, write_tokens
 
+from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe
-from torchmix.sources.scan import index_recipe
-from torchmix.stateful.header import decode_header
-from torchmix.stateful.steps import StreamSettings
 from torchmix.stateful.stream import StepStream
+from torchmix.steps.header import decode_header
+from torchmix.steps.replica_steps import StreamSettings
 
 SAMPLES, LENGTH = 64, 8192
 STEP_TOKENS = SAMPLES * LENGTH

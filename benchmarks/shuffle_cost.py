@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog
 from torchmix.cli.findings import sources_findings
+from torchmix.indexing.scan import index_recipe
 from torchmix.planner.planner import open_planner
+from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Batch, Read, Recipe, Shuffle, Source
-from torchmix.sources.reader import Reader
-from torchmix.sources.scan import index_recipe
-from torchmix.stateful.windows_ahead import WindowsAhead
+from torchmix.steps.windows_ahead import WindowsAhead
 
 
 def write(path: Path, num_tokens: int, page_bytes: int) -> None:

@@ -158,8 +158,8 @@ def torchmix_reader(files: list[Path], samples: int, length: int, *, cache: int,
 def torchmix_loader(files: list[Path], samples: int, length: int, *, cache: int, window_bytes: int) -> Iterator[int]:
     """A source for each file, in equal shares."""
     import torchmix
+    from torchmix.indexing.scan import index_recipe
     from torchmix.recipe.load import load_recipe
-    from torchmix.sources.scan import index_recipe
 
     folder = files[0].parent
     names = [file.stem for file in files]

@@ -28,10 +28,10 @@ import tiktoken.registry
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from torchmix.catalog.store import Catalog
+from torchmix.indexing.scan import index_recipe
+from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Batch, Recipe, Source
-from torchmix.sources.reader import Reader
-from torchmix.sources.scan import index_recipe
 
 END = "<|endoftext|>"
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""

@@ -32,7 +32,7 @@ from torchmix.recipe.structs import Recipe
 
 if TYPE_CHECKING:
     from torchmix.constructor.fields import Microbatch
-    from torchmix.reading.pages import Pages, open_pages
+    from torchmix.pages.pages import Pages, open_pages
     from torchmix.stateful.loader import StatefulDataLoader
     from torchmix.stateful.open import build_loader
 
@@ -52,10 +52,10 @@ __all__ = [
 
 _HOME_OF_LAZY_NAME = {
     "Microbatch": "torchmix.constructor.fields",
-    "Pages": "torchmix.reading.pages",
+    "Pages": "torchmix.pages.pages",
     "StatefulDataLoader": "torchmix.stateful.loader",
     "build_loader": "torchmix.stateful.open",
-    "open_pages": "torchmix.reading.pages",
+    "open_pages": "torchmix.pages.pages",
 }
 
 

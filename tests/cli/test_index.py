@@ -15,7 +15,7 @@ import torchmix.cli.index
 from tests.support.files import make_text_file, make_tokens_file, random_tokens
 from tests.support.projects import make_project
 from torchmix.cli.main import main
-from torchmix.sources.scan import IndexReport, index_sources
+from torchmix.indexing.scan import IndexReport, index_sources
 
 
 def index(recipe: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.files import random_texts
 from tests.support.json_lines import frame_of, plain_lines
 from torchmix.cli.main import main
-from torchmix.sources.jsonl import JsonLinesSource
+from torchmix.formats.jsonl.source import JsonLinesSource
 
 
 def test_a_file_that_index_refuses_is_read_after_the_command_it_names(
@@ -19,7 +19,7 @@ def test_a_file_that_index_refuses_is_read_after_the_command_it_names(
     content = plain_lines(random_texts(1, 2000))
     old, new = tmp_path / "old.jsonl.gz", tmp_path / "new.jsonl.zst"
     old.write_bytes(frame_of(content, ".gz"))
-    monkeypatch.setattr("torchmix.sources.frames.MOST_FRAME_BYTES", 100_000)
+    monkeypatch.setattr("torchmix.formats.jsonl.frames.MOST_FRAME_BYTES", 100_000)
     source = JsonLinesSource(name="web", column="text", kind="text")
     with pytest.raises(Exception, match="torchmix reframe IN OUT"):
         source.scan(old)

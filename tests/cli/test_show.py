@@ -16,8 +16,8 @@ from tests.support.projects import make_project
 from tests.support.templates import made_once
 from tests.support.vocabularies import END, make_tokenizer
 from torchmix.cli.main import main
+from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe
-from torchmix.sources.scan import index_recipe
 from torchmix.stateful.open import build_loader
 
 Capture = pytest.CaptureFixture[str]

@@ -16,8 +16,8 @@ from tests.support.processes import ROOT, Processes
 from tests.test_fences import ROOMS
 from torchmix.cli import check
 from torchmix.cli.main import main
+from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.sources.scan import index_recipe
 
 PAGES = sorted([*ROOT.glob("*.md"), *(path for room in ("docs", "examples") for path in (ROOT / room).rglob("*.md"))])
 VERBS = ("init", "check", "index", "plan", "show", "reframe")

@@ -42,7 +42,7 @@ from torchmix.recipe.documents import PARTS, documents_of_split, rows_of
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.structs import Balance, Batch, Model, Packing, RampStage, Recipe, Source
-from torchmix.stateful.state import LoaderState, decode_state, encode_state
+from torchmix.steps.state import LoaderState, decode_state, encode_state
 from torchmix.transform.bytes_tokenizer import tokenize
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.book_pages import indexed_footer_hash, indexed_pages
 from tests.support.indexed_datasets import write_dataset
-from torchmix.sources.indexed import IndexedSource
-from torchmix.sources.random_access import LocalFile
+from torchmix.formats.megatron.source import IndexedSource
+from torchmix.storage.random_access import LocalFile
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))
 SOURCE = IndexedSource(name="web")

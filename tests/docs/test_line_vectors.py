@@ -13,10 +13,10 @@ import pytest
 
 from tests.support.arrow_files import write_arrow
 from tests.support.book_pages import ends_hash, line_pages, row_pages
-from torchmix.sources.arrow_file import ArrowSource
-from torchmix.sources.jsonl import JsonLinesSource
-from torchmix.sources.jsonl_pages import GZIP
-from torchmix.sources.random_access import LocalFile
+from torchmix.formats.arrow.source import ArrowSource
+from torchmix.formats.jsonl.pages import GZIP
+from torchmix.formats.jsonl.source import JsonLinesSource
+from torchmix.storage.random_access import LocalFile
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))
 

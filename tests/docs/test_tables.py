@@ -19,8 +19,8 @@ from torchmix.parallel.wire import DTYPES, ENVELOPE_FIELDS, STAGES, WIRE_VERSION
 from torchmix.planner.plan import ORDER_VERSION
 from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Model, Packing, Part, Recipe, Shuffle, Source
-from torchmix.stateful.header import StepHeader
-from torchmix.stateful.state import STATE_VERSION, LoaderState, PoolState, SourceState
+from torchmix.steps.header import StepHeader
+from torchmix.steps.state import STATE_VERSION, LoaderState, PoolState, SourceState
 
 TEXT = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
 

@@ -14,7 +14,7 @@ import torch
 
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.processes import ROOT
-from torchmix.reading.pages import Pages, open_pages
+from torchmix.pages.pages import Pages, open_pages
 
 SCRIPT = ROOT / "examples" / "reading" / "dataset.py"
 DOCUMENTS = random_tokens(1, 1500, mean_tokens=30)

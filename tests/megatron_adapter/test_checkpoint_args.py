@@ -19,7 +19,7 @@ from torchmix.megatron_adapter.checkpoint_args import (
     watch_checkpoints,
 )
 from torchmix.recipe.structs import Batch, RampStage
-from torchmix.stateful.state import encode_state, start_state
+from torchmix.steps.state import encode_state, start_state
 
 BATCH = Batch(samples=(RampStage(from_step=0, samples=4), RampStage(from_step=10, samples=8)), length=64)
 RECIPE = "0123456789abcdef"

@@ -17,17 +17,17 @@ from tests.support.worlds import run_ranks
 from torchmix.catalog.store import open_catalog
 from torchmix.constructor.build import pieces_of_replica
 from torchmix.errors import CorruptPage, RankLost, SourceExhausted, StateMismatch, TorchmixError
+from torchmix.indexing import scan
+from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.fan_out import FanOut, local_world
 from torchmix.parallel.topology import Topology
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
-from torchmix.sources import scan
-from torchmix.sources.scan import index_recipe
-from torchmix.stateful import steps
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.steps import StreamSettings
+from torchmix.steps import replica_steps as steps
+from torchmix.steps.replica_steps import StreamSettings
 
 LAYOUT = Topology(tp=2, dp=2)  # ranks 0 and 2 lead
 

@@ -12,7 +12,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
 from torchmix.stateful.loader import StatefulDataLoader
-from torchmix.stateful.state import decode_state
+from torchmix.steps.state import decode_state
 
 
 def job_with(directory: Path, exhaustion: str) -> Path:

@@ -16,9 +16,9 @@ from tests.support.processes import wait_until
 from torchmix.errors import CorruptPage, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner
-from torchmix.stateful import steps
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
+from torchmix.steps import replica_steps as steps
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from torchmix.cli.main import main
 from torchmix.errors import StateError, TopologyError
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.state import decode_state, encode_state
+from torchmix.steps.state import decode_state, encode_state
 
 RAMP = (
     "[{from_step: 0, samples: 4}, {from_step: 2, samples: 8}, {from_step: 4, samples: 16}, {from_step: 6, samples: 4}]"

@@ -13,14 +13,14 @@ from tests.support.loaders import run_job, write_job
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.findings import sources_findings
+from torchmix.indexing.scan import index_recipe
 from torchmix.mixture import order as order_module
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
+from torchmix.reader.reader import Reader
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
-from torchmix.sources.reader import Reader
-from torchmix.sources.scan import index_recipe
-from torchmix.stateful.windows_ahead import WindowsAhead
+from torchmix.steps.windows_ahead import WindowsAhead
 
 STEPS = 6
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
+from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.structs import Recipe
-from torchmix.sources.scan import index_recipe
 
 Document = Sequence[int] | str | None
 

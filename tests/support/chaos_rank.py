@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torchmix
 from torchmix.errors import CorruptPage
 from torchmix.stateful import open as opening
-from torchmix.stateful import steps as making
+from torchmix.steps import replica_steps as making
 
 
 def die(*_: object, **__: object) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe
-from torchmix.sources.scan import index_recipe
 
 ALTERING = ((os, "fsync"), (os, "pwrite"), (Path, "replace"), (Path, "mkdir"), (Path, "open"), (Path, "unlink"))
 

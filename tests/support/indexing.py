@@ -10,7 +10,7 @@ import numpy as np
 from tests.support.catalogs import World, make_world
 from tests.support.files import random_tokens
 from torchmix.catalog.store import open_catalog
-from torchmix.sources.scan import IndexReport, index_sources
+from torchmix.indexing.scan import IndexReport, index_sources
 
 
 def two_files(tmp_path: Path, **options: Any) -> World:

@@ -20,10 +20,10 @@ from tests.support.files import make_text_file, make_tokens_file, random_texts, 
 from tests.support.templates import made_once
 from tests.support.worlds import run_ranks
 from torchmix.constructor.fields import Microbatch
+from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.fan_out import local_world
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.sources.scan import index_recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 

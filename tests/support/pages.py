@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from torchmix.sources.source import Documents, FileScan, PageRun, Source
+from torchmix.formats.source import Documents, FileScan, PageRun, Source
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.templates import made_once
+from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe
-from torchmix.sources.scan import index_recipe
 
 RECIPE = """\
 version: 1

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from torchmix.catalog.store import open_catalog
+from torchmix.reader.reader import Reader
 from torchmix.recipe.load import load_recipe
-from torchmix.sources.reader import Reader
 
 
 def kernel_bytes() -> int:

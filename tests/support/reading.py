@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.catalogs import World
-from torchmix.sources.reader import Reader
+from torchmix.reader.reader import Reader
 
 
 class Pieces(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torchmix.sources import thrift
+from torchmix.formats.parquet import thrift
 
 INTEGERS = pa.list_(pa.int32())
 CODEC_NUMBERS = {"none": 0, "snappy": 1, "gzip": 2, "brotli": 4, "zstd": 6, "lz4_raw": 7}

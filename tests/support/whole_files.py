@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.support.pages import documents_by_page
-from torchmix.sources.parquet import ParquetSource
+from torchmix.formats.parquet.source import ParquetSource
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
 
 Columns = dict[str, tuple[str, list[list[int]]]]

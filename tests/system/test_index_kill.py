@@ -17,8 +17,8 @@ from tests.support.processes import Processes
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import CatalogError
+from torchmix.indexing.scan import index_recipe, index_sources
 from torchmix.recipe.structs import Recipe
-from torchmix.sources.scan import index_recipe, index_sources
 
 pytestmark = pytest.mark.system
 

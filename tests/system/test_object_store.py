@@ -19,8 +19,8 @@ from tests.support.formats import format_world
 from tests.support.memory_store import in_store
 from tests.support.processes import Child, Processes
 from tests.support.s3_server import DROP, Asked, Proxy, S3Server, proxy, s3_server
+from torchmix.reader.range_requests import GAP_BYTES
 from torchmix.recipe.structs import Recipe
-from torchmix.sources.range_requests import GAP_BYTES
 
 pytestmark = pytest.mark.system
 

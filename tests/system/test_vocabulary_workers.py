@@ -9,9 +9,9 @@ import pytest
 from tests.support.loaders import run_job, same_microbatches, write_job
 from tests.support.vocabularies import END, make_tokenizer
 from torchmix.errors import CatalogStale
+from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
-from torchmix.sources.scan import index_recipe
 from torchmix.stateful.open import build_loader
 
 pytestmark = pytest.mark.system

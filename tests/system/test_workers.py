@@ -25,10 +25,10 @@ from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
-from torchmix.stateful.steps import StreamSettings
 from torchmix.stateful.stream import StepStream
-from torchmix.stateful.worker import client
-from torchmix.stateful.worker.process import start_worker
+from torchmix.steps.replica_steps import StreamSettings
+from torchmix.steps.worker import client
+from torchmix.steps.worker.process import start_worker
 
 pytestmark = pytest.mark.system
 STEPS = 5
@@ -170,7 +170,7 @@ def test_a_worker_ends_in_peace_whatever_its_threads_are_doing() -> None:
     with theirs:
         code = (
             "from tests.support.busy_threads import leave_busy_threads; leave_busy_threads(8); "
-            f"from torchmix.stateful.worker.main import main; main({theirs.fileno()}, [])"
+            f"from torchmix.steps.worker.main import main; main({theirs.fileno()}, [])"
         )
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=60)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.support.pages import page_runs  # noqa: E402 - the repository's own
 from tests.support.whole_files import assert_reads_as_a_whole, columns_of_file  # noqa: E402
-from torchmix.sources.parquet import ParquetSource  # noqa: E402
+from torchmix.formats.parquet.source import ParquetSource  # noqa: E402
 
 WRITERS = {
     "pyarrow-12": ("pyarrow", ["pyarrow==12.0.1", "numpy<2"]),

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import RecipeError
+from torchmix.formats.source import Source
+from torchmix.formats.table import choose_source
+from torchmix.reader.reader import Reader
 from torchmix.recipe.checks import TOKENIZERS
 from torchmix.recipe.tokenizer_kind import tokenizer_kind
-from torchmix.sources.formats import choose_source
-from torchmix.sources.reader import Reader
-from torchmix.sources.source import Source
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from torchmix.catalog.store import Catalog, SourceCatalog, settings_of
 from torchmix.cli.findings import Finding, Level
 from torchmix.errors import SourceUnreadable
+from torchmix.formats.source import Source
+from torchmix.formats.table import choose_source, find_source_files
+from torchmix.indexing.file_changes import match_files
+from torchmix.indexing.scan_files import fingerprint_files
 from torchmix.recipe.structs import Recipe
-from torchmix.sources.file_changes import match_files
-from torchmix.sources.formats import choose_source, find_source_files
-from torchmix.sources.scan_files import fingerprint_files
-from torchmix.sources.source import Source
-from torchmix.sources.stores import place_of
+from torchmix.storage.stores import place_of
 from torchmix.transform.open_tokenizer import Tokenizers
 
 SHOWN_FILES = 5

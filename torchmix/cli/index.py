@@ -13,10 +13,10 @@ from typing import Any
 
 from torchmix.catalog.store import SourceCatalog, catalog_fingerprint
 from torchmix.cli.terminal import ExitCode, bytes_text, count_text, print_json, print_table, progress_bar
+from torchmix.indexing.scan import IndexReport, index_sources
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import with_all_sources
-from torchmix.sources.scan import IndexReport, index_sources
 
 HELP = "build the catalog of a recipe, or bring it up to date"
 

@@ -29,12 +29,12 @@ from torchmix.cli.megatron_ramp import ramp_stages, schedule_stages
 from torchmix.cli.recipe_yaml import Draft, DraftSource, yaml_of
 from torchmix.cli.terminal import ExitCode, at_least, print_json, print_table
 from torchmix.errors import PlanError, RecipeError, SourceUnreadable
+from torchmix.formats.megatron.files import find_datasets
 from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.documents import PARTS, documents_of_split
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import has_part
 from torchmix.recipe.structs import MAX_NAME_BYTES, Recipe
-from torchmix.sources.indexed_files import find_datasets
 
 HELP = "write a recipe for a blend of Megatron's: its --data-path, or what stands for it"
 DEFAULT_SPLIT = "969, 30, 1"

@@ -20,11 +20,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from torchmix.errors import RecipeError
+from torchmix.formats.megatron.files import index_path
+from torchmix.formats.megatron.header import read_header
 from torchmix.recipe.documents import rows_of
 from torchmix.recipe.structs import Source
-from torchmix.sources.indexed_files import index_path
-from torchmix.sources.indexed_header import read_header
-from torchmix.sources.random_access import LocalFile
+from torchmix.storage.random_access import LocalFile
 
 PER_SPLIT_KEYS = {"train": "train", "valid": "validation", "test": "test"}
 """Parts, as Megatron's file names them and as a recipe does."""

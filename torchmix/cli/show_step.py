@@ -23,7 +23,7 @@ from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.structs import Recipe
-from torchmix.stateful.state import cursor_of_state, decode_state
+from torchmix.steps.state import cursor_of_state, decode_state
 
 
 def plan_of_step(recipe: Recipe, catalog: Catalog, arguments: argparse.Namespace) -> StepPlan:

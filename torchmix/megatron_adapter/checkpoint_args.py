@@ -29,7 +29,7 @@ from typing import Any
 from torchmix.errors import RecipeError, StateError, StateMismatch
 from torchmix.recipe.ramp import samples_before, step_after_samples
 from torchmix.recipe.structs import Batch
-from torchmix.stateful.state import LoaderState, decode_state
+from torchmix.steps.state import LoaderState, decode_state
 
 ATTRIBUTE = "torchmix_state"
 """Name among Megatron's arguments: the state after the last step."""

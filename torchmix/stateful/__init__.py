@@ -2,12 +2,6 @@
 
 In reading order:
 
-    state.py           LoaderState: all that a run must remember, as bytes
-    header.py          what travels with a step: its digests, the state after it, a report
-    windows_ahead.py   pages of the next window, decoded while this one is consumed
-    steps.py           the steps of one replica: planned, read, built; without torch
-    stop_signal.py     a flag that ends the making of steps
-    worker/            a process that makes them
     stream.py          StepStream: the steps as a torch dataset, made here or there
     serve.py           a leader's exchange with its peers; what a peer receives
     feed.py            all that happens to a step before the trainer asks, in a thread

@@ -44,12 +44,12 @@ from torchmix.recipe.ramp import samples_of_step
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.feed import feed_of_rank
-from torchmix.stateful.header import StepHeader, check_arrival, decode_header, stats_of
 from torchmix.stateful.serve import ReceivedSteps
-from torchmix.stateful.state import LoaderState, check_layout, decode_state, encode_state, start_state, step_start
-from torchmix.stateful.stop_signal import StopSignal
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.stateful.waiting import PATIENCE_S, await_end, await_item
+from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
+from torchmix.steps.state import LoaderState, check_layout, decode_state, encode_state, start_state, step_start
+from torchmix.steps.stop_signal import StopSignal
 
 
 class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata ships no types

@@ -22,6 +22,7 @@ from torchmix import __version__
 from torchmix.catalog.store import Catalog, open_catalog, part_of_catalog
 from torchmix.constructor.context_parallel import check_context_parallel
 from torchmix.errors import CatalogMissing, RecipeError, TopologyError
+from torchmix.indexing.scan import ensure_catalog
 from torchmix.parallel.agreement import agree, failures_told
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.liveness import Liveness
@@ -36,12 +37,11 @@ from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
 from torchmix.recipe.parts import recipe_of_part, with_all_sources
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.structs import Recipe
-from torchmix.sources.scan import ensure_catalog
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.serve import ReceivedSteps
-from torchmix.stateful.steps import StreamSettings
 from torchmix.stateful.stream import StepStream
-from torchmix.stateful.worker.client import WorkerOptions
+from torchmix.steps.replica_steps import StreamSettings
+from torchmix.steps.worker.client import WorkerOptions
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from torchmix.errors import RankLost
 from torchmix.parallel.fan_out import FanOut, Share
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.structs import Recipe
-from torchmix.stateful.header import decode_header
+from torchmix.steps.header import decode_header
 
 
 def serve_steps(

@@ -21,11 +21,11 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
 from torchmix.errors import RecipeError, StateError
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.stateful.header import decode_header
-from torchmix.stateful.state import LoaderState, check_catalog, check_layout, decode_state, encode_state, start_state
-from torchmix.stateful.steps import StreamSettings, replica_steps
-from torchmix.stateful.stop_signal import StopSignal
-from torchmix.stateful.worker.client import WorkerOptions, worker_steps
+from torchmix.steps.header import decode_header
+from torchmix.steps.replica_steps import StreamSettings, replica_steps
+from torchmix.steps.state import LoaderState, check_catalog, check_layout, decode_state, encode_state, start_state
+from torchmix.steps.stop_signal import StopSignal
+from torchmix.steps.worker.client import WorkerOptions, worker_steps
 
 
 class StepStream(IterableDataset[StepTensors]):

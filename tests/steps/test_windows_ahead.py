@@ -1,0 +1,131 @@
+"""Reading ahead: pages of the next window, each once, and none that no row is used of or that comes after the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.loaders import write_job
+from tests.support.recipes import make_recipe
+from tests.support.sizes import synthetic_sizes
+from torchmix.catalog.store import open_catalog
+from torchmix.errors import SourceExhausted
+from torchmix.parallel.topology import Topology
+from torchmix.planner.planner import Cursor, Planner
+from torchmix.recipe.documents import rows_of
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import recipe_of_part
+from torchmix.stateful.open import build_loader
+from torchmix.steps.windows_ahead import WindowsAhead, _Present, _Window, phases
+
+SIZES = synthetic_sizes(6_000, shortest=5, longest=60, rows_per_page=10, window_pages=100)
+
+
+class Notes:
+    """Stands in for a reader: notes which pages it is asked for."""
+
+    def __init__(self, at_once: int = 1) -> None:
+        self.warmed: list[int] = []
+        self.forgotten: list[int] = []
+        self.calls: list[int] = []
+        self.at_once = at_once
+
+    def pages_at_once(self, source: int) -> int:
+        return self.at_once
+
+    def warm(self, source: int, pages: np.ndarray) -> None:
+        self.warmed += pages.tolist()
+        self.calls.append(len(pages))
+
+    def forget(self, source: int, pages: np.ndarray) -> None:
+        self.forgotten += pages.tolist()
+
+
+Followed = tuple[Planner, Cursor, Notes]
+
+
+def follow(
+    documents: tuple[str, str] | None, *, max_epochs: int | None = None, steps: int = 10**6, at_once: int = 1
+) -> Followed:
+    """Follow the steps of one source to their end, or for so many steps."""
+    source: dict[str, Any] = {"documents": documents, "max_epochs": max_epochs, "on_exhausted": "renormalise"}
+    planner = Planner(make_recipe({"web": "100%"}, samples=2, sources={"web": source}), {"web": SIZES}, one_pass=True)
+    notes = Notes(at_once)
+    windows, cursor = WindowsAhead(planner, notes), planner.start()  # type: ignore[arg-type]
+    for _ in range(steps):
+        try:
+            cursor = planner.skip(cursor)
+        except SourceExhausted:
+            break
+        windows.follow(cursor)
+    return planner, cursor, notes
+
+
+@pytest.mark.parametrize("documents", [None, ("0%", "97%"), ("97%", "100%"), ("50%", "51%")])
+def test_used_pages_are_decoded_ahead_once_an_epoch_and_others_never(
+    documents: tuple[str, str] | None,
+) -> None:
+    planner, cursor, notes = follow(documents, max_epochs=2)
+    assert cursor.position.epoch.tolist() == [2]
+    start, stop = rows_of(planner.recipe.sources["web"], SIZES.num_documents)
+    used = np.arange(start // 10, -(-stop // 10))
+    pages, counts = np.unique(notes.warmed, return_counts=True)
+    assert np.isin(pages, used).all()
+    assert counts.max(initial=0) <= 2, "no page more often than there are epochs: none after the last"
+    assert len(notes.warmed) >= 1.7 * len(used) - 40, "nearly all come ahead of need"
+    assert np.isin(notes.forgotten, used).all()
+
+
+def test_a_window_is_decoded_as_fast_as_the_one_before_is_consumed() -> None:
+    planner, cursor, notes = follow(("90%", "100%"), steps=10)
+    place = (int(cursor.position.epoch[0]), int(cursor.position.window[0]))
+    order = planner.orders[0]
+    following = order.used_pages(*order.following(*place))
+    warmed = [page for page in following.tolist() if page in notes.warmed]
+    part = cursor.position.offset[0] / order.num_rows(*place)
+    assert abs(len(warmed) - part * len(following)) <= 1
+
+
+def test_pages_that_cost_less_together_are_decoded_together_and_never_later() -> None:
+    for steps in (1, 6, 40, 110):
+        planner, cursor, alone = follow(None, steps=steps)
+        _, _, together = follow(None, steps=steps, at_once=20)
+        place = (int(cursor.position.epoch[0]), int(cursor.position.window[0]))
+        order = planner.orders[0]
+        following = order.used_pages(*order.following(*place))
+        num_alone, num_together = (np.isin(following, notes.warmed).sum() for notes in (alone, together))
+        assert num_alone <= num_together <= num_alone + 2 * 20
+        assert 4 * len(together.calls) <= len(alone.calls) + 8
+
+
+def test_sources_alike_do_not_all_need_a_page_in_the_same_step() -> None:
+    """Of 50 sources that are 1 % further in each step, hardly one or two reach a page's turn in a step."""
+    due = [np.floor(step / 100 + phases(50)).sum() for step in range(101)]
+    assert due[0] == 0 and due[-1] == 50
+    assert np.diff(due).max() <= 2
+
+
+@pytest.mark.parametrize("method", ["best_fit", "concat"])
+def test_a_pass_over_a_part_decodes_its_pages_once(tmp_path: Path, method: str) -> None:
+    job = write_job(tmp_path, method=method, samples=16, length=256, extra="split: [80, 20]")
+    recipe = recipe_of_part(load_recipe(job), "validation")
+    num_pages = 0
+    for name, source in open_catalog(recipe, tmp_path).sources.items():
+        start, stop = rows_of(recipe.sources[name], source.num_documents)
+        first_row = source.pages.first_row
+        num_pages += int(((first_row[1:] > start) & (first_row[:-1] < stop)).sum())
+    with build_loader(job, topology=Topology(), workers=0, part="validation", one_pass=True) as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+    assert num_pages > 20
+    assert stats["pages_decoded"] == num_pages
+
+
+def test_pages_of_the_present_and_the_next_window_are_not_let_go() -> None:
+    present = _Present(_Window((0, 3), np.array([2, 5, 9]), 30), _Window((1, 0), np.array([0, 4]), 20))
+    assert present.less_needed(np.array([0, 1, 5, 7])).tolist() == [1, 7]
+    assert present.less_needed(np.array([4, 9])).tolist() == []

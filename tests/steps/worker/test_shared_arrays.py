@@ -1,0 +1,145 @@
+"""Shared memory of both sides in one process: two mappings of the same memory, at different addresses."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchmix.constructor.arrays import StepArrays
+from torchmix.constructor.fields import StepTensors
+from torchmix.constructor.memory import RECENT_CALLS, StepMemory
+from torchmix.steps.worker import shared_arrays
+from torchmix.steps.worker.messages import StepReply, decode_reply, encode
+from torchmix.steps.worker.shared_arrays import MappedArrays, SharedArrays
+
+TOKENS = 3000
+
+
+class Pair:
+    """A worker that fills every array with the step's number, and its leader."""
+
+    def __init__(self) -> None:
+        self.worker, self.leader = SharedArrays(), MappedArrays()
+        self.memory = StepMemory(self.worker.allocate)
+        self.replies: list[StepReply] = []
+
+    def step(self, number: int, tokens: int = TOKENS) -> StepArrays:
+        """Build a step there and take it here; what has been released before may be used for it."""
+        self.worker.release(self.leader.take_released())
+        ids, mask = self.memory.empty_together(tokens, [np.int64, np.float32])
+        fields = {
+            "tokens": ids.reshape(2, -1),
+            "loss_mask": mask.reshape(2, -1),
+            "max_seqlen": np.array([number, number], np.int32),
+        }
+        for array in fields.values():
+            array[:] = number
+        built = StepArrays(step=number, num_tokens_global=7, fields=fields, header=b"header")
+        reply, descriptors = self.worker.pack(built)
+        del built, fields, array, ids, mask
+        decoded = decode_reply(encode(reply))
+        assert isinstance(decoded, StepReply)
+        self.replies.append(decoded)
+        found = self.leader.unpack(decoded, [os.dup(descriptor) for descriptor in descriptors])
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return found
+
+
+def forbidden(name: str) -> int:
+    raise PermissionError(name)
+
+
+@pytest.fixture(params=["memory", "no memory", "forbidden memory"])
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    if request.param == "no memory":  # as where the system has none without a name
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    elif request.param == "forbidden memory":  # as in some containers
+        monkeypatch.setattr(os, "memfd_create", forbidden, raising=False)
+    elif not hasattr(os, "memfd_create"):
+        pytest.skip("this system has files alone")
+    return Pair()
+
+
+def test_a_step_arrives_as_it_was_built(pair: Pair) -> None:
+    found = pair.step(5)
+    assert (found.step, found.num_tokens_global, found.header) == (5, 7, b"header")
+    assert {name: (array.dtype, array.shape) for name, array in found.fields.items()} == {
+        "tokens": (np.int64, (2, TOKENS // 2)),
+        "loss_mask": (np.float32, (2, TOKENS // 2)),
+        "max_seqlen": (np.int32, (2,)),
+    }
+    for array in found.fields.values():
+        assert (array == 5).all()
+        array[0] = 6  # a trainer may write to what it is given
+    assert [entry.name for entry in pair.replies[0].shared] == ["tokens", "loss_mask"]
+
+
+def test_what_is_held_in_any_form_is_never_written_to(pair: Pair) -> None:
+    first = pair.step(1)
+    held = [
+        torch.from_numpy(first.fields["tokens"]).view(-1)[10:20].view(5, 2)[1],
+        memoryview(first.fields["loss_mask"])[1:],
+    ]
+    del first
+    for number in range(2, 12):
+        pair.step(number)
+    assert held[0].tolist() == [1, 1]
+    assert set(np.asarray(held[1]).ravel().tolist()) == {1.0}
+
+
+def test_memory_is_used_again_and_no_more_is_made(pair: Pair) -> None:
+    for number in range(1, 30):
+        found = pair.step(number)
+        assert all((array == number).all() for array in found.fields.values())
+    # One step is held while the next one is built.
+    assert [len(reply.new) for reply in pair.replies] == [1, 1] + [0] * 27
+    assert not any(reply.dropped for reply in pair.replies)
+
+
+def test_memory_of_other_sizes_is_let_go_on_both_sides(pair: Pair) -> None:
+    for number in range(1, 4):
+        pair.step(number)
+    for number in range(4, 4 + RECENT_CALLS):
+        pair.step(number, tokens=2 * TOKENS)
+    pair.step(5000, tokens=3 * TOKENS)
+    gc.collect()
+    last = pair.step(5001, tokens=3 * TOKENS)
+    assert all((array == 5001).all() for array in last.fields.values())
+    dropped = [number for reply in pair.replies for number in reply.dropped]
+    assert dropped == [0]
+    assert not set(dropped) & set(pair.leader._memory_of_arena)
+
+
+def test_neither_side_keeps_a_name_or_more_descriptors_than_steps(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_arrays.tempfile, "tempdir", str(tmp_path))
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.exists():
+        pytest.skip("no /proc here")
+    before = len(list(descriptors.iterdir()))
+    kept = [pair.step(number) for number in range(20)]
+    assert len(list(descriptors.iterdir())) == before + 2 * 20
+    assert not list(tmp_path.iterdir())
+    assert [int(step.fields["tokens"][0, 0]) for step in kept] == list(range(20))
+    pair.worker, pair.leader, pair.memory = SharedArrays(), MappedArrays(), StepMemory()
+    kept.clear()
+    gc.collect()
+    assert len(list(descriptors.iterdir())) == before
+
+
+def test_tensors_share_the_memory(pair: Pair) -> None:
+    found = pair.step(3)
+    boundaries = {name: np.zeros(1, np.int32) for name in ("cu_seqlens", "cu_seqlens_padded", "cu_seqlens_stop")}
+    tensors = StepTensors.from_arrays(
+        StepArrays(step=3, num_tokens_global=7, fields={**found.fields, **boundaries}, header=b"h")
+    )
+    assert tensors.tokens is not None
+    found.fields["tokens"][1, 1] = 9
+    assert tensors.tokens[1, 1] == 9

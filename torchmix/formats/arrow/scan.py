@@ -1,0 +1,174 @@
+"""Record batches of an Arrow file -> pages, decoded once to learn their tokens.
+
+In: batches of a file, and how its rows become tokens. Out: pages, with what stands beside each, and `FileScan`. Must
+hold: what decides how a batch is cut is in the file alone. Cost: the column is read and decoded once; memory for the
+offsets of a batch and for a page.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from torchmix.errors import CorruptPage
+from torchmix.formats.arrow.batches import Batch, Read
+from torchmix.formats.arrow.layout import Column
+from torchmix.formats.arrow.message import BatchLayout, parse_batch
+from torchmix.formats.arrow.page import BATCH, MESSAGE, SLICES, column_range, encode_column, read_page
+from torchmix.formats.arrow.slices import SliceableColumn, cut_rows, find_slices, null_rows, row_starts, slice_type
+from torchmix.formats.source import FileScan, Int64Array, PageRun
+
+LARGE_PAGE_BYTES = 1 << 20
+"""A file with a larger page is named in messages, since it can be written with smaller ones."""
+
+Count = Callable[[pa.Array, str, int], Int64Array]
+"""Tokens of each row of an array, [rows]; with source and path, and the first row, for messages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Page:
+    offset: int
+    num_bytes: int
+    num_rows: int
+    codec: int
+    dict_offset: int
+    dict_bytes: int
+
+
+@dataclass(kw_only=True, slots=True)
+class ArrowScan:
+    """The pages of one file, as they are found."""
+
+    path: str
+    where: str
+    read: Read
+    column: Column
+    count: Count
+    num_rows: int = 0
+    _schema: bytes = field(init=False)
+    _pages: list[_Page] = field(default_factory=list)
+    _tokens: list[Int64Array] = field(default_factory=list)
+    _crc: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._schema = encode_column(self.column)
+
+    def add(self, batch: Batch) -> int:
+        """Cut a batch into pages and decode them; returns the bytes of its column.
+
+        Raises:
+            SourceUnreadable: A null inside a list.
+            CorruptPage: The batch does not decode.
+        """
+        try:
+            layout = parse_batch(batch.header)
+            begin, end = column_range(self.column, layout)
+            if end > batch.body_bytes:
+                raise ValueError(f"a buffer ends at byte {end} of a body of {batch.body_bytes}")
+            slices = find_slices(self.column, layout)
+            if not layout.num_rows:
+                return 0
+            if slices is None or not self._add_slices(batch, layout, slices):
+                self._add_whole(batch, layout, begin, end)
+        except ValueError as error:
+            raise CorruptPage(
+                f"{self.where}: the record batch at byte {batch.offset}, from row {self.num_rows} on, does not decode: "
+                f"{' '.join(str(error).split())}; the file is damaged or cut short, restore it"
+            ) from None
+        return end - begin
+
+    def as_scan(self, num_bytes: int, digest: str) -> FileScan:
+        """The scan of a file of this size and identity; each page is a chunk, since each has its own beside it."""
+        pages = self._pages
+        return FileScan(
+            num_bytes=num_bytes,
+            footer_hash=digest,
+            num_rows=self.num_rows,
+            chunk_of_page=np.arange(len(pages), dtype=np.int32),
+            page_offset=np.array([page.offset for page in pages], dtype=np.int64),
+            page_bytes=np.array([page.num_bytes for page in pages], dtype=np.int64),
+            page_rows=np.array([page.num_rows for page in pages], dtype=np.int64),
+            dict_offset=np.array([page.dict_offset for page in pages], dtype=np.int64),
+            dict_bytes=np.array([page.dict_bytes for page in pages], dtype=np.int64),
+            codec=np.array([page.codec for page in pages], dtype=np.int8),
+            tokens=np.concatenate([np.zeros(0, np.int64), *self._tokens]).astype(np.int32),
+            page_crc=np.array([page for page, _ in self._crc], dtype=np.uint32),
+            dict_crc=np.array([dictionary for _, dictionary in self._crc], dtype=np.uint32),
+            schema=self._schema,
+            whole_chunks=any(page.codec != SLICES and page.num_bytes > LARGE_PAGE_BYTES for page in pages),
+        )
+
+    def _add_slices(self, batch: Batch, layout: BatchLayout, slices: SliceableColumn) -> bool:
+        """Pages of some rows each; False if no row has any bytes, so that none can be cut."""
+        kind = slice_type(self.column)
+        assert kind is not None, "slices were found"
+        body, num_rows = batch.body_offset, layout.num_rows
+        offsets_offset, offsets_bytes = slices.offsets or (0, 0)
+        offsets = self.read(body + offsets_offset, min(offsets_bytes, (num_rows + 1) * kind.offset_bytes))
+        starts = row_starts(kind, num_rows, offsets, slices.values[1])
+        if starts[0] == starts[-1]:
+            return False
+        is_null = null_rows([self.read(body + offset, size) for offset, size in slices.validity], num_rows)
+        for first, stop in pairwise(cut_rows(starts).tolist()):
+            page = _Page(
+                offset=body + slices.values[0] + int(starts[first]),
+                num_bytes=int(starts[stop] - starts[first]),
+                num_rows=stop - first,
+                codec=SLICES,
+                dict_offset=body + offsets_offset + first * kind.offset_bytes if kind.offset_bytes else -1,
+                dict_bytes=(stop - first + 1) * kind.offset_bytes if kind.offset_bytes else 0,
+            )
+            self._decode(page, is_null[first:stop])
+        return True
+
+    def _add_whole(self, batch: Batch, layout: BatchLayout, begin: int, end: int) -> None:
+        """One page of all rows."""
+        if self.column.dictionary_type is not None:
+            if batch.dictionary is None:
+                raise ValueError("the dictionary of its column is not before it")
+            self._decode(
+                _Page(
+                    offset=batch.offset,
+                    num_bytes=batch.body_offset + end - batch.offset,
+                    num_rows=layout.num_rows,
+                    codec=MESSAGE,
+                    dict_offset=batch.dictionary[0],
+                    dict_bytes=batch.dictionary[1],
+                )
+            )
+            return
+        has_bytes = begin < end
+        self._decode(
+            _Page(
+                offset=batch.body_offset + begin if has_bytes else batch.metadata_offset,
+                num_bytes=end - begin if has_bytes else 1,  # a page has bytes, also where all rows are null
+                num_rows=layout.num_rows,
+                codec=BATCH,
+                dict_offset=batch.metadata_offset,
+                dict_bytes=batch.body_offset - batch.metadata_offset,
+            )
+        )
+
+    def _decode(self, page: _Page, is_null: NDArray[np.bool_] | None = None) -> None:
+        run = PageRun(
+            pages=self.read(page.offset, page.num_bytes),
+            dictionary=self.read(page.dict_offset, page.dict_bytes) if page.dict_bytes else b"",
+            schema=self._schema,
+            codec=page.codec,
+            num_rows=page.num_rows,
+            path=self.path,
+            offset=page.offset,
+            first_row=self.num_rows,
+        )
+        if len(run.pages) < page.num_bytes:
+            raise ValueError(f"the file ends before byte {page.offset + page.num_bytes}")
+        self._tokens.append(self.count(read_page(run, is_null), self.where, self.num_rows))
+        self._pages.append(page)
+        self._crc.append((zlib.crc32(run.pages), zlib.crc32(run.dictionary)))
+        self.num_rows += page.num_rows

@@ -1,0 +1,97 @@
+"""The source of Arrow files: one column of Arrow's IPC files, Feather files and streams.
+
+In: a file's path; later the bytes of its pages. Out: `FileScan` and `Documents`, see source.py. Must hold: a scan
+decodes every page as it is decoded later. Without compression, rows of lists of integers and of strings are read by
+pages of about 64 KiB of their values, however many a batch has; of any other column, and of a compressed one, a page is
+a batch. Cost: a scan reads and decodes the column once, other columns never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from torchmix.errors import CorruptPage
+from torchmix.formats.arrow.batches import find_batches, open_arrow
+from torchmix.formats.arrow.column import find_column
+from torchmix.formats.arrow.page import read_page
+from torchmix.formats.arrow.scan import ArrowScan
+from torchmix.formats.column import Kind, count_tokens, to_documents, transform_id_of
+from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun
+from torchmix.storage.file_ends import hash_ends
+from torchmix.storage.open_path import opened
+from torchmix.storage.random_access import RandomAccessFile
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArrowSource:
+    """A source of the recipe whose files are Arrow's; implements `source.Source`."""
+
+    name: str
+    column: str
+    kind: Kind
+    tokenizer: Tokenizer = BYTES
+    """Of texts; unused with `tokens`."""
+
+    @property
+    def transform_id(self) -> str:
+        """See `source.Source.transform_id`."""
+        return transform_id_of(self.kind, self.tokenizer)
+
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
+        """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
+        return hash_ends(file)
+
+    def check(self, path: str | Path) -> None:
+        """See `source.Source.check`."""
+        where = self._where(path)
+        with opened(path, where) as opened_file:
+            num_bytes, _ = hash_ends(opened_file)
+            file = open_arrow(opened_file.read, num_bytes, where)
+            find_column(file, self.column, self.kind, where)
+
+    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
+        """See `source.Source.scan`; `progress` is called after each record batch."""
+        where = self._where(path)
+        with opened(path, where) as opened_file:
+            num_bytes, digest = hash_ends(opened_file)
+            read = opened_file.read
+            file = open_arrow(read, num_bytes, where)
+            column, dictionary_id = find_column(file, self.column, self.kind, where)
+            if len(file.schema) == 1:
+                opened_file.will_read(0, num_bytes)
+            scan = ArrowScan(path=str(path), where=where, read=read, column=column, count=self._count)
+            for batch in find_batches(file, read, dictionary_id, where):
+                num_column_bytes = scan.add(batch)
+                if progress is not None:
+                    progress(num_column_bytes)
+        return scan.as_scan(num_bytes, digest)
+
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """See `source.Source.decode`; a row without tokens is read as null, which gives none either."""
+        return list(map(self._documents, runs))
+
+    def _documents(self, run: PageRun) -> Documents:
+        where = self._where(run.path)
+        is_null = np.zeros(run.num_rows, dtype=bool) if run.tokens is None else run.tokens == 0
+        try:
+            array = read_page(run, is_null)
+        except ValueError as error:
+            raise CorruptPage(
+                f"{where}: the page at bytes [{run.offset}, {run.offset + len(run.pages)}), rows [{run.first_row}, "
+                f"{run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split())}; the file was "
+                "altered after it was indexed: put it back, or run torchmix index"
+            ) from None
+        return to_documents([array], self.kind, where, run.first_row, self.tokenizer)
+
+    def _count(self, array: pa.Array, where: str, first_row: int) -> Int64Array:
+        return count_tokens(array, self.kind, where, first_row, self.tokenizer)
+
+    def _where(self, path: str | Path) -> str:
+        return f"source {self.name!r}: {path}"

@@ -1,0 +1,217 @@
+"""What a Parquet column may hold, and its rows as documents.
+
+In: the Arrow schema of a file and a column's name; Arrow arrays of that column. Out: which leaf of the file it is, or a
+clear error; `Documents`, or their lengths alone. Two kinds: `tokens`, integers of any width in lists, used as they are,
+and `text`, a string or binary that the tokenizer turns into ids. Must hold: a row's tokens are all integers of all its
+lists, in order, however lists and structs are nested; a null row or list holds none; a null in an integer's place, or
+in that of a struct around it, is an error that names its row. Cost: tokens are not copied, only their offsets widened;
+text as its tokenizer.
+
+A column is named by its path through structs, `meta.text`; lists have no part in it, so that `turns.ids` may be the
+field `ids` of a struct, of a list of structs, or of both.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torchmix.errors import SourceUnreadable
+from torchmix.formats.source import Documents, Int64Array
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.tokenizer import Tokenizer
+
+Kind = Literal["tokens", "text"]
+
+TOKENS_TRANSFORM_ID = "tokens-1"
+
+_SHOWN_NAMES = 20
+_TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
+_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
+_MOST_TOKEN = 2**63 - 1
+
+
+class _Leaf(NamedTuple):
+    """A leaf of an Arrow schema; they come in the order of the file's."""
+
+    path: str
+    num_lists: int
+    type: pa.DataType
+
+
+def find_leaf(schema: pa.Schema, column: str, kind: Kind, where: str) -> int:
+    """Number of a column's leaf among those of a file; `where` begins every message.
+
+    Raises:
+        SourceUnreadable: The file has no such column, or it holds something else than `kind` says.
+    """
+    leaves = [leaf for field in schema for leaf in _leaves(field.type, field.name, 0)]
+    found = [number for number, leaf in enumerate(leaves) if leaf.path == column]
+    if len(found) > 1:
+        raise SourceUnreadable(f"{where}: {len(found)} columns are named {column!r}; there must be one")
+    if not found:
+        raise SourceUnreadable(f"{where}: no column {column!r}; {_hint(column, [leaf.path for leaf in leaves])}")
+    leaf = leaves[found[0]]
+    is_tokens = leaf.num_lists > 0 and pa.types.is_integer(leaf.type)
+    is_text = leaf.num_lists == 0 and str(leaf.type) in _TEXT_TYPES
+    held = f"column {column!r} is {'list of ' * leaf.num_lists}{leaf.type}"
+    if kind == "tokens" and not is_tokens:
+        hint = "; use `text` with a tokenizer for it" if is_text else ""
+        raise SourceUnreadable(f"{where}: {held}, not a list of integers{hint}")
+    if kind == "text" and not is_text:
+        hint = "; use `tokens` for it, without a tokenizer" if is_tokens else ""
+        raise SourceUnreadable(f"{where}: {held}, not a string{hint}")
+    return found[0]
+
+
+def check_column(schema: pa.Schema, column: str, kind: Kind, where: str) -> None:
+    """As `find_leaf`, where its number does not matter."""
+    find_leaf(schema, column, kind, where)
+
+
+def transform_id_of(kind: Kind, tokenizer: Tokenizer) -> str:
+    """What turns rows into tokens, with its version; of texts the tokenizer's."""
+    return tokenizer.transform_id if kind == "text" else TOKENS_TRANSFORM_ID
+
+
+def to_documents(
+    arrays: list[pa.Array], kind: Kind, where: str, first_row: int, tokenizer: Tokenizer = BYTES
+) -> Documents:
+    """The rows of some arrays, end to end.
+
+    Args:
+        arrays: of lists or strings, as `parquet_page` gives them.
+        first_row: number of the first row, for messages.
+        tokenizer: of texts.
+
+    Raises:
+        SourceUnreadable: a null in an integer's place, or a text that the tokenizer refuses.
+    """
+    parts = []
+    for array in arrays:
+        if kind == "text":
+            values, offsets = tokenizer.tokenize(_texts(array), where, first_row)
+            parts.append(Documents(values=values, offsets=offsets))
+        else:
+            parts.append(_list_documents(array, where, first_row))
+        first_row += len(array)
+    if len(parts) == 1:
+        return parts[0]
+    lengths = [np.diff(part.offsets) for part in parts]
+    return Documents(
+        values=np.concatenate([part.values for part in parts]) if parts else np.zeros(0, dtype=np.int32),
+        offsets=np.cumsum(np.concatenate([np.zeros(1, dtype=np.int64), *lengths])),
+    )
+
+
+def count_tokens(array: pa.Array, kind: Kind, where: str, first_row: int, tokenizer: Tokenizer = BYTES) -> Int64Array:
+    """Tokens of each row, [rows]; as `to_documents`, without making them."""
+    if kind == "text":
+        return tokenizer.count_tokens(_texts(array), where, first_row)
+    return np.diff(_list_documents(array, where, first_row).offsets)
+
+
+def count_values(array: pa.Array) -> Int64Array:
+    """Values that Parquet counts for each row, [rows]: an empty or null list is one, and so is a row without lists."""
+    counts = _values_of_entries(array)
+    return np.ones(len(array), dtype=np.int64) if counts is None else counts
+
+
+def _values_of_entries(array: pa.Array) -> Int64Array | None:
+    """As `count_values`; None where each entry is one."""
+    while isinstance(array.type, pa.StructType):
+        array = _child(array)
+    if not isinstance(array.type, _LISTS):
+        return None
+    offsets, entries = _entries(array)
+    counts = _values_of_entries(entries)
+    if counts is not None:
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])[offsets]
+    return np.maximum(np.diff(offsets), 1)
+
+
+def _list_documents(array: pa.Array, where: str, first_row: int) -> Documents:
+    offsets = np.arange(len(array) + 1)
+    while not pa.types.is_integer(array.type):
+        if isinstance(array.type, pa.StructType):
+            array = _child(array)
+        else:
+            inner, array = _entries(array)
+            offsets = inner[offsets]
+    if array.null_count:
+        row = first_row + _row_of(offsets, int(pc.index(array.is_null(), True).as_py()))
+        raise SourceUnreadable(f"{where}: row {row} holds a null inside its list of tokens; a token must be an integer")
+    values = array.to_numpy(zero_copy_only=True)
+    if values.dtype == np.uint64 and len(values) and values.max() > _MOST_TOKEN:
+        place = int(np.argmax(values > _MOST_TOKEN))
+        raise SourceUnreadable(
+            f"{where}: row {first_row + _row_of(offsets, place)} holds the token {values[place]}; they end at 2^63 - 1"
+        )
+    return Documents(values=values, offsets=offsets)
+
+
+def _entries(array: pa.Array) -> tuple[Int64Array, pa.Array]:
+    """Offsets of a list array's entries, from 0, and the entries."""
+    if not isinstance(array.type, pa.ListType | pa.LargeListType | pa.MapType):
+        array = array.cast(pa.large_list(array.type.value_field))
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    entries = array.values[offsets[0] : offsets[-1]]
+    offsets -= offsets[0]
+    return offsets, entries
+
+
+def _child(array: pa.StructArray) -> pa.Array:
+    """The one field of structs; null where the struct is."""
+    return array.flatten()[0] if array.null_count else array.field(0)
+
+
+def _row_of(offsets: Int64Array, place: int) -> int:
+    return int(np.searchsorted(offsets, place, side="right")) - 1
+
+
+def _texts(array: pa.Array) -> pa.Array:
+    """As string or large_string, which a binary becomes without a look at its bytes."""
+    while isinstance(array.type, pa.StructType):
+        array = _child(array)
+    if isinstance(array.type, pa.DictionaryType):
+        array = array.dictionary_decode()
+    if array.type in (pa.string_view(), pa.binary_view()):
+        array = array.cast(pa.large_binary())
+    if pa.types.is_binary(array.type):
+        return array.view(pa.string())
+    return array.view(pa.large_string()) if pa.types.is_large_binary(array.type) else array
+
+
+def _leaves(type: pa.DataType, path: str, num_lists: int) -> Iterator[_Leaf]:
+    """Leaves below a field, depth first, as Parquet orders its columns."""
+    if isinstance(type, pa.BaseExtensionType):
+        yield from _leaves(type.storage_type, path, num_lists)
+    elif isinstance(type, pa.DictionaryType | pa.RunEndEncodedType):
+        yield from _leaves(type.value_type, path, num_lists)
+    elif isinstance(type, _LISTS):
+        yield from _leaves(type.value_type, path, num_lists + 1)
+    elif isinstance(type, pa.MapType):
+        yield from _leaves(type.key_type, f"{path}.key", num_lists + 1)
+        yield from _leaves(type.item_type, f"{path}.value", num_lists + 1)
+    elif isinstance(type, pa.StructType):
+        for field in type:
+            yield from _leaves(field.type, f"{path}.{field.name}", num_lists)
+    else:
+        yield _Leaf(path, num_lists, type)
+
+
+def _hint(column: str, paths: list[str]) -> str:
+    inner = [path for path in paths if path.startswith(f"{column}.")]
+    if inner:
+        return f"it is a struct, name a field of it: {_listed(inner)}"
+    nearest = difflib.get_close_matches(column, paths, n=1)
+    return f"{f'did you mean {nearest[0]!r}? ' if nearest else ''}it has: {_listed(paths)}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")

@@ -1,0 +1,8 @@
+"""JSON lines. Files in reading order:
+
+frames.py   gzip members and zstd frames: where they lie, what they hold
+lines.py    lines of JSON -> one key of each, as an Arrow array
+pages.py    a file of JSON lines -> its pages
+source.py   the source of JSON lines
+reframe.py  a compressed file -> the same content in small frames
+"""

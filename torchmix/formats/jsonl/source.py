@@ -1,0 +1,179 @@
+"""The source of JSON lines: one key of each line, read by pages of about 64 KiB.
+
+In: a file's path, plain, or compressed in frames (`.gz`, `.zst`); later the bytes of its pages. Out: `FileScan` and
+`Documents`, see source.py. Must hold: a scan parses every page as it is parsed later. A line that is at fault ends the
+scan with its number and place; a missing key is such a fault, a null is a document of no tokens. Cost: a scan reads and
+parses the file once; the parser holds Python's lock, so that many threads scan hardly faster than one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
+from torchmix.formats.column import Kind, count_tokens, to_documents, transform_id_of
+from torchmix.formats.jsonl.frames import codec_of_name
+from torchmix.formats.jsonl.lines import LineFault, LineParser
+from torchmix.formats.jsonl.pages import GZIP, PLAIN, LinePage, Read, cut_pages, is_alone, lines_of_page
+from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun
+from torchmix.storage.file_ends import hash_ends
+from torchmix.storage.open_path import opened
+from torchmix.storage.random_access import RandomAccessFile
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.tokenizer import Tokenizer
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonLinesSource:
+    """A source of the recipe whose files are JSON lines; implements `source.Source`."""
+
+    name: str
+    column: str
+    kind: Kind
+    tokenizer: Tokenizer = BYTES
+    """Of texts; unused with `tokens`."""
+    _parser: LineParser = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_parser", LineParser(self.column, self.kind))
+
+    @property
+    def transform_id(self) -> str:
+        """See `source.Source.transform_id`."""
+        return transform_id_of(self.kind, self.tokenizer)
+
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
+        """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
+        return hash_ends(file)
+
+    def check(self, path: str | Path) -> None:
+        """See `source.Source.check`; the lines of the first page are looked at."""
+        self._read(path, most_pages=1, progress=None)
+
+    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
+        """See `source.Source.scan`; `progress` is called after each page."""
+        return self._read(path, most_pages=None, progress=progress)
+
+    def _read(self, path: str | Path, *, most_pages: int | None, progress: Callable[[int], None] | None) -> FileScan:
+        """Parse the first pages of a file, or all."""
+        where = self._where(path)
+        with opened(path, where) as file:
+            num_bytes, digest = self.fingerprint(file, str(path))
+            if most_pages is None:
+                file.will_read(0, num_bytes)
+            found = _Found(where=where)
+            for page in islice(cut_pages(file.read, codec_of_name(str(path)), where), most_pages):
+                found.add(page, self._parse, self._count, _checksum(page, file.read))
+                if progress is not None:
+                    progress(page.num_bytes)
+        return found.as_scan(num_bytes, digest)
+
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """See `source.Source.decode`."""
+        return list(map(self._documents, runs))
+
+    def _documents(self, run: PageRun) -> Documents:
+        where = self._where(run.path)
+        try:
+            values = self._parse(lines_of_page(run.pages, run.codec, run.num_rows), is_first=run.offset == 0)
+        except (ValueError, OSError) as error:
+            raise CorruptPage(
+                f"{where}: the page at bytes [{run.offset}, {run.offset + len(run.pages)}), within rows "
+                f"[{run.first_row}, {run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split())}; "
+                "the file was altered after it was indexed: put it back, or run torchmix index"
+            ) from None
+        return to_documents([values], self.kind, where, run.first_row, self.tokenizer)
+
+    def _parse(self, lines: bytes | memoryview, is_first: bool) -> pa.Array:
+        if is_first and lines[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
+            lines = lines[len(BYTE_ORDER_MARK) :]
+        return self._parser.parse(lines)
+
+    def _count(self, values: pa.Array, where: str, first_row: int) -> Int64Array:
+        return count_tokens(values, self.kind, where, first_row, self.tokenizer)
+
+    def _where(self, path: str | Path) -> str:
+        return f"source {self.name!r}: {path}"
+
+
+@dataclass(kw_only=True, slots=True)
+class _Found:
+    """What a scan has found so far."""
+
+    where: str
+    num_lines: int = 0
+    num_rows: int = 0
+    offset: list[int] = field(default_factory=list)
+    num_bytes: list[int] = field(default_factory=list)
+    codec: list[int] = field(default_factory=list)
+    crc: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    tokens: list[Int64Array] = field(default_factory=list)
+
+    def add(
+        self,
+        page: LinePage,
+        parse: Callable[[bytes, bool], pa.Array],
+        count: Callable[[pa.Array, str, int], Int64Array],
+        crc: int,
+    ) -> None:
+        """Parse a page; one without rows is passed over."""
+        try:
+            values = parse(page.lines, page.offset == 0)
+        except LineFault as fault:
+            raise self._at_line(fault, page) from None
+        self.num_lines += page.lines.count(b"\n")
+        if not len(values):
+            return
+        self.offset.append(page.offset)
+        self.num_bytes.append(page.num_bytes)
+        self.codec.append(page.codec)
+        self.crc.append(crc)
+        self.rows.append(len(values))
+        self.tokens.append(count(values, self.where, self.num_rows))
+        self.num_rows += len(values)
+
+    def as_scan(self, num_bytes: int, digest: str) -> FileScan:
+        """The scan of a file of this size and identity."""
+        # Pages that begin and end with lines share a chunk, since they are decoded together; any other has its own.
+        alone = np.array([is_alone(codec) for codec in self.codec], dtype=bool)
+        starts_chunk = alone | np.concatenate([[True], alone[:-1]]) if len(alone) else alone
+        codecs = np.array(self.codec, dtype=np.int8)[starts_chunk]
+        return FileScan(
+            num_bytes=num_bytes,
+            footer_hash=digest,
+            num_rows=self.num_rows,
+            chunk_of_page=np.cumsum(starts_chunk, dtype=np.int32) - np.int32(1),
+            page_offset=np.array(self.offset, dtype=np.int64),
+            page_bytes=np.array(self.num_bytes, dtype=np.int64),
+            page_rows=np.array(self.rows, dtype=np.int64),
+            dict_offset=np.full(len(codecs), -1, dtype=np.int64),
+            dict_bytes=np.zeros(len(codecs), dtype=np.int64),
+            codec=codecs,
+            page_crc=np.array(self.crc, dtype=np.uint32),
+            tokens=np.concatenate([np.zeros(0, np.int64), *self.tokens]).astype(np.int32),
+            schema=b"",
+        )
+
+    def _at_line(self, fault: LineFault, page: LinePage) -> CatalogError:
+        line = self.num_lines + fault.line + 1
+        message = f"{self.where}: line {line}, at byte {page.first_byte + fault.offset}: {fault}"
+        if fault.is_json:
+            return SourceUnreadable(f"{message}; mend the line, or name another key")
+        return CorruptPage(f"{message}; mend the line, or take it out")
+
+
+def _checksum(page: LinePage, read: Read) -> int:
+    """CRC-32 of a page's bytes; 0 for gzip, whose members have their own."""
+    if page.codec == PLAIN:
+        return zlib.crc32(page.lines)
+    return 0 if page.codec & 3 == GZIP else zlib.crc32(read(page.offset, page.num_bytes))

@@ -1,0 +1,136 @@
+"""The Parquet source: one column of token lists, or of text, read page by page.
+
+In: a file's path; later the bytes of its pages. Out: `FileScan` and `Documents`, see source.py. Must hold: what
+the catalog promises of a page is what `decode` gives. A writer may split a row over pages (pyarrow before 18 without a
+page index, DuckDB): then pages are read on to where their last row ends.
+Cost: a scan reads and decodes the column once, see parquet_scan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from torchmix.errors import SourceUnreadable
+from torchmix.formats.column import Kind, find_leaf, to_documents, transform_id_of
+from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
+from torchmix.formats.parquet.page import decode_pages, encode_schema
+from torchmix.formats.parquet.scan import ChunkScan, ScannedChunk
+from torchmix.formats.parquet.values import decode_values
+from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun, offsets_of
+from torchmix.storage.open_path import opened
+from torchmix.storage.random_access import RandomAccessFile
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParquetSource:
+    """A source of the recipe whose files are Parquet; implements `source.Source`."""
+
+    name: str
+    column: str
+    kind: Kind
+    tokenizer: Tokenizer = BYTES
+    """Of texts; unused with `tokens`."""
+
+    @property
+    def transform_id(self) -> str:
+        """See `source.Source.transform_id`."""
+        return transform_id_of(self.kind, self.tokenizer)
+
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
+        """See `source.Source.fingerprint`."""
+        footer = read_footer(file, self._where(path))
+        return footer.num_bytes, footer.digest
+
+    def check(self, path: str | Path) -> None:
+        """See `source.Source.check`."""
+        where = self._where(path)
+        with opened(path, where) as file:
+            arrow_schema, _ = _read_schema(read_footer(file, where), where)
+        find_leaf(arrow_schema, self.column, self.kind, where)
+
+    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
+        """See `source.Source.scan`; `progress` is called after each column chunk."""
+        where = self._where(path)
+        with opened(path, where) as file:
+            footer = read_footer(file, where)
+            arrow_schema, created_by = _read_schema(footer, where)
+            leaf, chunks = read_column(footer, find_leaf(arrow_schema, self.column, self.kind, where), where)
+            scan = ChunkScan(
+                file=file,
+                path=str(path),
+                kind=self.kind,
+                tokenizer=self.tokenizer,
+                leaf=leaf,
+                schema=encode_schema(leaf, created_by),
+                where=where,
+            )
+            scanned: list[ScannedChunk] = []
+            first_row = 0
+            for chunk in chunks:
+                scanned.append(scan.scan(chunk, first_row))
+                first_row += len(scanned[-1].tokens)
+                if progress is not None:
+                    progress(chunk.num_bytes)
+        return FileScan(
+            num_bytes=footer.num_bytes,
+            footer_hash=footer.digest,
+            num_rows=first_row,
+            chunk_of_page=np.repeat(np.arange(len(scanned), dtype=np.int32), [len(part.rows) for part in scanned]),
+            page_offset=_join([part.offset for part in scanned]),
+            page_bytes=_join([part.num_bytes for part in scanned]),
+            page_rows=_join([part.rows for part in scanned]),
+            tail_bytes=_join([part.tail_bytes for part in scanned]),
+            dict_offset=np.array([part.dict_offset for part in scanned], dtype=np.int64),
+            dict_bytes=np.array([part.dict_bytes for part in scanned], dtype=np.int64),
+            codec=np.array([chunk.codec for chunk in chunks], dtype=np.int8),
+            tokens=_join([part.tokens for part in scanned]).astype(np.int32),
+            page_crc=_any_or_none([crc for part in scanned for crc in part.crc.tolist()]),
+            dict_crc=_any_or_none([part.dict_crc for part in scanned]),
+            schema=scan.schema,
+            split_pages=sum(part.split_pages for part in scanned),
+        )
+
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """See `source.Source.decode`."""
+        values = decode_values(runs) if self.kind == "tokens" else [None] * len(runs)
+        return list(map(self._documents, runs, values))
+
+    def _documents(self, run: PageRun, values: NDArray[np.integer[Any]] | None) -> Documents:
+        if values is not None and run.tokens is not None:
+            return Documents(values=values, offsets=offsets_of(run.tokens) if run.offsets is None else run.offsets)
+        where = self._where(run.path)
+        return to_documents(decode_pages(run, where), self.kind, where, run.first_row, self.tokenizer)
+
+    def _where(self, path: str | Path) -> str:
+        return f"source {self.name!r}: {path}"
+
+
+def _read_schema(footer: Footer, where: str) -> tuple[pa.Schema, str]:
+    """Arrow schema and writer, as pyarrow reads them from the footer alone."""
+    size = len(footer.metadata).to_bytes(4, "little")
+    content = b"".join([MAGIC, footer.metadata, size, MAGIC])
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
+        return file.schema_arrow, file.metadata.created_by or ""
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise SourceUnreadable(
+            f"{where}: the footer does not parse: {str(error).rstrip('.')}; the file is damaged or encrypted"
+        ) from None
+
+
+def _any_or_none(checksums: list[int]) -> NDArray[np.uint32] | None:
+    return np.array(checksums, dtype=np.uint32) if any(checksums) else None
+
+
+def _join(parts: list[Int64Array]) -> Int64Array:
+    return np.concatenate(parts, dtype=np.int64) if parts else np.zeros(0, dtype=np.int64)

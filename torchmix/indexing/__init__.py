@@ -1,0 +1,6 @@
+"""Files -> their catalog. Files in reading order:
+
+file_changes.py  which files are known, new, changed, moved or gone
+scan_files.py    files -> their shares of the catalog, many at once
+scan.py          a recipe -> its catalog
+"""

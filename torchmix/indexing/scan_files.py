@@ -1,0 +1,213 @@
+"""Files -> their shares of the catalog, many at once.
+
+In: files with the sources they are of. Out: identities, or parts, in the same order. Must hold: a scanned file is kept
+on disk as soon as it is done, so that a run that is killed or fails is continued by the next; a file that was altered
+while it was scanned is an error. The first error ends all threads within one step of their progress. Cost: the column
+of each file is read and decoded once, in as many threads as the process has processors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event, Lock
+from typing import TypeVar
+
+from torchmix.catalog.file_table import table_of_file
+from torchmix.catalog.parts import FilePart, load_part, save_part
+from torchmix.errors import SourceChanged
+from torchmix.formats.megatron.source import IndexedSource
+from torchmix.formats.source import FileScan, Source
+from torchmix.formats.table import files_beside
+from torchmix.indexing.file_changes import FoundFile
+from torchmix.storage.file_status import settled_statuses
+from torchmix.storage.open_path import opened
+from torchmix.storage.stores import is_uri, place_of
+
+MOST_THREADS = 32
+STORE_THREADS = 8
+"""Where files lie in stores: so many requests of some 20 to 100 ms are under way, with up to 40 MiB each."""
+FEW_FILES, FEW_BYTES = 1 << 10, 4 << 30
+"""Of Megatron's datasets the .idx alone are read: those of 306 small ones take less CPU and time in one thread."""
+
+Result = TypeVar("Result")
+
+Progress = Callable[[int, int, str, str], None]
+"""Called with bytes done, bytes in all, source and file; from several threads, but one call at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanTask:
+    """A file to scan."""
+
+    source: Source
+    """How it is read."""
+    found: FoundFile
+    """Its path and identity."""
+    part: Path
+    """Where its part is kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScannedFile:
+    """A file's share of the catalog."""
+
+    part: FilePart
+    """The share."""
+    resumed: bool
+    """It was scanned by an earlier run that did not finish."""
+
+
+def fingerprint_files(files: Sequence[tuple[Source, str]], directory: Path) -> list[FoundFile]:
+    """Read the identity of each file from its end.
+
+    Args:
+        files: Source and path of each.
+        directory: The recipe's folder.
+
+    Raises:
+        SourceUnreadable: A file cannot be opened, or has no whole footer.
+    """
+    calls = [partial(_fingerprint, source, path, directory) for source, path in files]
+    return _in_parallel(calls, Event(), _num_threads([(source, path, 0) for source, path in files]))
+
+
+def scan_files(tasks: Sequence[ScanTask], directory: Path, progress: Progress | None = None) -> list[ScannedFile]:
+    """Scan files, or load what an earlier run kept of them.
+
+    Args:
+        tasks: The files.
+        directory: The recipe's folder.
+        progress: Told of bytes of files; those of other columns are added when a file is done.
+
+    Raises:
+        SourceUnreadable: A column is missing or of a wrong type, or a file is not of a known format.
+        SourceChanged: A file is not the one that was fingerprinted.
+        CorruptPage: A page does not decode.
+        OSError: A part cannot be written.
+    """
+    stop = Event()
+    told = _Told(tasks, progress, stop)
+    calls = [partial(_scan, task, directory, told) for task in tasks]
+    sizes = [(task.source, task.found.path, task.found.num_bytes) for task in tasks]
+    return _in_parallel(calls, stop, _num_threads(sizes))
+
+
+class _Stopped(BaseException):
+    """Ends a thread because another one failed."""
+
+
+class _Told:
+    """Progress of all threads together."""
+
+    def __init__(self, tasks: Sequence[ScanTask], progress: Progress | None, stop: Event) -> None:
+        self._progress = progress
+        self._stop = stop
+        self._lock = Lock()
+        self._done_bytes = 0
+        self._total_bytes = sum(task.found.num_bytes for task in tasks)
+
+    def advance(self, task: ScanTask, num_bytes: int) -> None:
+        """Tell of bytes more of a file."""
+        if self._stop.is_set():
+            raise _Stopped
+        with self._lock:
+            self._done_bytes += num_bytes
+            if self._progress is not None:
+                self._progress(self._done_bytes, self._total_bytes, task.source.name, task.found.path)
+
+
+def _scan(task: ScanTask, directory: Path, told: _Told) -> ScannedFile:
+    left_bytes = task.found.num_bytes
+
+    def advance(num_bytes: int) -> None:
+        nonlocal left_bytes
+        told.advance(task, min(num_bytes, left_bytes))
+        left_bytes -= min(num_bytes, left_bytes)
+
+    advance(0)
+    part = load_part(task.part)
+    resumed = part is not None
+    if part is None:
+        place = place_of(directory, task.found.path)
+        scan = task.source.scan(place, progress=advance)
+        if (scan.num_bytes, scan.footer_hash) != (task.found.num_bytes, task.found.footer_hash):
+            raise SourceChanged(
+                f"source {task.source.name!r}: {place} was altered while it was indexed; wait until it is written, "
+                "then run torchmix index again"
+            )
+        part = part_of_scan(scan)
+        part.check()
+        if not scan.is_quick:
+            save_part(task.part, part)
+    advance(left_bytes)
+    return ScannedFile(part=part, resumed=resumed)
+
+
+def part_of_scan(scan: FileScan) -> FilePart:
+    """A file's share of the catalog, from its scan."""
+    return FilePart(
+        num_bytes=scan.num_bytes,
+        footer_hash=scan.footer_hash,
+        split_pages=scan.split_pages,
+        whole_chunks=scan.whole_chunks,
+        schema=scan.schema,
+        pages=table_of_file(
+            chunk_of_page=scan.chunk_of_page,
+            offset=scan.page_offset,
+            num_bytes=scan.page_bytes,
+            tail_bytes=scan.tail_bytes,
+            rows=scan.page_rows,
+            dict_offset=scan.dict_offset,
+            dict_bytes=scan.dict_bytes,
+            codec=scan.codec,
+            page_crc=scan.page_crc,
+            dict_crc=scan.dict_crc,
+        ),
+        tokens=scan.tokens,
+    )
+
+
+def _fingerprint(source: Source, path: str, directory: Path) -> FoundFile:
+    place = place_of(directory, path)
+    with opened(place, f"source {source.name!r}: {place}") as file:
+        status = settled_statuses(file, files_beside(source, place))
+        num_bytes, footer_hash = source.fingerprint(file, place)
+    return FoundFile(path=path, num_bytes=num_bytes, footer_hash=footer_hash, status=status)
+
+
+def _in_parallel(calls: Sequence[Callable[[], Result]], stop: Event, num_threads: int) -> list[Result]:
+    """Results of calls in their order; the first error, in that order, after all threads have ended."""
+    with ThreadPoolExecutor(num_threads, "torchmix-index") as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:  # also when the main thread is interrupted
+            if not all(map(_succeeded, futures)):
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+    failures = [future.exception() for future in futures if not future.cancelled()]
+    for failure in failures:
+        if failure is not None and not isinstance(failure, _Stopped):
+            raise failure
+    return [future.result() for future in futures]
+
+
+def _num_threads(files: Sequence[tuple[Source, str, int]]) -> int:
+    """For files with their sources and sizes: one for each processor; for objects at least STORE_THREADS, which mostly
+    wait; one where there is little more to do than Python, which threads would only take from each other."""
+    in_store = any(is_uri(path) for _, path, _ in files)
+    are_few = len(files) <= FEW_FILES and sum(size for _, _, size in files) <= FEW_BYTES
+    if are_few and not in_store and all(isinstance(source, IndexedSource) for source, _, _ in files):
+        return 1
+    # Some systems cannot say which processors are ours.
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_THREADS, max(available, STORE_THREADS) if in_store else available)
+
+
+def _succeeded(future: Future[Result]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None

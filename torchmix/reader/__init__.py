@@ -1,0 +1,17 @@
+"""Pieces of documents -> tokens. Files in reading order:
+
+open_objects.py    bytes of objects in stores, checked against the catalog
+open_files.py      bytes of files, checked against the catalog
+range_requests.py  byte ranges of objects -> few requests, several at once
+mapped_files.py    files whose tokens lie in them as they are, as memory
+decoded_page.py    documents of a run -> its pages, as they are kept
+page_cache.py      what was read lately, within a budget of bytes
+page_batches.py    pages -> runs and batches, which are decoded together
+source_pages.py    pages -> documents
+coming_pages.py    pages whose bytes are on their way
+page_starts.py     the pages of all sources in one sorted table
+locate.py          pieces -> their pages, and where in mapped files they begin
+piece_copy.py      pieces -> their places
+page_runs.py       pieces of pages that must be decoded -> what is copied from each
+reader.py          pieces of documents -> tokens
+"""

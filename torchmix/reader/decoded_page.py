@@ -1,0 +1,79 @@
+"""A decoded page, and a dictionary page: what the reader keeps, with the memory that it takes.
+
+In: documents of a run of pages. Out: one `DecodedPage` each. Must hold: a page holds no memory but its own, so that
+what is counted is what is kept. Cost: a copy at 0.3 ns a token where several pages were one run, else none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.formats.source import Documents
+
+PAGE_OVERHEAD_BYTES = 512
+"""Python's objects around a decoded page."""
+
+INT32 = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DecodedPage:
+    """The documents of one page."""
+
+    values: NDArray[np.integer[Any]]
+    """[tokens] its documents end to end: the file's integers if those are narrower than 32 bits, else int32, or int64
+    where an id needs it."""
+    offsets: memoryview
+    """[rows + 1] int64, where each document begins in `values`."""
+    is_view: bool = False
+    """`values` is the kernel's memory, and not this process's."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes."""
+        return (0 if self.is_view else self.values.nbytes) + self.offsets.nbytes + PAGE_OVERHEAD_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DictionaryPage:
+    """The dictionary of a chunk."""
+
+    content: bytes
+    """As it lies in the file."""
+    memo: dict[str, bytes] = field(default_factory=dict)
+    """What the source keeps of it, see `PageRun.memo`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes."""
+        return len(self.content) + sum(map(len, self.memo.values()))
+
+
+def cut_documents(documents: Documents, rows_of_page: Sequence[int]) -> list[DecodedPage]:
+    """The pages of a run, of which each has so many rows; a copy unless there is one."""
+    if len(rows_of_page) == 1:
+        return [_page(documents.values, documents.offsets)]
+    pages, start = [], 0
+    for num_rows in rows_of_page:
+        offsets = documents.offsets[start : start + num_rows + 1]
+        pages.append(_page(documents.values[offsets[0] : offsets[-1]], offsets - offsets[0], is_part=True))
+        start += num_rows
+    return pages
+
+
+def _page(values: NDArray[np.integer[Any]], offsets: NDArray[np.int64], *, is_part: bool = False) -> DecodedPage:
+    return DecodedPage(values=values.astype(_width(values), copy=is_part), offsets=offsets.data)
+
+
+def _width(values: NDArray[np.integer[Any]]) -> np.dtype[np.integer[Any]]:
+    """The dtype that keeps ids of a page: one width for nearly all, so that most pages are copied by plain memory."""
+    if values.dtype.itemsize < 4 or values.dtype == np.int32:
+        return values.dtype
+    if not len(values) or (values.min() >= INT32.min and values.max() <= INT32.max):
+        return np.dtype(np.int32)
+    return np.dtype(np.int64)

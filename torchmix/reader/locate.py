@@ -1,0 +1,180 @@
+"""Pieces of documents -> the pages they lie in; and, where files are mapped, the tokens of the file.
+
+In: pieces in any order, and the sources' catalogs. Out: `Located`: the same pieces by source and row, so that those of
+one page are consecutive. Must hold: a piece that lies in no document is an error before anything is read. Nothing of a
+page is kept: a document begins where its page does, after the documents before it, whose lengths the catalog has. Cost:
+1 ms for 1300 pieces of 8 mapped sources, 2.3 ms of 306: a few array operations for all, one look-up for each source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.store import SourceCatalog
+from torchmix.errors import PlanError
+from torchmix.formats.source import Int64Array
+from torchmix.reader.page_starts import PageStarts, row_keys
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Located:
+    """[n] pieces by source and row, and Q pages with pieces; both in ascending order."""
+
+    order: Int64Array
+    """[n] which of the pieces asked for each is."""
+    source: NDArray[np.integer[Any]]
+    """[n] index of the source."""
+    start: Int64Array
+    """[n] first token in the document."""
+    tokens: Int64Array
+    """[n] tokens of the piece."""
+    goes_on: NDArray[np.bool_]
+    """[n] whether the document has more tokens."""
+    page: Int64Array
+    """[n] page of its source."""
+    row_in_page: Int64Array
+    """[n] row, counted from the page's first."""
+    first_piece: Int64Array
+    """[Q] the first piece of each page."""
+    begin_in_file: Int64Array
+    """[n] the token of the file at which the piece begins, in sources whose files hold nothing else; else anything."""
+    ranges: list[tuple[int, int, int]]
+    """Each source that is asked for, with its pieces, half-open."""
+
+
+class Locator:
+    """Finds pages and places in the sources of a catalog."""
+
+    def __init__(self, catalogs: Sequence[SourceCatalog]) -> None:
+        """`catalogs`: of all sources."""
+        self._names = [catalog.name for catalog in catalogs]
+        self._num_documents = np.array([catalog.num_documents for catalog in catalogs], np.int64)
+        self._page_starts = PageStarts([catalog.pages for catalog in catalogs])
+        self._tokens = [catalog.sizes.tokens for catalog in catalogs]
+
+    def locate(
+        self,
+        source: NDArray[np.integer[Any]],
+        rows: Int64Array,
+        starts: Int64Array,
+        tokens: Int64Array,
+        *,
+        token_bytes: Int64Array,
+    ) -> Located:
+        """Find the pages of pieces.
+
+        Args:
+            source: [n] index of the source.
+            rows: [n] row of the source.
+            starts: [n] first token in the document.
+            tokens: [n] tokens of the piece.
+            token_bytes: [S] bytes of a token in the files of each source; 0 if they hold something else, too.
+
+        Raises:
+            PlanError: A piece lies outside its document or source.
+        """
+        self._check_rows(source, rows)
+        keys = row_keys(source, rows)
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        source, rows, starts, tokens = source[order], rows[order], starts[order], tokens[order]
+        borders = np.flatnonzero(np.diff(source, prepend=-1))
+        ranges = _ranges(source[borders], borders, len(rows))
+        page, first_row = self._page_starts.find(keys, source, ranges)
+        is_first = np.diff(page, prepend=-1) != 0
+        is_first[borders] = True
+        document_tokens, tokens_before = _lengths(
+            self._tokens, source, rows, first_row, is_first, with_those_before=token_bytes[source] > 0
+        )
+        self._check_tokens(source, rows, starts, tokens, document_tokens)
+        return Located(
+            order=order,
+            source=source,
+            start=starts,
+            tokens=tokens,
+            goes_on=starts + tokens < document_tokens,
+            page=page,
+            row_in_page=rows - first_row,
+            first_piece=np.flatnonzero(is_first),
+            begin_in_file=self._page_begins(page, source, ranges, token_bytes) + tokens_before + starts,
+            ranges=ranges,
+        )
+
+    def _page_begins(
+        self,
+        page: Int64Array,
+        source: NDArray[np.integer[Any]],
+        ranges: list[tuple[int, int, int]],
+        token_bytes: Int64Array,
+    ) -> Int64Array:
+        """[n] the token of the file at which the page of each piece begins; 0 where files hold something else."""
+        if not token_bytes.any():
+            return np.zeros(len(page), np.int64)
+        divisor = token_bytes[source]
+        begins: Int64Array = self._page_starts.offsets(page, source, ranges) // np.maximum(divisor, 1)
+        return begins
+
+    def _check_rows(self, source: NDArray[np.integer[Any]], rows: Int64Array) -> None:
+        outside = (rows < 0) | (rows >= self._num_documents[source])
+        if outside.any():
+            i = int(np.argmax(outside))
+            raise PlanError(
+                f"source {self._names[source[i]]!r}: a plan asks for row {rows[i]}, there are "
+                f"{self._num_documents[source[i]]}; the plan is of another catalog"
+            )
+
+    def _check_tokens(
+        self,
+        source: NDArray[np.integer[Any]],
+        rows: Int64Array,
+        starts: Int64Array,
+        tokens: Int64Array,
+        document_tokens: NDArray[np.int32],
+    ) -> None:
+        outside = (starts < 0) | (tokens < 0) | (starts + tokens > document_tokens)
+        if outside.any():
+            i = int(np.argmax(outside))
+            raise PlanError(
+                f"source {self._names[source[i]]!r}: a plan asks for tokens {starts[i]} to {starts[i] + tokens[i]} of "
+                f"row {rows[i]}, which has {document_tokens[i]}; it is of another catalog"
+            )
+
+
+def _lengths(
+    tokens: Sequence[NDArray[np.int32]],
+    source: NDArray[np.integer[Any]],
+    rows: Int64Array,
+    first_row: Int64Array,
+    is_first: NDArray[np.bool_],
+    *,
+    with_those_before: NDArray[np.bool_],
+) -> tuple[NDArray[np.int32], Int64Array]:
+    """Tokens of the document of each piece, and of all documents before it in its page where these are asked for."""
+    # A group is the pieces of a page, or one alone; what is looked up for it are the rows from its base to its last.
+    begins_group = is_first | ~with_those_before
+    piece = np.flatnonzero(begins_group)
+    group = np.cumsum(begins_group) - 1
+    base = np.where(with_those_before, first_row, rows)[piece]
+    count = rows[np.append(piece, len(rows))[1:] - 1] + 1 - base
+    start = np.cumsum(count) - count
+    asked = np.arange(count.sum()) + np.repeat(base - start, count)
+    found = np.empty(len(asked), np.int32)
+    borders = np.flatnonzero(np.diff(source[piece], prepend=-1))
+    for s, begin, end in _ranges(source[piece[borders]], start[borders], len(asked)):
+        tokens[s].take(asked[begin:end], out=found[begin:end], mode="clip")  # other modes copy once more
+    at = (start - base)[group] + rows
+    before = np.cumsum(found, dtype=np.int64)
+    before -= found
+    return found[at], before[at] - before[start[group]]
+
+
+def _ranges(source: NDArray[np.integer[Any]], starts: Int64Array, count: int) -> list[tuple[int, int, int]]:
+    """Each source with its part of `count` things, which begins where its start says."""
+    spans = pairwise([*starts.tolist(), count])
+    return [(s, *span) for s, span in zip(source.tolist(), spans, strict=True)]

@@ -1,0 +1,121 @@
+"""Files whose tokens lie in them as they are: memory-mapped, so that a page costs nothing to keep.
+
+In: files of a source. Out: all tokens of a file as one array, which is the kernel's own cache of it. Must hold: what is
+mapped is the indexed file, checked when it is mapped and every CHECK_EVERY_S; a file that is replaced stays the indexed
+one. No descriptor stays open. A file that cannot be mapped is none of ours: it is read as others are. Cost: opening and
+mapping, some 50 microseconds a file and window; of memory only the kernel's, shared by all processes of the node.
+
+A mapping is read without a system call, which is its speed and its danger: a file that is cut while it is mapped, or a
+disk that fails under it, ends the process by SIGBUS where `read` would have given an error. The checks find a cut file
+before it is used, but for one that is cut in the moments between.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.store import SourceCatalog
+from torchmix.formats.megatron.source import dtype_of_schema
+from torchmix.reader.open_files import OpenFiles
+
+logger = logging.getLogger(__name__)
+
+CHECK_EVERY_S = 10.0
+
+
+class MappedFiles:
+    """The files of one source; not for several threads at once."""
+
+    def __init__(self, catalog: SourceCatalog, files: OpenFiles) -> None:
+        """Nothing is opened yet."""
+        self._catalog = catalog
+        self._files = files
+        schemas = set(catalog.schemas)
+        self._dtype = _dtype_as_it_lies(catalog.format, schemas.pop()) if len(schemas) == 1 else None
+        self.whole: NDArray[np.integer[Any]] | None = None
+        """The tokens of a source's only file, while it is mapped."""
+        self._mapped: dict[int, NDArray[np.integer[Any]]] = {}
+        self._ever_mapped: set[int] = set()
+        """Pages may hold a mapping that was forgotten here."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether tokens lie in all files as they are, of one type, and nothing has kept us from mapping them."""
+        return self._dtype is not None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in the files; 0 where mapping is not possible."""
+        return 0 if self._dtype is None else self._dtype.itemsize
+
+    def files_of_pages(self, pages: NDArray[np.int64]) -> list[tuple[int, NDArray[np.integer[Any]]]] | None:
+        """The files of ascending pages: where in `pages` those of each file begin, and all of its tokens.
+
+        Returns:
+            None if pages are to be decoded.
+
+        Raises:
+            SourceChanged, SourceUnreadable: A file is not the indexed one, or cannot be read.
+        """
+        if self._dtype is None:
+            return None
+        if len(self._catalog.files) == 1:
+            self.whole = self._tokens(0)
+            return None if self.whole is None else [(0, self.whole)]
+        table = self._catalog.pages
+        numbers = table.file_of_chunk[table.chunk_of_pages(pages)]
+        first = np.flatnonzero(np.diff(numbers, prepend=-1))
+        found: list[tuple[int, NDArray[np.integer[Any]]]] = []
+        for begin, file in zip(first.tolist(), numbers[first].tolist(), strict=True):
+            tokens = self._tokens(file)
+            if tokens is None:
+                return None
+            found.append((begin, tokens))
+        return found
+
+    def _tokens(self, file: int) -> NDArray[np.integer[Any]] | None:
+        mapped = self._mapped.get(file)
+        if mapped is not None or self._dtype is None:
+            return mapped
+        try:
+            content = self._files.map(file)
+        except OSError as error:
+            logger.warning(
+                "source %r: %s cannot be memory-mapped (%s); it is read instead",
+                self._catalog.name,
+                self._files.path(file),
+                error,
+            )
+            self._dtype = None
+            return None
+        mapped = np.frombuffer(content, self._dtype, len(content) // self._dtype.itemsize)
+        self._mapped[file] = mapped
+        self._ever_mapped.add(file)
+        return mapped
+
+    def check(self) -> None:
+        """Look whether files that were mapped are still what was indexed.
+
+        Raises:
+            SourceChanged: One was cut or overwritten.
+        """
+        for file in self._ever_mapped:
+            self._files.check_in_place(file)
+
+    def forget(self) -> None:
+        """Let go of all mappings: each ends with the last page that was made from it, and with it what the process
+        counts as its memory."""
+        self._mapped.clear()
+        self.whole = None
+
+
+def _dtype_as_it_lies(format: str, schema: bytes) -> np.dtype[np.integer[Any]] | None:
+    """Of the tokens in a file; None if pages must be decoded, or may hold ids that int32 does not."""
+    if format != "megatron":
+        return None
+    dtype = dtype_of_schema(schema)
+    return dtype if dtype.itemsize <= 4 else None

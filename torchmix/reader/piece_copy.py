@@ -1,0 +1,104 @@
+"""Pieces of documents -> their places in one array.
+
+In: pieces, and arrays of tokens as they come, with where in them each piece begins. Out: every token at its place, and
+the token that follows each piece in its document. Must hold: nothing between the places is promised. Cost, beside the
+memory that is moved: half a microsecond a piece. Tokens are copied as they are; only where arrays differ in type, those
+that were copied are widened, all at once. To widen piece by piece is dearer, and numpy, which gives the interpreter's
+lock away for each copy that converts, would wait for it as often while other threads run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.formats.source import Int64Array
+
+Run = tuple[NDArray[np.integer[Any]], int, Sequence[int]]
+"""Tokens, the first of consecutive pieces, and where in the tokens each of these begins."""
+
+
+class Scratch:
+    """Memory that is used again by each call."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[np.dtype[Any], NDArray[Any]] = {}
+
+    def array(self, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
+        """[length] of a dtype, with any content."""
+        held = self._arrays.get(dtype)
+        if held is None or len(held) < length:
+            held = self._arrays[dtype] = np.empty(length, dtype)
+        return held[:length]
+
+
+class PieceCopy:
+    """Where the pieces of one call go to."""
+
+    __slots__ = ("_going_on", "_is_begun", "_places", "_scratch", "_sizes", "_stops", "num_bytes", "out", "successors")
+
+    def __init__(
+        self, *, sizes: Int64Array, places: Int64Array, goes_on: NDArray[np.bool_], num_places: int, scratch: Scratch
+    ) -> None:
+        """Nothing is copied yet.
+
+        Args:
+            sizes: [n] tokens of each piece.
+            places: [n] where its first token belongs.
+            goes_on: [n] whether its document has more tokens.
+            num_places: Length of the result.
+            scratch: Holds the result.
+        """
+        self._sizes = sizes.tolist()
+        self._places = places.tolist()
+        self._stops = (places + sizes).tolist()
+        self._going_on = np.flatnonzero(goes_on).tolist()
+        self._scratch = scratch
+        self._is_begun = False
+        self.successors = [0] * len(sizes)
+        """[n] the token that follows each piece in its document; 0 where none does."""
+        self.out: NDArray[np.integer[Any]] = scratch.array(np.dtype(np.int32), num_places)
+        """[num_places] of the narrowest type that holds what was copied."""
+        self.num_bytes = 0
+        """Bytes copied, as they lie."""
+
+    def copy_all(self, runs: Sequence[Run]) -> None:
+        """Copy several runs of pieces, the narrow ones first, so that they are widened together, if at all."""
+        if len({values.dtype.char for values, _, _ in runs}) > 1:
+            runs = sorted(runs, key=lambda run: (run[0].itemsize, run[0].dtype.char))
+        for values, first, begins in runs:
+            self.copy(values, first, begins)
+
+    def copy(self, values: NDArray[np.integer[Any]], first: int, begins: Sequence[int]) -> None:
+        """Copy consecutive pieces, from number `first` on, out of one array, where each begins at its place."""
+        dtype = values.dtype
+        if not self._is_begun or (dtype != self.out.dtype and not np.can_cast(dtype, self.out.dtype)):
+            self._make_room(dtype)
+        # memoryviews of one dtype, whose slices cost half of numpy's, or else numpy arrays, which convert
+        same = dtype == self.out.dtype
+        cells: Any = values.data if same else values
+        target: Any = self.out.data if same else self.out
+        last = first + len(begins)
+        sizes = self._sizes[first:last]
+        for place, stop, begin, size in zip(
+            self._places[first:last], self._stops[first:last], begins, sizes, strict=True
+        ):
+            target[place:stop] = cells[begin : begin + size]
+        going_on = self._going_on
+        for i in going_on[bisect_left(going_on, first) : bisect_left(going_on, last)]:
+            self.successors[i] = int(cells[begins[i - first] + sizes[i - first]])
+        self.num_bytes += sum(sizes) * dtype.itemsize
+
+    def _make_room(self, dtype: np.dtype[np.integer[Any]]) -> None:
+        """Let the result hold ids of a dtype, too, and keep what it has."""
+        before = self.out
+        if self._is_begun:
+            dtype = np.promote_types(before.dtype, dtype)
+        self.out = self._scratch.array(dtype, len(before))
+        if self._is_begun:
+            self.out[:] = before
+        self._is_begun = True

@@ -1,0 +1,10 @@
+"""The making of steps, without torch. Files in reading order:
+
+state.py          all that a run must keep of its data plane, as bytes
+header.py         what travels with a step's tensors
+stop_signal.py    a flag that ends the making of steps
+windows_ahead.py  the next window of each source, decoded while the present one is consumed
+replica_steps.py  the steps of one replica: planned, read and built
+
+Then worker/: a process beside a leader that makes its steps.
+"""

@@ -1,0 +1,135 @@
+"""What travels with a step's tensors: its digests, the state after it, and a report.
+
+In: a plan, the cursor after it, what reading cost. Out: bytes, made by the leader (or its worker process) and read by
+every rank of the replica. Must hold: with a step's header any rank can answer `state_dict()` and `stats()`, and tell
+whether the step is the one that its own state waits for. Size: that of the state.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from torchmix.errors import StateMismatch
+from torchmix.planner.plan import StepPlan
+from torchmix.steps.state import LoaderState, decode_state
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one step, for logs."""
+
+    tokens_of_source: list[int]
+    """Delivered tokens of each source, by sorted name; padding not counted."""
+    capacity_tokens: int
+    balance_cost: int
+    hash_order_cost: int
+    lower_bound: int
+    plan_s: float
+    """Time to plan the step."""
+    read_s: float
+    """Time to read and decode this replica's pieces."""
+    build_s: float
+    """Time to fill this replica's tensors."""
+    reading: dict[str, int | float]
+    """The leader's reader since it started; see `Reader.stats`."""
+
+
+class StepHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """One step, less its tensors."""
+
+    step: int
+    sources: list[str]
+    """Sorted names."""
+    order_digest: bytes
+    plan_digest: bytes
+    first_microbatch: int
+    """Where the leader begins in the step: not 0 where it loaded a state inside it."""
+    next_state: bytes
+    """Encoded LoaderState at the boundary after this step."""
+    report: StepReport
+
+
+def encode_header(
+    plan: StepPlan,
+    next_state: bytes,
+    *,
+    first_microbatch: int,
+    plan_s: float,
+    read_s: float,
+    build_s: float,
+    reading: dict[str, int | float],
+) -> bytes:
+    """Bytes of a step's header."""
+    return msgspec.msgpack.encode(
+        StepHeader(
+            step=plan.step,
+            sources=list(plan.sources),
+            order_digest=plan.order_digest,
+            plan_digest=plan.plan_digest,
+            first_microbatch=first_microbatch,
+            next_state=next_state,
+            report=StepReport(
+                tokens_of_source=plan.delivered_tokens.tolist(),
+                capacity_tokens=plan.capacity_tokens,
+                balance_cost=plan.balance.cost,
+                hash_order_cost=plan.balance.hash_order_cost,
+                lower_bound=plan.balance.lower_bound,
+                plan_s=plan_s,
+                read_s=read_s,
+                build_s=build_s,
+                reading=reading,
+            ),
+        )
+    )
+
+
+def decode_header(data: bytes) -> StepHeader:
+    """The inverse of `encode_header`."""
+    return msgspec.msgpack.decode(data, type=StepHeader)
+
+
+def check_arrival(header: StepHeader, state: LoaderState) -> LoaderState:
+    """The state after a step that has come; a step that `state` does not wait for is refused.
+
+    Args:
+        header: Of the step.
+        state: Of this rank, before the step's next microbatch.
+
+    Raises:
+        StateMismatch: The rank that sent the step has loaded another state or has other options, or the samples are
+            placed otherwise than where the state was saved.
+    """
+    after = decode_state(header.next_state, recipe=state.recipe)
+    asked = (state.step, state.microbatch, state.dp, state.micro_batch_size)
+    came = (header.step, header.first_microbatch, after.dp, after.micro_batch_size)
+    if asked != came:
+        text = "step {} from microbatch {}, of dp {} x micro_batch_size {}"
+        raise StateMismatch(
+            f"this rank waits for {text.format(*asked)}; what came is {text.format(*came)}. Load the same state and "
+            f"give the same options on all ranks; after an interrupt, load_state_dict(loader.state_dict()) goes on"
+        )
+    if state.plan_digest and state.plan_digest != header.plan_digest:
+        raise StateMismatch(
+            f"the state was saved inside step {state.step}, whose samples are placed otherwise now (plan digest "
+            f"{header.plan_digest.hex()}, then {state.plan_digest.hex()}): the recipe's balance or boundaries differ, "
+            f"or torchmix. Restore them, or go back to the start of the step (its microbatches come again) with "
+            f"load_state_dict(state, from_step_start=True)"
+        )
+    return after
+
+
+def stats_of(header: StepHeader) -> dict[str, object]:
+    """The report as a flat dict, for `StatefulDataLoader.stats`."""
+    report = header.report
+    delivered = sum(report.tokens_of_source)
+    figures: dict[str, object] = {
+        "step": header.step,
+        "tokens_of_source": dict(zip(header.sources, report.tokens_of_source, strict=True)),
+        "fill": delivered / report.capacity_tokens,
+        "balance_ratio": report.balance_cost / report.lower_bound,
+        "hash_order_ratio": report.hash_order_cost / report.lower_bound,
+        "plan_s": report.plan_s,
+        "read_s": report.read_s,
+        "build_s": report.build_s,
+    }
+    assert not figures.keys() & report.reading.keys(), "figures of the step are not those since the start"
+    return {**figures, **report.reading}

@@ -1,0 +1,118 @@
+"""What a leader and its worker process say to each other.
+
+In and out: Structs, as msgpack. The leader says where to start, and then asks for steps one by one, ahead of need; the
+worker answers each request with a step, with the end of the stream, or with why it failed. Must hold: nothing in a
+message is executable; an error is rebuilt from its name, which must be one of torchmix's own, and from plain values.
+Cost: some microseconds a step.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+import msgspec
+
+from torchmix import errors
+from torchmix.errors import TorchmixError
+from torchmix.steps.replica_steps import StreamSettings
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What the leader says first."""
+
+    settings: StreamSettings
+    """What the steps follow from."""
+    state: bytes
+    """Where to begin."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One more step, please."""
+
+    released: list[int]
+    """Arenas that nobody at the leader refers to any more."""
+
+
+class Arena(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory for the arrays of one step at a time, shared from now on; its descriptor comes with the message."""
+
+    number: int
+    num_bytes: int
+
+
+class ArrayForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What an array is, but for its values."""
+
+    name: str
+    dtype: str
+    """As numpy's `dtype.str`."""
+    shape: tuple[int, ...]
+
+
+class SharedArray(ArrayForm, frozen=True, kw_only=True):
+    """An array in an arena."""
+
+    arena: int
+    start_bytes: int
+
+
+class InlineArray(ArrayForm, frozen=True, kw_only=True):
+    """A small array."""
+
+    values: bytes
+
+
+class StepReply(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """A step, as `StepArrays`."""
+
+    step: int
+    num_tokens_global: int
+    header: bytes
+    shared: list[SharedArray]
+    inline: list[InlineArray]
+    new: list[Arena]
+    """Not known to the leader before; as many descriptors come along, in this order."""
+    dropped: list[int]
+    """Arenas that will not be used again."""
+
+
+class EndReply(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+    """There are no more steps."""
+
+
+class FailedReply(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The step that was asked for could not be made."""
+
+    kind: str
+    """Name of the error's class."""
+    arguments: list[int | str]
+    text: str
+    traceback: str
+
+
+Reply = StepReply | EndReply | FailedReply
+encode = msgspec.msgpack.Encoder().encode
+decode_start = msgspec.msgpack.Decoder(Start).decode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+class InWorker(Exception):
+    """The cause of an error that was raised in a worker process: its traceback there, as text."""
+
+
+def failed_reply(error: Exception) -> FailedReply:
+    """What the leader must know to raise the same error."""
+    arguments = [item if isinstance(item, int | str) else str(item) for item in error.args]
+    lines = "".join(traceback.format_exception(error))
+    return FailedReply(kind=type(error).__name__, arguments=arguments, text=str(error), traceback=lines)
+
+
+def error_of(reply: FailedReply) -> Exception:
+    """The error to raise: of the same class if it is torchmix's own, else a RuntimeError that names it."""
+    kind = getattr(errors, reply.kind, None)
+    error: Exception = RuntimeError(f"{reply.kind}: {reply.text}")
+    if isinstance(kind, type) and issubclass(kind, TorchmixError):
+        error = kind(*reply.arguments)
+    error.__cause__ = InWorker(f"in the worker process:\n{reply.traceback}")
+    return error

@@ -1,0 +1,51 @@
+"""How a worker process starts: a new interpreter that runs main.py and nothing else.
+
+In: this process' end of a channel is kept, the worker gets the other one. Out: a running process. Must hold: it has the
+flags and the `sys.path` of this interpreter; no signal that it is to ignore ends it, not even while it is being born.
+
+Not multiprocessing's spawn: that imports the script that starts it, which costs seconds and hundreds of megabytes of a
+training script and fails for one without an `if __name__ == "__main__"` guard; it sends pickles; and it starts a second
+process. Not a fork: of a process that runs threads, gloo or CUDA it may deadlock.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Collection
+from multiprocessing.spawn import get_executable
+
+_CODE = (
+    "import sys; end, ignored, *sys.path = sys.argv[1:]; "
+    "from torchmix.steps.worker.main import main; main(int(end), [*map(int, ignored.split())])"
+)
+
+
+def start_worker(end: socket.socket, *, ignored_signals: Collection[int] = ()) -> subprocess.Popen[bytes]:
+    """Start a worker that waits for its `Start` message.
+
+    Args:
+        end: The worker's end of the channel; the caller closes it here.
+        ignored_signals: Signals that do not end it.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+    numbers = " ".join(str(int(number)) for number in ignored_signals)
+    command = [get_executable() or sys.executable, *flags, "-c", _CODE, str(end.fileno()), numbers, *sys.path]
+    # A process is born with the signals blocked that its parent's thread blocks.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ignored_signals)
+    try:
+        return subprocess.Popen(command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_signals(numbers: Collection[int]) -> None:
+    """What such a process does first."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)  # one that came meanwhile is forgotten
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)

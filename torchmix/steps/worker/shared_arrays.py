@@ -1,0 +1,157 @@
+"""Where the arrays of steps lie: arenas, memory that leader and worker have both mapped.
+
+In, at the worker: arrays that were built in memory of `SharedArrays.allocate`. Out, at the leader: the same, without a
+copy. Must hold: memory is written to again only after the leader has said that nobody there refers to it, and nothing
+but the two processes keeps it: it has no name, so none is left behind, whoever is killed. Steps are alike, so after the
+first few no memory is made any more. Cost: nothing per token; each process keeps a descriptor for each step in flight.
+
+On Linux the memory is no file, so the size of /dev/shm does not matter.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import mmap
+import os
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.constructor.arrays import StepArrays
+from torchmix.constructor.memory import lend
+from torchmix.steps.worker.messages import Arena, InlineArray, SharedArray, StepReply
+
+
+class SharedArrays:
+    """The worker's side."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[int, tuple[int, int]] = {}
+        """By number, the addresses at which it starts and stops."""
+        self._num_arenas = 0
+        self._held: dict[int, NDArray[Any]] = {}
+        """By arena, an array in it that the leader has."""
+        self._new: list[tuple[Arena, int]] = []
+        """Not told of yet, with their descriptors."""
+        self._dropped: deque[int] = deque()
+
+    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Memory that can be shared; for `StepMemory`.
+
+        Raises:
+            OSError: There is none.
+        """
+        descriptor = _nameless_file()
+        os.ftruncate(descriptor, num_bytes)
+        memory = np.frombuffer(mmap.mmap(descriptor, num_bytes), np.uint8)
+        number, self._num_arenas = self._num_arenas, self._num_arenas + 1
+        address = _address(memory)
+        self._arenas[number] = address, address + num_bytes
+        self._new.append((Arena(number=number, num_bytes=num_bytes), descriptor))
+        weakref.finalize(memory, _forget, number, self._arenas, self._dropped).atexit = False
+        return memory
+
+    def pack(self, step: StepArrays) -> tuple[StepReply, list[int]]:
+        """A step as a message, and the descriptors that go with it, to be closed once they are sent.
+
+        What lies in memory of `allocate` stays there, and is not used again until it is released.
+        """
+        shared, inline = [], []
+        for name, array in step.fields.items():
+            form = {"name": name, "dtype": array.dtype.str, "shape": array.shape}
+            address = _address(array)
+            number = next((n for n, (start, stop) in list(self._arenas.items()) if start <= address < stop), None)
+            if number is None:
+                inline.append(InlineArray(**form, values=array.tobytes()))
+            else:
+                start_bytes = address - self._arenas[number][0]
+                shared.append(SharedArray(**form, arena=number, start_bytes=start_bytes))
+                self._held[number] = array
+        new, self._new = self._new, []
+        reply = StepReply(
+            step=step.step,
+            num_tokens_global=step.num_tokens_global,
+            header=step.header,
+            shared=shared,
+            inline=inline,
+            new=[arena for arena, _ in new],
+            dropped=[self._dropped.popleft() for _ in range(len(self._dropped))],
+        )
+        return reply, [descriptor for _, descriptor in new]
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """The leader has no use for these arenas any more."""
+        for number in numbers:
+            del self._held[number]
+
+
+class MappedArrays:
+    """The leader's side."""
+
+    def __init__(self) -> None:
+        self._memory_of_arena: dict[int, NDArray[np.uint8]] = {}
+        # Appends and pops of a deque are atomic: the last view of an array may go in any thread.
+        self._released: deque[int] = deque()
+
+    def unpack(self, reply: StepReply, descriptors: Sequence[int]) -> StepArrays:
+        """A step whose arrays lie where the worker has built them.
+
+        Args:
+            reply: From `pack`.
+            descriptors: That came with it; closed here.
+        """
+        for arena, descriptor in zip(reply.new, descriptors, strict=True):
+            memory = np.frombuffer(mmap.mmap(descriptor, arena.num_bytes), np.uint8)
+            os.close(descriptor)
+            self._memory_of_arena[arena.number] = memory
+        for number in reply.dropped:
+            del self._memory_of_arena[number]
+        fields: dict[str, NDArray[Any]] = {}
+        lent: dict[int, NDArray[np.uint8]] = {}
+        for entry in reply.shared:
+            if entry.arena not in lent:
+                memory = self._memory_of_arena[entry.arena]
+                give_back = functools.partial(_note, self._released, entry.arena)
+                lent[entry.arena] = lend(memory, len(memory), np.uint8, give_back=give_back)
+            dtype = np.dtype(entry.dtype)
+            stop_bytes = entry.start_bytes + math.prod(entry.shape) * dtype.itemsize
+            values = lent[entry.arena][entry.start_bytes : stop_bytes].view(dtype)
+            fields[entry.name] = values.reshape(entry.shape)
+        for small in reply.inline:
+            # Writable, as all that the trainer gets.
+            fields[small.name] = np.ndarray(small.shape, small.dtype, bytearray(small.values))
+        return StepArrays(
+            step=reply.step, num_tokens_global=reply.num_tokens_global, fields=fields, header=reply.header
+        )
+
+    def take_released(self) -> list[int]:
+        """Arenas to which nobody refers any more, each once."""
+        return [self._released.popleft() for _ in range(len(self._released))]
+
+
+def _forget(number: int, arenas: dict[int, tuple[int, int]], dropped: deque[int]) -> None:
+    del arenas[number]
+    dropped.append(number)
+
+
+def _note(released: deque[int], number: int, _: NDArray[np.uint8]) -> None:
+    released.append(number)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _nameless_file() -> int:
+    """A descriptor of memory on Linux, elsewhere of a file that was removed already."""
+    try:
+        return os.memfd_create("torchmix")
+    except (AttributeError, OSError):  # not this system, or it is forbidden here
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
