@@ -35,7 +35,7 @@ from torchmix.recipe.load import load_recipe
 FILE_DOCUMENTS, PAGE_DOCUMENTS, CHUNK_PAGES, MEAN_TOKENS = 1 << 20, 80, 64, 800
 PAGE_BYTES = 150_000
 RECIPE = """\
-version: 2
+version: 1
 seed: 1
 batch: {samples: 256, length: 8192}
 sources:

@@ -93,7 +93,7 @@ def write_recipe(corpus: Corpus, *, samples: int, length: int, packing: str = "d
     """
     method, boundaries = ("best_fit", "document") if packing == "document" else ("concat", "none")
     lines = [
-        "version: 2",
+        "version: 1",
         "seed: 1",
         f"batch: {{samples: {samples}, length: {length}}}",
         f"packing: {{method: {method}, boundaries: {boundaries}}}",

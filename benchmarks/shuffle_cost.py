@@ -43,7 +43,7 @@ def write(path: Path, num_tokens: int, page_bytes: int) -> None:
 def recipe_of(method: str, cache: int) -> Recipe:
     return check_recipe(
         Recipe(
-            version=2,
+            version=1,
             seed=1,
             batch=Batch(samples=32, length=4096),
             sources={"web": Source(path="web.parquet", tokens="ids")},

@@ -133,7 +133,7 @@ def main() -> None:
             source = Source(path="*.parquet", text="text", tokenizer=words, end_id=END)
             recipe = check_recipe(
                 Recipe(
-                    version=2,
+                    version=1,
                     seed=1,
                     batch=Batch(samples=1, length=8),
                     sources={"text": source},

@@ -33,12 +33,12 @@ def test_another_version_is_stale_also_when_its_fields_are_unknown(tmp_path):
         read_manifest(tmp_path)
 
 
-def test_a_catalog_of_version_1_is_stale_and_built_anew_with_the_same_fingerprint(tmp_path):
+def test_a_catalog_of_another_version_is_stale_and_built_again_with_the_same_fingerprint(tmp_path):
     world = two_files(tmp_path)
     before = indexed(world).catalog
     path = tmp_path / "catalog" / MANIFEST_NAME
-    path.write_text(path.read_text().replace(f'"version": {CATALOG_VERSION}', '"version": 1'))
-    with pytest.raises(CatalogStale, match="version 1"):
+    path.write_text(path.read_text().replace(f'"version": {CATALOG_VERSION}', '"version": 2'))
+    with pytest.raises(CatalogStale, match="version 2"):
         open_catalog(world.recipe, tmp_path)
     report = indexed(world)
     assert (counts(report), report.catalog.fingerprint) == ((2, 0, 0), before.fingerprint)
@@ -53,7 +53,7 @@ def test_a_truncated_manifest_is_an_error_that_names_the_remedy(tmp_path, keep):
         read_manifest(tmp_path / "catalog")
 
 
-@pytest.mark.parametrize("content", ["[]", "nonsense", '{"version": "one"}', '{"version": 2, "sources": 3}', "\udcff"])
+@pytest.mark.parametrize("content", ["[]", "nonsense", '{"version": "one"}', '{"version": 1, "sources": 3}', "\udcff"])
 def test_json_of_another_shape_is_an_error(tmp_path, content):
     (tmp_path / MANIFEST_NAME).write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(CatalogError, match="is damaged"):

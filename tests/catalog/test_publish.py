@@ -159,8 +159,9 @@ def test_leftovers_are_removed_and_files_of_others_are_not(tmp_path):
     manifest = publish_parts(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
     folder = tmp_path / "catalog"
     before = names_of(tmp_path)
-    (folder / "arrays" / "web.01234567").write_bytes(b"half")
-    for path in (folder / "arrays" / "web.0123abcd", folder / "arrays" / "mine", folder / "notes"):
+    for name in ("web.01234567", "web.0123abcd"):
+        (folder / "arrays" / name).write_bytes(b"half")
+    for path in (folder / "arrays" / "mine", folder / "notes"):
         path.mkdir()
         (path / "tokens.npy").write_bytes(b"half")
     (folder / "manifest.json.new").write_text("{")

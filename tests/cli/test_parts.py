@@ -18,7 +18,7 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import recipe_of_part
 from torchmix.stateful.open import build_loader
 
-VERSION_2 = ("version: 1", "version: 2")
+VERSION_2 = ("version: 1", "version: 1")
 SPLIT = ("balance:", "split: [60, 40]\nbalance:")
 HELD = """\
 validation:

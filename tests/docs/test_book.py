@@ -91,7 +91,7 @@ def test_fingerprints_are_hashes_of_the_texts_in_the_vectors() -> None:
 def test_a_state_is_magic_version_digest_and_one_map() -> None:
     for vector in VECTORS["state"]:
         data, fields = bytes.fromhex(vector["bytes"]), dict(vector["fields"])
-        assert data[:15] == b"torchmix-state\x03"
+        assert data[:15] == b"torchmix-state\x01"
         assert data[15:23] == hashlib.sha256(data[23:]).digest()[:8]
         body = msgspec.msgpack.decode(data[23:])
         assert {**body, **{name: body[name].hex() for name in ("order_digest", "plan_digest")}} == fields

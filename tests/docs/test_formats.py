@@ -162,7 +162,7 @@ def samples_of_run(run: dict[str, Any]) -> int | tuple[RampStage, ...]:
 def recipe_of_run(run: dict[str, Any]) -> Recipe:
     return check_recipe(
         Recipe(
-            version=2,
+            version=1,
             seed=run["seed"],
             batch=Batch(samples=samples_of_run(run), length=run["length"]),
             sources={

@@ -14,7 +14,7 @@ from torchmix.megatron_adapter.refusals import check_refusals
 from torchmix.recipe.structs import Batch, Packing, Part, Recipe, Source
 
 SOURCE = Source(path="web.parquet", tokens="input_ids")
-RECIPE = Recipe(version=2, seed=1, batch=Batch(samples=8, length=64), sources={"web": SOURCE}, mixture={"web": "100%"})
+RECIPE = Recipe(version=1, seed=1, batch=Batch(samples=8, length=64), sources={"web": SOURCE}, mixture={"web": "100%"})
 
 
 def recipe_with(**changes: Any) -> Recipe:

@@ -69,7 +69,7 @@ def test_a_number_or_a_list_of_mappings_is_told_apart() -> None:
 )
 def test_what_was_expected_is_said(kind: Any, value: Any, where: str, words: str) -> None:
     if kind is Recipe:
-        value = {"version": 2, "seed": 1, "batch": {"samples": 1, "length": 2}, "sources": {}, "mixture": {}} | value
+        value = {"version": 1, "seed": 1, "batch": {"samples": 1, "length": 2}, "sources": {}, "mixture": {}} | value
     with pytest.raises(RecipeError) as caught:
         build(kind, value, "x")
     assert caught.value.where == where

@@ -38,8 +38,8 @@ FAULTS = [
     ("tokenizer: bytes", "tokenizer: gpt2", 9, "sources.peps.tokenizer", "'gpt2' is no tokenizer; write bytes,"),
     ("renormalise", "renormalize", 14, "sources.web.on_exhausted", "did you mean 'renormalise'?"),
     # numbers
-    ("version: 1", "version: 3", 1, "version", "this torchmix reads versions 1 to 2"),
-    ("version: 1", "version: 0", 1, "version", "this torchmix reads versions 1 to 2"),
+    ("version: 1", "version: 2", 1, "version", "this torchmix reads version 1"),
+    ("version: 1", "version: 0", 1, "version", "this torchmix reads version 1"),
     ("version: 1", "version: one", 1, "version", "expected a whole number"),
     ("seed: 1234", "seed: -1", 2, "seed", "-1 is out of range"),
     ("seed: 1234", f"seed: {2**63}", 2, "seed", "out of range"),
@@ -100,9 +100,9 @@ def test_a_fault_is_named_with_its_line_and_path_of_keys(
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-# Keys of version 2: what is put for a key of TEXT, with its line, path of keys and words. TEXT says version 2 here.
+# Keys that TEXT does not have: what is put for a key of TEXT, with its line, path of keys and words.
 RAMP = "samples: [{from_step: 0, samples: 4}, {from_step: 9, samples: 8}]"
-VERSION_2_FAULTS = [
+OTHER_FAULTS = [
     ("samples: 64", "samples: []", 3, "batch.samples", "is empty"),
     ("samples: 64", RAMP.replace("0", "1"), 3, "batch.samples[0].from_step", "begins at step 1, not at 0"),
     ("samples: 64", RAMP.replace("9", "0"), 3, "batch.samples[1].from_step", "0 is not after 0"),
@@ -151,13 +151,13 @@ VERSION_2_FAULTS = [
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "where", "words"), VERSION_2_FAULTS, ids=[f"{f[3]}-{f[1]}" for f in VERSION_2_FAULTS]
+    ("old", "new", "line", "where", "words"), OTHER_FAULTS, ids=[f"{f[3]}-{f[1]}" for f in OTHER_FAULTS]
 )
-def test_a_fault_in_a_key_of_version_2_is_named_with_its_line(
+def test_a_fault_in_a_rarer_key_is_named_with_its_line(
     tmp_path: Path, old: str, new: str, line: int, where: str, words: str
 ) -> None:
     with pytest.raises(RecipeError) as caught:
-        load_text(tmp_path, edited(old, new).replace("version: 1", "version: 2"))
+        load_text(tmp_path, edited(old, new))
     error = caught.value
     assert (error.line, error.where) == (line, where), str(error)
     assert words in error.message
@@ -167,7 +167,7 @@ VALIDATION = "validation: {sources: {v: {path: a.bin}}, mixture: {v: 100%}}"
 
 
 def test_a_split_excludes_other_ways_to_name_parts(tmp_path: Path) -> None:
-    text = TEXT.replace("version: 1", "version: 2") + "split: [9, 1]\n"
+    text = TEXT + "split: [9, 1]\n"
     with pytest.raises(RecipeError, match="validation has sources of its own") as caught:
         load_text(tmp_path, text + VALIDATION)
     assert caught.value.where == "split"
@@ -176,26 +176,3 @@ def test_a_split_excludes_other_ways_to_name_parts(tmp_path: Path) -> None:
     assert (caught.value.where, caught.value.line) == ("sources.web.documents", 13)
     with pytest.raises(RecipeError, match="that of a source of validation"):
         load_text(tmp_path, text.replace("split: [9, 1]", VALIDATION) + VALIDATION.replace("validation", "test"))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "where"),
-    [
-        ("samples: 64", RAMP, "batch.samples"),
-        ("max_epochs: 4", "documents: [0%, 50%]", "sources.web.documents"),
-        ("max_epochs: 4", "format: parquet", "sources.web.format"),
-        ("catalog: ./index", "split: [9, 1]", "split"),
-        ("catalog: ./index", VALIDATION, "validation"),
-        ("catalog: ./index", VALIDATION.replace("validation", "test"), "test"),
-        ("catalog: ./index", "per_token_loss: require", "per_token_loss"),
-        ("window_pages: 256", "method: row", "shuffle.method"),
-        ("tokenizer: bytes", "tokenizer: t.json", "sources.peps.tokenizer"),
-        ("tokenizer: bytes", "tokenizer: tiktoken:gpt2", "sources.peps.tokenizer"),
-    ],
-)
-def test_a_key_of_version_2_needs_version_2(tmp_path: Path, old: str, new: str, where: str) -> None:
-    text = edited(old, new)
-    with pytest.raises(RecipeError, match="write version: 2") as caught:
-        load_text(tmp_path, text)
-    assert caught.value.where == where
-    assert load_text(tmp_path, text.replace("version: 1", "version: 2")).version == 2

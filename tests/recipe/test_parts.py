@@ -14,7 +14,7 @@ from torchmix.recipe.parts import has_part, recipe_of_part, with_all_sources
 from torchmix.recipe.structs import Recipe
 
 TRAIN = """\
-version: 2
+version: 1
 seed: 1
 batch: {samples: [{from_step: 0, samples: 4}, {from_step: 10, samples: 8}], length: 64}
 sources: {web: {path: web.parquet, tokens: t, max_epochs: 3}, code: {path: code.bin}}

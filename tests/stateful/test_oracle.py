@@ -117,7 +117,7 @@ def recipe(data: tuple[Path, dict[str, list[list[int]]]], seed: int, method: str
     overflow = random.Random(seed).choice(["split", "truncate", "drop"])
     path.write_text(
         f"""
-version: 2
+version: 1
 seed: {seed}
 batch: {{samples: {SAMPLES}, length: {LENGTH}}}
 sources:

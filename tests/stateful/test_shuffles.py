@@ -33,7 +33,7 @@ def _short_windows_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", params=["row", "none"])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_job(tmp_path_factory.mktemp(request.param))
-    text = path.read_text().replace("version: 1", "version: 2")
+    text = path.read_text().replace("version: 1", "version: 1")
     path.write_text(text.replace("window_pages: 3", f"method: {request.param}, window_pages: 3"))
     return path
 
@@ -80,7 +80,7 @@ def scattered(folder: Path, method: str, cache: str) -> Path:
     make_tokens_file(folder / "web.parquet", random_tokens(1, 4000, mean_tokens=40, empty=0), page_bytes=18_000)
     path = folder / "recipe.yaml"
     path.write_text(
-        f"version: 2\nseed: 1\nbatch: {{samples: 8, length: 256}}\n"
+        f"version: 1\nseed: 1\nbatch: {{samples: 8, length: 256}}\n"
         f"sources: {{web: {{path: web.parquet, tokens: input_ids}}}}\nmixture: {{web: 100%}}\n"
         f"shuffle: {{method: {method}, window_pages: 6}}\nread: {{cache: {cache}}}\n"
     )

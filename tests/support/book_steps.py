@@ -91,7 +91,7 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
     places = {name: Place() for name in names}
     fractions = dict(job.shares)
     pool: list[Piece] = []
-    digest = hashlib.sha256(b"torchmix-order-2").digest()[:8]
+    digest = hashlib.sha256(b"torchmix-order-1").digest()[:8]
     step = 0
     while True:
         asked = dict.fromkeys(names, 0)

@@ -93,7 +93,7 @@ def write_bytes_job(folder: Path, *, boundaries: str, align_tokens: int = 16, ex
     path = folder / f"{boundaries}.yaml"
     path.write_text(
         f"""
-version: 2
+version: 1
 seed: 7
 batch: {{samples: {SAMPLES}, length: {LENGTH}}}
 sources:

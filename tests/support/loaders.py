@@ -89,7 +89,7 @@ def _job(
     path = directory / "recipe.yaml"
     path.write_text(
         f"""
-version: 2
+version: 1
 seed: {seed}
 batch: {{samples: {samples}, length: {length}}}
 sources:

@@ -28,7 +28,7 @@ def make_recipe(
         samples = tuple(RampStage(from_step=step, samples=count) for step, count in samples)
     return check_recipe(
         Recipe(
-            version=2,
+            version=1,
             seed=seed,
             batch=Batch(samples=samples, length=length),
             sources={

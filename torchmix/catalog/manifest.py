@@ -15,7 +15,7 @@ import msgspec
 from torchmix.catalog.array_files import ArrayEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 
-CATALOG_VERSION = 2
+CATALOG_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 NEW_MANIFEST_NAME = "manifest.json.new"
 

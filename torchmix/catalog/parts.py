@@ -26,9 +26,8 @@ from torchmix.errors import CatalogError
 logger = logging.getLogger(__name__)
 
 PARTS_FOLDER = "parts"
-PART_VERSION = 3
-PART_FILE = re.compile(r"(?P<source>.+)\.[0-9a-f]{16}\.(part|npz)(?P<unfinished>\.tmp)?")
-"""Those of version 2, which are not read any more, end with `npz`."""
+PART_VERSION = 1
+PART_FILE = re.compile(r"(?P<source>.+)\.[0-9a-f]{16}\.part(?P<unfinished>\.tmp)?")
 _END = struct.Struct("<II")
 """A part ends with what it holds beside arrays, in msgpack, and with the CRC-32 and the number of these bytes."""
 

@@ -6,7 +6,7 @@ All of it runs under the catalog's lock. Cost: each changed source's arrays are 
 
     catalog/
         manifest.json                the only name that readers start from
-        arrays/<source>.<8 hex>      arrays of one version of one source, never altered
+        arrays/<source>.<8 hex>      arrays of one index of one source, never altered
         arrays/sources.<8 hex>       likewise, of small sources that were indexed together
         parts/                       files scanned by a run that has not been published
         .lock
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -210,7 +209,7 @@ def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest |
 
 
 def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:
-    """Remove what a killed run or an older version left: all that `manifest` does not name, and nothing of others.
+    """Remove what a killed run left: all that `manifest` does not name, and nothing of others.
 
     Finished parts stay: `remove_parts` is for them. Needs the catalog's lock.
     """
@@ -220,7 +219,4 @@ def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:
     folder = directory / ARRAYS_FOLDER
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in named and ARRAYS_NAME.fullmatch(path.name):
-            if path.is_dir():  # of a catalog of version 1
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import Content, open_arrays
-from torchmix.catalog.manifest import FileEntry, Manifest, SourceEntry, read_manifest
+from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry, read_manifest
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.sizes import SourceSizes, window_pages_of
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
@@ -238,15 +238,12 @@ def open_source(
 def source_fingerprint(files: Iterable[FileEntry], column: str | None, transform_id: str, window_pages: int) -> str:
     """Fingerprint of what decides a source's order and lengths: its files' identities in order, not their paths.
 
-    Where rows are split over pages, version 1 of the catalog had other pages, so another order.
-
     Returns:
         16 hex digits: the head of the SHA-256 of compact ASCII JSON (`docs/formats.md`).
     """
-    files = tuple(files)
     return _digest(
         {
-            "format": 2 if any(file.split_pages for file in files) else 1,
+            "format": CATALOG_VERSION,
             "files": [[file.num_bytes, file.footer_hash] for file in files],
             "column": column,
             "transform": transform_id,

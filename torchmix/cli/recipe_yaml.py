@@ -47,7 +47,7 @@ class Draft:
 
 def yaml_of(draft: Draft) -> str:
     """The recipe's text."""
-    lines = [*(f"# {line}".rstrip() for line in draft.head), "version: 2", f"seed: {draft.seed}", "batch:"]
+    lines = [*(f"# {line}".rstrip() for line in draft.head), "version: 1", f"seed: {draft.seed}", "batch:"]
     lines.append(f"  length: {draft.length}  # --seq-length")
     if isinstance(draft.samples, int):
         lines.append(f"  samples: {draft.samples}  # --global-batch-size")

@@ -19,7 +19,7 @@ from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Packed, Pieces
 
 Ints = NDArray[np.int64]
-ORDER_VERSION = 2
+ORDER_VERSION = 1
 """Of which pieces are in which sample of which step."""
 START_DIGEST = hashlib.sha256(f"torchmix-order-{ORDER_VERSION}".encode()).digest()[:8]
 """Order digest before step 0."""

@@ -25,7 +25,6 @@ def check_values(recipe: Recipe) -> None:
     Raises:
         RecipeError: The first fault.
     """
-    _check_version(recipe)
     _check_numbers(recipe)
     for name, source in recipe.sources.items():
         _check_source(name, source, f"sources.{name}")
@@ -33,30 +32,6 @@ def check_values(recipe: Recipe) -> None:
     if recipe.split is not None:
         _check_split(recipe)
     _check_parts(recipe)
-
-
-def _check_version(recipe: Recipe) -> None:
-    """A recipe of version 1 has no key that came later: an older torchmix would refuse it by its version."""
-    if recipe.version != 1:
-        return
-    newer = {
-        "batch.samples": not isinstance(recipe.batch.samples, int),
-        "split": recipe.split is not None,
-        "validation": recipe.validation is not None,
-        "test": recipe.test is not None,
-        "shuffle.method": recipe.shuffle.method != "page",
-        "per_token_loss": recipe.per_token_loss != "warn",
-    }
-    for name, source in recipe.sources.items():
-        newer[f"sources.{name}.format"] = source.format is not None
-        newer[f"sources.{name}.documents"] = source.documents is not None
-        newer[f"sources.{name}"] = format_of(source) != "parquet"
-        newer[f"sources.{name}.tokenizer"] = tokenizer_kind(source.tokenizer or "") in ("file", "tiktoken")
-        newer[f"sources.{name}.begin_id"] = source.begin_id is not None
-        newer[f"sources.{name}.end_id"] = source.end_id is not None
-    for where, is_used in newer.items():
-        if is_used:
-            raise RecipeError("came with version 2 of the recipe; write version: 2", where)
 
 
 def _check_numbers(recipe: Recipe) -> None:

@@ -16,8 +16,11 @@ from torchmix.recipe.parts import recipe_of_part
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.source_format import format_of
-from torchmix.recipe.structs import Batch, Recipe, Shuffle, Source
+from torchmix.recipe.structs import Recipe, Shuffle, Source
 from torchmix.recipe.tokenizer_kind import tokenizer_kind
+
+ORDER_FORMAT = 1
+"""Version of what is hashed."""
 
 
 def recipe_fingerprint(recipe: Recipe) -> str:
@@ -27,20 +30,17 @@ def recipe_fingerprint(recipe: Recipe) -> str:
     and of each source its column, tokenizer, format and used rows. Of a recipe with several parts it is that of
     `train`. Not `max_epochs` and `on_exhausted`: up to a source's end they decide nothing, its end is a decision logged
     in the loader's state, and a run that stopped there must be able to go on with more epochs. Equal sizes and shares
-    written differently are equal, and a recipe that uses nothing of version 2 has the fingerprint that version 1 gave.
-    Of a tokenizer only its kind counts; its content, and the ids around documents, are in the catalog's fingerprint.
+    written differently are equal. A tokenizer counts by its kind alone; its content, and the ids around documents, are
+    in the catalog's fingerprint.
 
     Returns:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).
     """
     recipe = recipe_of_part(recipe, "train")
-    samples = _samples(recipe.batch)
-    sources = {name: _source(source) for name, source in recipe.sources.items()}
-    is_plain = isinstance(samples, int) and recipe.shuffle.method == "page" and all(map(_is_plain, sources.values()))
     order = {
-        "format": 1 if is_plain else 2,
+        "format": ORDER_FORMAT,
         "seed": recipe.seed,
-        "batch": [samples, recipe.batch.length],
+        "batch": [[[stage.from_step, stage.samples] for stage in stages_of(recipe.batch)], recipe.batch.length],
         "packing": [
             recipe.packing.method,
             recipe.packing.overflow,
@@ -48,33 +48,20 @@ def recipe_fingerprint(recipe: Recipe) -> str:
         ],
         "shares": {name: str(share) for name, share in parse_shares(recipe).items()},
         "shuffle": _shuffle(recipe.shuffle),
-        "sources": sources,
+        "sources": {name: _source(source) for name, source in recipe.sources.items()},
     }
     text = json.dumps(order, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
-def _samples(batch: Batch) -> int | list[list[int]]:
-    stages = stages_of(batch)
-    return stages[0].samples if len(stages) == 1 else [[stage.from_step, stage.samples] for stage in stages]
-
-
 def _source(source: Source) -> list[Any]:
-    """Column and kind of tokenizer; and, where it is not Parquet read whole, the format and the rows used."""
+    """Columns, kind of tokenizer, format, and the rows used."""
     kind = None if source.tokenizer is None else tokenizer_kind(source.tokenizer)
-    columns = [source.text, source.tokens, kind]
-    bounds = [str(bound) for bound in fractions_of(source)]
-    if format_of(source) == "parquet" and bounds == ["0", "1"]:
-        return columns
-    return [*columns, format_of(source), bounds]
-
-
-def _is_plain(columns: list[Any]) -> bool:
-    """Whether version 1 could say it."""
-    return len(columns) == 3 and columns[2] in (None, "bytes")
+    return [source.text, source.tokens, kind, format_of(source), [str(bound) for bound in fractions_of(source)]]
 
 
 def _shuffle(shuffle: Shuffle) -> list[int | str]:
     if shuffle.method != "page":
         return [shuffle.method]
-    return [shuffle.window_pages, parse_bytes(shuffle.window_bytes, where="shuffle.window_bytes")]
+    window_bytes = parse_bytes(shuffle.window_bytes, where="shuffle.window_bytes")
+    return [shuffle.method, shuffle.window_pages, window_bytes]

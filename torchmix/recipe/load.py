@@ -65,8 +65,8 @@ def check_recipe(recipe: Recipe) -> Recipe:
 def _recipe_of_plain(plain: Any) -> Recipe:
     if isinstance(plain, dict):
         version = plain.get("version", RECIPE_VERSION)
-        if type(version) is int and not 1 <= version <= RECIPE_VERSION:
-            message = f"recipe version {version}; this torchmix reads versions 1 to {RECIPE_VERSION}"
+        if type(version) is int and version != RECIPE_VERSION:
+            message = f"the recipe has version {version}, this torchmix reads version {RECIPE_VERSION}"
             raise RecipeError(message, "version")
         _check_share_types(plain.get("mixture"), "mixture")
         for part in PARTS[1:]:

@@ -14,8 +14,7 @@ from typing import Literal
 
 import msgspec
 
-RECIPE_VERSION = 2
-"""The newest version; 1 is read, too: it lacks the keys that came with 2, and means the same."""
+RECIPE_VERSION = 1
 MAX_BATCH_TOKENS = 2**30
 """The draw keeps exact debts in int64: share (32 bits) x asked tokens must stay below 2**63."""
 MAX_NAME_BYTES = 200

@@ -29,7 +29,7 @@ from torchmix.planner.planner import Cursor, Decision, Planner
 
 logger = logging.getLogger(__name__)
 
-STATE_VERSION = 3
+STATE_VERSION = 1
 """The one that is written and read: places of others are in another order of documents."""
 _MAGIC = b"torchmix-state"
 _DIGEST_BYTES = 8

@@ -39,7 +39,7 @@ PACKING = {
     "thd": "{method: best_fit, overflow: split, boundaries: document, align_tokens: 8}",
 }
 RECIPE = """\
-version: 2
+version: 1
 seed: 1234
 batch: {{samples: {samples}, length: {length}}}
 sources:
