@@ -13,7 +13,7 @@ import msgspec
 
 from tests.support.mixtures import SHARES, SIZES, plan_steps
 from tests.support.recipes import make_recipe
-from torchmix.mixture.order import Method
+from torchmix.mixture.window_rows import Method
 from torchmix.planner.planner import Planner
 from torchmix.recipe.structs import Recipe, Shuffle
 

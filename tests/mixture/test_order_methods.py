@@ -9,7 +9,9 @@ from tests.support.book_order import BookSource
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.draw import Position, draw
-from torchmix.mixture.order import WINDOW_ROWS, Method, SourceOrder
+from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.row_windows import WINDOW_ROWS
+from torchmix.mixture.window_rows import Method
 
 METHODS: tuple[Method, ...] = ("row", "none")
 

@@ -9,9 +9,10 @@ import pytest
 
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.mixture import order as order_module
+from torchmix.mixture import row_windows
 from torchmix.mixture.draw import Draw, Position, draw
-from torchmix.mixture.order import Method, SourceOrder
+from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.window_rows import Method
 
 METHODS: tuple[Method, ...] = ("page", "row", "none")
 ALL, UNLIMITED = np.array([1 << 32], np.int64), np.array([1 << 62], np.int64)
@@ -19,7 +20,7 @@ ALL, UNLIMITED = np.array([1 << 32], np.int64), np.array([1 << 62], np.int64)
 
 @pytest.fixture(autouse=True)
 def _short_windows_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_module, "WINDOW_ROWS", 64)
+    monkeypatch.setattr(row_windows, "WINDOW_ROWS", 64)
 
 
 def uneven(seed: int, num_pages: int, window_pages: int) -> SourceSizes:
@@ -50,14 +51,14 @@ def test_unused_rows_keep_their_places_and_count_for_nothing(method: Method, row
             assert np.array_equal(np.diff(masked.ends), np.where(used, np.diff(made.ends), 0))
             assert part.num_rows(epoch, window) == len(made.rows)
             pages = np.searchsorted(sizes.first_row_of_page, made.rows[used], side="right") - 1
-            assert np.array_equal(np.sort(part.used_pages(epoch, window)), np.unique(pages))
+            assert np.array_equal(np.sort(part.pages(epoch, window)), np.unique(pages))
 
 
 def test_using_all_rows_is_using_no_mask() -> None:
     sizes = uneven(1, 20, 3)
     order = SourceOrder("web", sizes, seed=3, rows=(0, sizes.num_documents))
     assert order.window(0, 0).document_tokens is None
-    assert np.array_equal(order.used_pages(0, 1), order.pages(0, 1))
+    assert np.array_equal(order.pages(0, 1), SourceOrder("web", sizes, seed=3).pages(0, 1))
 
 
 @pytest.mark.parametrize("method", METHODS)

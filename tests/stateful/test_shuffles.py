@@ -14,7 +14,7 @@ from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.findings import sources_findings
 from torchmix.indexing.scan import index_recipe
-from torchmix.mixture import order as order_module
+from torchmix.mixture import row_windows
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
 from torchmix.reader.reader import Reader
@@ -27,7 +27,7 @@ STEPS = 6
 
 @pytest.fixture(autouse=True)
 def _short_windows_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_module, "WINDOW_ROWS", 128)
+    monkeypatch.setattr(row_windows, "WINDOW_ROWS", 128)
 
 
 @pytest.fixture(scope="module", params=["row", "none"])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.mixture.order import Window
+from torchmix.mixture.window import Window
 
 KEPT = 64
 """Documents held of a source; one that gives more than a quarter as many in a draw is not held."""

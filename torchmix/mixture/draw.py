@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingDocuments, Given
-from torchmix.mixture.order import SourceOrder, Window
+from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.window import Window
 
 MAX_ASKED_TOKENS = 1 << 30
 """Of one draw: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
@@ -110,51 +111,88 @@ def draw(
     offset[given.source] += given.num_documents
     debt[given.source] -= given.num_tokens
     epoch, window = position.epoch.copy(), position.window.copy()
-    taken: list[_Run] = []
+    runs: list[_Run] = []
     ran_out: list[int] = []
-    rest = given.rest.tolist()
-    for s in rest:
-        order, owed, num_taken = orders[s], int(debt[s]), 0
+    for s in given.rest.tolist():
         coming.forget(s)
-        e, w, k = int(epoch[s]), int(window[s]), int(offset[s])
-        while owed > 0:
-            if e >= max_epochs[s]:
-                ran_out.append(s)
-                owed = residue[s] = 0
-                break
-            if order.is_sparse and (used := order.next_used(e, w)) != (e, w):
-                (e, w), k = used, 0
-                continue
-            documents = order.window(e, w)
-            stop, tokens = documents.stop(k, owed)
-            if stop > k:
-                taken.append(_Run(s, e, documents, k, stop))
-                owed -= tokens
-                num_taken += stop - k
-            k = stop
-            if k < len(documents.rows):
-                coming.hold(s, documents, k, given=num_taken)
-                break
-            k, w = 0, w + 1
-            if w == order.num_windows:
-                w, e = 0, e + 1
-        epoch[s], window[s], offset[s], debt[s] = e, w, k, owed
+        place = _Place(int(epoch[s]), int(window[s]), int(offset[s]))
+        taken = _take_by_window(s, orders[s], place, int(debt[s]), max_epochs=int(max_epochs[s]))
+        epoch[s], window[s], offset[s] = taken.place
+        debt[s] = taken.debt
+        runs += taken.runs
+        if taken.ran_out:
+            ran_out.append(s)
+            residue[s] = 0
+        elif taken.next_in is not None:
+            num_taken = sum(run.stop - run.start for run in taken.runs)
+            coming.hold(s, taken.next_in, taken.place.offset, given=num_taken)
     stands = Position(epoch=epoch, window=window, offset=offset, debt=debt, residue=residue)
     coming.end_at(stands)
     return Draw(
-        documents=_by_source(_of_held(given, epoch), _join(taken)),
+        documents=_by_source(_of_held(given, epoch), _join(runs)),
         position=stands,
         asked=asked,
         ran_out=tuple(ran_out),
     )
 
 
+class _Place(NamedTuple):
+    epoch: int
+    window: int
+    offset: int
+
+
 class _Run(NamedTuple):
+    """Consecutive documents of a window."""
+
     source: int
     epoch: int
     window: Window
     start: int
     stop: int
+
+
+class _Taken(NamedTuple):
+    """What a source gave that was asked by itself."""
+
+    runs: list[_Run]
+    place: _Place
+    """Where it stands then."""
+    debt: int
+    next_in: Window | None
+    """The window that it stands in, which has a document at its place; None where it stands before another one."""
+    ran_out: bool
+
+
+def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *, max_epochs: int) -> _Taken:
+    """Take what a source owes, window by window; the slow path, for sources of which too little is held.
+
+    Args:
+        source: Its index.
+        order: Its order.
+        place: Where it stands.
+        debt: Tokens that it owes.
+        max_epochs: Epochs that it may give.
+    """
+    epoch, window, offset = place
+    runs: list[_Run] = []
+    while debt > 0:
+        if epoch >= max_epochs:
+            return _Taken(runs, _Place(epoch, window, offset), debt=0, next_in=None, ran_out=True)
+        if order.is_sparse and (used := order.next_used(epoch, window)) != (epoch, window):
+            (epoch, window), offset = used, 0
+            continue
+        documents = order.window(epoch, window)
+        stop, tokens = documents.stop(offset, debt)
+        if stop > offset:
+            runs.append(_Run(source, epoch, documents, offset, stop))
+            debt -= tokens
+        if stop < len(documents.rows):
+            return _Taken(runs, _Place(epoch, window, stop), debt, next_in=documents, ran_out=False)
+        window, offset = window + 1, 0
+        if window == order.num_windows:
+            epoch, window = epoch + 1, 0
+    return _Taken(runs, _Place(epoch, window, offset), debt, next_in=None, ran_out=False)
 
 
 def _of_held(given: Given, epoch: Ints) -> Documents:

@@ -24,7 +24,8 @@ from torchmix.errors import CatalogMissing, CatalogStale
 from torchmix.formats.table import choose_source
 from torchmix.indexing.scan import index_recipe
 from torchmix.indexing.scan_files import Progress
-from torchmix.mixture.order import Method, SourceOrder
+from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.window_rows import Method
 from torchmix.pages.arrow_rows import text_rows, token_rows
 from torchmix.pages.row_batches import Place, RowBatch, row_batches
 from torchmix.pages.row_order import RowOrder

@@ -100,7 +100,7 @@ def row_batches(
                     reader.warm(0, coming[num_warmed:stop])
                 num_warmed = stop
         if order.method == "page":
-            done = order.used_pages(here.place.epoch, here.number)
+            done = order.pages(here.place.epoch, here.number)
             reader.forget(0, np.setdiff1d(done, coming))
         used = 0
 
@@ -110,4 +110,4 @@ def _pages_ahead(order: SourceOrder, window: _Window | None) -> NDArray[np.int64
     # Other methods need as many new pages for any batch as for any other.
     if window is None or order.method != "page":
         return np.zeros(0, np.int64)
-    return order.used_pages(window.place.epoch, window.number)
+    return order.pages(window.place.epoch, window.number)

@@ -136,5 +136,4 @@ class _Present(NamedTuple):
 
 def _look_at(order: SourceOrder, place: tuple[int, int]) -> _Window:
     # From pages alone: `order.window` keeps what it made, for planning.
-    pages, num_rows = order.pages_and_rows(*place)
-    return _Window(place, pages, num_rows)
+    return _Window(place, order.pages(*place), order.num_rows(*place))

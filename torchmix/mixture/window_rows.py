@@ -1,0 +1,63 @@
+"""Which rows each window of an epoch has, and in what order: one protocol, three ways to shuffle.
+
+In: a source's name, its pages and the seed. Out: rows and pages of any window of any epoch. Must hold: within an epoch
+every row is in exactly one window; a window can be asked alone.
+
+`page` (page_windows.py): each window takes pages from all over the source, and permutes their rows. Two rows of a batch
+share a page with odds about r/W (r rows a page, W rows a window), so a window of 2B rows keeps rows of a page as well
+apart as a buffer of B rows filled from permuted pages (Youmu's aggressive buffer); what the windows hold differs less.
+`row` (row_windows.py): an epoch permutes all rows. Nothing brings rows of a page together, so a page is decoded for
+nearly every row. `none` (row_windows.py): rows as they lie in the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.mixture.keys import named_key
+
+Ints = NDArray[np.int64]
+Key = Callable[..., int]
+"""A word and a place, as integers -> the 64-bit key of a choice of one source."""
+
+Method = Literal["page", "row", "none"]
+
+SPARSE = 8
+"""If at most one unit in so many has used rows, the windows without any are passed over unmade."""
+
+
+class WindowRows(Protocol):
+    """The rows of each window of each epoch of one source. Windows count from 0 to `num_windows`."""
+
+    @property
+    def num_windows(self) -> int:
+        """Windows of an epoch, 1 or more."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Few windows have used rows: `used_windows` says which."""
+
+    def rows(self, epoch: int, window: int) -> Ints:
+        """[n] rows of a window, used or not, in the order in which they are drawn."""
+
+    def num_rows(self, epoch: int, window: int) -> int:
+        """Rows of a window, used or not."""
+
+    def pages(self, epoch: int, window: int) -> Ints:
+        """Pages of a window that may have used rows of it, ascending, each once."""
+
+    def used_windows(self, epoch: int) -> Ints:
+        """Windows of an epoch that may have used rows, ascending; at the cost of the used rows."""
+
+
+def key_of_source(name: str, seed: int) -> Key:
+    """The keys of a source's choices."""
+
+    def key(word: str, *place: int) -> int:
+        return named_key(seed, word, name, *place)
+
+    return key
