@@ -7,12 +7,16 @@ rank exactly the tensors it needs. Rooms in reading order, which is data-flow or
     recipe             what the user writes
     catalog            what data exists
     transform          row -> sample
-    sources            how bytes are read
+    storage            ranges of bytes, of files and objects
+    formats            what lies in files
+    indexing           files -> catalog
     mixture            which document comes next
-    reading            pages and rows, for other people's loaders
+    reader             pieces -> tokens
+    pages              pages and rows, for other people's loaders
     parallel           who consumes
     planner            who gets what, when
     constructor        documents -> tensors
+    steps              the making of steps
     stateful           what the user holds
     megatron_adapter   Megatron's names and hooks
     cli                torchmix check | index | plan | show
@@ -32,7 +36,8 @@ from torchmix.recipe.structs import Recipe
 
 if TYPE_CHECKING:
     from torchmix.constructor.fields import Microbatch
-    from torchmix.pages.pages import Pages, open_pages
+    from torchmix.pages.open import open_pages
+    from torchmix.pages.pages import Pages
     from torchmix.stateful.loader import StatefulDataLoader
     from torchmix.stateful.open import build_loader
 
@@ -55,7 +60,7 @@ _HOME_OF_LAZY_NAME = {
     "Pages": "torchmix.pages.pages",
     "StatefulDataLoader": "torchmix.stateful.loader",
     "build_loader": "torchmix.stateful.open",
-    "open_pages": "torchmix.pages.pages",
+    "open_pages": "torchmix.pages.open",
 }
 
 

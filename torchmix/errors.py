@@ -2,6 +2,8 @@
 
     TorchmixError
     |-- RecipeError (ValueError)        the user's text: unknown key, wrong type, shares that do not sum
+    |-- OptionError (ValueError)        an argument of a call: out of its range, of another type, not one of its words
+    |-- LengthUnknown (TypeError)       `len` of a loader whose end is not known
     |-- CatalogError                    what lies on disk
     |   |-- CatalogMissing              no catalog yet, or not for these sources
     |   |-- CatalogStale                the catalog was built for other settings or another format version
@@ -48,6 +50,14 @@ class RecipeError(TorchmixError, ValueError):
         place = f"line {self.line}: " if self.line else ""
         key = f"{self.where}: " if self.where else ""
         return f"{place}{key}{self.message}"
+
+
+class OptionError(TorchmixError, ValueError):
+    """An argument of a call is out of its range, of another type, or not one of the words it can be."""
+
+
+class LengthUnknown(TorchmixError, TypeError):
+    """`len` was asked of a loader whose end is not known; a TypeError, so that `list(loader)` does without."""
 
 
 class CatalogError(TorchmixError):

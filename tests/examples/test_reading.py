@@ -14,7 +14,8 @@ import torch
 
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.processes import ROOT
-from torchmix.pages.pages import Pages, open_pages
+from torchmix.pages.open import open_pages
+from torchmix.pages.pages import Pages
 
 SCRIPT = ROOT / "examples" / "reading" / "dataset.py"
 DOCUMENTS = random_tokens(1, 1500, mean_tokens=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from tokenizers import Tokenizer
 
 from tests.support.files import flip_byte, make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.json_lines import plain_lines
+from tests.support.processes import ROOT
 from tests.support.vocabularies import make_tokenizer
-from torchmix.errors import CatalogStale, CorruptPage, LoaderClosed, RecipeError, SourceChanged, SourceUnreadable
-from torchmix.pages.pages import Pages, open_pages
+from torchmix.errors import CatalogStale, CorruptPage, LoaderClosed, OptionError, SourceChanged, SourceUnreadable
+from torchmix.pages.open import open_pages
+from torchmix.pages.pages import Pages
+from torchmix.pages.wording import COMMAND
 
 TOKENS = [*random_tokens(1, 700), None, []]
 TEXTS = [*random_texts(2, 500), None, "", "end"]
@@ -196,13 +200,124 @@ def test_what_is_wrong_is_named(folder: Path) -> None:
         open_pages("ids-0.parquet", tokens="ids", catalog="other")
     with pytest.raises(SourceUnreadable, match=r"'idx-\*\.parquet' matches no file"):
         open_pages("idx-*.parquet", tokens="ids", catalog="other")
-    with pytest.raises(RecipeError, match="exactly one of text and tokens"):
-        open_pages("ids-0.parquet", catalog="other")
-    with pytest.raises(RecipeError, match="not a size"):
-        open_tokens(folder, cache="much")
     make_tokens_file(folder / "ids-0.parquet", TOKENS[:299])
     with pytest.raises(SourceChanged, match=r"ids-0\.parquet"):
         open_tokens(folder).read_page(0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tokens": None}, "exactly one of text and tokens names the column; neither is given"),
+        ({"text": "text"}, "exactly one of text and tokens names the column; both are given"),
+        ({"tokens": ""}, "tokens: is empty; name a column"),
+        ({"tokens": 3}, "tokens: expected text or nothing, got number 3"),
+        ({"tokens": None, "text": "text", "tokenizer": "gpt"}, "tokenizer: 'gpt' is no tokenizer"),
+        ({"format": "parket"}, r"format: .*did you mean 'parquet'\?"),
+        ({"cache": "much"}, "cache: 'much' is not a size"),
+        ({"window_pages": 0}, "window_pages: 0 is out of range"),
+        ({"window_bytes": "few"}, "window_bytes: 'few' is not a size"),
+        ({"name": "a/b"}, "the name 'a/b' is not usable"),
+        ({"name": 3}, "name=3 must be text"),
+        ({"path": 3}, "path=3 must be a path or a glob"),
+        ({"path": []}, "path: is empty"),
+        ({"catalog": None}, "catalog=None must be the path of a folder"),
+        ({"catalog": ""}, "catalog: is empty"),
+        ({"update": "no"}, "update='no' must be True or False"),
+        ({"progress": 3}, "progress=3"),
+    ],
+)
+def test_a_wrong_argument_is_named_as_the_call_names_it(folder: Path, wrong: dict[str, Any], message: str) -> None:
+    make_tokens_file(folder / "ids.parquet", TOKENS)
+    with pytest.raises(OptionError, match=f"^open_pages: {message}") as raised:
+        open_pages(**{"path": "ids.parquet", "tokens": "input_ids", "catalog": "index", **wrong})
+    assert not re.search(r"sources\.|recipe|torchmix index|shuffle\.|read\.", str(raised.value))
+
+
+def test_what_to_do_is_said_to_those_who_have_no_recipe(folder: Path) -> None:
+    open_tokens(folder)
+    with pytest.raises(CatalogStale) as stale:
+        open_tokens(folder, window_pages=1)
+    make_tokens_file(folder / "ids-0.parquet", TOKENS[:299])
+    with pytest.raises(SourceChanged) as changed:
+        open_tokens(folder).read_rows([1])
+    read, warm = open_tokens(folder), open_tokens(folder)
+    (folder / "ids-0.parquet").unlink()
+    with pytest.raises(SourceUnreadable) as gone:
+        read.read_page(0)
+    with pytest.raises(SourceUnreadable) as warmed:
+        warm.warm([1])
+    for error in (stale, changed, gone, warmed):
+        assert "update=True" in str(error.value) and "torchmix index" not in str(error.value)
+
+
+def test_advice_to_index_has_one_wording_that_open_pages_can_turn_into_its_own() -> None:
+    rooms = ("catalog", "transform", "storage", "formats", "indexing", "reader")
+    for path in (path for room in rooms for path in (ROOT / "torchmix" / room).rglob("*.py")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if "torchmix index" in line and not line.lstrip().startswith(("#", '"""')):
+                assert "torchmix index" not in COMMAND.sub("", line), f"{path}: {line}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (2.7, "rows are float64, the first is .*2.7"),
+        ([1, 2.0], "rows are float64"),
+        (["1"], "rows are <U1"),
+        ([None, 1], "rows are object"),
+        ([[1, 2], [3, 4]], r"rows have the shape \(2, 2\); give one axis"),
+        ([[1], [2, 3]], "rows: "),
+        ([True, False], r"rows are a mask of the shape \(2,\); a mask has one bool for each of the 702 rows"),
+        (True, r"rows are a mask of the shape \(\)"),
+    ],
+)
+def test_rows_that_are_no_rows_are_refused(folder: Path, rows: Any, message: str) -> None:
+    with open_tokens(folder) as pages:
+        for call in (pages.read_rows, pages.warm, pages.forget):
+            with pytest.raises(OptionError, match=f"^{message}"):
+                call(rows)
+
+
+def test_rows_come_as_any_whole_numbers_or_as_a_mask(folder: Path) -> None:
+    asked = [3, 1, 3]
+    mask = np.zeros(len(TOKENS), np.bool_)
+    mask[asked] = True
+    with open_tokens(folder) as pages:
+        for rows in (asked, tuple(asked), np.array(asked, np.uint8), torch.tensor(asked), pa.array(asked)):
+            assert pages.read_rows(rows).to_pylist() == [TOKENS[row] for row in asked]
+        for as_given in (mask, mask.tolist(), torch.from_numpy(mask)):
+            assert pages.read_rows(as_given).to_pylist() == [TOKENS[1], TOKENS[3]]
+        assert len(pages.read_rows([])) == len(pages.read_rows(~np.ones(len(TOKENS), np.bool_))) == 0
+        for row in (len(TOKENS), -1, 2**63, 2**70, -(2**70)):
+            with pytest.raises(IndexError, match=f"^row {row}: the files have {len(TOKENS)} rows"):
+                pages.read_rows([row])
+        assert pages.read_page(np.int64(1)).to_pylist() == pages.read_page(1).to_pylist()
+        for page in (1.0, True, "1", None):
+            with pytest.raises(OptionError, match="read_page: page="):
+                pages.read_page(page)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"method": "x"}, "method='x' is not one of page, row, none"),
+        ({"method": None}, "method=None"),
+        ({"seed": -1}, "seed=-1 must be"),
+        ({"seed": 2**63}, "seed=9223372036854775808 must be"),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"epoch": -1}, "epoch=-1"),
+        ({"epoch": None}, "epoch=None"),
+    ],
+)
+def test_an_order_of_nothing_known_is_refused(folder: Path, wrong: dict[str, Any], message: str) -> None:
+    with open_tokens(folder) as pages:
+        with pytest.raises(OptionError, match=f"^permuted_order: {message}"):
+            pages.permuted_order(**{"seed": 1, **wrong})
+        largest = pages.permuted_order(seed=np.uint64(2**63 - 1), epoch=np.int32(1))
+        assert np.array_equal(largest[0], pages.permuted_order(seed=2**63 - 1, epoch=1)[0])
+        with pytest.raises(OptionError, match=r"window=0\.5"):
+            largest[0.5]  # type: ignore[index]
 
 
 def test_a_damaged_page_is_named(folder: Path) -> None:

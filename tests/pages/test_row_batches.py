@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests.support.files import flip_byte, make_tokens_file, random_tokens
-from torchmix.errors import CorruptPage
-from torchmix.pages.pages import Pages, open_pages
+from torchmix.errors import CorruptPage, OptionError
+from torchmix.pages.open import open_pages
+from torchmix.pages.pages import Pages
 from torchmix.pages.row_batches import Place, RowBatch
 
 DOCUMENTS = random_tokens(1, 900, mean_tokens=40)
@@ -100,9 +101,28 @@ def test_a_damaged_page_of_the_coming_window_is_told_where_it_is_needed(tmp_path
 
 
 def test_what_cannot_be_is_refused(pages: Pages) -> None:
-    for wrong in ({"rows": 0}, {"reader": 1}, {"reader": -1}, {"start": (0, -1, 0)}, {"readers": 0}):
-        with pytest.raises(ValueError, match="batches: rows="):
+    for wrong, what in (
+        ({"rows": 0}, "rows=0 must be a whole number of at least 1"),
+        ({"rows": 2.5}, "rows=2.5"),
+        ({"rows": True}, "rows=True"),
+        ({"reader": 1}, r"reader=1 must be a whole number in \[0, 0\]"),
+        ({"reader": -1}, "reader=-1"),
+        ({"readers": 0}, "readers=0"),
+        ({"epochs": -1}, "epochs=-1"),
+        ({"start": (0, -1, 0)}, r"start\.window=-1"),
+        ({"start": (0, 1)}, r"start=\(0, 1\) must be three whole numbers: epoch, window, used"),
+        ({"start": 3}, "start=3"),
+        ({"seed": 2**63}, rf"seed={2**63} must be a whole number in \[0, 2\*\*63\)"),
+        ({"seed": -1}, "seed=-1"),
+        ({"method": "pages"}, r"method='pages' is not one of page, row, none \(did you mean 'page'\?\)"),
+    ):
+        with pytest.raises(OptionError, match=f"^batches: {what}"):
             pages.batches(**{"rows": 5, "seed": 1, **wrong})
+    place = next(pages.batches(rows=5, seed=1)).place_after
+    assert place(np.int64(5)) == (0, 0, 5)
+    for count in (-1, 6, 1.0):
+        with pytest.raises(OptionError, match=f"place_after: count={count} must be a whole number in"):
+            place(count)
     with pytest.raises(ValueError, match=r"1000 readers share .* windows, so some would have none"):
         pages.batches(rows=5, seed=1, readers=1000)
     num_windows = len(pages.permuted_order(seed=1))

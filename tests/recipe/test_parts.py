@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.recipe_text import load_text
-from torchmix.errors import RecipeError
+from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import has_part, recipe_of_part, with_all_sources
@@ -84,7 +84,7 @@ def test_max_epochs_bounds_training_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"'valid' is no part of a recipe \(did you mean 'validation'\?\)"):
+    with pytest.raises(OptionError, match=r"'valid' is no part of a recipe \(did you mean 'validation'\?\)"):
         recipe_of_part(load_text(tmp_path, SPLIT), "valid")
 
 

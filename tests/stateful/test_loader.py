@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from itertools import islice
 from pathlib import Path
@@ -9,10 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from tests.support.loaders import Rank, open_job, run_job, same_microbatches, same_tensors, take, write_job
-from torchmix.errors import LoaderClosed, RecipeError, StateError, StateMismatch, TopologyError
+from torchmix.errors import (
+    LengthUnknown,
+    LoaderClosed,
+    OptionError,
+    RecipeError,
+    StateError,
+    StateMismatch,
+    TopologyError,
+)
 from torchmix.parallel.topology import Topology
 from torchmix.stateful import stream
 from torchmix.stateful.loader import StatefulDataLoader
@@ -171,10 +181,13 @@ def test_leaders_that_stop_at_different_steps_still_close(job: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "error", "match"),
     [
-        ({"micro_batch_size": 0}, RecipeError, "micro_batch_size"),
-        ({"workers": 2}, RecipeError, "0 or 1"),
-        ({"look_ahead": 0}, RecipeError, "look_ahead"),
-        ({"max_steps": -1}, RecipeError, "max_steps"),
+        ({"micro_batch_size": 0}, OptionError, "micro_batch_size"),
+        ({"workers": 2}, OptionError, "0 or 1"),
+        ({"look_ahead": 0}, OptionError, "look_ahead"),
+        ({"max_steps": -1}, OptionError, "max_steps"),
+        ({"one_pass": "no"}, OptionError, "one_pass='no' must be True or False"),
+        ({"topology": (1, 1, 1)}, OptionError, r"topology=\(1, 1, 1\) must be a torchmix.Topology"),
+        ({"recipe": 3}, OptionError, "recipe=3 must be the path of a YAML file"),
         ({"micro_batch_size": 3}, TopologyError, "does not divide"),
         ({"topology": Topology(cp=8)}, TopologyError, "align_tokens"),
         ({"topology": Topology(dp=2)}, TopologyError, "init_process_group"),
@@ -182,7 +195,34 @@ def test_leaders_that_stop_at_different_steps_still_close(job: Path) -> None:
 )
 def test_wrong_arguments_are_named(job: Path, bad: dict[str, object], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
-        build_loader(job, **{"topology": Topology(), "workers": 0, **bad})
+        build_loader(**{"recipe": job, "topology": Topology(), "workers": 0, **bad})
+
+
+def test_a_recipe_may_be_a_mapping_with_the_keys_of_a_file(job: Path) -> None:
+    mapping = yaml.safe_load(job.read_text(encoding="utf-8"))
+    whole = first_microbatches(job, 4)
+    with build_loader(mapping, directory=job.parent, topology=Topology(), workers=0) as loader:
+        assert same_microbatches(list(islice(loader, 4)), whole.microbatches)
+    with pytest.raises(RecipeError, match=r"sources.*: unknown key .*did you mean"):
+        name = next(iter(mapping["sources"]))
+        wrong = {**mapping["sources"], name: {**mapping["sources"][name], "max_epoch": 1}}
+        build_loader({**mapping, "sources": wrong}, directory=job.parent, workers=0)
+
+
+def test_a_loader_with_an_end_has_a_length(job: Path) -> None:
+    options = {"topology": Topology(), "micro_batch_size": 2, "workers": 0}
+    with build_loader(job, max_steps=3, **options) as loader:
+        assert len(loader) == len(list(loader)) == 3 * loader.num_microbatches
+    with build_loader(job, max_steps=3, start_step=1, **options) as loader:
+        assert len(loader) == len(list(loader))
+    with build_loader(job, max_steps=1, start_step=3, **options) as loader:
+        assert len(loader) == 0 and loader
+    for endless in ({}, {"max_steps": 3, "one_pass": True}):
+        with build_loader(job, **options, **endless) as loader:
+            assert loader, "is one, whatever its length"
+            with pytest.raises(LengthUnknown, match="needs max_steps"):
+                len(loader)
+            assert operator.length_hint(loader, 7) == 7, "so that list(loader) works"
 
 
 def test_a_job_that_the_environment_does_not_know_is_not_taken_for_single_ranks(
@@ -204,7 +244,7 @@ def test_a_job_that_the_environment_does_not_know_is_not_taken_for_single_ranks(
 def test_several_workers_of_another_loader_are_refused(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with build_loader(job, topology=Topology(), workers=0) as loader:
         monkeypatch.setattr(stream, "get_worker_info", lambda: SimpleNamespace(num_workers=2))
-        with pytest.raises(RecipeError, match="num_workers=2 would give each step as often"):
+        with pytest.raises(OptionError, match="num_workers=2 would give each step as often"):
             iter(loader.dataset)
 
 

@@ -14,7 +14,7 @@ from tests.support.loaders import Rank, open_job, run_job, same_microbatches, ta
 from tests.support.worlds import run_ranks
 from torchmix.cli.main import main
 from torchmix.constructor.fields import Microbatch
-from torchmix.errors import RecipeError, SourceExhausted, StateMismatch
+from torchmix.errors import OptionError, RecipeError, SourceExhausted, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.one_pass import steps_of_one_pass
 from torchmix.planner.planner import Planner
@@ -197,15 +197,15 @@ def test_own_sources_of_validation_are_indexed_with_the_others(tmp_path: Path) -
 
 
 def test_a_part_that_is_not_there_is_named(job: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="'valid' is no part of a recipe"):
+    with pytest.raises(OptionError, match="'valid' is no part of a recipe"):
         build_loader(job, topology=Topology(), part="valid")
     plain = write_job(tmp_path / "plain")
     with pytest.raises(RecipeError, match="the recipe has no part test"):
         build_loader(plain, topology=Topology(), part="test")
-    with pytest.raises(RecipeError, match="start_step=-1 must be an int of at least 0"):
+    with pytest.raises(OptionError, match="start_step=-1 must be an int of at least 0"):
         build_loader(plain, topology=Topology(), start_step=-1)
     for patience_s in (2.9, float("inf"), float("nan"), "11"):
-        with pytest.raises(RecipeError, match=f"patience_s={patience_s!r} must be a number of seconds of at least 3"):
+        with pytest.raises(OptionError, match=f"patience_s={patience_s!r} must be a number of seconds of at least 3"):
             build_loader(plain, topology=Topology(), patience_s=patience_s)
 
 

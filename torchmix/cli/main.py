@@ -17,7 +17,7 @@ from pathlib import Path
 from torchmix import __version__
 from torchmix.cli import check, index, init, plan, reframe, show
 from torchmix.cli.terminal import ExitCode, print_json
-from torchmix.errors import RecipeError, TopologyError, TorchmixError
+from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
 
 EXIT_CODES = "exit codes: 0 ok, 1 findings, 2 usage or recipe, 3 data"
 
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(error: TorchmixError, arguments: argparse.Namespace) -> int:
     """Say what went wrong; the exit code that tells whose turn it is."""
-    code = ExitCode.USAGE if isinstance(error, RecipeError | TopologyError) else ExitCode.DATA
+    code = ExitCode.USAGE if isinstance(error, RecipeError | OptionError | TopologyError) else ExitCode.DATA
     in_recipe = isinstance(error, RecipeError) and (error.where or error.line)
     place = f"{arguments.recipe}: " if in_recipe else ""
     print(f"torchmix: {place}{error}", file=sys.stderr)

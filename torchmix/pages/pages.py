@@ -1,8 +1,8 @@
-"""Files -> an index, pages, rows, and orders of them: what torchmix knows of reading, without a recipe.
+"""Pages and rows of some files, and orders of them: what torchmix knows of reading, without a recipe.
 
-In: files, a column, and a folder for the index. Out: `Pages`. Must hold: what is read is what was indexed, or an error
-that names file, page and row; the index is built once and shared by all processes that open it. Cost: opening maps the
-index; a page costs reading and decoding of its bytes alone.
+In: an index that is there. Out: `Pages`. Must hold: what is read is what was indexed, or an error that names file, page
+and row; the index is shared by all processes that open it. Cost: opening maps the index; a page costs reading and
+decoding of its bytes alone.
 
 A `Pages` belongs to one thread at a time. `copy.copy(pages)` gives another thread its own, and so does pickling, as a
 DataLoader does for spawned workers: files and decoded pages are not shared, the index is.
@@ -11,31 +11,35 @@ DataLoader does for spawned workers: files and decoded pages are not shared, the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, SupportsIndex, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from torchmix.catalog.store import open_catalog
-from torchmix.errors import CatalogMissing, CatalogStale
+from torchmix.errors import CatalogStale, OptionError
 from torchmix.formats.table import choose_source
-from torchmix.indexing.scan import index_recipe
-from torchmix.indexing.scan_files import Progress
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.window_rows import Method
 from torchmix.pages.arrow_rows import text_rows, token_rows
 from torchmix.pages.row_batches import Place, RowBatch, row_batches
+from torchmix.pages.row_numbers import row_numbers
 from torchmix.pages.row_order import RowOrder
+from torchmix.pages.wording import in_words_of_pages
 from torchmix.reader.piece_copy import Scratch
 from torchmix.reader.reader import Reader
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.load import check_recipe
-from torchmix.recipe.structs import RECIPE_VERSION, Batch, Read, Recipe, Shuffle, Source
+from torchmix.recipe.options import one_of, whole_number
+from torchmix.recipe.structs import Recipe
 from torchmix.transform.bytes_tokenizer import BYTES_ALONE
 from torchmix.transform.open_tokenizer import Tokenizers
+
+MOST = 2**63 - 1
+"""The largest seed, and the largest number of an epoch."""
 
 
 class Pages:
@@ -89,7 +93,7 @@ class Pages:
         """[P + 1] page p has the rows `first_row_of_page[p]` to `first_row_of_page[p + 1]`, half-open."""
         return np.asarray(self._source.sizes.first_row_of_page)
 
-    def read_page(self, page: int) -> pa.Array:
+    def read_page(self, page: SupportsIndex) -> pa.Array:
         """All rows of a page in [0, P).
 
         Returns:
@@ -99,35 +103,37 @@ class Pages:
 
         Raises:
             IndexError: There is no such page.
+            OptionError: It is no whole number.
             SourceChanged, SourceUnreadable: The file is not the indexed one, or cannot be read.
             CorruptPage: The page does not decode, or to other rows than were indexed.
             LoaderClosed: After `close()`.
         """
+        page = whole_number("read_page", "page", page, -(2**63))
         if not 0 <= page < self.num_pages:
-            raise IndexError(f"page {page}: the files have {self.num_pages}")
+            raise IndexError(f"page {page}: the files have {self.num_pages} pages, from 0 on")
         if self._is_text:  # between texts there is room for their ends
             return self._texts(np.arange(*self.first_row_of_page[page : page + 2]))
-        decoded = self._reader.page(0, page)
+        with self._in_words_of_pages():
+            decoded = self._reader.page(0, page)
         return token_rows(decoded.values, np.asarray(decoded.offsets))
 
     def read_rows(self, rows: ArrayLike) -> pa.Array:
         """Rows, in the order asked, each page of them decoded once.
 
         Args:
-            rows: [n] of [0, N), in any order, also several times.
+            rows: [n] of [0, N), in any order, also several times; or a mask, [N] bools.
 
         Returns:
             [n] as `read_page`, in memory of its own.
 
         Raises:
-            IndexError: There is no such row. Else as `read_page`.
+            IndexError: There is no such row.
+            OptionError: Other values or shapes, as 2.7. Else as `read_page`.
         """
-        asked = np.atleast_1d(np.asarray(rows, np.int64))
-        if len(asked) and not 0 <= asked.min() <= asked.max() < self.num_rows:
-            raise IndexError(f"rows {asked.min()} to {asked.max()}: the files have {self.num_rows}")
+        asked = row_numbers(rows, self.num_rows)
         return self._texts(asked) if self._is_text else token_rows(*self._read(asked, self.lengths[asked]))
 
-    def permuted_order(self, *, seed: int, epoch: int = 0, method: Method = "page") -> RowOrder:
+    def permuted_order(self, *, seed: SupportsIndex, epoch: SupportsIndex = 0, method: Method = "page") -> RowOrder:
         """The rows of an epoch, shuffled; the same on every machine.
 
         Args:
@@ -135,19 +141,23 @@ class Pages:
             epoch: 0 or more; each has an order of its own.
             method: `page`: rows of windows of pages from all over are permuted; near a full shuffle, and each page is
                 decoded about once. `row`: all rows are permuted; nearly every row costs a page. `none`: as they lie.
+
+        Raises:
+            OptionError: Arguments outside these.
         """
-        return RowOrder(self._order(seed, method), epoch)
+        call = "permuted_order"
+        return RowOrder(self._order(call, seed, method), whole_number(call, "epoch", epoch, 0, MOST))
 
     def batches(
         self,
         *,
-        rows: int,
-        seed: int,
+        rows: SupportsIndex,
+        seed: SupportsIndex,
         method: Method = "page",
-        start: Sequence[int] = (0, 0, 0),
-        epochs: int | None = None,
-        reader: int = 0,
-        readers: int = 1,
+        start: Sequence[SupportsIndex] = (0, 0, 0),
+        epochs: SupportsIndex | None = None,
+        reader: SupportsIndex = 0,
+        readers: SupportsIndex = 1,
     ) -> Iterator[RowBatch]:
         """Rows in the order of `permuted_order`, epoch after epoch, read ahead: the loop of a loader.
 
@@ -160,22 +170,24 @@ class Pages:
                 workers of all ranks do. A place is that of one reader, and of their number.
 
         Raises:
-            ValueError: Arguments outside their ranges; more readers than windows, as some would have no rows; a place
+            OptionError: Arguments outside their ranges; more readers than windows, as some would have no rows; a place
                 that this reader cannot have come to.
             SourceChanged, SourceUnreadable, CorruptPage, LoaderClosed: As `read_page`, when a batch is taken.
         """
-        order = self._order(seed, method)
-        place = Place(*start)
-        if rows < 1 or not 0 <= reader < readers or min(place) < 0:
-            raise ValueError(f"batches: rows={rows}, reader={reader} of readers={readers}, start={tuple(place)}")
+        order = self._order("batches", seed, method)
+        place = _place(start)
+        rows = whole_number("batches", "rows", rows, 1)
+        readers = whole_number("batches", "readers", readers, 1)
+        reader = whole_number("batches", "reader", reader, 0, readers - 1)
+        epochs = None if epochs is None else whole_number("batches", "epochs", epochs, 0)
         if readers > order.num_windows:
-            raise ValueError(
+            raise OptionError(
                 f"batches: {readers} readers share {order.num_windows} windows, so some would have none; open with "
                 "smaller windows (window_pages=, window_bytes=), or use fewer readers"
             )
         mine = range(reader, order.num_windows, readers)
         if place.window >= len(mine) or place.used > order.num_rows(place.epoch, mine[place.window]):
-            raise ValueError(
+            raise OptionError(
                 f"batches: start={tuple(place)} is no place of reader {reader} of {readers}, which takes {len(mine)} "
                 "windows of an epoch; give the number of readers, and the files, that it is of"
             )
@@ -192,7 +204,8 @@ class Pages:
 
     def warm(self, rows: ArrayLike) -> None:
         """Decode the pages of coming rows now, as many as fit the cache; errors as `read_page`."""
-        self._reader.warm(0, self._pages_of(rows))
+        with self._in_words_of_pages():
+            self._reader.warm(0, self._pages_of(rows))
 
     def forget(self, rows: ArrayLike) -> None:
         """Drop the pages of rows that will not be read soon, as those of a finished window, so that `warm` has room."""
@@ -206,11 +219,16 @@ class Pages:
         """Close all files and drop all pages; may be called again."""
         self._reader.close()
 
-    def _order(self, seed: int, method: Method) -> SourceOrder:
+    def _in_words_of_pages(self) -> AbstractContextManager[None]:
+        return in_words_of_pages(self._source.name)
+
+    def _order(self, call: str, seed: SupportsIndex, method: Method) -> SourceOrder:
+        seed = whole_number(call, "seed", seed, 0, MOST)
+        method = one_of(call, "method", method, get_args(Method))
         return SourceOrder(self._source.name, self._source.sizes, seed=seed, method=method)
 
     def _pages_of(self, rows: ArrayLike) -> NDArray[np.int64]:
-        pages = np.sort(self._source.pages.page_of_rows(np.asarray(rows, np.int64)))
+        pages = np.sort(self._source.pages.page_of_rows(row_numbers(rows, self.num_rows)))
         is_first = np.ones(len(pages), np.bool_)
         np.not_equal(pages[1:], pages[:-1], out=is_first[1:])
         return pages[is_first]  # np.unique takes four times as long for a few hundred rows
@@ -228,92 +246,34 @@ class Pages:
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         zeros = np.zeros(len(rows), np.int64)
-        found = self._reader.read(
-            zeros,
-            rows,
-            zeros,
-            lengths.astype(np.int64),
-            places=offsets[:-1],
-            num_places=int(offsets[-1]),
-            scratch=Scratch(),
-        )
+        with self._in_words_of_pages():
+            found = self._reader.read(
+                zeros,
+                rows,
+                zeros,
+                lengths.astype(np.int64),
+                places=offsets[:-1],
+                num_places=int(offsets[-1]),
+                scratch=Scratch(),
+            )
         return found.values, offsets
 
 
-def open_pages(
-    path: str | Path | Sequence[str | Path],
-    *,
-    catalog: str | Path,
-    tokens: str | None = None,
-    text: str | None = None,
-    tokenizer: str = "bytes",
-    begin_id: int | str | None = None,
-    end_id: int | str | None = None,
-    format: Literal["parquet", "megatron", "jsonl", "arrow"] | None = None,
-    name: str = "pages",
-    cache: str | int = "256MiB",
-    window_pages: int = 256,
-    window_bytes: str | int = "64MiB",
-    update: bool = False,
-    progress: Progress | None = None,
-) -> Pages:
-    """Open some files, and index them first if that was not done.
-
-    Args:
-        path: Files or globs; relative ones to the present folder. Any format that a recipe's source may have.
-        catalog: Folder of the index; several `name`s may share it.
-        tokens: Column of integer lists. Exactly one of `tokens` and `text`, but with Megatron's files.
-        text: Column of strings.
-        tokenizer: Of `text`: `tiktoken:NAME` or the path of a tokenizer.json gives rows of ids; `bytes` gives strings.
-        begin_id, end_id: What stands around each text's ids, as in a recipe.
-        format: As in a recipe; None: by the files' names.
-        name: Of these files in the index; also keys orders, so other names give other orders.
-        cache: Decoded pages kept, as 256MiB or a number of bytes.
-        window_pages, window_bytes: How far a row may travel with `method="page"`.
-        update: Look for new and changed files, and index them. Rows of files that stay keep their order.
-        progress: Called while indexing with bytes done, bytes in all, name and file.
-
-    Raises:
-        RecipeError: An argument that no recipe could hold.
-        CatalogStale: The index was made with other arguments; `update=True` makes it anew.
-        SourceUnreadable, SourceChanged, CorruptPage: As `sources.scan.index_sources`.
-    """
-    paths = (path,) if isinstance(path, str | Path) else tuple(path)
-    source = Source(
-        path=tuple(map(str, paths)),
-        format=format,
-        tokens=tokens,
-        text=text,
-        tokenizer=None if text is None else tokenizer,
-        begin_id=begin_id,
-        end_id=end_id,
-    )
-    recipe = check_recipe(
-        Recipe(
-            version=RECIPE_VERSION,
-            seed=0,
-            batch=Batch(samples=1, length=8),
-            sources={name: source},
-            mixture={name: "100%"},
-            catalog=str(catalog),
-            shuffle=Shuffle(window_pages=window_pages, window_bytes=window_bytes),
-            read=Read(cache=cache),
-        )
-    )
-    directory = Path().absolute()
-    if update:
-        index_recipe(recipe, directory, progress=progress)
+def _place(start: Sequence[SupportsIndex]) -> Place:
+    """The place of three numbers."""
     try:
-        return Pages(recipe, directory)
-    except CatalogMissing:
-        index_recipe(recipe, directory, progress=progress)
-        return Pages(recipe, directory)
-    except CatalogStale as error:
-        raise CatalogStale(f"{error} (here: open_pages(..., update=True))") from error
+        numbers = tuple(start)
+    except TypeError:  # one number
+        numbers = ()
+    if len(numbers) != len(Place._fields):
+        raise OptionError(f"batches: start={start!r} must be three whole numbers: {', '.join(Place._fields)}")
+    named = zip(Place._fields, numbers, strict=True)
+    return Place(*(whole_number("batches", f"start.{name}", number, 0, MOST) for name, number in named))
 
 
 def _reopen(recipe: Recipe, directory: Path, fingerprint: str) -> Pages:
-    pages = Pages(recipe, directory)
+    with in_words_of_pages(next(iter(recipe.sources))):
+        pages = Pages(recipe, directory)
     if pages.fingerprint != fingerprint:
         raise CatalogStale(
             f"the index of {', '.join(next(iter(recipe.sources.values())).path)} is another ({pages.fingerprint}) than "

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torchmix.errors import CatalogError
 from torchmix.mixture.order import SourceOrder
 from torchmix.reader.reader import Reader
+from torchmix.recipe.options import whole_number
 
 
 class Place(NamedTuple):
@@ -44,8 +45,13 @@ class RowBatch(NamedTuple):
     """Of the first row; `place_after(k)` is that after k rows."""
 
     def place_after(self, count: int) -> Place:
-        """Where to begin again when the first `count` rows, in [0, n], have been used."""
-        return self.place._replace(used=self.place.used + count)
+        """Where to begin again when the first `count` rows, in [0, n], have been used.
+
+        Raises:
+            OptionError: The batch has fewer rows, or the count is no whole number.
+        """
+        used = whole_number("place_after", "count", count, 0, len(self.numbers))
+        return self.place._replace(used=self.place.used + used)
 
 
 class _Window(NamedTuple):

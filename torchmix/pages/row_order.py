@@ -7,10 +7,13 @@ the window, see `mixture.order`.
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.mixture.order import SourceOrder
+from torchmix.recipe.options import whole_number
 
 
 class RowOrder:
@@ -24,8 +27,14 @@ class RowOrder:
         """Windows of the epoch."""
         return self._order.num_windows
 
-    def __getitem__(self, window: int) -> NDArray[np.int64]:
-        """Rows of a window in [0, len(self)), in the order in which to use them."""
+    def __getitem__(self, window: SupportsIndex) -> NDArray[np.int64]:
+        """Rows of a window in [0, len(self)), in the order in which to use them.
+
+        Raises:
+            IndexError: There is no such window.
+            OptionError: It is no whole number.
+        """
+        window = whole_number("permuted_order", "window", window, -(2**63))
         if not 0 <= window < len(self):
             raise IndexError(f"window {window} of an epoch of {len(self)}")
         return self._order.window(self._epoch, window).rows

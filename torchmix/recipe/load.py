@@ -1,12 +1,13 @@
 """Text or Structs -> a checked recipe.
 
-In: a YAML file, or Structs built in Python. Out: a checked `Recipe`. Must hold: both are checked alike; every fault is
-an error that names its path of keys, and its line where there is one.
+In: a YAML file, Structs built in Python, or the mapping that a file would hold. Out: a checked `Recipe`. Must hold: all
+are checked alike; every fault is an error that names its path of keys, and its line where there is one.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,11 @@ def recipe_directory(path: str | Path) -> Path:
     return Path(path).absolute().parent
 
 
-def check_recipe(recipe: Recipe) -> Recipe:
+def check_recipe(recipe: Recipe | Mapping[str, Any]) -> Recipe:
     """Check a recipe built in Python as strictly as one from a file; Structs do not check their arguments.
+
+    Args:
+        recipe: A `Recipe`, or a mapping with the keys of a file.
 
     Returns:
         The same recipe, rebuilt from checked values (a `pathlib.Path` becomes text).
@@ -56,7 +60,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
         RecipeError: Any fault, with its path of keys.
     """
     try:
-        plain = msgspec.to_builtins(recipe, enc_hook=os.fspath)
+        plain = msgspec.to_builtins(dict(recipe) if isinstance(recipe, Mapping) else recipe, enc_hook=os.fspath)
     except (TypeError, ValueError, RecursionError) as error:
         raise RecipeError(f"the recipe holds a value that no recipe can hold: {error}") from error
     return _recipe_of_plain(plain)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from torchmix.errors import RecipeError
+from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.build import nearest
 from torchmix.recipe.documents import PARTS, documents_of_split
 from torchmix.recipe.ramp import last_samples
@@ -32,10 +32,11 @@ def recipe_of_part(recipe: Recipe, part: str, one_pass: bool = False) -> Recipe:
         itself, less its other parts.
 
     Raises:
+        OptionError: Another word than these.
         RecipeError: The recipe has no such part.
     """
     if part not in PARTS:
-        raise RecipeError(f"{part!r} is no part of a recipe{nearest(part, PARTS)}; parts are {', '.join(PARTS)}")
+        raise OptionError(f"{part!r} is no part of a recipe{nearest(part, PARTS)}; parts are {', '.join(PARTS)}")
     content = _content(recipe, part)
     sources = content.sources
     if one_pass:

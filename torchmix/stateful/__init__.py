@@ -4,9 +4,9 @@ In reading order:
 
     stream.py          StepStream: the steps as a torch dataset, made here or there
     serve.py           a leader's exchange with its peers; what a peer receives
-    feed.py            all that happens to a step before the trainer asks, in a thread
     ahead.py           an iterator, run in a thread
     waiting.py         waits that notice lost ranks and say what they wait for
+    feed.py            all that happens to a step before the trainer asks, in a thread
     loader.py          StatefulDataLoader
     open.py            build_loader
 """

@@ -8,6 +8,7 @@ holds any more can go. Cost: pinning copies a step once.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Generator, Iterator
 
 import torch
@@ -16,8 +17,10 @@ from torchmix.constructor.fields import StepTensors
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.structs import Recipe
+from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.serve import ReceivedSteps, serve_steps
 from torchmix.stateful.stream import StepStream
+from torchmix.stateful.waiting import PATIENCE_S
 
 
 def feed_of_rank(
@@ -59,3 +62,15 @@ def feed_of_rank(
 def _pinned(step: StepTensors) -> StepTensors:
     pinned = {name: tensor.pin_memory() for name, tensor in step.to_tensors().items()}
     return StepTensors.from_tensors(pinned, header=step.header)
+
+
+def end_feed(feed: Ahead[StepTensors]) -> bool:
+    """Tell a feed to end; whether it has."""
+    atexit.unregister(feed.close)
+    return feed.close(0.0)
+
+
+def abandon(feed: Ahead[StepTensors], *, is_waited_for: bool) -> None:
+    """End the feed of a loader that was collected, maybe a moment before the interpreter ends."""
+    if not end_feed(feed) and is_waited_for:
+        atexit.register(feed.close, PATIENCE_S)

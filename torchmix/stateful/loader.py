@@ -18,6 +18,7 @@ thread that prefetches.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import time
@@ -33,17 +34,17 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from torchmix.constructor.fields import Microbatch, StepTensors
-from torchmix.errors import LoaderClosed, StateError
+from torchmix.errors import LengthUnknown, LoaderClosed, StateError
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.planner.balance import check_divides
 from torchmix.planner.plan import START_DIGEST
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.ramp import samples_of_step
+from torchmix.recipe.ramp import samples_before, samples_of_step
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.ahead import Ahead
-from torchmix.stateful.feed import feed_of_rank
+from torchmix.stateful.feed import abandon, end_feed, feed_of_rank
 from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.stateful.waiting import PATIENCE_S, await_end, await_item
@@ -64,6 +65,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         micro_batch_size: int,
         look_ahead: int = 2,
         start_step: int = 0,
+        stop_step: int | None = None,
         fan_out: FanOut | None = None,
         liveness: Liveness | None = None,
     ) -> None:
@@ -76,6 +78,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             micro_batch_size: Samples of a microbatch.
             look_ahead: Finished steps that may wait, 1 or more.
             start_step: The step to begin at, if no state is loaded.
+            stop_step: The step before which the stream ends, if that is known.
             fan_out: The exchange with the other ranks; None in a job of one.
             liveness: Who tells of lost ranks; closed with the loader.
         """
@@ -98,6 +101,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._fan_out = fan_out
         self._liveness = liveness
         # Before the step that is being consumed, or where one was begun when it was loaded.
+        self._start_step, self._stop_step = start_step, stop_step
         self._state = start_state(recipe=self._fingerprint, **self._layout, step=start_step)
         self._step: _Step | None = None
         self._header: StepHeader | None = None
@@ -166,6 +170,21 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         Empty until the first step is consumed, where the loader was told by number which one that is.
         """
         return (self._state.order_digest or (b"" if self._state.step else START_DIGEST)).hex()
+
+    def __len__(self) -> int:
+        """Microbatches, on each rank, of all steps from `start_step` to `max_steps`, wherever a state began.
+
+        Raises:
+            LengthUnknown: No `max_steps` was given, or every document comes once.
+        """
+        if self._stop_step is None:
+            text = "this loader ends when it is stopped, or its data ends; len() needs max_steps, and no one_pass"
+            raise LengthUnknown(text)
+        start, stop = (samples_before(self._recipe.batch, step) for step in (self._start_step, self._stop_step))
+        return max(0, stop - start) // math.prod(self._layout.values())
+
+    def __bool__(self) -> bool:
+        return True  # `if loader:` asks whether there is one, not for its length
 
     @property
     def num_microbatches(self) -> int:
@@ -270,7 +289,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         # For a loader that nobody closes. Whichever thread collects it must not wait, but at the interpreter's end one
         # must: a thread that still runs there may abort the process. With other ranks, liveness tells them instead.
         is_alone = self._fan_out is None
-        self._last_resort = weakref.finalize(self, _abandon, self._feed, is_waited_for=is_alone)
+        self._last_resort = weakref.finalize(self, abandon, self._feed, is_waited_for=is_alone)
         self._last_resort.atexit = False
         if is_alone:
             atexit.register(self._feed.close, PATIENCE_S)
@@ -287,7 +306,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             return
         feed, self._feed = self._feed, None
         self._last_resort.detach()
-        _end_feed(feed)
+        end_feed(feed)
         await_end(feed, rank=self._tree.topology.rank, in_job=self._fan_out is not None, liveness=self._liveness)
 
     def _check_open(self) -> None:
@@ -320,18 +339,6 @@ class _Microbatches:
         if microbatch is None:
             raise StopIteration
         return microbatch
-
-
-def _end_feed(feed: Ahead[StepTensors]) -> bool:
-    """Tell a feed to end; whether it has."""
-    atexit.unregister(feed.close)
-    return feed.close(0.0)
-
-
-def _abandon(feed: Ahead[StepTensors], *, is_waited_for: bool) -> None:
-    """End the feed of a loader that was collected, maybe a moment before the interpreter ends."""
-    if not _end_feed(feed) and is_waited_for:
-        atexit.register(feed.close, PATIENCE_S)
 
 
 def _as_it_is(item: StepTensors) -> StepTensors:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -21,7 +23,7 @@ import torch.distributed as dist
 from torchmix import __version__
 from torchmix.catalog.store import Catalog, open_catalog, part_of_catalog
 from torchmix.constructor.context_parallel import check_context_parallel
-from torchmix.errors import CatalogMissing, RecipeError, TopologyError
+from torchmix.errors import CatalogMissing, OptionError, TopologyError
 from torchmix.indexing.scan import ensure_catalog
 from torchmix.parallel.agreement import agree, failures_told
 from torchmix.parallel.fan_out import FanOut, open_fan_out
@@ -34,6 +36,7 @@ from torchmix.planner.balance import check_divides
 from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
+from torchmix.recipe.options import true_or_false
 from torchmix.recipe.parts import recipe_of_part, with_all_sources
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.structs import Recipe
@@ -47,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_loader(
-    recipe: str | Path | Recipe,
+    recipe: str | Path | Recipe | Mapping[str, Any],
     *,
     topology: Topology | ClientPlaceTree | None = None,
     micro_batch_size: int = 1,
@@ -65,7 +68,7 @@ def build_loader(
     """The loader of this rank. Every rank of the job calls this alike; close it, or use it in a `with`.
 
     Args:
-        recipe: A YAML file, or a `Recipe` built in Python.
+        recipe: A YAML file, a `Recipe` built in Python, or a mapping with the keys of a file.
         topology: Where this rank stands; from torchrun's environment with tp = cp = pp = 1 if not given.
             A `ClientPlaceTree` if leaders or roles are not the default ones.
         micro_batch_size: Samples of a microbatch; with dp it divides the recipe's samples.
@@ -76,7 +79,7 @@ def build_loader(
         start_step: Begin at this step: the steps before it are planned, but not read, when the first one is asked for.
         one_pass: Give every document once, and end. What does not fill the last batch comes with padding. From a
             `start_step` that the pass does not have, it gives nothing.
-        directory: What paths in a `Recipe` are relative to; the current directory if not given.
+        directory: What paths in the recipe are relative to; if not given, the folder of its file, else the current one.
         patience_s: How long a rank of another host, or the job's store, may be silent before it counts as lost, 3
             or more; 11 if not given. Longer bears longer pauses of a network, and calls that keep the interpreter's
             lock; a loss is then noticed as much later. Of loaders that are open together the first one's counts.
@@ -85,7 +88,8 @@ def build_loader(
             process, `torchmix.parallel.local_world`.
 
     Raises:
-        RecipeError: The recipe, or one of the numbers above, is wrong, or differs from those of rank 0.
+        RecipeError: The recipe is wrong, or it or an argument differs from those of rank 0.
+        OptionError: An argument is of another type, or out of its range.
         TopologyError: Sizes that do not divide, an `align_tokens` that does not suit cp, or another number
             of ranks than torch.distributed has.
         CatalogError: Files are missing, unreadable or changed.
@@ -94,12 +98,13 @@ def build_loader(
     """
     is_job = dist.is_available() and dist.is_initialized()
     job_size = dist.get_world_size() if is_job else None
-    is_alone = fan_out is not None or (topology is not None and _sizes(topology).world_size == 1)
+    is_alone = fan_out is not None or _is_of_one(topology)
     store = None if is_alone or job_size in (None, 1) else dist.distributed_c10d._get_default_store()
     liveness: Liveness | None = None
     with failures_told(store, rank=dist.get_rank() if is_job else 0):
         whole, folder = _recipe_and_folder(recipe, directory)
-        recipe = recipe_of_part(whole, part, one_pass)
+        recipe = recipe_of_part(whole, part, true_or_false("build_loader", "one_pass", one_pass))
+        _check_topology(topology)
         if topology is None:
             topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
         tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
@@ -155,6 +160,7 @@ def build_loader(
             micro_batch_size=micro_batch_size,
             look_ahead=look_ahead,
             start_step=start_step,
+            stop_step=None if one_pass else max_steps,
             fan_out=fan_out,
             liveness=liveness,
         )
@@ -172,9 +178,15 @@ def _catalog(recipe: Recipe, whole: Recipe, folder: Path) -> Catalog:
         return part_of_catalog(ensure_catalog(with_all_sources(whole), folder), recipe)
 
 
-def _recipe_and_folder(recipe: str | Path | Recipe, directory: str | Path | None) -> tuple[Recipe, Path]:
-    if isinstance(recipe, Recipe):
+def _recipe_and_folder(
+    recipe: str | Path | Recipe | Mapping[str, Any], directory: str | Path | None
+) -> tuple[Recipe, Path]:
+    if isinstance(recipe, Recipe | Mapping):
         return check_recipe(recipe), Path(directory or ".").absolute()
+    if not isinstance(recipe, str | os.PathLike):
+        raise OptionError(
+            f"build_loader: recipe={recipe!r} must be the path of a YAML file, a torchmix.Recipe, or a mapping"
+        )
     return load_recipe(recipe), recipe_directory(recipe) if directory is None else Path(directory).absolute()
 
 
@@ -205,15 +217,24 @@ def _facts(recipe: Recipe, tree: ClientPlaceTree, **options: float | str | None)
     }
 
 
-def _sizes(topology: Topology | ClientPlaceTree) -> Topology:
-    return topology.topology if isinstance(topology, ClientPlaceTree) else topology
+def _is_of_one(topology: object) -> bool:
+    sizes = topology.topology if isinstance(topology, ClientPlaceTree) else topology
+    return isinstance(sizes, Topology) and sizes.world_size == 1
+
+
+def _check_topology(topology: object) -> None:
+    if topology is not None and not isinstance(topology, Topology | ClientPlaceTree):
+        raise OptionError(
+            f"build_loader: topology={topology!r} must be a torchmix.Topology, as "
+            "torchmix.Topology.from_torchrun(tp=1, cp=1, pp=1), or a torchmix.ClientPlaceTree"
+        )
 
 
 def _check_patience(patience_s: float | None) -> None:
     if patience_s is None:
         return
     if type(patience_s) not in (int, float) or not SHORTEST_PATIENCE_S <= patience_s < math.inf:
-        raise RecipeError(
+        raise OptionError(
             f"build_loader: patience_s={patience_s!r} must be a number of seconds of at least {SHORTEST_PATIENCE_S:g}"
         )
 
@@ -226,4 +247,4 @@ def _check_numbers(**numbers: int | None) -> None:
             continue
         if type(value) is not int or value < lowest[name] or value > highest.get(name, value):
             allowed = "0 or 1" if name == "workers" else f"an int of at least {lowest[name]}"
-            raise RecipeError(f"build_loader: {name}={value!r} must be {allowed}")
+            raise OptionError(f"build_loader: {name}={value!r} must be {allowed}")

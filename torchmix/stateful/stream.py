@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
-from torchmix.errors import RecipeError, StateError
+from torchmix.errors import OptionError, StateError
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.steps.header import decode_header
 from torchmix.steps.replica_steps import StreamSettings, replica_steps
@@ -93,11 +93,11 @@ class StepStream(IterableDataset[StepTensors]):
         """Steps from the state on.
 
         Raises:
-            RecipeError: In one of several workers of torch, each of which would give every step.
+            OptionError: In one of several workers of torch, each of which would give every step.
         """
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
-            raise RecipeError(f"StepStream: num_workers={worker.num_workers} would give each step as often; use 0 or 1")
+            raise OptionError(f"StepStream: num_workers={worker.num_workers} would give each step as often; use 0 or 1")
         self.close()
         self._running = self._steps()
         if worker is not None:
