@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.fake_megatron import NEWER_KEYS, default_args, installed, script_of
+from tests.support.fake_megatron import FIELDS_OF_CORE, NEWER_KEYS, default_args, installed, script_of
 from torchmix.constructor.fields import Microbatch
-from torchmix.errors import RecipeError
 from torchmix.megatron_adapter import batch, get_batch
 from torchmix.megatron_adapter.microbatches import Item, item_of
 from torchmix.megatron_adapter.places import Needs
@@ -50,8 +49,9 @@ def call(layout: str, given: Item) -> Any:
     return get_batch(script)(iter([given]), None)
 
 
-def test_the_list_of_the_newer_script_is_packed(megatron: None) -> None:
-    fields = dict(zip(NEWER_KEYS, call("0.20", item()), strict=True))
+@pytest.mark.parametrize("layout", ["0.18", "0.20"])
+def test_the_ten_fields_of_newer_scripts_are_packed(layout: str, megatron: None) -> None:
+    fields = dict(zip(NEWER_KEYS, call(layout, item()), strict=True))
     assert fields["tokens"].tolist() == [list(range(16))]
     assert fields["labels"].shape == fields["loss_mask"].shape == fields["position_ids"].shape == (1, 16)
     assert fields["cu_seqlens"].tolist() == [[0, 3, 7, 15]], "true lengths, from which Megatron counts FLOPs"
@@ -65,8 +65,10 @@ def test_the_list_of_the_newer_script_is_packed(megatron: None) -> None:
     ]
 
 
-def test_the_tuple_of_core_016_is_packed_with_padded_boundaries(megatron: None) -> None:
-    tokens, labels, loss_mask, attention_mask, position_ids, params = call("0.16", item())
+@pytest.mark.parametrize("layout", ["0.16", "dev"])
+def test_the_tuples_of_core_016_and_dev_have_padded_boundaries(layout: str, megatron: None) -> None:
+    tokens, labels, loss_mask, attention_mask, position_ids, params, *rest = call(layout, item())
+    assert rest == ([None] if layout == "dev" else []), "padding_mask: None, as for all batches of dev but those of its own varlen dataset"
     assert tokens.shape == labels.shape == loss_mask.shape == position_ids.shape == (1, 16)
     assert attention_mask is None
     assert params.qkv_format == "thd"
@@ -75,10 +77,10 @@ def test_the_tuple_of_core_016_is_packed_with_padded_boundaries(megatron: None) 
     assert params.max_seqlen_q == params.max_seqlen_kv == 8
 
 
-@pytest.mark.parametrize("layout", ["0.16", "0.20"])
+@pytest.mark.parametrize("layout", FIELDS_OF_CORE)
 def test_dense_batches_keep_their_rows_and_have_no_boundaries(layout: str, megatron: None) -> None:
     result = call(layout, item(packed=False))
-    fields = dict(zip(NEWER_KEYS if layout == "0.20" else batch.TUPLE_FIELDS, result, strict=True))
+    fields = dict(zip(FIELDS_OF_CORE[layout], result, strict=True))
     assert fields["tokens"].shape == fields["labels"].shape == (2, 8)
     given = {name for name, value in fields.items() if value is not None}
     assert given == {"tokens", "labels", "loss_mask", "position_ids"}
@@ -118,26 +120,17 @@ def test_the_scripts_loss_is_wrapped_where_it_has_one(megatron: None) -> None:
     assert script["loss_func"](torch.ones(1), torch.ones(1)) == "loss"
 
 
-def five_fields(data_iterator: Any, vp_stage: Any = None) -> Any:
-    if data_iterator is None:
-        return None, None, None, None, None
-    return next(data_iterator)
-
-
-@pytest.mark.parametrize(
-    ("script", "what"),
-    [
-        ({"get_batch": five_fields}, "a get_batch of 5 fields"),
-        ({"get_batch": lambda data_iterator: next(data_iterator)}, "a get_batch of an unknown number of fields"),
-        ({}, "no get_batch"),
-    ],
-)
-def test_a_script_of_another_kind_is_refused(script: dict[str, Any], what: str, megatron: None) -> None:
-    with pytest.raises(RecipeError, match=f"the script has {what} and no BATCH_KEYS"):
-        get_batch(script)
-
-
 def test_a_newer_key_is_none(megatron: None) -> None:
     script = script_of("0.20")
     script["BATCH_KEYS"] = [*NEWER_KEYS, "padding_mask"]
     assert get_batch(script)(iter([item()]), None)[-1] is None
+
+
+def test_what_dev_does_with_boundaries_is_done(megatron: None) -> None:
+    """The branch dev completes them in get_batch, by a function that its script imports."""
+    completed: list[Any] = []
+    script = {**script_of("dev"), "finalize_packed_seq_params": completed.append}
+    batch = get_batch(script)(iter([item()]), None)
+    assert completed == [batch[5]]
+    get_batch(script)(iter([item(packed=False)]), None)
+    assert completed[1:] == [None]

@@ -179,23 +179,74 @@ def file_of_core(name: str) -> ModuleType:
     return module
 
 
+FIELDS_OF_CORE = {
+    "0.16": ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params"),
+    "0.18": tuple(NEWER_KEYS),
+    "0.20": tuple(NEWER_KEYS),
+    "dev": ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params", "padding_mask"),
+}
+"""What `forward_step` takes from `get_batch`, in order."""
+
+
 def script_of(layout: str, loss_func: Callable[..., Any] | None = None) -> dict[str, Any]:
-    """`globals()` of a pretrain_gpt.py, as far as the adapter looks: of core "0.16" or "0.20"."""
-
-    def get_batch_016(data_iterator: Any, vp_stage: int | None = None) -> Any:
-        if data_iterator is None:
-            return None, None, None, None, None, None
-        return next(data_iterator)
-
-    def get_batch_020(data_iterator: Any, vp_stage: int | None = None) -> Any:
-        return [None for _ in NEWER_KEYS]
-
-    script: dict[str, Any] = {"get_batch": get_batch_016} if layout == "0.16" else {"get_batch": get_batch_020}
-    if layout != "0.16":
-        script["BATCH_KEYS"] = list(NEWER_KEYS)
+    """`globals()` of a pretrain_gpt.py, as far as the adapter looks: of core "0.16", "0.18", "0.20", or "dev"."""
+    script: dict[str, Any] = {"get_batch": _get_batch, "forward_step": _FORWARD_STEPS[layout]}
+    if layout == "0.20":
+        script["BATCH_KEYS"] = list(NEWER_KEYS)  # core 0.18 has this name inside its get_batch alone
     if loss_func is not None:
         script["loss_func"] = loss_func
     return script
+
+
+def _get_batch(data_iterator: Any, vp_stage: int | None = None) -> Any:
+    raise AssertionError("the script's own get_batch is not to be called")
+
+
+get_batch: Callable[..., Any] = _get_batch
+"""Under the name that the functions below call; nothing calls them."""
+
+
+def _forward_step_016(data_iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:
+    with model.stimer(bdata=True):
+        vp_stage = model.vp_stage
+        tokens, labels, loss_mask, attention_mask, position_ids, packed_seq_params = get_batch(data_iterator, vp_stage)
+    return model(tokens, position_ids, attention_mask, labels, loss_mask, packed_seq_params)
+
+
+def _forward_step_018(data_iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:
+    with model.stimer(bdata=True):
+        vp_stage = model.vp_stage
+        (
+            attention_mask,
+            cu_seqlens,
+            cu_seqlens_padded,
+            hybrid_cp_group,
+            labels,
+            local_cp_size,
+            loss_mask,
+            max_seqlen,
+            position_ids,
+            tokens,
+        ) = get_batch(data_iterator, vp_stage)
+    boundaries = (cu_seqlens, cu_seqlens_padded, max_seqlen, hybrid_cp_group, local_cp_size)
+    return model(tokens, position_ids, attention_mask, labels, loss_mask, boundaries)
+
+
+def _forward_step_dev(data_iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:
+    with model.stimer(bdata=True):
+        vp_stage = model.vp_stage
+        tokens, labels, loss_mask, attention_mask, position_ids, packed_seq_params, padding_mask = get_batch(
+            data_iterator, vp_stage
+        )
+    return model(tokens, position_ids, attention_mask, labels, loss_mask, packed_seq_params, padding_mask)
+
+
+_FORWARD_STEPS: dict[str, Callable[..., Any]] = {
+    "0.16": _forward_step_016,
+    "0.18": _forward_step_018,
+    "0.20": _forward_step_018,
+    "dev": _forward_step_dev,
+}
 
 
 def _check_checkpoint_args(checkpoint_args: Any, skip_args: set[str] | None = None) -> None:

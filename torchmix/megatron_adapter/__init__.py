@@ -11,6 +11,7 @@ In reading order:
     microbatches.py      one stream for all model chunks of a rank                   (torch)
     loss_weights.py      a warning where microbatches differ in tokens               (torch)
     source_loss.py       the loss of each source, in Megatron's log                  (torch)
+    script_fields.py     which fields a script's batch has, in which order
     batch.py             `get_batch`, in the layout of the script                    (torch)
     evaluation.py        validation and test                                         (torch)
     counts.py            Megatron's counts against the plan's, and steps it skips    (torch)

@@ -5,11 +5,12 @@ signature and result of the script's `get_batch`. Must hold: every call takes on
 alike, and none waits for another rank: a collective here would deadlock with the pipeline, since later stages wait for
 activations before they ask for data.
 
-    script                          result
-    no BATCH_KEYS (core 0.16)       (tokens, labels, loss_mask, attention_mask, position_ids, packed_seq_params)
-    BATCH_KEYS (core 0.17 to 0.20)  a list in the order of BATCH_KEYS; `forward_step` makes PackedSeqParams of it
+    core                     fields of a batch
+    0.16, 0.17               tokens, labels, loss_mask, attention_mask, position_ids, packed_seq_params
+    dev                      the same, and padding_mask
+    0.18, 0.19, 0.20, main   in alphabetical order, with cu_seqlens; `forward_step` makes PackedSeqParams of them
 
-Which one is read off the script, not off a version. Packed (`boundaries: document`) all samples of a microbatch are one
+Which one is read off the script (`script_fields.py`), not off a version. Packed (`boundaries: document`) all samples of a microbatch are one
 row, [1, micro_batch_size * length / cp]; dense (`none`) they are [micro_batch_size, length / cp] without boundaries.
 There is no attention mask. Each stage gets what it needs, and boundaries go to all.
 
@@ -23,23 +24,19 @@ Cost: copies to the GPU without waiting, from pinned memory; nothing on a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
-from types import CodeType
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 
-from torchmix.errors import RecipeError
 from torchmix.megatron_adapter.checkpoint_args import watch_checkpoints
 from torchmix.megatron_adapter.microbatches import Item
 from torchmix.megatron_adapter.packed_seq import params_of_boundaries
 from torchmix.megatron_adapter.places import Needs, needs_of_chunk
+from torchmix.megatron_adapter.script_fields import PARAMS, fields_of_script
 from torchmix.megatron_adapter.source_loss import MicrobatchSources, SourceLosses, attach, with_source_losses
 
 GetBatch = Callable[..., Any]
-
-TUPLE_FIELDS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params")
-"""What core 0.16 returns, in order."""
 
 losses_of_part: dict[str, SourceLosses] = {}
 """Where losses by source are added up, by part of the recipe; filled when the iterators are made."""
@@ -52,14 +49,16 @@ def get_batch(script: MutableMapping[str, Any]) -> GetBatch:
     Megatron loads.
 
     Args:
-        script: `globals()` of the script, which has `get_batch`, and perhaps `BATCH_KEYS` and `loss_func`.
+        script: `globals()` of the script, which has `get_batch` and `forward_step`, and perhaps `BATCH_KEYS` and
+            `loss_func`.
 
     Raises:
-        RecipeError: Its `get_batch` returns something that torchmix does not know.
+        RecipeError: It expects fields that torchmix does not know.
     """
     from megatron.training import checkpointing, get_args
 
-    keys = _keys_of_script(script)
+    names = fields_of_script(script)
+    finish_params = script.get("finalize_packed_seq_params")  # of dev; other versions need no more than the object
     watch_checkpoints(checkpointing)
     if "loss_func" in script:
         script["loss_func"] = with_source_losses(script["loss_func"])
@@ -70,9 +69,12 @@ def get_batch(script: MutableMapping[str, Any]) -> GetBatch:
         if vp_stage not in needs_of_stage:
             needs_of_stage[vp_stage] = needs_of_chunk(get_args(), vp_stage)
         fields = fields_of(next(data_iterator), needs_of_stage[vp_stage])
-        if keys is not None:
-            return [_batched(name, fields.get(name)) for name in keys]
-        return (*(fields.get(name) for name in TUPLE_FIELDS[:-1]), _params(fields))
+        if PARAMS in names:
+            fields[PARAMS] = params = _params(fields)
+            if finish_params is not None:
+                finish_params(params)
+            return tuple(fields.get(name) for name in names)
+        return tuple(_batched(name, fields.get(name)) for name in names)
 
     return get_batch
 
@@ -127,34 +129,3 @@ def _params(fields: dict[str, Any]) -> Any:
         return None
     padded = fields["cu_seqlens_padded"]
     return params_of_boundaries(padded, padded, int(fields["max_seqlen"]))
-
-
-def _keys_of_script(script: MutableMapping[str, Any]) -> Sequence[str] | None:
-    """The names in the list that the script's `get_batch` returns; None if it returns core 0.16's tuple.
-
-    Raises:
-        RecipeError: It returns something else.
-    """
-    keys: Sequence[str] | None = script.get("BATCH_KEYS")
-    if keys is not None:
-        return tuple(keys)
-    own = script.get("get_batch")
-    arity = _fields_returned(own)
-    if arity == len(TUPLE_FIELDS):
-        return None
-    what = "no get_batch" if own is None else f"a get_batch of {arity or 'an unknown number of'} fields"
-    raise RecipeError(
-        f"the script has {what} and no BATCH_KEYS. torchmix knows the pretrain_gpt.py of Megatron-LM core 0.16, whose "
-        f"get_batch returns {len(TUPLE_FIELDS)} fields, and the newer ones with BATCH_KEYS; pass globals() of such a "
-        f"script, before get_batch is bound to another"
-    )
-
-
-def _fields_returned(function: Any) -> int:
-    """How many fields a `get_batch` returns: a middle stage's result, `return None, None, ...`, is a constant."""
-    code: CodeType | None = getattr(function, "__code__", None)
-    constants = code.co_consts if code is not None else ()
-    lengths = [
-        len(value) for value in constants if isinstance(value, tuple) and value and all(each is None for each in value)
-    ]
-    return max(lengths, default=0)

@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 CPU_FLAGS = (
     *("--distributed-backend", "gloo"),
     *("--transformer-impl", "local"),
+    *("--cp-comm-type", "all_gather"),
     "--use-cpu-initialization",
     "--no-bias-gelu-fusion",
     "--no-bias-dropout-fusion",

@@ -75,15 +75,14 @@ def _place(vp_stage: int | None) -> dict[str, Any]:
 
 
 def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
-    """By name, from either layout: the tuple of core 0.16 or the list in the order of BATCH_KEYS."""
-    if "BATCH_KEYS" in script:
-        named = dict(zip(script["BATCH_KEYS"], batch, strict=True))
-        boundaries = named["cu_seqlens_padded"]
-    else:
-        names = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params")
-        named = dict(zip(names, batch, strict=True))
+    """By name, from any version's layout: each has tokens and so on in a place of its own."""
+    names = _names_of_version(script, len(batch))
+    named = dict(zip(names, batch, strict=True))
+    if "packed_seq_params" in named:
         params = named["packed_seq_params"]
         boundaries = None if params is None else params.cu_seqlens_q_padded
+    else:
+        boundaries = named["cu_seqlens_padded"]
 
     def flat(tensor: torch.Tensor | None) -> list[int] | None:
         return None if tensor is None else tensor.flatten().int().tolist()
@@ -94,3 +93,13 @@ def _fields(batch: Any, script: dict[str, Any]) -> dict[str, Any]:
         "mask": flat(named["loss_mask"]),
         "boundaries": flat(boundaries),
     }
+
+
+def _names_of_version(script: dict[str, Any], fields: int) -> tuple[str, ...]:
+    """The fields of a batch by their number: six up to core 0.17, seven in dev, ten from core 0.18 on."""
+    if "BATCH_KEYS" in script:
+        return tuple(script["BATCH_KEYS"])
+    tuple_names = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params")
+    list_names = ("attention_mask", "cu_seqlens", "cu_seqlens_padded", "hybrid_cp_group", "labels", "local_cp_size")
+    list_names += ("loss_mask", "max_seqlen", "position_ids", "tokens")
+    return {6: tuple_names, 7: (*tuple_names, "padding_mask"), 10: list_names}[fields]

@@ -1,0 +1,54 @@
+"""The fields of a batch are the script's own word: its BATCH_KEYS, or the names that its forward_step unpacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.fake_megatron import FIELDS_OF_CORE, get_batch, script_of
+from torchmix.errors import RecipeError
+from torchmix.megatron_adapter.script_fields import fields_of_script
+
+
+@pytest.mark.parametrize("layout", FIELDS_OF_CORE)
+def test_each_version_says_its_fields(layout: str) -> None:
+    assert fields_of_script(script_of(layout)) == FIELDS_OF_CORE[layout]
+
+
+def test_an_order_of_its_own_is_followed() -> None:
+    def forward_step(data_iterator: Any, model: Any) -> Any:
+        loss_mask, tokens, labels, position_ids, packed_seq_params = get_batch(data_iterator)
+        return model(tokens, labels, position_ids, loss_mask, packed_seq_params)
+
+    names = fields_of_script({"get_batch": get_batch, "forward_step": forward_step})
+    assert names == ("loss_mask", "tokens", "labels", "position_ids", "packed_seq_params")
+
+
+def five_fields(data_iterator: Any, model: Any) -> Any:
+    tokens, labels, loss_mask, attention_mask, position_ids = get_batch(data_iterator)
+    return model(tokens, labels, loss_mask, attention_mask, position_ids)
+
+
+def one_object(data_iterator: Any, model: Any) -> Any:
+    batch = get_batch(data_iterator)
+    return model(batch)
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        (
+            {"get_batch": get_batch, "forward_step": five_fields},
+            "takes the fields tokens, labels, loss_mask, attention_mask, position_ids from its get_batch",
+        ),
+        ({"get_batch": get_batch, "BATCH_KEYS": ["tokens", "cu_seqlens"]}, "takes the fields tokens, cu_seqlens"),
+        ({"get_batch": get_batch, "forward_step": one_object}, "has no BATCH_KEYS, and no forward_step that unpacks"),
+        ({"get_batch": get_batch, "forward_step": len}, "has no BATCH_KEYS, and no forward_step that unpacks"),
+        ({"get_batch": get_batch}, "has no BATCH_KEYS, and no forward_step that unpacks"),
+        ({}, "has no get_batch"),
+    ],
+)
+def test_a_script_of_another_kind_is_refused(script: dict[str, Any], what: str) -> None:
+    with pytest.raises(RecipeError, match=f"the script {what}"):
+        fields_of_script(script)
