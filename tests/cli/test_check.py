@@ -56,7 +56,7 @@ def test_a_sound_recipe_is_exit_code_0_with_the_numbers_of_each_source(
 
 def test_documents_without_an_end_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_tokenizer(tmp_path / "t.json")
-    recipe = indexed(tmp_path, ("version: 1", "version: 1"), ("tokenizer: bytes", "tokenizer: t.json"))
+    recipe = indexed(tmp_path, ("tokenizer: bytes", "tokenizer: t.json"))
     [note] = messages(check(recipe, capsys, 0, "--steps", "30"), "note", "sources.code.end_id")
     assert "does not learn where they end" in note
     recipe.write_text(recipe.read_text().replace("t.json", "t.json, end_id: 0"))

@@ -18,7 +18,6 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import recipe_of_part
 from torchmix.stateful.open import build_loader
 
-VERSION_2 = ("version: 1", "version: 1")
 SPLIT = ("balance:", "split: [60, 40]\nbalance:")
 HELD = """\
 validation:
@@ -37,7 +36,7 @@ def json_of(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dict[
 
 
 def test_a_part_is_planned_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = make_project(tmp_path, VERSION_2, SPLIT)
+    recipe = make_project(tmp_path, SPLIT)
     assert main(["index", str(recipe)]) == 0
     values = {
         part: json_of(capsys, 0, "plan", str(recipe), "--steps", "3", "--part", part)
@@ -54,7 +53,7 @@ def test_a_part_is_planned_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_one_pass_is_planned_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = make_project(tmp_path, VERSION_2, SPLIT)
+    recipe = make_project(tmp_path, SPLIT)
     assert main(["index", str(recipe)]) == 0
     out = tmp_path / "plan"
     words = ("plan", str(recipe), "--part", "validation", "--one-pass", "--out", str(out))
@@ -76,7 +75,7 @@ def test_one_pass_is_planned_to_its_end(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_index_builds_the_catalog_of_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make_project(tmp_path, VERSION_2, OWN)
+    path = make_project(tmp_path, OWN)
     values = json_of(capsys, 0, "index", str(path))
     assert [one["name"] for one in values["sources"]] == ["code", "held", "tiny", "web"]
     recipe = load_recipe(path)
@@ -87,7 +86,7 @@ def test_index_builds_the_catalog_of_all_parts(tmp_path: Path, capsys: pytest.Ca
 def test_check_looks_at_the_files_of_all_parts_and_forecasts_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = make_project(tmp_path, VERSION_2, OWN)
+    recipe = make_project(tmp_path, OWN)
     assert main(["index", str(recipe)]) == 0
     train = json_of(capsys, 0, "check", str(recipe), "--steps", "5")
     assert [one["name"] for one in train["sources"]] == ["code", "tiny", "web"]
@@ -101,7 +100,7 @@ def test_check_looks_at_the_files_of_all_parts_and_forecasts_one(
 
 
 def test_check_finds_a_part_that_would_give_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = make_project(tmp_path, VERSION_2, ("balance:", "split: [999, 1]\nbalance:"))
+    recipe = make_project(tmp_path, ("balance:", "split: [999, 1]\nbalance:"))
     assert main(["index", str(recipe)]) == 0
     values = json_of(capsys, 1, "check", str(recipe), "--steps", "5")
     [finding] = [one for one in values["findings"] if one["level"] == "finding"]
@@ -116,7 +115,7 @@ def test_check_finds_a_part_that_would_give_nothing(tmp_path: Path, capsys: pyte
 
 
 def test_a_ramp_is_shown_by_its_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = make_project(tmp_path, VERSION_2, RAMP)
+    recipe = make_project(tmp_path, RAMP)
     assert main(["index", str(recipe)]) == 0
     capsys.readouterr()
     out = tmp_path / "plan"

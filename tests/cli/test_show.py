@@ -26,9 +26,7 @@ Capture = pytest.CaptureFixture[str]
 @made_once
 def project(folder: Path) -> None:
     make_tokenizer(folder / "t.json")
-    path = make_project(
-        folder, ("version: 1", "version: 1"), ("tokenizer: bytes", f'tokenizer: t.json, end_id: "{END}"')
-    )
+    path = make_project(folder, ("tokenizer: bytes", f'tokenizer: t.json, end_id: "{END}"'))
     make_text_file(folder / "code.parquet", ["\x1b[31mred\n\ttwo", None, "", "plain", *["word " * 40] * 60])
     index_recipe(load_recipe(path), folder)
 

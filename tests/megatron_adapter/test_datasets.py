@@ -23,7 +23,7 @@ SAMPLES, LENGTH = 8, 64
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Recipes: plain, and split into three parts."""
     folder = tmp_path_factory.mktemp("job")
-    plain = write_job(folder, samples=SAMPLES, length=LENGTH).read_text().replace("version: 1", "version: 1")
+    plain = write_job(folder, samples=SAMPLES, length=LENGTH).read_text()
     (folder / "recipe.yaml").write_text(plain)
     (folder / "split.yaml").write_text(plain + "split: [60, 20, 20]\n")
     ramp = "samples: [{from_step: 0, samples: 4}, {from_step: 2, samples: 8}]"

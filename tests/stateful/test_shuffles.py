@@ -33,7 +33,7 @@ def _short_windows_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", params=["row", "none"])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_job(tmp_path_factory.mktemp(request.param))
-    text = path.read_text().replace("version: 1", "version: 1")
+    text = path.read_text()
     path.write_text(text.replace("window_pages: 3", f"method: {request.param}, window_pages: 3"))
     return path
 
