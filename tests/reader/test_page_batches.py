@@ -40,7 +40,7 @@ def test_runs_are_pages_of_one_chunk_within_their_bound(tmp_path, split, most_by
             of_run = table.place(np.array(run.pages))
             assert set(of_run.chunk.tolist()) == {run.chunk} and table.file_of_chunk[run.chunk] == run.file
             assert len(run.pages) == 1 or sum(run.num_bytes) <= most_bytes
-            assert sum(num_bytes for _, num_bytes in run.ranges) == sum(run.num_bytes) + run.tail_bytes
+            assert sum(num_bytes for _, num_bytes in run.ranges) == sum(run.num_bytes) + run.tail_bytes[-1]
             assert all(a[0] + a[1] < b[0] for a, b in pairwise(run.ranges)), "pages end to end are one range"
             inner = of_run.tail_bytes[:-1].any() or of_run.begins_inside_row[1:].any()
             assert not inner or len(run.ranges) == 1, "split rows: none but neighbours"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -188,34 +187,10 @@ def test_a_page_with_split_rows_is_read_alone_up_to_where_its_last_row_ends(tmp_
         assert pages.bytes_read - before == place.num_bytes[page] + place.tail_bytes[page]
 
 
-def with_checksums(pages: SourcePages) -> SourcePages:
-    """The same pages, whose catalog has the checksum of each page and dictionary."""
-    table, folder = pages.catalog.pages, pages._files
-    place = table.place(np.arange(table.num_pages))
-
-    def of(file: int, offset: int, num_bytes: int) -> int:
-        content = Path(folder.path(file)).read_bytes()
-        return zlib.crc32(content[offset : offset + num_bytes]) if num_bytes else 0
-
-    files = table.file_of_chunk.tolist()
-    chunk_files = table.file_of_chunk[place.chunk].tolist()
-    ranges = zip(chunk_files, place.offset.tolist(), place.num_bytes.tolist(), strict=True)
-    dictionaries = zip(files, table.dict_offset.tolist(), table.dict_bytes.tolist(), strict=True)
-    pages.catalog = dataclasses.replace(
-        pages.catalog,
-        pages=dataclasses.replace(
-            table,
-            page_crc=np.array([of(*one) for one in ranges], np.uint32),
-            dict_crc=np.array([of(*one) for one in dictionaries], np.uint32),
-        ),
-    )
-    return pages
-
-
 @pytest.mark.parametrize("dictionary", [False, True])
 def test_bytes_are_compared_with_the_checksums_of_the_catalog_page_by_page(tmp_path, dictionary, make_pages):
     world = make_files(tmp_path, dictionary=dictionary, codec="none", page_index=False)
-    pages = with_checksums(make_pages(world, dictionary_bytes=0))
+    pages = make_pages(world, dictionary_bytes=0)
     table = pages.catalog.pages
     place = table.place(np.arange(table.num_pages))
     rng = np.random.default_rng(3)

@@ -1,9 +1,10 @@
 """What the files of each format say, and how their pages become documents. Files in reading order:
 
-source.py  the seam: what every format gives: scans of files, documents of pages
-column.py  an Arrow array -> documents
+source.py    the seam: what every format gives: scans of files, documents of pages
+checksum.py  checksums of parts -> of the whole
+column.py    an Arrow array -> documents
 
 Then a folder each: parquet/, megatron/, jsonl/, arrow/.
 
-table.py   which format reads which files
+table.py     which format reads which files
 """

@@ -74,8 +74,8 @@ class FileScan:
     schema: bytes
     """What `decode` must know of the file beside its pages; opaque to all but the source."""
     page_crc: NDArray[np.uint32] | None = None
-    """[P], CRC-32 of the bytes of each page, which is compared when they are read; None for a format that has checksums
-    of its own."""
+    """[P], CRC-32 of the bytes of each page and its tail, which is compared when they are read; None for a format whose
+    pages are not decoded."""
     dict_crc: NDArray[np.uint32] | None = None
     """[C], of each dictionary page, likewise."""
     split_pages: int = 0
@@ -118,7 +118,8 @@ class PageRun:
     memo: dict[str, bytes] | None = None
     """What `decode` may keep of the dictionary for other runs of the chunk, as unpacked values; None: nothing."""
     is_as_indexed: bool = False
-    """Every page was compared with the checksum that it was indexed with, so that `tokens` is what it holds."""
+    """Pages, tails and dictionary were compared with the checksums that they were indexed with, so that they are bytes
+    that decoded then, and `tokens` is what they hold."""
 
 
 class Source(Protocol):

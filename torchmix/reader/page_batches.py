@@ -39,8 +39,8 @@ class PlannedRun:
     """[pages] rows that begin in each."""
     begins_inside_row: bool
     """What the first page begins with belongs to the row before."""
-    tail_bytes: int
-    """Bytes behind the last page that its last row needs."""
+    tail_bytes: list[int]
+    """[pages] bytes behind each that its last row needs."""
 
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
@@ -51,7 +51,7 @@ class PlannedRun:
                 ranges[-1] = (ranges[-1][0], ranges[-1][1] + num_bytes)
             else:
                 ranges.append((offset, num_bytes))
-        ranges[-1] = (ranges[-1][0], ranges[-1][1] + self.tail_bytes)
+        ranges[-1] = (ranges[-1][0], ranges[-1][1] + self.tail_bytes[-1])
         return ranges
 
     @property
@@ -94,7 +94,7 @@ def plan_runs(table: PageTable, pages: Iterable[int] | NDArray[np.int64], *, mos
             first_row=first_row[start:stop],
             num_rows=num_rows[start:stop],
             begins_inside_row=begins_inside_row[start],
-            tail_bytes=tail_bytes[stop - 1],
+            tail_bytes=tail_bytes[start:stop],
         )
         for start, stop in zip(starts, [*starts[1:], len(listed)], strict=True)
     ]

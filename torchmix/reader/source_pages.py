@@ -211,7 +211,7 @@ class SourcePages:
             tokens=tokens,
             offsets=offsets,
             begins_inside_row=run.begins_inside_row,
-            rows_behind=int(table.place(np.array([run.pages[-1] + 1])).num_rows[0]) if run.tail_bytes else 0,
+            rows_behind=int(table.place(np.array([run.pages[-1] + 1])).num_rows[0]) if run.tail_bytes[-1] else 0,
             is_as_indexed=is_as_indexed,
         )
 
@@ -236,7 +236,7 @@ class SourcePages:
         return dictionary
 
     def _check_pages(self, run: PlannedRun, parts: Sequence[bytes]) -> bool:
-        """Compare the checksum of each page; `parts` are the bytes of `run.ranges`, in which the pages lie in order.
+        """Compare the checksum of each page with its tail; `parts` are the bytes of `run.ranges`.
 
         Returns:
             Whether every page has one.
@@ -245,18 +245,15 @@ class SourcePages:
         if not len(checksums):
             return False
         have_one = True
-        left = list(zip(run.ranges, parts, strict=True))
-        for page, offset, num_bytes in zip(run.pages, run.offset, run.num_bytes, strict=True):
+        left = list(zip(run.ranges, parts, strict=True))  # pages lie in them in order
+        for page, offset, num_bytes, tail_bytes in zip(
+            run.pages, run.offset, run.num_bytes, run.tail_bytes, strict=True
+        ):
             while offset >= sum(left[0][0]):
                 left.pop(0)
             (start, _), part = left[0]
-            content = memoryview(part)[offset - start : offset - start + num_bytes]
+            content = memoryview(part)[offset - start : offset - start + num_bytes + tail_bytes]
             have_one &= self._check_bytes(content, int(checksums[page]), run.file, offset)
-        if run.tail_bytes:
-            behind = run.pages[-1] + 1
-            if int(self.catalog.pages.place(np.array([behind])).num_bytes[0]) == run.tail_bytes:  # else a part of it
-                content = memoryview(parts[-1])[-run.tail_bytes :]
-                self._check_bytes(content, int(checksums[behind]), run.file, offset + num_bytes)
         return have_one
 
     def _check_bytes(self, content: bytes | memoryview, checksum: int, file: int, offset: int) -> bool:

@@ -21,7 +21,7 @@ from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
 from torchmix.formats.column import Kind, count_tokens, to_documents, transform_id_of
 from torchmix.formats.jsonl.frames import codec_of_name
 from torchmix.formats.jsonl.lines import LineFault, LineParser
-from torchmix.formats.jsonl.pages import GZIP, PLAIN, LinePage, Read, cut_pages, is_alone, lines_of_page
+from torchmix.formats.jsonl.pages import PLAIN, LinePage, Read, cut_pages, is_alone, lines_of_page
 from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
@@ -173,7 +173,5 @@ class _Found:
 
 
 def _checksum(page: LinePage, read: Read) -> int:
-    """CRC-32 of a page's bytes; 0 for gzip, whose members have their own."""
-    if page.codec == PLAIN:
-        return zlib.crc32(page.lines)
-    return 0 if page.codec & 3 == GZIP else zlib.crc32(read(page.offset, page.num_bytes))
+    """CRC-32 of a page's bytes; that of a gzip member covers what is in it, and not which member it is."""
+    return zlib.crc32(page.lines if page.codec == PLAIN else read(page.offset, page.num_bytes))

@@ -11,8 +11,8 @@ begins a row: what is left of the row before then belongs to that one, and it is
 version 2, which may leave its value uncompressed in a chunk of any codec.
 
 Must hold: the rows are those the whole file gives, in list<..> and string types (what a writer's Arrow schema adds is
-left out: fixed sizes, dictionaries, large offsets). Checksums are verified where the writer put them. Only public,
-documented pyarrow is used. Cost: decompression and decoding as pyarrow does them, about 100 us per call and 10 us per
+left out: fixed sizes, dictionaries, large offsets). The writer's checksums are verified, unless the bytes are known to
+be those that were indexed. Only public, documented pyarrow is used. Cost: decompression and decoding as pyarrow does them, about 100 us per call and 10 us per
 page.
 """
 
@@ -196,7 +196,7 @@ def _open(run: PageRun, headers: list[PageHeader], num_rows: int) -> pq.ParquetF
     content = b"".join(
         [MAGIC, run.dictionary, opening_page, run.pages, footer, len(footer).to_bytes(4, "little"), MAGIC]
     )
-    return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
+    return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=not run.is_as_indexed)
 
 
 def _find_damage(run: PageRun, most_rows: int, where: str, error: Exception) -> CorruptPage:

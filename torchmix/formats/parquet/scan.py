@@ -12,8 +12,7 @@ Cost: the chunk is read and decoded once, up to SCAN_RUN_BYTES of it at a time; 
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.formats.checksum import join_checksums
 from torchmix.formats.column import Kind, count_tokens, count_values
 from torchmix.formats.parquet.footer import Chunk, Leaf
-from torchmix.formats.parquet.layout import ChunkPages, PageHeader, find_pages, read_page_header
+from torchmix.formats.parquet.layout import ChunkPages, find_pages
 from torchmix.formats.parquet.page import decode_pages, decode_parts_of_rows, read_headers
 from torchmix.formats.source import Int64Array, PageRun
 from torchmix.storage.random_access import RandomAccessFile
@@ -44,6 +44,7 @@ class ScannedChunk:
     tail_bytes: Int64Array
     rows: Int64Array
     crc: NDArray[np.uint32]
+    """Of each page with its tail."""
     dict_offset: int
     dict_bytes: int
     dict_crc: int
@@ -93,9 +94,8 @@ class ChunkScan:
         for start, stop in _cut_runs(pages, chunk):
             num_rows = int(pages.rows[start:stop].sum())
             run = self._run(chunk, pages, dictionary, slice(start, stop), num_rows, row)
-            headers = read_headers(run, self.where)
-            values_of_page += [header.num_values for header in headers]
-            checksums += _checksums(run, pages.num_bytes[start:stop], headers)
+            values_of_page += [header.num_values for header in read_headers(run, self.where)]
+            checksums += _checksums(run, pages.num_bytes[start:stop])
             for array in decode_pages(run, self.where):
                 tokens.append(count_tokens(array, self.kind, self.where, row, self.tokenizer))
                 values.append(count_values(array))
@@ -113,7 +113,7 @@ class ChunkScan:
             crc=np.array(checksums, dtype=np.uint32)[kept],
             dict_offset=pages.dict_offset,
             dict_bytes=pages.dict_bytes,
-            dict_crc=_dictionary_checksum(dictionary),
+            dict_crc=zlib.crc32(dictionary),
             split_pages=0,
             tokens=_join(tokens),
         )
@@ -130,7 +130,7 @@ class ChunkScan:
         for start, stop in _cut_runs(pages, chunk):
             goes_on = start > 0 and self.leaf.is_list
             run = self._run(chunk, pages, dictionary, slice(start, stop), 0, row - goes_on, begins_inside_row=goes_on)
-            checksums += _checksums(run, pages.num_bytes[start:stop], read_headers(run, self.where))
+            checksums += _checksums(run, pages.num_bytes[start:stop])
             for array in decode_parts_of_rows(run, self.where):
                 for counts, parts in (
                     (count_tokens(array, self.kind, self.where, row - goes_on, self.tokenizer), tokens),
@@ -156,15 +156,16 @@ class ChunkScan:
         tail_bytes = np.append(tail_bytes[1:], np.zeros(min(len(kept), 1), dtype=np.int64))
         if begins_inside.any():
             self._check_size(tokens_of_row, first_rows[np.append(kept, len(pages.offset))], first_row)
+        num_bytes = stop_byte - pages.offset[kept]
         return ScannedChunk(
             offset=pages.offset[kept],
-            num_bytes=stop_byte - pages.offset[kept],
+            num_bytes=num_bytes,
             tail_bytes=tail_bytes,
             rows=np.diff(first_rows)[kept],
-            crc=self._checksums_of_groups(pages, kept, np.array(checksums, dtype=np.uint32)),
+            crc=self._checksums_with_tails(pages, kept, num_bytes + tail_bytes, checksums),
             dict_offset=pages.dict_offset,
             dict_bytes=pages.dict_bytes,
-            dict_crc=_dictionary_checksum(dictionary),
+            dict_crc=zlib.crc32(dictionary),
             split_pages=int(begins_inside.sum()),
             tokens=tokens_of_row,
         )
@@ -179,18 +180,28 @@ class ChunkScan:
                 f"must be decoded together exceeds {_MOST_VALUES} tokens; cut the row, or write pages that end at rows"
             )
 
-    def _checksums_of_groups(
-        self, pages: ChunkPages, kept: Int64Array, checksums: NDArray[np.uint32]
+    def _checksums_with_tails(
+        self, pages: ChunkPages, kept: Int64Array, num_bytes: Int64Array, checksums: list[int]
     ) -> NDArray[np.uint32]:
-        """Of the pages in which rows begin, each with those behind it in which none does; such are read again."""
-        of_group = checksums[kept]
-        stops = np.append(kept[1:], len(checksums))
-        for i in np.flatnonzero((stops - kept > 1) & (of_group > 0)).tolist():
-            first, last = int(kept[i]), int(stops[i]) - 1
-            offset = int(pages.offset[first])
-            num_bytes = int(pages.offset[last] + pages.num_bytes[last]) - offset
-            of_group[i] = zlib.crc32(self.file.read(offset, num_bytes))
-        return of_group
+        """Of the pages in which rows begin, each with those behind it in which none does, and with its tail.
+
+        Args:
+            pages: The writer's.
+            kept: Which of them have rows that begin there.
+            num_bytes: Of each of those, with its tail.
+            checksums: Of each of the writer's.
+        """
+        joined = []
+        for first, wanted_bytes in zip(kept.tolist(), num_bytes.tolist(), strict=True):
+            checksum, have_bytes, page = checksums[first], int(pages.num_bytes[first]), first + 1
+            while have_bytes < wanted_bytes and pages.offset[page] == pages.offset[first] + have_bytes:
+                page_bytes = int(pages.num_bytes[page])
+                checksum = join_checksums(checksum, checksums[page], page_bytes)
+                have_bytes, page = have_bytes + page_bytes, page + 1
+            if have_bytes < wanted_bytes:  # something else than data lies between
+                checksum = zlib.crc32(self.file.read(int(pages.offset[first]), wanted_bytes))
+            joined.append(checksum)
+        return np.array(joined, dtype=np.uint32)
 
     def _read_dictionary(self, pages: ChunkPages) -> bytes:
         return self.file.read(pages.dict_offset, pages.dict_bytes) if pages.dict_bytes else b""
@@ -221,18 +232,10 @@ class ChunkScan:
         )
 
 
-def _checksums(run: PageRun, num_bytes: Int64Array, headers: Sequence[PageHeader]) -> list[int]:
-    """CRC-32 of each page of a run; 0 where the writer has left one in its header, which is compared instead."""
+def _checksums(run: PageRun, num_bytes: Int64Array) -> list[int]:
+    """CRC-32 of each page of a run, header and body, whether or not the writer left one: its own covers no header."""
     view, stops = memoryview(run.pages), np.cumsum(num_bytes).tolist()
-    has_own = {bisect_right(stops, header.body - 1) for header in headers if header.checksum is not None}
-    return [0 if i in has_own else zlib.crc32(view[a:b]) for i, (a, b) in enumerate(pairwise([0, *stops]))]
-
-
-def _dictionary_checksum(page: bytes) -> int:
-    """CRC-32 of a dictionary page; 0 where there is none, or it has one of its own."""
-    if not page or read_page_header(page, 0).checksum is not None:
-        return 0
-    return zlib.crc32(page)
+    return [zlib.crc32(view[start:stop]) for start, stop in pairwise([0, *stops])]
 
 
 def _cut_runs(pages: ChunkPages, chunk: Chunk) -> Iterator[tuple[int, int]]:

@@ -94,8 +94,8 @@ class ParquetSource:
             dict_bytes=np.array([part.dict_bytes for part in scanned], dtype=np.int64),
             codec=np.array([chunk.codec for chunk in chunks], dtype=np.int8),
             tokens=_join([part.tokens for part in scanned]).astype(np.int32),
-            page_crc=_any_or_none([crc for part in scanned for crc in part.crc.tolist()]),
-            dict_crc=_any_or_none([part.dict_crc for part in scanned]),
+            page_crc=np.concatenate([np.zeros(0, np.uint32), *(part.crc for part in scanned)]),
+            dict_crc=np.array([part.dict_crc for part in scanned], dtype=np.uint32),
             schema=scan.schema,
             split_pages=sum(part.split_pages for part in scanned),
         )
@@ -126,10 +126,6 @@ def _read_schema(footer: Footer, where: str) -> tuple[pa.Schema, str]:
         raise SourceUnreadable(
             f"{where}: the footer does not parse: {str(error).rstrip('.')}; the file is damaged or encrypted"
         ) from None
-
-
-def _any_or_none(checksums: list[int]) -> NDArray[np.uint32] | None:
-    return np.array(checksums, dtype=np.uint32) if any(checksums) else None
 
 
 def _join(parts: list[Int64Array]) -> Int64Array:

@@ -125,7 +125,7 @@ def _take(run: PageRun, column: _Column) -> _Taken | None:
     num_tokens = int(run.tokens.sum(dtype=np.int64) if run.offsets is None else run.offsets[-1])
     try:
         dictionary = _dictionary(run, column)
-        parts = [(header, *_split(header, body, column)) for header, body in _bodies(run.pages)]
+        parts = [(header, *_split(header, body, column)) for header, body in _bodies(run)]
         levels_of_page = [header.num_values for header, _, _ in parts]
         if run.is_as_indexed and not run.begins_inside_row and not run.rows_behind:
             first, absent = 0, _empty_rows(run.tokens, sum(levels_of_page) - num_tokens)
@@ -230,19 +230,20 @@ def _values_of_each(levels_of_page: Sequence[int], absent: Int64Array) -> list[i
     return counts
 
 
-def _bodies(pages: bytes | memoryview) -> Iterator[tuple[PageHeader, memoryview]]:
+def _bodies(run: PageRun) -> Iterator[tuple[PageHeader, memoryview]]:
     """Header and body of each data page.
 
     Raises:
         EOFError, ValueError: They are no whole pages, or a checksum is wrong.
     """
-    view, position = memoryview(pages), 0
+    pages, position = run.pages, 0
+    view = memoryview(pages)
     while position < len(view):
         header = read_page_header(pages, position)
         if header.stop > len(view):
             raise EOFError(f"page of {header.stop - position} bytes")
         body = view[header.body : header.stop]
-        if header.checksum is not None and zlib.crc32(body) != header.checksum:
+        if not run.is_as_indexed and header.checksum is not None and zlib.crc32(body) != header.checksum:
             raise ValueError("wrong checksum")
         if header.is_data:
             yield header, body
