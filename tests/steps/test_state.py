@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,8 +13,10 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.planner.planner import Cursor, Planner
+from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, encode_header
 from torchmix.steps.state import (
+    MAX_STATE_BYTES,
     check_layout,
     cursor_of_state,
     decode_state,
@@ -111,49 +116,64 @@ def test_a_state_may_name_a_step_alone() -> None:
     assert planner.step(cursor)[0].order_digest == planner.step(there)[0].order_digest
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"epoch": -1},
-        {"window": -1},
-        {"window": 1},  # of one
-        {"offset": -1},
-        {"offset": 400},
-        {"residue": -1},
-        {"residue": 1 << 32},
-    ],
-)
-def test_a_position_outside_its_source_is_refused(changes: dict[str, int]) -> None:
-    state = decode_state(some_state(), recipe=RECIPE)
-    sources = [state.sources[0], msgspec.structs.replace(state.sources[1], **changes), state.sources[2]]
-    with pytest.raises(StateError, match="of source 'beta', which has 1 windows: the state is damaged"):
-        cursor_of_state(msgspec.structs.replace(state, sources=sources), planner_of(SHARES), catalog=CATALOG)
+def forged(changes: dict[str, Any]) -> bytes:
+    """A state with changed fields and a fitting digest, as any msgpack value may spell them."""
+    body = msgspec.msgpack.encode({**msgspec.to_builtins(decode_state(some_state(), recipe=RECIPE)), **changes})
+    return some_state()[:15] + hashlib.sha256(body).digest()[:8] + body
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"source": 3},
-        {"source": -1},
-        {"row": 400},
-        {"row": -1},
-        {"start": -1},
-        {"start": 700},
-        {"tokens": 701},
-        {"drawn_step": -1},
+        {"step": 1 << 63},
+        {"step": -1 - (1 << 63) + 1, "microbatch": 1 << 63},
+        {"step": "3"},
+        {"recipe": RECIPE + "0"},
+        {"catalog": ""},
+        {"catalog": CATALOG[1:]},
+        {"order_digest": b""},
+        {"order_digest": b"123456789"},
+        {"plan_digest": b"12345678"},
+        {"microbatch": 1},
+        {"sources": [["alpha", 0, 0, 0, 1 << 63, 0]]},
+        {"sources": [["a" * 201, 0, 0, 0, 0, 0]]},
+        {"sources": [["alpha", 0, 0, 0, 0, 0, 0]]},
+        {"sources": []},
+        {"pool": [[], [], [], [], [], [1 << 63]]},
+        {"decisions": [[1, "alpha", None]]},
+        {"more": 0},
     ],
+    ids=str,
 )
-def test_a_piece_of_the_pool_that_does_not_exist_is_refused(changes: dict[str, int]) -> None:
+def test_a_field_that_no_state_has_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(StateError, match=r"does not decode|not fit that"):
+        decode_state(forged(changes), recipe=RECIPE)
+
+
+def test_text_that_is_no_utf_8_is_refused() -> None:
+    data = some_state()
+    body = data[23:].replace(b"alpha", b"alph\xff")
+    with pytest.raises(StateError, match="does not decode"):
+        decode_state(data[:15] + hashlib.sha256(body).digest()[:8] + body, recipe=RECIPE)
+
+
+def test_a_state_of_too_many_bytes_is_refused_unread() -> None:
+    with pytest.raises(StateError, match="at most 33554432"):
+        decode_state(some_state().ljust(MAX_STATE_BYTES + 1, b"\0"), recipe=RECIPE)
+
+
+def test_a_step_alone_that_no_run_has_is_refused_before_it_is_planned() -> None:
+    state = start_state(recipe=RECIPE, dp=1, micro_batch_size=1, step=MAX_STEPS + 1)
+    with pytest.raises(StateError, match=f"step is {MAX_STEPS + 1}"):
+        cursor_of_state(state, planner_of(SHARES), catalog=CATALOG)
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 0, 2), (0, 1)])
+def test_other_sources_than_the_recipes_in_their_order_are_refused(order: tuple[int, ...]) -> None:
     state = decode_state(some_state(), recipe=RECIPE)
-    pool = state.pool
-    assert len(pool.row) > 1
-    [(name, value)] = changes.items()
-    wrong = msgspec.structs.replace(pool, **{name: [*getattr(pool, name)[:-1], value]})
-    with pytest.raises(StateError, match="piece that does not exist"):
-        cursor_of_state(msgspec.structs.replace(state, pool=wrong), planner_of(SHARES), catalog=CATALOG)
-    ragged = msgspec.structs.replace(pool, **{name: getattr(pool, name)[:-1]})
-    with pytest.raises(StateError, match="piece that does not exist"):
-        cursor_of_state(msgspec.structs.replace(state, pool=ragged), planner_of(SHARES), catalog=CATALOG)
+    state = msgspec.structs.replace(state, sources=[state.sources[s] for s in order])
+    with pytest.raises(StateMismatch, match="the state has sources"):
+        cursor_of_state(state, planner_of(SHARES), catalog=CATALOG)
 
 
 def header_of(planner: Planner, cursor: Cursor, **changes: object) -> StepHeader:
@@ -195,8 +215,28 @@ def test_a_step_that_the_state_does_not_wait_for_is_refused(
 
 
 def test_inside_a_step_another_layout_is_refused_with_the_way_out() -> None:
+    batch = planner_of(SHARES).recipe.batch
     state = msgspec.structs.replace(decode_state(some_state(), recipe=RECIPE), microbatch=3)
-    check_layout(state, dp=1, micro_batch_size=1)
+    check_layout(state, batch, dp=1, micro_batch_size=1)
     with pytest.raises(StateMismatch, match="from_step_start=True"):
-        check_layout(state, dp=2, micro_batch_size=1)
-    check_layout(msgspec.structs.replace(state, microbatch=0), dp=2, micro_batch_size=1)
+        check_layout(state, batch, dp=2, micro_batch_size=1)
+    check_layout(msgspec.structs.replace(state, microbatch=0), batch, dp=2, micro_batch_size=1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"microbatch": 16},
+        {"microbatch": -1},
+        {"dp": 2, "microbatch": 8},
+        {"dp": 3},
+        {"dp": 0},
+        {"dp": -1, "micro_batch_size": -1},
+        {"step": MAX_STEPS + 1},
+        {"step": -1},
+    ],
+)
+def test_a_place_that_no_layout_has_is_refused(changes: dict[str, int]) -> None:
+    state = msgspec.structs.replace(decode_state(some_state(), recipe=RECIPE), **changes)
+    with pytest.raises(StateError, match="the state is damaged"):
+        check_layout(state, planner_of(SHARES).recipe.batch, dp=state.dp, micro_batch_size=state.micro_batch_size)

@@ -69,6 +69,11 @@ class SourceOrder:
         """Rows of a window, used or not."""
         return self._windows.num_rows(epoch, window)
 
+    def counted_tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Tokens that rows of the source count for in a draw; 0 of those not used, or dropped."""
+        tokens = self._tokens(rows)
+        return tokens if self._counted is None else self._counted(tokens)
+
     def next_used(self, epoch: int, window: int) -> tuple[int, int]:
         """The first (epoch, window) from here on that may have used rows.
 

@@ -34,7 +34,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from torchmix.constructor.fields import Microbatch, StepTensors
-from torchmix.errors import LengthUnknown, LoaderClosed, StateError
+from torchmix.errors import LengthUnknown, LoaderClosed
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
@@ -147,14 +147,9 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         state = decode_state(state_bytes(state_dict), recipe=self._fingerprint)
         if from_step_start:
             state = step_start(state)
-        check_layout(state, **self._layout)
+        check_layout(state, self._recipe.batch, **self._layout)
         if isinstance(self.dataset, StepStream):
             self.dataset.check_state(state)
-        num_microbatches = self._microbatches_of(state.step)
-        if state.microbatch >= num_microbatches:
-            raise StateError(
-                f"the state has {state.microbatch} consumed microbatches, step {state.step} has {num_microbatches}"
-            )
         was_running = self._feed is not None
         self._stop_feed()
         self._state = msgspec.structs.replace(state, **self._layout)

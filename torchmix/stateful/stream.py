@@ -76,7 +76,8 @@ class StepStream(IterableDataset[StepTensors]):
         """
         data = state_bytes(state_dict)
         state = decode_state(data, recipe=self._fingerprint)
-        check_layout(state, dp=self._settings.dp, micro_batch_size=self._settings.micro_batch_size)
+        settings = self._settings
+        check_layout(state, settings.recipe.batch, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
         self.check_state(state)
         self._state, self._last_header = data, b""
 

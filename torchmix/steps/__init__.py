@@ -1,5 +1,6 @@
 """The making of steps, without torch. Files in reading order:
 
+cursor_bounds.py  what a cursor may hold, from the recipe and the catalog
 state.py          all that a run must keep of its data plane, as bytes
 header.py         what travels with a step's tensors
 stop_signal.py    a flag that ends the making of steps

@@ -16,16 +16,17 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.mixture.draw import Position
-from torchmix.mixture.order import SourceOrder
-from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Cursor, Decision, Planner
+from torchmix.recipe.ramp import samples_of_step
+from torchmix.recipe.structs import MAX_NAME_BYTES, Batch
+from torchmix.steps.cursor_bounds import check_cursor, check_step, pieces_of_columns
 
 logger = logging.getLogger(__name__)
 
@@ -33,53 +34,60 @@ STATE_VERSION = 1
 """The one that is written and read: places of others are in another order of documents."""
 _MAGIC = b"torchmix-state"
 _DIGEST_BYTES = 8
+MAX_STATE_BYTES = 32 << 20
+"""Of an encoded state: it travels in the header of an exchange. About two million deferred pieces."""
+
+_Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES)]
+_Fingerprint = Annotated[str, msgspec.Meta(max_length=16)]
+_Digest = Annotated[bytes, msgspec.Meta(max_length=_DIGEST_BYTES)]
 
 
-class SourceState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class SourceState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """Where one source stands; see `mixture.draw.Position`."""
 
-    name: str
-    epoch: int
-    window: int
-    offset: int
-    debt: int
-    residue: int
+    name: _Name
+    epoch: _Int
+    window: _Int
+    offset: _Int
+    debt: _Int
+    residue: _Int
 
 
-class PoolState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class PoolState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """Deferred pieces as columns; `source` counts `LoaderState.sources`."""
 
-    source: list[int]
-    epoch: list[int]
-    row: list[int]
-    start: list[int]
-    tokens: list[int]
-    drawn_step: list[int]
+    source: list[_Int]
+    epoch: list[_Int]
+    row: list[_Int]
+    start: list[_Int]
+    tokens: list[_Int]
+    drawn_step: list[_Int]
 
 
-class DecisionState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class DecisionState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """A logged change of shares: `source` ran out in `step`."""
 
-    step: int
-    source: str
+    step: _Int
+    source: _Name
 
 
 class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The state of a loader, on every rank alike."""
 
-    recipe: str
+    recipe: _Fingerprint
     """Fingerprint of the recipe."""
-    catalog: str
+    catalog: _Fingerprint
     """Fingerprint of the catalog; empty where nothing was planned yet."""
-    step: int
+    step: _Int
     """The step to consume next, or the one being consumed."""
-    microbatch: int
+    microbatch: _Int
     """Microbatches of `step` that are consumed; 0 at a boundary."""
-    dp: int
-    micro_batch_size: int
-    order_digest: bytes
+    dp: _Int
+    micro_batch_size: _Int
+    order_digest: _Digest
     """Of the steps before `step`; empty where nothing was planned yet."""
-    plan_digest: bytes
+    plan_digest: _Digest
     """Of `step`, whose placement `microbatch` counts in; empty at a boundary."""
     sources: list[SourceState]
     """By sorted name; empty where nothing was planned yet: the steps before `step` are to be planned from 0."""
@@ -134,10 +142,11 @@ def cursor_of_state(
 
     Raises:
         StateMismatch: The state belongs to another catalog or other sources.
-        StateError: A position lies outside its source.
+        StateError: A value that the planner cannot have come to; see `cursor_bounds`.
         SourceExhausted: The state names a step alone, and there is no data left for it.
     """
     if not state.sources:
+        check_step(state.step)
         cursor = planner.start()
         if state.step:
             logger.info("planning %d steps, to begin at step %d", state.step, state.step)
@@ -147,34 +156,24 @@ def cursor_of_state(
             cursor = planner.skip(cursor)
         return cursor
     check_catalog(state, catalog)
-    by_name = {source.name: source for source in state.sources}
-    if sorted(by_name) != list(planner.sources):
-        raise StateMismatch(f"the state has sources {sorted(by_name)}, the recipe has {list(planner.sources)}")
-    index_of_source = {name: s for s, name in enumerate(planner.sources)}
-    index = np.array([index_of_source[source.name] for source in state.sources], np.int64)
-    ordered = [by_name[name] for name in planner.sources]
+    names = [source.name for source in state.sources]
+    if names != list(planner.sources):
+        raise StateMismatch(f"the state has sources {names}, the recipe has {list(planner.sources)}")
     pool = {name: np.array(getattr(state.pool, name), np.int64) for name in PoolState.__struct_fields__}
-    try:
-        source = index[pool["source"]]
-        document_tokens = _document_tokens(planner, source, pool["row"])
-        if np.stack(list(pool.values())).min(initial=0) < 0 or (pool["start"] + pool["tokens"] > document_tokens).any():
-            raise IndexError
-    except (IndexError, ValueError):
-        raise StateError("the state's pool holds a piece that does not exist; the state is damaged") from None
-    for place, order in zip(ordered, planner.orders, strict=True):
-        _check_place(place, order)
-    return Cursor(
+    cursor = Cursor(
         step=state.step,
         position=Position(
             **{
-                name: np.array([getattr(place, name) for place in ordered], np.int64)
+                name: np.array([getattr(place, name) for place in state.sources], np.int64)
                 for name in ("epoch", "window", "offset", "debt", "residue")
             }
         ),
-        pool=Pieces(**{**pool, "source": source}, document_tokens=document_tokens),
+        pool=pieces_of_columns(planner, **pool),
         order_digest=state.order_digest,
         decisions=tuple(Decision(step=d.step, source=d.source) for d in state.decisions),
     )
+    check_cursor(cursor, planner)
+    return cursor
 
 
 def check_catalog(state: LoaderState, catalog: str) -> None:
@@ -190,22 +189,26 @@ def check_catalog(state: LoaderState, catalog: str) -> None:
         )
 
 
-def _check_place(place: SourceState, order: SourceOrder) -> None:
-    """Refuse a position that the source does not have."""
-    is_inside = 0 <= place.epoch < 1 << 62 and 0 <= place.window < order.num_windows and 0 <= place.residue < 1 << 32
-    if not is_inside or not 0 <= place.offset < max(1, order.num_rows(place.epoch, place.window)):
-        raise StateError(
-            f"the state stands at epoch {place.epoch}, window {place.window}, offset {place.offset}, residue "
-            f"{place.residue} of source {place.name!r}, which has {order.num_windows} windows: the state is damaged"
-        )
-
-
-def check_layout(state: LoaderState, *, dp: int, micro_batch_size: int) -> None:
-    """Refuse a state inside a step when the layout is another.
+def check_layout(state: LoaderState, batch: Batch, *, dp: int, micro_batch_size: int) -> None:
+    """Refuse a state inside a step when the layout is another, or one that no layout has.
 
     Raises:
         StateMismatch: Says how to go back to the step's boundary.
+        StateError: The step, its layout or the microbatch does not exist.
     """
+    check_step(state.step)
+    num_samples, row = samples_of_step(batch, state.step), state.dp * state.micro_batch_size
+    if (
+        state.dp < 1
+        or state.micro_batch_size < 1
+        or num_samples % row
+        or not 0 <= state.microbatch < num_samples // row
+    ):
+        raise StateError(
+            f"the state has {state.microbatch} consumed microbatches of dp {state.dp} x micro_batch_size "
+            f"{state.micro_batch_size} in step {state.step}, which has {num_samples} samples: the state is damaged, "
+            f"use another checkpoint"
+        )
     if state.microbatch and (state.dp, state.micro_batch_size) != (dp, micro_batch_size):
         raise StateMismatch(
             f"the state was saved inside step {state.step}, after {state.microbatch} microbatches of dp {state.dp} x "
@@ -239,6 +242,8 @@ def decode_state(data: bytes, *, recipe: str) -> LoaderState:
         StateError: Not a state, or damaged.
     """
     head = len(_MAGIC) + 1
+    if len(data) > MAX_STATE_BYTES:
+        raise StateError(f"{len(data)} bytes are no torchmix state, which has at most {MAX_STATE_BYTES}")
     if not data.startswith(_MAGIC) or len(data) < head + _DIGEST_BYTES:
         raise StateError(f"{len(data)} bytes that are no torchmix state; pass what state_dict() returned")
     if data[head - 1] != STATE_VERSION:
@@ -251,10 +256,9 @@ def decode_state(data: bytes, *, recipe: str) -> LoaderState:
         raise StateError("the state's bytes are damaged (their digest differs); use another checkpoint")
     try:
         state = msgspec.msgpack.decode(body, type=LoaderState)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StateError(f"the state does not decode: {error}; use another checkpoint") from error
-    if min(state.step, state.microbatch) < 0:
-        raise StateError(f"the state holds step {state.step}, microbatch {state.microbatch}; it is damaged")
+    _check_parts(state)
     if state.recipe != recipe:
         raise StateMismatch(
             f"the state was saved with recipe {state.recipe}, this recipe is {recipe}: something that decides the "
@@ -263,9 +267,20 @@ def decode_state(data: bytes, *, recipe: str) -> LoaderState:
     return state
 
 
-def _document_tokens(planner: Planner, source: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:
-    tokens = np.empty(len(row), np.int64)
-    for s in np.unique(source).tolist():
-        mine = source == s
-        tokens[mine] = planner.orders[s].sizes.tokens[row[mine]]
-    return tokens
+def _check_parts(state: LoaderState) -> None:
+    """Refuse a state some of whose fields belong to a state of another kind."""
+    is_planned = bool(state.sources)
+    faults = {
+        "catalog": len(state.catalog) != (16 if is_planned else 0),
+        "order_digest": len(state.order_digest) != (_DIGEST_BYTES if is_planned else 0),
+        "plan_digest": len(state.plan_digest) != (_DIGEST_BYTES if state.microbatch else 0),
+        "pool": bool(state.pool.row) and not is_planned,
+        "decisions": bool(state.decisions) and not is_planned,
+    }
+    wrong = [name for name, is_wrong in faults.items() if is_wrong]
+    if wrong:
+        raise StateError(
+            f"the state has {len(state.sources)} sources and {state.microbatch} consumed microbatches, and its "
+            f"{', '.join(wrong)} {'does' if len(wrong) == 1 else 'do'} not fit that; the state is damaged, use another "
+            f"checkpoint"
+        )

@@ -1,0 +1,223 @@
+"""Every cursor that a planner makes is within its bounds; a value outside of them is refused, and named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.recipes import make_recipe
+from tests.support.sizes import synthetic_sizes
+from torchmix.errors import SourceExhausted, StateError
+from torchmix.planner.pack import Pieces
+from torchmix.planner.planner import Cursor, Decision, Planner
+from torchmix.steps.cursor_bounds import MAX_STEPS, check_cursor, pieces_of_columns
+
+SHARES = {"alpha": "60%", "beta": "39.9%", "gamma": "0.1%"}
+COLUMNS = ("source", "row", "epoch", "start", "tokens", "drawn_step")
+ENDS = {name: {"max_epochs": 2, "on_exhausted": "renormalise"} for name in ("alpha", "beta", "gamma")}
+
+
+def planner_of(*, longest: int = 700, num_documents: int = 400, one_pass: bool = False, **choices: Any) -> Planner:
+    sizes = {
+        name: synthetic_sizes(num_documents, shortest=0, longest=longest, salt=index, window_pages=2)
+        for index, name in enumerate(sorted(SHARES))
+    }
+    return Planner(make_recipe(SHARES, **choices), sizes, one_pass=one_pass)
+
+
+def cursors(planner: Planner, steps: int) -> list[Cursor]:
+    found = [planner.start()]
+    try:
+        while len(found) <= steps:
+            found.append(planner.skip(found[-1]))
+    except SourceExhausted:
+        assert len(found) > 4
+    return found
+
+
+@pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
+@pytest.mark.parametrize("method", ["best_fit", "concat"])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"longest": 90_000},
+        {"samples": [(0, 2), (5, 32), (9, 4)]},
+        {"samples": 1, "length": 64, "longest": 9000},
+        {"sources": {"beta": {"documents": ("10%", "35%")}}},
+        {"sources": ENDS},
+        {"sources": ENDS, "one_pass": True},
+        {"samples": 3, "num_documents": 7},
+    ],
+    ids=["plain", "long", "ramp", "small", "part", "ends", "one pass", "few"],
+)
+def test_what_a_planner_makes_is_within_the_bounds(method: str, overflow: str, choices: dict[str, Any]) -> None:
+    planner = planner_of(packing={"method": method, "overflow": overflow}, **choices)
+    for cursor in cursors(planner, 60):
+        pool = {
+            name: getattr(cursor.pool, name) for name in ("source", "row", "epoch", "start", "tokens", "drawn_step")
+        }
+        assert np.array_equal(pieces_of_columns(planner, **pool).document_tokens, cursor.pool.document_tokens)
+        check_cursor(cursor, planner)
+
+
+def columns_of(pool: Pieces) -> dict[str, Any]:
+    return {name: getattr(pool, name) for name in COLUMNS}
+
+
+def some_cursor(planner: Planner) -> Cursor:
+    cursor = cursors(planner, 7)[-1]
+    assert len(cursor.pool) > 1
+    return cursor
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", -1),
+        ("epoch", 1 << 31),
+        ("epoch", (1 << 63) - 1),
+        ("window", -1),
+        ("window", 4),  # of four
+        ("offset", -1),
+        ("offset", 100),
+        ("debt", 351),
+        ("debt", -351),
+        ("debt", 1_000_000_000),
+        ("debt", -(1 << 63)),
+        ("residue", -1),
+        ("residue", 1 << 32),
+    ],
+)
+def test_a_position_that_its_source_does_not_have_is_refused(name: str, value: int) -> None:
+    planner = planner_of()
+    cursor = some_cursor(planner)
+    column = getattr(cursor.position, name).copy()
+    column[1] = value
+    wrong = replace(cursor, position=replace(cursor.position, **{name: column}))
+    with pytest.raises(StateError, match=rf"the state's {name} of source 'beta' is {value}, which is not in \["):
+        check_cursor(wrong, planner)
+
+
+@pytest.mark.parametrize("step", [-1, MAX_STEPS + 1, 1 << 31])
+def test_a_step_that_no_run_has_is_refused(step: int) -> None:
+    planner = planner_of()
+    with pytest.raises(StateError, match=f"the state's step is {step}"):
+        check_cursor(replace(some_cursor(planner), step=step), planner)
+
+
+def with_last(pool: Pieces, **values: int) -> Pieces:
+    """A pool whose last piece has other values."""
+    columns = {name: getattr(pool, name).copy() for name in values}
+    for name, value in values.items():
+        columns[name][-1] = value
+    return replace(pool, **columns)
+
+
+@pytest.mark.parametrize("method", ["best_fit", "concat"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", -1),
+        ("epoch", 1 << 40),
+        ("start", -1),
+        ("start", 700),
+        ("start", (1 << 63) - 1),
+        ("tokens", 0),
+        ("tokens", -1),
+        ("tokens", 701),
+        ("tokens", (1 << 63) - 1),
+        ("drawn_step", -1),
+        ("drawn_step", 7),
+        ("drawn_step", 1 << 31),
+    ],
+)
+def test_a_piece_of_the_pool_that_does_not_exist_is_refused(method: str, name: str, value: int) -> None:
+    planner = planner_of(packing={"method": method})
+    cursor = some_cursor(planner)
+    with pytest.raises(StateError, match="piece that does not exist"):
+        check_cursor(replace(cursor, pool=with_last(cursor.pool, **{name: value})), planner)
+
+
+@pytest.mark.parametrize(("name", "value"), [("source", -1), ("source", 3), ("row", -1), ("row", 400)])
+def test_a_row_of_the_pool_that_does_not_exist_is_refused(name: str, value: int) -> None:
+    planner = planner_of()
+    pool = with_last(some_cursor(planner).pool, **{name: value})
+    columns = columns_of(pool)
+    with pytest.raises(StateError, match="piece that does not exist"):
+        pieces_of_columns(planner, **columns)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_of_several_lengths_are_refused(name: str) -> None:
+    planner = planner_of()
+    pool = some_cursor(planner).pool
+    columns = columns_of(pool)
+    with pytest.raises(StateError, match="columns of several lengths"):
+        pieces_of_columns(planner, **{**columns, name: columns[name][:-1]})
+
+
+def test_a_row_that_the_part_does_not_use_is_refused() -> None:
+    planner = planner_of(sources={"beta": {"documents": ("0%", "50%")}})
+    cursor = cursors(planner, 7)[-1]
+    unused = np.flatnonzero(planner.orders[1].sizes.tokens[200:])[0] + 200
+    piece = Pieces(**{name: np.array([0]) for name in ("epoch", "start", "drawn_step")}, source=np.array([1]),
+                   row=np.array([unused]), tokens=np.array([1]), document_tokens=np.array([1]))  # fmt: skip
+    with pytest.raises(StateError, match="piece that does not exist"):
+        check_cursor(replace(cursor, pool=piece), planner)
+
+
+@pytest.mark.parametrize("method", ["best_fit", "concat"])
+def test_a_pool_that_holds_tokens_twice_is_refused(method: str) -> None:
+    planner = planner_of(packing={"method": method})
+    cursor = some_cursor(planner)
+    with pytest.raises(StateError, match="twice"):
+        check_cursor(replace(cursor, pool=Pieces.concatenate([cursor.pool, cursor.pool])), planner)
+
+
+def test_a_pool_of_more_than_the_batch_and_a_document_of_each_source_is_refused() -> None:
+    planner = planner_of(samples=2)
+    cursor = some_cursor(planner)
+    rows = np.flatnonzero(planner.orders[0].sizes.tokens)
+    zeros = np.zeros_like(rows)
+    tokens = planner.orders[0].sizes.tokens[rows].astype(np.int64)
+    short = np.minimum(tokens, 256)
+    pool = Pieces(
+        source=zeros, epoch=zeros, row=rows, start=zeros, tokens=short, drawn_step=zeros, document_tokens=tokens
+    )
+    total = int(short.sum())
+    assert total > 3 * 256 + 3 * 700
+    with pytest.raises(StateError, match=f"pool, in tokens, is {total}, which is not in"):
+        check_cursor(replace(cursor, pool=pool), planner)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "match"),
+    [
+        ([(7, "beta")], "has run out, in step is 7"),
+        ([(1 << 31, "beta")], "in step is 2147483648"),
+        ([(-1, "beta")], "is -1"),
+        ([(3, "beta"), (2, "alpha")], "is 2, which is not in .3, 6."),
+        ([(3, "beta"), (3, "beta")], "twice"),
+        ([(3, "delta")], "'delta' has run out; sources are alpha, beta, gamma"),
+    ],
+)
+def test_a_decision_that_was_not_made_is_refused(decisions: list[tuple[int, str]], match: str) -> None:
+    planner = planner_of()
+    cursor = some_cursor(planner)
+    none = np.zeros(3, np.int64)
+    cursor = replace(cursor, position=replace(cursor.position, debt=none))
+    made = tuple(Decision(step=step, source=source) for step, source in decisions)
+    with pytest.raises(StateError, match=match):
+        check_cursor(replace(cursor, decisions=made), planner)
+
+
+def test_a_source_that_has_run_out_owes_nothing() -> None:
+    planner = planner_of()
+    cursor = some_cursor(planner)
+    cursor = replace(cursor, position=replace(cursor.position, debt=np.array([0, 5, 0])))
+    with pytest.raises(StateError, match="debt of source 'beta', which has run out, is 5"):
+        check_cursor(replace(cursor, decisions=(Decision(step=3, source="beta"),)), planner)

@@ -1,0 +1,179 @@
+"""What a cursor may hold: a bound of each of its numbers, which the recipe and the catalog imply.
+
+In: a cursor as a state spells it, and the planner that is to go on from it. Out: nothing, or a StateError that names
+the value and its bound. Must hold: each cursor that the planner has made is within all bounds; within them a step takes
+time and memory that the recipe and the catalog imply, whoever wrote the state. Cost: a look at each source and at each
+piece of the pool, and the pages of one window of each source.
+
+The bounds, with L tokens of a sample, C of the largest global batch, and of source s `longest(s)`, the tokens that its
+longest document counts for:
+
+    step               in [0, MAX_STEPS]
+    epoch              at most the tokens that have been drawn from all sources, as each epoch gives one or more;
+                       and those are at most the capacity of the steps before, plus the pool
+    window, offset     exist in the source
+    debt               |debt| <= longest(s) / 2, as a draw stops at the midpoint of a document (mixture/draw.py)
+    residue            in [0, 2^32)
+    pool               each piece is one that packing makes, of a used row, and no token of an epoch is in two; at most
+                       C + L + sum of longest(s) tokens: a draw asks for what is missing to C, or for L, and a
+                       source gives at most longest(s) more than that
+    drawn_step         in [0, step)
+    decisions          of a source each, one at most, by step, in [0, step); a source that has run out owes nothing
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.errors import StateError
+from torchmix.mixture.order import SourceOrder
+from torchmix.planner.pack import Pieces
+from torchmix.planner.planner import Cursor, Planner
+from torchmix.recipe.ramp import most_samples, samples_before
+
+Ints = NDArray[np.int64]
+MAX_STEPS = 1 << 24
+"""Steps of a run. The recipe implies none where sources may be repeated without a bound; runs have a million or two."""
+
+
+def check_cursor(cursor: Cursor, planner: Planner) -> None:
+    """Refuse a cursor that the planner cannot have made.
+
+    Args:
+        cursor: Its arrays are int64 and of the planner's sources; its pool comes from `pieces_of_columns`.
+        planner: Of the recipe and the catalog in use.
+
+    Raises:
+        StateError: Names the first value that is out of its bounds.
+    """
+    check_step(cursor.step)
+    _check_decisions(cursor, planner)
+    longest = np.array([_longest_tokens(order, planner) for order in planner.orders], np.int64)
+    most_in_pool = most_pool_tokens(planner, longest) if cursor.step else 0
+    batch = planner.recipe.batch
+    drawn = samples_before(batch, cursor.step) * batch.length + most_in_pool
+    position = cursor.position
+    for s, order in enumerate(planner.orders):
+        epoch, window, offset = int(position.epoch[s]), int(position.window[s]), int(position.offset[s])
+        debt, residue, most_debt = int(position.debt[s]), int(position.residue[s]), int(longest[s]) // 2
+        name = planner.sources[s]
+        _check(f"epoch of source {name!r}", epoch, 0, drawn)
+        _check(f"window of source {name!r}", window, 0, order.num_windows - 1)
+        _check(f"offset of source {name!r}", offset, 0, max(0, order.num_rows(epoch, window) - 1))
+        _check(f"debt of source {name!r}", debt, -most_debt, most_debt)
+        _check(f"residue of source {name!r}", residue, 0, (1 << 32) - 1)
+    _check_pool(cursor, planner, most_tokens=most_in_pool)
+
+
+def check_step(step: int) -> None:
+    """Refuse a step that no run has.
+
+    Raises:
+        StateError: It is below 0 or above MAX_STEPS.
+    """
+    _check("step", step, 0, MAX_STEPS)
+
+
+def pieces_of_columns(planner: Planner, *, source: Ints, row: Ints, **columns: Ints) -> Pieces:
+    """Pieces as a state spells them, with the tokens of their documents, which it does not hold.
+
+    Args:
+        planner: Its sources are those that `source` counts.
+        source: int64 [n].
+        row: int64 [n].
+        columns: The other columns of `Pieces`, int64 [n] each.
+
+    Raises:
+        StateError: Columns of several lengths, or a row that its source does not have.
+    """
+    if {len(column) for column in columns.values()} | {len(source)} != {len(row)}:
+        raise StateError("the state's pool has columns of several lengths; the state is damaged")
+    num_documents = np.array([order.sizes.num_documents for order in planner.orders], np.int64)
+    _check_each("source", source, 0, len(num_documents) - 1)
+    _check_each("row", row, 0, num_documents[source] - 1)
+    tokens = np.empty(len(row), np.int64)
+    for order, mine in _by_source(planner, source):
+        tokens[mine] = order.sizes.tokens[row[mine]]
+    return Pieces(source=source, row=row, document_tokens=tokens, **columns)
+
+
+def most_pool_tokens(planner: Planner, longest_tokens: Ints) -> int:
+    """Tokens that a pool has at most, given those that the longest document of each source counts for."""
+    batch = planner.recipe.batch
+    return (most_samples(batch) + 1) * batch.length + int(longest_tokens.sum())
+
+
+def _longest_tokens(order: SourceOrder, planner: Planner) -> int:
+    """Tokens that a document of a source counts for at most."""
+    longest, recipe = order.sizes.longest_tokens, planner.recipe
+    return min(longest, recipe.batch.length) if recipe.packing.overflow in ("truncate", "drop") else longest
+
+
+def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
+    pool, length = cursor.pool, planner.recipe.batch.length
+    _check_each("epoch", pool.epoch, 0, cursor.position.epoch[pool.source])
+    _check_each("drawn_step", pool.drawn_step, 0, cursor.step - 1)
+    counted = np.empty(len(pool), np.int64)
+    for order, mine in _by_source(planner, pool.source):
+        counted[mine] = order.counted_tokens(pool.row[mine])
+    _check_each("start", pool.start, 0, counted - 1)
+    _check_each("tokens", pool.tokens, 1, counted - pool.start)
+    if planner.recipe.packing.method == "best_fit":  # it splits documents at multiples of a sample, and nowhere else
+        rest = pool.start % length
+        _check_each("start", pool.start, pool.start - rest, pool.start - rest)
+        whole = np.minimum(counted - pool.start, length)
+        _check_each("tokens", pool.tokens, whole, whole)
+    order_in_documents = np.lexsort((pool.start, pool.row, pool.epoch, pool.source))
+    ordered = pool.take(order_in_documents)
+    is_same = (np.diff(ordered.source) == 0) & (np.diff(ordered.epoch) == 0) & (np.diff(ordered.row) == 0)
+    is_twice = is_same & (np.diff(ordered.start) < ordered.tokens[:-1])
+    if is_twice.any():
+        at = int(np.argmax(is_twice))
+        raise StateError(
+            f"the state's pool holds tokens of row {ordered.row[at]} of source "
+            f"{planner.sources[int(ordered.source[at])]!r} twice; the state is damaged, use another checkpoint"
+        )
+    _check("pool, in tokens,", int(pool.tokens.sum()), 0, most_tokens)
+
+
+def _check_decisions(cursor: Cursor, planner: Planner) -> None:
+    earliest, found = 0, set[str]()
+    for decision in cursor.decisions:
+        if decision.source not in planner.sources or decision.source in found:
+            raise StateError(
+                f"the state's decisions say {'twice ' if decision.source in found else ''}that source "
+                f"{decision.source!r} has run out; sources are {', '.join(planner.sources)}. The state is damaged"
+            )
+        found.add(decision.source)
+        _check("decision that a source has run out, in step", decision.step, earliest, cursor.step - 1)
+        earliest = decision.step
+        s = planner.sources.index(decision.source)
+        _check(f"debt of source {decision.source!r}, which has run out,", int(cursor.position.debt[s]), 0, 0)
+
+
+def _by_source(planner: Planner, source: Ints) -> list[tuple[SourceOrder, Ints]]:
+    """The orders of the sources that occur, each with the positions where it does."""
+    by_source = np.argsort(source, kind="stable")
+    found, first = np.unique(source[by_source], return_index=True)
+    return [(planner.orders[s], mine) for s, mine in zip(found.tolist(), np.split(by_source, first[1:]), strict=False)]
+
+
+def _check(what: str, value: int, lowest: int, highest: int) -> None:
+    if not lowest <= value <= highest:
+        raise StateError(
+            f"the state's {what} is {value}, which is not in [{lowest}, {highest}]: the state is damaged, use another "
+            f"checkpoint"
+        )
+
+
+def _check_each(what: str, values: Ints, lowest: Ints | int, highest: Ints | int) -> None:
+    """Of each piece of the pool."""
+    is_outside = (values < lowest) | (values > highest)
+    if is_outside.any():
+        at = int(np.argmax(is_outside))
+        low, high = (int(np.broadcast_to(bound, values.shape)[at]) for bound in (lowest, highest))
+        raise StateError(
+            f"the state's pool holds a piece that does not exist: the {what} of piece {at} is {values[at]}, which is "
+            f"not in [{low}, {high}]; the state is damaged, use another checkpoint"
+        )
