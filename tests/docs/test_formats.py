@@ -24,7 +24,7 @@ from torchmix.errors import SourceExhausted
 from torchmix.mixture.keys import hash_columns, keyed_order, mix64, named_key, order_by
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.permutation import permute
-from torchmix.mixture.schedule import integer_shares
+from torchmix.mixture.shares.integers import integer_shares
 from torchmix.parallel.place_tree import Role
 from torchmix.parallel.wire import (
     STAGES,

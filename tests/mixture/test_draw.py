@@ -14,7 +14,7 @@ from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingDocuments
 from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, Position, draw, exhausted_error
 from torchmix.mixture.order import SourceOrder
-from torchmix.mixture.schedule import SHARE_ONE, integer_shares
+from torchmix.mixture.shares.integers import SHARE_ONE, integer_shares
 
 ENDLESS = 1 << 40
 

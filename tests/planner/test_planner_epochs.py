@@ -17,7 +17,7 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.draw import draw
 from torchmix.mixture.order import SourceOrder
-from torchmix.mixture.schedule import SHARE_ONE, integer_shares
+from torchmix.mixture.shares.integers import SHARE_ONE, integer_shares
 from torchmix.planner.pack import Pieces
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Decision, Planner

@@ -66,7 +66,8 @@ class PageTable:
     tail_bytes: NDArray[np.uint32]
     """[P] bytes behind each page that its last row needs; [0] if no page has any."""
     page_crc: NDArray[np.uint32]
-    """[P] CRC-32 of the bytes of each page and its tail in its file, 0 where the index has none; [0] if no page has any."""
+    """[P] CRC-32 of the bytes of each page and its tail in its file, 0 where the index has none; [0] if no page has
+    any."""
     chunk_page: Int64Array
     """[C + 1] first page of each chunk, rising; the last entry is P."""
     chunk_row: Int64Array

@@ -10,9 +10,9 @@ activations before they ask for data.
     dev                      the same, and padding_mask
     0.18, 0.19, 0.20, main   in alphabetical order, with cu_seqlens; `forward_step` makes PackedSeqParams of them
 
-Which one is read off the script (`script_fields.py`), not off a version. Packed (`boundaries: document`) all samples of a microbatch are one
-row, [1, micro_batch_size * length / cp]; dense (`none`) they are [micro_batch_size, length / cp] without boundaries.
-There is no attention mask. Each stage gets what it needs, and boundaries go to all.
+Which one is read off the script (`script_fields.py`), not off a version. Packed (`boundaries: document`) all samples
+of a microbatch are one row, [1, micro_batch_size * length / cp]; dense (`none`) they are [micro_batch_size, length /
+cp] without boundaries. There is no attention mask. Each stage gets what it needs, and boundaries go to all.
 
 Boundaries are those *with padding*, as Transformer Engine cuts documents under context parallelism, and also where it
 asks for those without: then no kernel must leave gaps between documents. Padding comes last in its document, so under

@@ -22,7 +22,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogMissing
 from torchmix.mixture.coming import ComingDocuments
 from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, Position, draw, exhausted_error
-from torchmix.mixture.schedule import integer_shares
+from torchmix.mixture.shares.integers import integer_shares
 from torchmix.planner import balance, pack
 from torchmix.planner.cost import cost_model
 from torchmix.planner.pack import Packed, Pieces

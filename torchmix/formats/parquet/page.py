@@ -12,8 +12,8 @@ version 2, which may leave its value uncompressed in a chunk of any codec.
 
 Must hold: the rows are those the whole file gives, in list<..> and string types (what a writer's Arrow schema adds is
 left out: fixed sizes, dictionaries, large offsets). The writer's checksums are verified, unless the bytes are known to
-be those that were indexed. Only public, documented pyarrow is used. Cost: decompression and decoding as pyarrow does them, about 100 us per call and 10 us per
-page.
+be those that were indexed. Only public, documented pyarrow is used. Cost: decompression and decoding as pyarrow does
+them, about 100 us per call and 10 us per page.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Integer shares of the sources.
+"""Exact shares -> integers that sum to 2^32.
 
-In: exact fractions that sum to 1. Out: integers that sum to 2^32, by sorted source name. Must hold: a share above
-zero never rounds to zero; equal input gives equal output whatever the order of the recipe. Cost: once per decision.
-
-Only constant shares live here today; stages, ramps and logged decisions of a policy will join them.
+In: exact fractions. Out: integers, by sorted name. Must hold: a share above zero never rounds to zero; equal input
+gives equal output whatever the order of the recipe. Cost: once per decision.
 """
 
 from __future__ import annotations

@@ -1,0 +1,109 @@
+"""Shares of several properties -> shares of the cells where they meet.
+
+In: the tokens of each cell that exists, and for each property the share of each of its values. Out: a share of each
+cell, so that the cells of a value sum to the share of that value, in every property at once, and within that the cells
+keep the proportions of their sizes as far as they can. Must hold: integers alone decide, in one order, so every machine
+has the same shares. Cost: a pass over the cells for each property and round, some hundred rounds, when a catalog is
+opened; no step pays for it.
+
+The method is iterative proportional fitting (Deming and Stephan, 1940): each property in turn scales its cells to its
+shares, until all hold. Where no shares of the existing cells satisfy all properties, it does not come to rest; the
+error then names the nearest shares that it reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from torchmix.errors import RecipeError
+
+_ONE = 1 << 96
+"""The sum of all cells while they are fitted."""
+_CLOSE = 1 << 56
+"""How far a value may be from its share at the end: 2^-40 of the whole."""
+_MOST_ROUNDS = 4000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """Shares that satisfy every property."""
+
+    shares: Mapping[tuple[str, ...], Fraction]
+    """Of each cell, by the value of every property; they sum to 1."""
+    num_rounds: int
+
+
+def fit_cells(
+    sizes: Mapping[tuple[str, ...], int], properties: Sequence[str], shares: Sequence[Mapping[str, Fraction]]
+) -> Fit:
+    """Fit the shares of cells.
+
+    Args:
+        sizes: Tokens of each cell, by the value of every property, in the order of `properties`; cells of no tokens
+            count as none.
+        properties: Names of the properties, for errors.
+        shares: For each property, the share of each of its values, above 0; they sum to 1. A cell with another value
+            gets nothing.
+
+    Raises:
+        RecipeError: A value that no cell has; or shares that no cells can have together, with the nearest that they
+            can.
+    """
+    names = [sorted(values) for values in shares]
+    cells = sorted(cell for cell, size in sizes.items() if size > 0 and _has_shares(cell, shares))
+    for at, present in enumerate(names):
+        for value in present:
+            if not any(cell[at] == value for cell in cells):
+                raise RecipeError(f"no document has {properties[at]} {value!r} together with the other properties")
+    total = sum(sizes[cell] for cell in cells)
+    parts = [max(1, sizes[cell] * _ONE // total) for cell in cells]
+    members = [
+        [(int(share[value] * _ONE), [c for c, cell in enumerate(cells) if cell[at] == value]) for value in names[at]]
+        for at, share in enumerate(shares)
+    ]
+    for num_rounds in range(1, _MOST_ROUNDS + 1):
+        for values in members:
+            _scale(parts, values)
+        if all(_is_close(parts, values) for values in members):
+            whole = sum(parts)
+            fitted = {cell: Fraction(part, whole) for cell, part in zip(cells, parts, strict=True)}
+            return Fit(shares=fitted, num_rounds=num_rounds)
+    raise RecipeError(_infeasible(parts, properties, names, members))
+
+
+def _has_shares(cell: tuple[str, ...], shares: Sequence[Mapping[str, Fraction]]) -> bool:
+    return all(value in share for value, share in zip(cell, shares, strict=True))
+
+
+def _scale(parts: list[int], values: Sequence[tuple[int, Sequence[int]]]) -> None:
+    """Scale the cells of each value of a property to its share; a cell never falls to 0."""
+    for wanted, cells in values:
+        total = sum(parts[c] for c in cells)
+        for c in cells:
+            parts[c] = max(1, parts[c] * wanted // total)
+
+
+def _is_close(parts: Sequence[int], values: Sequence[tuple[int, Sequence[int]]]) -> bool:
+    return all(abs(sum(parts[c] for c in cells) - wanted) <= _CLOSE for wanted, cells in values)
+
+
+def _infeasible(
+    parts: Sequence[int],
+    properties: Sequence[str],
+    names: Sequence[Sequence[str]],
+    members: Sequence[Sequence[tuple[int, Sequence[int]]]],
+) -> str:
+    """The words for shares that do not go together, with those of the last round, which do."""
+    whole = sum(parts)
+    nearest = []
+    for at, values in enumerate(members):
+        reached = [
+            f"{value} {100 * sum(parts[c] for c in cells) / whole:.4g} %"
+            for value, (_, cells) in zip(names[at], values, strict=True)
+        ]
+        nearest.append(f"{properties[at]}: {', '.join(reached)}")
+    return (
+        f"no shares of the cells that exist give all properties what they ask for; the nearest are {'; '.join(nearest)}"
+    )

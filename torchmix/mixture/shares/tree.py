@@ -1,0 +1,133 @@
+"""A tree of groups -> the share of each stream.
+
+In: a tree of nodes, each with its weight among its siblings. Out: the exact share of every stream, by name. Must hold:
+shares sum to 1; the children of a group share what the group has, so a change inside of one group moves no stream
+outside of it. Cost: one pass over the tree, once per change of the shares; no step pays for it.
+
+A child that has run out gives its part to its siblings, and a group that has no child left gives its own part to its
+siblings in turn. A change names nodes by their path, joined by dots (`text.german`): the named children of a group get
+exactly what it says, and their siblings keep their ratios in the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from torchmix.errors import RecipeError
+from torchmix.recipe.build import nearest
+
+SEPARATOR = "."
+"""Between the names of a path; no name has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A stream, or a group of nodes."""
+
+    name: str
+    """Among its siblings; of the root, empty."""
+    weight: Fraction
+    """At least 0. Its share of the group is the weight over the sum of its siblings' weights and its own."""
+    children: tuple[Node, ...] = ()
+    """Of a group, by sorted name; none of a stream."""
+
+
+def group(name: str, weight: Fraction, children: Collection[Node]) -> Node:
+    """A node with children, which stand by sorted name whatever the order in which they are given."""
+    return Node(name=name, weight=weight, children=tuple(sorted(children, key=lambda node: node.name)))
+
+
+def streams_of(root: Node) -> list[str]:
+    """Names of the streams, sorted; one that stands twice in the tree is in the list twice."""
+    return sorted(node.name for _, node in walk(root) if not node.children)
+
+
+def walk(root: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Every node below the root with its path, parents before children, siblings by name."""
+    for node in root.children:
+        place = f"{path}{SEPARATOR}{node.name}" if path else node.name
+        yield place, node
+        yield from walk(node, place)
+
+
+def stream_shares(root: Node, gone: Collection[str] = ()) -> dict[str, Fraction]:
+    """The share of each stream.
+
+    Args:
+        root: The tree.
+        gone: Streams that have run out: they get 0, and what they had goes to their siblings, or, where a group has
+            no other child left, to the siblings of the group.
+
+    Returns:
+        Name to share, in [0, 1], for every stream. The sum is 1, or 0 if nothing is left.
+    """
+    shares: dict[str, Fraction] = {}
+    _share_out(root, Fraction(1), frozenset(gone), shares)
+    return shares
+
+
+def with_shares(root: Node, changes: Mapping[str, Fraction]) -> Node:
+    """The tree after a change: the named nodes have exactly these shares of their groups.
+
+    Args:
+        root: The tree.
+        changes: Path to share of the group, in [0, 1].
+
+    Returns:
+        A tree in which, in each group that has a named child, the named ones have their shares, and the others keep
+        their ratios to each other in what is left.
+
+    Raises:
+        RecipeError: A path that leads to no node, with the nearest one; shares of one group that sum to more than 1,
+            or to less where nothing else is in the group, or to 1 where others have a weight that they cannot keep.
+    """
+    paths = [path for path, _ in walk(root)]
+    for path in changes:
+        if path not in paths:
+            raise RecipeError(f"the mixture has no {path!r}{nearest(path, paths)}")
+    return replace(root, children=_changed(root, "", changes))
+
+
+def _share_out(node: Node, share: Fraction, gone: frozenset[str], shares: dict[str, Fraction]) -> None:
+    if not node.children:
+        shares[node.name] = share
+        return
+    weights = [child.weight if _has_any(child, gone) else Fraction(0) for child in node.children]
+    total = sum(weights, Fraction(0))
+    for child, weight in zip(node.children, weights, strict=True):
+        _share_out(child, share * weight / total if total else Fraction(0), gone, shares)
+
+
+def _has_any(node: Node, gone: frozenset[str]) -> bool:
+    """Whether a node has a stream that can give something."""
+    if not node.children:
+        return node.name not in gone
+    return any(child.weight > 0 and _has_any(child, gone) for child in node.children)
+
+
+def _changed(node: Node, path: str, changes: Mapping[str, Fraction]) -> tuple[Node, ...]:
+    places = {child.name: f"{path}{SEPARATOR}{child.name}" if path else child.name for child in node.children}
+    named = {name: changes[place] for name, place in places.items() if place in changes}
+    weights = {child.name: child.weight for child in node.children}
+    if named:
+        weights = _with_named(path, weights, named)
+    return tuple(
+        replace(child, weight=weights[child.name], children=_changed(child, places[child.name], changes))
+        for child in node.children
+    )
+
+
+def _with_named(path: str, weights: Mapping[str, Fraction], named: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    where = f"the group {path!r}" if path else "the mixture"
+    rest = 1 - sum(named.values(), Fraction(0))
+    others = {name: weight for name, weight in weights.items() if name not in named}
+    total = sum(others.values(), Fraction(0))
+    if rest < 0:
+        raise RecipeError(f"the shares set in {where} sum to {float(1 - rest):.6g}, which is more than 1")
+    if rest > 0 and not total:
+        raise RecipeError(f"the shares set in {where} leave {float(rest):.6g}, and nothing else there has a share")
+    return {**{name: rest * weight / total for name, weight in others.items() if total}, **named} | {
+        name: Fraction(0) for name in others if not total
+    }
