@@ -70,6 +70,7 @@ def file_part() -> FilePart:
         split_pages=0,
         whole_chunks=False,
         schema=b"",
+        ids=None,
         pages=pages,
         tokens=tokens,
     )

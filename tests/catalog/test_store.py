@@ -42,6 +42,7 @@ def test_fingerprints_are_those_of_the_format_document(tmp_path):
         whole_chunks=False,
         tail_bytes=0,
         schema=0,
+        ids=None,
     )
     files = [file, msgspec.structs.replace(file, num_bytes=2000)]
     assert source_fingerprint(files, "input_ids", "none-1", 256) == "44c190efab467c87"

@@ -138,6 +138,7 @@ def test_fingerprint_of_a_source() -> None:
             "tail_bytes": 0,
             "whole_chunks": False,
             "schema": 0,
+            "ids": None,
         }
         files = [FileEntry(num_bytes=size, footer_hash=footer, **unused) for size, footer in vector["files"]]
         found = source_fingerprint(files, vector["column"], vector["transform_id"], vector["window_pages"])

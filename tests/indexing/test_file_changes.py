@@ -16,6 +16,7 @@ def entry(path: str, num_bytes: int = 10, footer_hash: str = "a") -> FileEntry:
         whole_chunks=False,
         tail_bytes=0,
         schema=0,
+        ids=None,
     )
 
 

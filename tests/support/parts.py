@@ -9,7 +9,7 @@ import numpy as np
 
 from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.lock import catalog_lock
-from torchmix.catalog.manifest import Manifest
+from torchmix.catalog.manifest import IdRange, Manifest
 from torchmix.catalog.page_table import PageTable
 from torchmix.catalog.parts import FilePart
 from torchmix.catalog.publish import publish, write_source
@@ -46,6 +46,7 @@ def make_part(rows_of_chunk: Sequence[Sequence[int]], *, seed: int = 0, schema: 
         schema=schema,
         pages=table,
         tokens=tokens,
+        ids=IdRange(seed, 50_000 + seed),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +19,17 @@ from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 CATALOG_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 NEW_MANIFEST_NAME = "manifest.json.new"
+
+
+MOST_ID = 2**31 - 1
+"""Ids travel in 32 bits, and no model has more."""
+
+
+class IdRange(NamedTuple):
+    """The smallest and the largest token id of something; a list in JSON."""
+
+    smallest: int
+    largest: int
 
 
 class FileStatus(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -53,6 +65,9 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Some page is all of a large chunk, since its format lets no part of it be read."""
     schema: int
     """Which of the source's `schemas` describes its pages."""
+    ids: IdRange | None
+    """Smallest and largest id in its column of tokens; null where it has none, and where ids are not looked at before
+    they are read: of texts, whose tokenizer knows its ids, and in a .bin of Megatron's."""
     status: tuple[FileStatus, ...] = ()
     """Of the file, and of others that its hash covers, before they were hashed; none where one was new, or in a store.
     Where they are the same, the file is not hashed again. No part of its identity."""
@@ -75,6 +90,8 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What stands after the ids of a text, likewise."""
     transform_id: str
     """Version of what turns a row into tokens; the lengths are true for this alone."""
+    vocab_size: int | None
+    """Ids of the tokenizer, from 0 on; null where the files hold ids."""
     fingerprint: str
     """16 hex digits over all that decides the order of the source's documents."""
     window_pages: int

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import ArrayEntry, arrays_in, write_arrays
+from torchmix.catalog.manifest import IdRange
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.errors import CatalogError
 
@@ -50,6 +51,8 @@ class FilePart:
     """Where its pages lie."""
     tokens: NDArray[np.int32]
     """[rows] tokens of each document."""
+    ids: IdRange | None
+    """Smallest and largest token id, where they were looked at."""
 
     def check(self) -> None:
         """Check the arrays against each other.
@@ -75,6 +78,7 @@ class _About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     split_pages: int
     whole_chunks: bool
     schema: bytes
+    ids: IdRange | None
 
 
 def part_path(directory: Path, source: str, identity: tuple[str, int, str], reading: tuple[str, str]) -> Path:
@@ -108,6 +112,7 @@ def save_part(path: Path, part: FilePart) -> None:
             split_pages=part.split_pages,
             whole_chunks=part.whole_chunks,
             schema=part.schema,
+            ids=part.ids,
         )
         content = msgspec.msgpack.encode(about)
         with unfinished.open("ab") as file:
@@ -135,6 +140,7 @@ def load_part(path: Path) -> FilePart | None:
             schema=about.schema,
             pages=PageTable(**{name: arrays[name] for name in ARRAY_NAMES}),
             tokens=arrays["tokens"],
+            ids=about.ids,
         )
         part.check()
     except FileNotFoundError:

@@ -71,6 +71,7 @@ def write_source(
     transform_id: str,
     files: Sequence[tuple[str, FilePart]],
     shared: SharedArrays | None = None,
+    vocab_size: int | None = None,
 ) -> SourceEntry:
     """Write the arrays of one source into a fresh file, or a shared one, and describe them; `publish` brings them to
     the disk.
@@ -82,6 +83,7 @@ def write_source(
         transform_id: Version of what turned rows into tokens.
         files: Path and part of each file, in the order in which rows are to be counted; at least one page in all.
         shared: Where small ones go; by default every source has a file.
+        vocab_size: Ids of the tokenizer; None where the files hold ids.
 
     Raises:
         CatalogError: A part breaks an invariant.
@@ -109,6 +111,7 @@ def write_source(
         begin_id=settings.begin_id,
         end_id=settings.end_id,
         transform_id=transform_id,
+        vocab_size=vocab_size,
         fingerprint=source_fingerprint(entries, settings.column, transform_id, window_pages),
         window_pages=window_pages,
         num_documents=pages.num_rows,
@@ -149,6 +152,7 @@ def _file_entries(files: Sequence[tuple[str, FilePart]], schemas: tuple[bytes, .
             whole_chunks=part.whole_chunks,
             tail_bytes=int(part.pages.tail_bytes.sum(dtype=np.int64)),
             schema=schemas.index(part.schema),
+            ids=part.ids,
         )
         entries.append(entry)
         first_row += entry.num_rows

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import Content, open_arrays
-from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry, read_manifest
+from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, IdRange, Manifest, SourceEntry, read_manifest
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.sizes import SourceSizes, window_pages_of
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
@@ -93,6 +93,16 @@ class SourceCatalog:
     """Documents without tokens."""
     max_document_tokens: int
     """Tokens of the longest document."""
+    vocab_size: int | None
+    """Ids of the tokenizer, from 0 on; None where the files hold ids."""
+
+    @property
+    def ids(self) -> IdRange | None:
+        """Smallest and largest id of all files; None where they are not looked at before they are read."""
+        found = [file.ids for file in self.files if file.ids is not None]
+        if not found:
+            return None
+        return IdRange(min(ids.smallest for ids in found), max(ids.largest for ids in found))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -232,6 +242,7 @@ def open_source(
         num_tokens=entry.num_tokens,
         num_empty=entry.num_empty,
         max_document_tokens=entry.max_document_tokens,
+        vocab_size=entry.vocab_size,
     )
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torchmix.errors import SourceUnreadable
+from torchmix.formats.seen_ids import SeenIds, see_ids
 from torchmix.formats.source import Documents, Int64Array
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.tokenizer import Tokenizer
@@ -114,6 +115,24 @@ def count_tokens(array: pa.Array, kind: Kind, where: str, first_row: int, tokeni
     if kind == "text":
         return tokenizer.count_tokens(_texts(array), where, first_row)
     return np.diff(_list_documents(array, where, first_row).offsets)
+
+
+def see_rows(array: pa.Array, kind: Kind, where: str, first_row: int, *, num_opening: int = 0) -> SeenIds | None:
+    """What is seen of the ids of some rows; None of texts, since their tokenizer knows its ids.
+
+    Args:
+        array, kind, where, first_row: As `to_documents`.
+        num_opening: Ids before all others that are not the file's.
+    """
+    if kind == "text":
+        return None
+    documents = _list_documents(array, where, first_row)
+    return see_ids(documents.values[num_opening:], documents.offsets - num_opening, first_row)
+
+
+def vocab_size_of(kind: Kind, tokenizer: Tokenizer) -> int | None:
+    """Ids of the tokenizer of texts; None where a column holds ids."""
+    return tokenizer.vocab_size if kind == "text" else None
 
 
 def count_values(array: pa.Array) -> Int64Array:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.formats.seen_ids import SeenIds
 from torchmix.storage.random_access import RandomAccessFile
 
 Int32Array = NDArray[np.int32]
@@ -82,6 +83,8 @@ class FileScan:
     """Pages of the writer that begin inside a row."""
     whole_chunks: bool = False
     """Some page is all of a large chunk, of which no part can be read alone."""
+    ids: SeenIds | None = None
+    """What was seen of the token ids; None where there are none, or they are not looked at before they are read."""
     is_quick: bool = False
     """Scanning it again costs no more than keeping it for a run that is killed."""
 
@@ -132,6 +135,10 @@ class Source(Protocol):
     @property
     def transform_id(self) -> str:
         """What turns a row into tokens, with its version; sizes in the catalog are true for this alone."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Ids of its tokenizer, from 0 on; None where its files hold ids."""
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """Size in bytes and `footer_hash` of an open file, from what describes the rest alone, as its last bytes.

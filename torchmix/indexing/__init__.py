@@ -1,6 +1,7 @@
 """Files -> their catalog. Files in reading order:
 
 file_changes.py  which files are known, new, changed, moved or gone
+log_lines.py     what a run says of changed files, and of costly ones
 scan_files.py    files -> their shares of the catalog, many at once
 scan.py          a recipe -> its catalog
 """

@@ -37,14 +37,12 @@ from torchmix.errors import CatalogError, CatalogMissing, SourceUnreadable
 from torchmix.formats.source import Source
 from torchmix.formats.table import choose_source, find_source_files
 from torchmix.indexing.file_changes import FileChange, WantedFile, match_files
+from torchmix.indexing.log_lines import log_changes, log_costly_files
 from torchmix.indexing.scan_files import Progress, ScannedFile, ScanTask, fingerprint_files, scan_files
 from torchmix.recipe.structs import Recipe
 from torchmix.transform.open_tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
-
-SHOWN_FILES = 5
-"""Files of one kind of change that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,13 +76,25 @@ class _SourceWork:
     changes: tuple[FileChange, ...]
 
 
-def index_recipe(recipe: Recipe, directory: Path, *, progress: Progress | None = None, force: bool = False) -> Catalog:
+def index_recipe(
+    recipe: Recipe,
+    directory: Path,
+    *,
+    progress: Progress | None = None,
+    force: bool = False,
+    any_integers: bool = False,
+) -> Catalog:
     """Bring the catalog of a recipe up to date and open it; all of it as `index_sources`."""
-    return index_sources(recipe, directory, progress=progress, force=force).catalog
+    return index_sources(recipe, directory, progress=progress, force=force, any_integers=any_integers).catalog
 
 
 def index_sources(
-    recipe: Recipe, directory: Path, *, progress: Progress | None = None, force: bool = False
+    recipe: Recipe,
+    directory: Path,
+    *,
+    progress: Progress | None = None,
+    force: bool = False,
+    any_integers: bool = False,
 ) -> IndexReport:
     """Bring the catalog of a recipe up to date.
 
@@ -95,15 +105,17 @@ def index_sources(
         directory: The recipe's folder.
         progress: Called while files are scanned.
         force: Scan every file again, and count rows in the sorted order of paths, as if there were no catalog.
+        any_integers: Lists may hold integers that are no token ids, as labels of -100.
 
     Raises:
-        SourceUnreadable: A file or column is missing, of a wrong type or format, or a source holds no tokens.
+        SourceUnreadable: A file or column is missing, of a wrong type or format, a source holds no tokens, or a token
+            is below 0 or above 2^31 - 1.
         SourceChanged: A file was altered while it was scanned.
         CorruptPage: A page does not decode.
         CatalogError: The catalog's folder cannot be written.
     """
     with catalog_lock(catalog_directory(recipe, directory)):
-        return _index(recipe, directory, progress=progress, force=force)
+        return _index(recipe, directory, progress=progress, force=force, any_integers=any_integers)
 
 
 def ensure_catalog(recipe: Recipe, directory: Path) -> Catalog:
@@ -130,7 +142,9 @@ def ensure_catalog(recipe: Recipe, directory: Path) -> Catalog:
             return _index(recipe, directory, progress=None, force=False).catalog
 
 
-def _index(recipe: Recipe, directory: Path, *, progress: Progress | None, force: bool) -> IndexReport:
+def _index(
+    recipe: Recipe, directory: Path, *, progress: Progress | None, force: bool, any_integers: bool = False
+) -> IndexReport:
     """`index_sources`, under the lock."""
     folder = catalog_directory(recipe, directory)
     old = _published(folder)
@@ -140,7 +154,9 @@ def _index(recipe: Recipe, directory: Path, *, progress: Progress | None, force:
         if force:
             remove_parts(folder, frozenset(recipe.sources))
         work = _compare(recipe, directory, folder, {} if force or old is None else old.sources)
-        scanned = scan_files([_task(folder, *file) for file in _to_scan(work)], directory, progress)
+        scanned = scan_files(
+            [_task(folder, *file, ids_only=not any_integers) for file in _to_scan(work)], directory, progress
+        )
         parts = _parts_of_sources(work, scanned)
         for source in work:
             _check_not_empty(source, parts[source.name])
@@ -207,7 +223,7 @@ def _compare(
             entry = None
         files, changes = match_files(name, [next(found) for _ in paths[name]], entry.files if entry is not None else ())
         if entry is not None:
-            _log_changes(name, changes)
+            log_changes(name, changes)
         work.append(
             _SourceWork(
                 name=name,
@@ -220,14 +236,6 @@ def _compare(
             )
         )
     return tuple(work)
-
-
-def _log_changes(name: str, changes: Sequence[FileChange]) -> None:
-    """One line for each kind of change."""
-    for kind in sorted({change.change for change in changes}):
-        paths = [change.path for change in changes if change.change == kind]
-        more = f" and {len(paths) - SHOWN_FILES} more" if len(paths) > SHOWN_FILES else ""
-        logger.warning("source %r, since it was indexed: %s %s%s", name, kind, ", ".join(paths[:SHOWN_FILES]), more)
 
 
 def _same_reading(entry: SourceEntry, settings: SourceSettings, source: Source) -> bool:
@@ -246,11 +254,11 @@ def _held(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog | None:
         return None
 
 
-def _task(folder: Path, work: _SourceWork, file: WantedFile) -> ScanTask:
+def _task(folder: Path, work: _SourceWork, file: WantedFile, *, ids_only: bool) -> ScanTask:
     found = file.found
     identity = (found.path, found.num_bytes, found.footer_hash)
     part = part_path(folder, work.name, identity, (work.settings.column or "", work.source.transform_id))
-    return ScanTask(source=work.source, found=found, part=part)
+    return ScanTask(source=work.source, found=found, part=part, ids_only=ids_only)
 
 
 def _to_scan(work: Sequence[_SourceWork]) -> list[tuple[_SourceWork, WantedFile]]:
@@ -283,31 +291,15 @@ def _entry(folder: Path, work: _SourceWork, parts: Sequence[FilePart], shared: S
         )
         return with_settings(work.entry, work.settings, files)
     named = [(file.found.path, part) for file, part in zip(work.files, parts, strict=True)]
-    _tell_costly(
-        work,
-        [path for path, part in named if part.split_pages],
-        "rows are split over pages, so pages are read on to where their last row ends; writing them again with a page "
-        "index would save that",
+    log_costly_files(work.name, named)
+    entry = write_source(
+        folder, work.name, work.settings, work.source.transform_id, named, shared, work.source.vocab_size
     )
-    _tell_costly(
-        work,
-        [path for path, part in named if part.whole_chunks],
-        "chunks of many rows can only be read whole; writing them again in smaller ones makes single pages readable",
-    )
-    entry = write_source(folder, work.name, work.settings, work.source.transform_id, named, shared)
     files = tuple(
         msgspec.structs.replace(written, status=file.found.status)
         for written, file in zip(entry.files, work.files, strict=True)
     )
     return msgspec.structs.replace(entry, files=files)
-
-
-def _tell_costly(work: _SourceWork, paths: Sequence[str], what: str) -> None:
-    """One line for what makes some files of a source costly to read."""
-    if paths:
-        logger.warning(
-            "source %r: in %d of %d files, as %s, %s", work.name, len(paths), len(work.files), paths[0], what
-        )
 
 
 def _is_unchanged(work: _SourceWork, entry: SourceEntry) -> bool:
@@ -324,6 +316,7 @@ def _held_part(held: SourceCatalog, file: int) -> FilePart:
         schema=held.schemas[entry.schema],
         pages=held.pages.of_file(file),
         tokens=held.sizes.tokens[entry.first_row : entry.first_row + entry.num_rows],
+        ids=entry.ids,
     )
 
 

@@ -18,8 +18,9 @@ from threading import Event, Lock
 from typing import TypeVar
 
 from torchmix.catalog.file_table import table_of_file
+from torchmix.catalog.manifest import MOST_ID
 from torchmix.catalog.parts import FilePart, load_part, save_part
-from torchmix.errors import SourceChanged
+from torchmix.errors import SourceChanged, SourceUnreadable
 from torchmix.formats.megatron.source import IndexedSource
 from torchmix.formats.source import FileScan, Source
 from torchmix.formats.table import files_beside
@@ -50,6 +51,8 @@ class ScanTask:
     """Its path and identity."""
     part: Path
     """Where its part is kept."""
+    ids_only: bool = True
+    """Integers that no model has an embedding for are an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -85,7 +88,7 @@ def scan_files(tasks: Sequence[ScanTask], directory: Path, progress: Progress | 
         progress: Told of bytes of files; those of other columns are added when a file is done.
 
     Raises:
-        SourceUnreadable: A column is missing or of a wrong type, or a file is not of a known format.
+        SourceUnreadable: A column is missing or of a wrong type, a file is not of a known format, or a token is no id.
         SourceChanged: A file is not the one that was fingerprinted.
         CorruptPage: A page does not decode.
         OSError: A part cannot be written.
@@ -140,12 +143,24 @@ def _scan(task: ScanTask, directory: Path, told: _Told) -> ScannedFile:
                 f"source {task.source.name!r}: {place} was altered while it was indexed; wait until it is written, "
                 "then run torchmix index again"
             )
+        if task.ids_only:
+            _check_ids(task.source.name, place, scan)
         part = part_of_scan(scan)
         part.check()
         if not scan.is_quick:
             save_part(task.part, part)
     advance(left_bytes)
     return ScannedFile(part=part, resumed=resumed)
+
+
+def _check_ids(name: str, place: str, scan: FileScan) -> None:
+    """Raise SourceUnreadable where a file holds what is no token id."""
+    if scan.ids is not None and scan.ids.outside is not None:
+        row, token = scan.ids.outside
+        raise SourceUnreadable(
+            f"source {name!r}: {place}: row {row} holds the token {token}; ids go from 0 to {MOST_ID}. Write the file "
+            "again, or name the column that holds token ids"
+        )
 
 
 def part_of_scan(scan: FileScan) -> FilePart:
@@ -169,6 +184,7 @@ def part_of_scan(scan: FileScan) -> FilePart:
             dict_crc=scan.dict_crc,
         ),
         tokens=scan.tokens,
+        ids=None if scan.ids is None else scan.ids.range,
     )
 
 

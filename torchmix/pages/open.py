@@ -44,7 +44,7 @@ def open_pages(
     Args:
         path: Files or globs; relative ones to the present folder. Any format that a recipe's source may have.
         catalog: Folder of the index; several `name`s may share it.
-        tokens: Column of integer lists. Exactly one of `tokens` and `text`, but with Megatron's files.
+        tokens: Column of integer lists, of any integers. Exactly one of `tokens` and `text`, but with Megatron's files.
         text: Column of strings.
         tokenizer: Of `text`: `tiktoken:NAME` or the path of a tokenizer.json gives rows of ids; `bytes` gives strings.
         begin_id, end_id: What stands around each text's ids, as in a recipe.
@@ -94,11 +94,11 @@ def open_pages(
         )
         directory = Path().absolute()
         if update:
-            index_recipe(recipe, directory, progress=progress)
+            index_recipe(recipe, directory, progress=progress, any_integers=True)
         try:
             return Pages(recipe, directory)
         except CatalogMissing:
-            index_recipe(recipe, directory, progress=progress)
+            index_recipe(recipe, directory, progress=progress, any_integers=True)
             return Pages(recipe, directory)
 
 

@@ -88,6 +88,11 @@ class BytesTokenizer:
         """See `tokenizer.Tokenizer`."""
         return TRANSFORM_ID
 
+    @property
+    def vocab_size(self) -> int:
+        """See `tokenizer.Tokenizer`."""
+        return VOCABULARY
+
     def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """See `tokenizer.Tokenizer`; nothing is refused."""
         return tokenize(texts)

@@ -24,6 +24,10 @@ class Tokenizer(Protocol):
     def transform_id(self) -> str:
         """What turns a text into ids, with its version."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids go from 0 to one less."""
+
     def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[Ids, NDArray[np.int64]]:
         """Tokens of every document, end to end.
 

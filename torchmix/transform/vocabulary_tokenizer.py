@@ -31,6 +31,7 @@ class VocabularyTokenizer:
         self._begin = [] if begin_id is None else [begin_id]
         self._end = [] if end_id is None else [end_id]
         highest = max(encoder.highest_id, *self._begin, *self._end, 0)
+        self.vocab_size = highest + 1
         self._dtype = np.dtype(np.uint16 if highest < 1 << 16 else np.int32)
         probe, _ = encoder.encode([PROBE])
         identity = json.dumps([encoder.content, begin_id, end_id, probe.tolist()], separators=(",", ":"))

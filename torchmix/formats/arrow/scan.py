@@ -22,13 +22,15 @@ from torchmix.formats.arrow.layout import Column
 from torchmix.formats.arrow.message import BatchLayout, parse_batch
 from torchmix.formats.arrow.page import BATCH, MESSAGE, SLICES, column_range, encode_column, read_page
 from torchmix.formats.arrow.slices import SliceableColumn, cut_rows, find_slices, null_rows, row_starts, slice_type
+from torchmix.formats.seen_ids import SeenIds, join_seen
 from torchmix.formats.source import FileScan, Int64Array, PageRun
 
 LARGE_PAGE_BYTES = 1 << 20
 """A file with a larger page is named in messages, since it can be written with smaller ones."""
 
-Count = Callable[[pa.Array, str, int], Int64Array]
-"""Tokens of each row of an array, [rows]; with source and path, and the first row, for messages."""
+Look = Callable[[pa.Array, str, int], tuple[Int64Array, SeenIds | None]]
+"""Tokens of each row of an array, [rows], and what is seen of their ids; with source and path, and the first row, for
+messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,11 +51,12 @@ class ArrowScan:
     where: str
     read: Read
     column: Column
-    count: Count
+    look: Look
     num_rows: int = 0
     _schema: bytes = field(init=False)
     _pages: list[_Page] = field(default_factory=list)
     _tokens: list[Int64Array] = field(default_factory=list)
+    _ids: list[SeenIds | None] = field(default_factory=list)
     _crc: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -98,6 +101,7 @@ class ArrowScan:
             dict_bytes=np.array([page.dict_bytes for page in pages], dtype=np.int64),
             codec=np.array([page.codec for page in pages], dtype=np.int8),
             tokens=np.concatenate([np.zeros(0, np.int64), *self._tokens]).astype(np.int32),
+            ids=join_seen(self._ids),
             page_crc=np.array([page for page, _ in self._crc], dtype=np.uint32),
             dict_crc=np.array([dictionary for _, dictionary in self._crc], dtype=np.uint32),
             schema=self._schema,
@@ -168,7 +172,9 @@ class ArrowScan:
         )
         if len(run.pages) < page.num_bytes:
             raise ValueError(f"the file ends before byte {page.offset + page.num_bytes}")
-        self._tokens.append(self.count(read_page(run, is_null), self.where, self.num_rows))
+        tokens, ids = self.look(read_page(run, is_null), self.where, self.num_rows)
+        self._tokens.append(tokens)
+        self._ids.append(ids)
         self._pages.append(page)
         self._crc.append((zlib.crc32(run.pages), zlib.crc32(run.dictionary)))
         self.num_rows += page.num_rows

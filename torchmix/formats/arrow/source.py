@@ -20,7 +20,8 @@ from torchmix.formats.arrow.batches import find_batches, open_arrow
 from torchmix.formats.arrow.column import find_column
 from torchmix.formats.arrow.page import read_page
 from torchmix.formats.arrow.scan import ArrowScan
-from torchmix.formats.column import Kind, count_tokens, to_documents, transform_id_of
+from torchmix.formats.column import Kind, count_tokens, see_rows, to_documents, transform_id_of, vocab_size_of
+from torchmix.formats.seen_ids import SeenIds
 from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
@@ -44,6 +45,11 @@ class ArrowSource:
         """See `source.Source.transform_id`."""
         return transform_id_of(self.kind, self.tokenizer)
 
+    @property
+    def vocab_size(self) -> int | None:
+        """See `source.Source.vocab_size`."""
+        return vocab_size_of(self.kind, self.tokenizer)
+
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
         return hash_ends(file)
@@ -66,7 +72,7 @@ class ArrowSource:
             column, dictionary_id = find_column(file, self.column, self.kind, where)
             if len(file.schema) == 1:
                 opened_file.will_read(0, num_bytes)
-            scan = ArrowScan(path=str(path), where=where, read=read, column=column, count=self._count)
+            scan = ArrowScan(path=str(path), where=where, read=read, column=column, look=self._look)
             for batch in find_batches(file, read, dictionary_id, where):
                 num_column_bytes = scan.add(batch)
                 if progress is not None:
@@ -90,8 +96,9 @@ class ArrowSource:
             ) from None
         return to_documents([array], self.kind, where, run.first_row, self.tokenizer)
 
-    def _count(self, array: pa.Array, where: str, first_row: int) -> Int64Array:
-        return count_tokens(array, self.kind, where, first_row, self.tokenizer)
+    def _look(self, array: pa.Array, where: str, first_row: int) -> tuple[Int64Array, SeenIds | None]:
+        tokens = count_tokens(array, self.kind, where, first_row, self.tokenizer)
+        return tokens, see_rows(array, self.kind, where, first_row)
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"

@@ -18,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
-from torchmix.formats.column import Kind, count_tokens, to_documents, transform_id_of
+from torchmix.formats.column import Kind, count_tokens, see_rows, to_documents, transform_id_of, vocab_size_of
 from torchmix.formats.jsonl.frames import codec_of_name
 from torchmix.formats.jsonl.lines import LineFault, LineParser
 from torchmix.formats.jsonl.pages import PLAIN, LinePage, Read, cut_pages, is_alone, lines_of_page
+from torchmix.formats.seen_ids import SeenIds, join_seen
 from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
@@ -51,6 +52,11 @@ class JsonLinesSource:
         """See `source.Source.transform_id`."""
         return transform_id_of(self.kind, self.tokenizer)
 
+    @property
+    def vocab_size(self) -> int | None:
+        """See `source.Source.vocab_size`."""
+        return vocab_size_of(self.kind, self.tokenizer)
+
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
         return hash_ends(file)
@@ -72,7 +78,7 @@ class JsonLinesSource:
                 file.will_read(0, num_bytes)
             found = _Found(where=where)
             for page in islice(cut_pages(file.read, codec_of_name(str(path)), where), most_pages):
-                found.add(page, self._parse, self._count, _checksum(page, file.read))
+                found.add(page, self._parse, self._look, _checksum(page, file.read))
                 if progress is not None:
                     progress(page.num_bytes)
         return found.as_scan(num_bytes, digest)
@@ -98,8 +104,9 @@ class JsonLinesSource:
             lines = lines[len(BYTE_ORDER_MARK) :]
         return self._parser.parse(lines)
 
-    def _count(self, values: pa.Array, where: str, first_row: int) -> Int64Array:
-        return count_tokens(values, self.kind, where, first_row, self.tokenizer)
+    def _look(self, values: pa.Array, where: str, first_row: int) -> tuple[Int64Array, SeenIds | None]:
+        tokens = count_tokens(values, self.kind, where, first_row, self.tokenizer)
+        return tokens, see_rows(values, self.kind, where, first_row)
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"
@@ -118,12 +125,13 @@ class _Found:
     crc: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     tokens: list[Int64Array] = field(default_factory=list)
+    ids: list[SeenIds | None] = field(default_factory=list)
 
     def add(
         self,
         page: LinePage,
         parse: Callable[[bytes, bool], pa.Array],
-        count: Callable[[pa.Array, str, int], Int64Array],
+        look: Callable[[pa.Array, str, int], tuple[Int64Array, SeenIds | None]],
         crc: int,
     ) -> None:
         """Parse a page; one without rows is passed over."""
@@ -139,7 +147,9 @@ class _Found:
         self.codec.append(page.codec)
         self.crc.append(crc)
         self.rows.append(len(values))
-        self.tokens.append(count(values, self.where, self.num_rows))
+        tokens, ids = look(values, self.where, self.num_rows)
+        self.tokens.append(tokens)
+        self.ids.append(ids)
         self.num_rows += len(values)
 
     def as_scan(self, num_bytes: int, digest: str) -> FileScan:
@@ -161,6 +171,7 @@ class _Found:
             codec=codecs,
             page_crc=np.array(self.crc, dtype=np.uint32),
             tokens=np.concatenate([np.zeros(0, np.int64), *self.tokens]).astype(np.int32),
+            ids=join_seen(self.ids),
             schema=b"",
         )
 

@@ -54,6 +54,11 @@ class IndexedSource:
         """See `source.Source.transform_id`."""
         return TRANSFORM_ID
 
+    @property
+    def vocab_size(self) -> int | None:
+        """See `source.Source.vocab_size`."""
+        return None
+
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; from samples of the .bin and of the .idx beside it."""
         with _open_index(path, self._where(path)) as index:

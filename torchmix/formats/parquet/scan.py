@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.checksum import join_checksums
-from torchmix.formats.column import Kind, count_tokens, count_values
+from torchmix.formats.column import Kind, count_tokens, count_values, see_rows
 from torchmix.formats.parquet.footer import Chunk, Leaf
 from torchmix.formats.parquet.layout import ChunkPages, find_pages
 from torchmix.formats.parquet.page import decode_pages, decode_parts_of_rows, read_headers
+from torchmix.formats.seen_ids import SeenIds, join_seen
 from torchmix.formats.source import Int64Array, PageRun
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class ScannedChunk:
     dict_crc: int
     split_pages: int
     tokens: Int64Array
+    ids: SeenIds | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +90,7 @@ class ChunkScan:
         dictionary = self._read_dictionary(pages)
         tokens: list[Int64Array] = []
         values: list[Int64Array] = []
+        seen: list[SeenIds | None] = []
         values_of_page: list[int] = []
         checksums: list[int] = []
         row = first_row
@@ -99,6 +102,7 @@ class ChunkScan:
             for array in decode_pages(run, self.where):
                 tokens.append(count_tokens(array, self.kind, self.where, row, self.tokenizer))
                 values.append(count_values(array))
+                seen.append(see_rows(array, self.kind, self.where, row))
                 row += len(array)
         starts, page_starts = _first_values(_join(values)), _first_values(np.array(values_of_page, dtype=np.int64))
         first_rows, begins_inside = _rows_of_pages(starts, page_starts)
@@ -116,6 +120,7 @@ class ChunkScan:
             dict_crc=zlib.crc32(dictionary),
             split_pages=0,
             tokens=_join(tokens),
+            ids=join_seen(seen),
         )
 
     def _scan_by_values(self, chunk: Chunk, first_row: int) -> ScannedChunk:
@@ -125,6 +130,7 @@ class ChunkScan:
         dictionary = self._read_dictionary(pages)
         tokens: list[Int64Array] = []
         values: list[Int64Array] = []
+        seen: list[SeenIds | None] = []
         checksums: list[int] = []
         row = first_row
         for start, stop in _cut_runs(pages, chunk):
@@ -132,6 +138,7 @@ class ChunkScan:
             run = self._run(chunk, pages, dictionary, slice(start, stop), 0, row - goes_on, begins_inside_row=goes_on)
             checksums += _checksums(run, pages.num_bytes[start:stop])
             for array in decode_parts_of_rows(run, self.where):
+                seen.append(see_rows(array, self.kind, self.where, row - goes_on, num_opening=int(goes_on)))
                 for counts, parts in (
                     (count_tokens(array, self.kind, self.where, row - goes_on, self.tokenizer), tokens),
                     (count_values(array), values),
@@ -168,6 +175,7 @@ class ChunkScan:
             dict_crc=zlib.crc32(dictionary),
             split_pages=int(begins_inside.sum()),
             tokens=tokens_of_row,
+            ids=join_seen(seen),
         )
 
     def _check_size(self, tokens: Int64Array, first_rows: Int64Array, first_row: int) -> None:

@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.column import Kind, find_leaf, to_documents, transform_id_of
+from torchmix.formats.column import Kind, find_leaf, to_documents, transform_id_of, vocab_size_of
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
 from torchmix.formats.parquet.page import decode_pages, encode_schema
 from torchmix.formats.parquet.scan import ChunkScan, ScannedChunk
 from torchmix.formats.parquet.values import decode_values
+from torchmix.formats.seen_ids import join_seen
 from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun, offsets_of
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
@@ -45,6 +46,11 @@ class ParquetSource:
     def transform_id(self) -> str:
         """See `source.Source.transform_id`."""
         return transform_id_of(self.kind, self.tokenizer)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """See `source.Source.vocab_size`."""
+        return vocab_size_of(self.kind, self.tokenizer)
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`."""
@@ -94,6 +100,7 @@ class ParquetSource:
             dict_bytes=np.array([part.dict_bytes for part in scanned], dtype=np.int64),
             codec=np.array([chunk.codec for chunk in chunks], dtype=np.int8),
             tokens=_join([part.tokens for part in scanned]).astype(np.int32),
+            ids=join_seen(part.ids for part in scanned),
             page_crc=np.concatenate([np.zeros(0, np.uint32), *(part.crc for part in scanned)]),
             dict_crc=np.array([part.dict_crc for part in scanned], dtype=np.uint32),
             schema=scan.schema,
