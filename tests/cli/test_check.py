@@ -54,6 +54,28 @@ def test_a_sound_recipe_is_exit_code_0_with_the_numbers_of_each_source(
     assert [line.split()[0] for line in lines[2:6]] == ["source", "code", "tiny", "web"]
 
 
+def test_rows_that_could_not_be_indexed_are_told_with_file_row_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    masked = ("text: text, tokenizer: bytes}", "text: text, tokenizer: bytes, bad_rows: mask, max_bad: 1%}")
+    recipe = make_project(tmp_path, ("code.parquet", "code.jsonl"), masked)
+    lines = [json.dumps({"text": f"text {i}"}) for i in range(500)]
+    lines[0] = lines[400] = "garbage"
+    (tmp_path / "code.jsonl").write_text("\n".join(lines))
+    assert main(["index", str(recipe)]) == 0
+    assert "2 of 500 rows cannot be read: code.jsonl row 0: line 1" in caplog.text
+    values = check(recipe, capsys, 0, "--steps", "30")
+    [told] = [one for one in messages(values, "note", "sources.code") if "could not be read" in one]
+    assert told.startswith("2 of 500 rows could not be read, and have no tokens (bad_rows: mask): code.jsonl row 0:")
+    assert "; code.jsonl row 400: line 401: " in told
+    [code] = [one for one in values["sources"] if one["name"] == "code"]
+    assert (code["num_bad_rows"], code["num_empty"]) == (2, 2)
+    assert [(bad["path"], bad["row"]) for bad in code["bad_rows"]] == [("code.jsonl", 0), ("code.jsonl", 400)]
+    recipe = make_project(tmp_path, ("code.parquet", "code.jsonl"))
+    [finding] = messages(check(recipe, capsys, 3), "data", "sources.code.text")
+    assert "line 1, at byte 0" in finding
+
+
 def test_documents_without_an_end_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_tokenizer(tmp_path / "t.json")
     recipe = indexed(tmp_path, ("tokenizer: bytes", "tokenizer: t.json"))

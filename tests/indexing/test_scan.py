@@ -282,8 +282,8 @@ def test_rows_split_over_pages_are_told_once_for_a_source(tmp_path, caplog, monk
     world = two_files(tmp_path)
     real = ParquetSource.scan
 
-    def scan(self, path, progress):
-        return dataclasses.replace(real(self, path, progress), split_pages=1)
+    def scan(self, path, progress, bad):
+        return dataclasses.replace(real(self, path, progress, bad), split_pages=1)
 
     monkeypatch.setattr(ParquetSource, "scan", scan)
     report = indexed(world)

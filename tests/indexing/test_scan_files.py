@@ -40,7 +40,7 @@ def slow_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, fail) 
     real = ParquetSource.scan
     others = len(list((tmp_path / "web").iterdir())) - 1
 
-    def scan(self, path, progress=None):
+    def scan(self, path, progress=None, bad=None):
         if Path(path).name == name:
             parts = tmp_path / "catalog" / "parts"
             wait_until(lambda: len(list(parts.glob("*.part"))) == others, deadline_s=30, what="other files scanned")
@@ -102,7 +102,7 @@ def test_the_first_error_ends_the_scans_of_other_threads(tmp_path, monkeypatch):
     world = two_files(tmp_path)
     failed = threading.Event()
 
-    def scan(self, path, progress):
+    def scan(self, path, progress, bad):
         if Path(path).name == "0.parquet":
             failed.set()
             raise CorruptPage("page 3 of 0.parquet")
@@ -137,10 +137,10 @@ def test_a_file_that_is_altered_while_it_is_scanned_is_an_error(tmp_path, monkey
     world = two_files(tmp_path)
     real = ParquetSource.scan
 
-    def scan(self, path, progress):
+    def scan(self, path, progress, bad):
         if Path(path).name == "1.parquet":
             make_tokens_file(Path(path), [[1, 2, 3]])
-        return real(self, path, progress)
+        return real(self, path, progress, bad)
 
     monkeypatch.setattr(ParquetSource, "scan", scan)
     with pytest.raises(SourceChanged, match=r"web/1\.parquet was altered while it was indexed"):

@@ -1,5 +1,6 @@
 """What data exists. Files in reading order:
 
+bad_rows.py      rows that could not be read when they were indexed
 first_rows.py    where pages begin, in rows, from 4 bytes a page
 sizes.py         tokens of each document, rows of each page: all that planning needs
 page_table.py    where pages lie in files

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from torchmix.catalog.array_files import ArrayEntry
+from torchmix.catalog.bad_rows import BadRow
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 
 CATALOG_VERSION = 1
@@ -68,6 +69,10 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ids: IdRange | None
     """Smallest and largest id in its column of tokens; null where it has none, and where ids are not looked at before
     they are read: of texts, whose tokenizer knows its ids, and in a .bin of Megatron's."""
+    num_bad_rows: int = 0
+    """Rows that could not be read, and have no tokens; not above 0 unless the recipe masks them."""
+    bad_rows: tuple[BadRow, ...] = ()
+    """The first of them."""
     status: tuple[FileStatus, ...] = ()
     """Of the file, and of others that its hash covers, before they were hashed; none where one was new, or in a store.
     Where they are the same, the file is not hashed again. No part of its identity."""

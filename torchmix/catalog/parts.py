@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import ArrayEntry, arrays_in, write_arrays
+from torchmix.catalog.bad_rows import BadRow
 from torchmix.catalog.manifest import IdRange
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.errors import CatalogError
@@ -53,6 +54,10 @@ class FilePart:
     """[rows] tokens of each document."""
     ids: IdRange | None
     """Smallest and largest token id, where they were looked at."""
+    num_bad_rows: int = 0
+    """Rows that could not be read, and have no tokens."""
+    bad_rows: tuple[BadRow, ...] = ()
+    """The first of them."""
 
     def check(self) -> None:
         """Check the arrays against each other.
@@ -79,16 +84,18 @@ class _About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     whole_chunks: bool
     schema: bytes
     ids: IdRange | None
+    num_bad_rows: int = 0
+    bad_rows: tuple[BadRow, ...] = ()
 
 
-def part_path(directory: Path, source: str, identity: tuple[str, int, str], reading: tuple[str, str]) -> Path:
+def part_path(directory: Path, source: str, identity: tuple[str, int, str], reading: tuple[str, str, bool]) -> Path:
     """Where the part of one file lies in a catalog's folder.
 
     Args:
         directory: The catalog's folder.
         source: The source's name.
         identity: Path, size and footer hash of the file.
-        reading: Column and transform_id, from which the lengths follow.
+        reading: Column, transform_id, and whether bad rows are masked, from which the lengths follow.
     """
     key = msgspec.json.encode([PART_VERSION, *identity, *reading])
     return Path(f"{directory}/{PARTS_FOLDER}/{source}.{hashlib.sha256(key).hexdigest()[:16]}.part")
@@ -113,6 +120,8 @@ def save_part(path: Path, part: FilePart) -> None:
             whole_chunks=part.whole_chunks,
             schema=part.schema,
             ids=part.ids,
+            num_bad_rows=part.num_bad_rows,
+            bad_rows=part.bad_rows,
         )
         content = msgspec.msgpack.encode(about)
         with unfinished.open("ab") as file:
@@ -141,6 +150,8 @@ def load_part(path: Path) -> FilePart | None:
             pages=PageTable(**{name: arrays[name] for name in ARRAY_NAMES}),
             tokens=arrays["tokens"],
             ids=about.ids,
+            num_bad_rows=about.num_bad_rows,
+            bad_rows=about.bad_rows,
         )
         part.check()
     except FileNotFoundError:

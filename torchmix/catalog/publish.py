@@ -153,6 +153,8 @@ def _file_entries(files: Sequence[tuple[str, FilePart]], schemas: tuple[bytes, .
             tail_bytes=int(part.pages.tail_bytes.sum(dtype=np.int64)),
             schema=schemas.index(part.schema),
             ids=part.ids,
+            num_bad_rows=part.num_bad_rows,
+            bad_rows=part.bad_rows,
         )
         entries.append(entry)
         first_row += entry.num_rows

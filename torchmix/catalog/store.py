@@ -12,16 +12,19 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import Content, open_arrays
+from torchmix.catalog.bad_rows import check_bad_rows
 from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, IdRange, Manifest, SourceEntry, read_manifest
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.sizes import SourceSizes, window_pages_of
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
+from torchmix.recipe.bad_rows import masks_bad_rows, max_bad_of
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.source_format import format_of, paths_of
 from torchmix.recipe.structs import Recipe
@@ -45,6 +48,10 @@ class SourceSettings:
     """What stands before the ids of a text."""
     end_id: int | str | None
     """What stands after the ids of a text."""
+    masks_bad_rows: bool
+    """Rows that cannot be read have no tokens; else the first one is an error."""
+    max_bad: Fraction
+    """Up to this part of all rows."""
     most_pages: int
     """`shuffle.window_pages`."""
     most_bytes: int
@@ -90,7 +97,7 @@ class SourceCatalog:
     num_tokens: int
     """Tokens of all documents."""
     num_empty: int
-    """Documents without tokens."""
+    """Documents without tokens, bad rows included."""
     max_document_tokens: int
     """Tokens of the longest document."""
     vocab_size: int | None
@@ -103,6 +110,11 @@ class SourceCatalog:
         if not found:
             return None
         return IdRange(min(ids.smallest for ids in found), max(ids.largest for ids in found))
+
+    @property
+    def num_bad_rows(self) -> int:
+        """Rows that could not be read when they were indexed."""
+        return sum(file.num_bad_rows for file in self.files)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -138,6 +150,8 @@ def settings_of(recipe: Recipe, name: str) -> SourceSettings:
         tokenizer=source.tokenizer,
         begin_id=source.begin_id,
         end_id=source.end_id,
+        masks_bad_rows=masks_bad_rows(source),
+        max_bad=max_bad_of(source),
         most_pages=recipe.shuffle.window_pages,
         most_bytes=parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes"),
     )
@@ -153,6 +167,7 @@ def open_catalog(recipe: Recipe, directory: Path) -> Catalog:
     Raises:
         CatalogMissing: There is no catalog, or it lacks a source of the recipe.
         CatalogStale: A source was indexed with other settings, or by another version of the format.
+        SourceUnreadable: More rows of a source could not be read than its `max_bad` allows.
         CatalogError: The catalog is damaged.
     """
     folder = catalog_directory(recipe, directory)
@@ -199,6 +214,13 @@ def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, fol
                 f"source {name!r}: the catalog at {folder} was built with {what} {indexed!r}, the recipe says "
                 f"{wanted!r}; run torchmix index"
             )
+    check_bad_rows(
+        name,
+        [(file.path, file) for file in entry.files],
+        num_rows=entry.num_documents,
+        is_masked=settings.masks_bad_rows,
+        max_bad=settings.max_bad,
+    )
 
 
 def open_source(

@@ -197,6 +197,12 @@ def _values(
                     "share": source.share,
                     "num_documents": own.num_documents,
                     "num_empty": own.num_empty,
+                    "num_bad_rows": own.num_bad_rows,
+                    "bad_rows": [
+                        {"path": file.path, "row": bad.row, "reason": bad.reason}
+                        for file in own.files
+                        for bad in file.bad_rows
+                    ],
                     "num_tokens": own.num_tokens,
                     "max_document_tokens": own.max_document_tokens,
                     "epoch_tokens": source.epoch_tokens,

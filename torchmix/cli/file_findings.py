@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.store import Catalog, SourceCatalog, settings_of
 from torchmix.cli.findings import Finding, Level
-from torchmix.errors import SourceUnreadable
+from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.source import Source
 from torchmix.formats.table import choose_source, find_source_files
 from torchmix.indexing.file_changes import match_files
@@ -49,7 +50,8 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
             findings.append(Finding(level=Level.DATA, where=f"sources.{name}.{key}", message=str(error)))
             continue
         key = "path" if settings.column is None else "tokens" if settings.tokenizer is None else "text"
-        unreadable = list(_unreadable(source, paths, directory, f"sources.{name}.{key}"))
+        masks_bad_rows = settings.masks_bad_rows
+        unreadable = list(_unreadable(source, paths, directory, f"sources.{name}.{key}", masks_bad_rows=masks_bad_rows))
         findings += unreadable
         held = None if catalog is None else catalog.sources.get(name)
         if held is not None and source.transform_id != held.transform_id:
@@ -60,12 +62,14 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
     return findings
 
 
-def _unreadable(source: Source, paths: list[str], directory: Path, where: str) -> Iterator[Finding]:
+def _unreadable(
+    source: Source, paths: list[str], directory: Path, where: str, *, masks_bad_rows: bool
+) -> Iterator[Finding]:
     """Files that cannot be opened, or do not hold what the source needs."""
     for path in paths:
         try:
-            source.check(place_of(directory, path))
-        except SourceUnreadable as error:
+            source.check(place_of(directory, path), BadRows() if masks_bad_rows else None)
+        except (SourceUnreadable, CorruptPage) as error:
             yield Finding(level=Level.DATA, where=where, message=str(error))
 
 

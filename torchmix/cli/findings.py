@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.catalog.bad_rows import listed_text
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.forecast import Forecast, SourceForecast
@@ -24,6 +25,8 @@ from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.structs import Recipe
 
+SHOWN_ROWS = 10
+"""Bad rows of a source that a finding names."""
 MOST_AMPLIFICATION = 1.5
 """Tokens decoded for each one served, above which shuffling by row is told what it costs."""
 
@@ -70,6 +73,8 @@ def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
                 where=where,
                 message=f"{empty} of {documents} documents have no tokens; they are passed over",
             )
+        if source.num_bad_rows:
+            yield _bad_rows(source, where)
         if longest_tokens > capacity and recipe.packing.overflow == "split":
             # A pool that exceeds the batch by o tokens is gone after 1 + ceil(2 o / capacity) steps.
             steps = 1 + -(-2 * longest_tokens // capacity)
@@ -136,6 +141,13 @@ def _scattered_rows(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
             f"is about one; a larger read.cache, or files with smaller pages, lower it"
         )
         yield Finding(level=Level.NOTE, where="shuffle.method", message=message)
+
+
+def _bad_rows(source: SourceCatalog, where: str) -> Finding:
+    bad, documents = count_text(source.num_bad_rows), count_text(source.num_documents)
+    listed = listed_text([(file.path, file) for file in source.files], SHOWN_ROWS)
+    message = f"{bad} of {documents} rows could not be read, and have no tokens (bad_rows: mask): {listed}"
+    return Finding(level=Level.NOTE, where=where, message=message)
 
 
 def _costly_files(source: SourceCatalog, where: str) -> Iterator[Finding]:

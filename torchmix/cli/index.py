@@ -71,6 +71,7 @@ def _values(report: IndexReport) -> dict[str, Any]:
                 "num_bytes": _num_bytes(source),
                 "num_documents": source.num_documents,
                 "num_empty": source.num_empty,
+                "num_bad_rows": source.num_bad_rows,
                 "num_tokens": source.num_tokens,
                 "max_document_tokens": source.max_document_tokens,
                 "num_pages": source.pages.num_pages,

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.catalog.bad_rows import BadRows
 from torchmix.formats.seen_ids import SeenIds
 from torchmix.storage.random_access import RandomAccessFile
 
@@ -85,6 +86,8 @@ class FileScan:
     """Some page is all of a large chunk, of which no part can be read alone."""
     ids: SeenIds | None = None
     """What was seen of the token ids; None where there are none, or they are not looked at before they are read."""
+    bad: BadRows | None = None
+    """Rows that could not be read and have no tokens; None where that was not allowed."""
     is_quick: bool = False
     """Scanning it again costs no more than keeping it for a run that is killed."""
 
@@ -120,6 +123,8 @@ class PageRun:
     """Rows that begin in the last one's tail, and are dropped."""
     memo: dict[str, bytes] | None = None
     """What `decode` may keep of the dictionary for other runs of the chunk, as unpacked values; None: nothing."""
+    has_bad_rows: bool = False
+    """Rows of the file could not be read when it was indexed: those without tokens are not to be looked at."""
     is_as_indexed: bool = False
     """Pages, tails and dictionary were compared with the checksums that they were indexed with, so that they are bytes
     that decoded then, and `tokens` is what they hold."""
@@ -149,23 +154,26 @@ class Source(Protocol):
             SourceUnreadable: the file has no whole footer.
         """
 
-    def check(self, path: str | Path) -> None:
+    def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """Look at what describes a file: whether it can be read, and holds what the source needs.
 
-        `path` is a file of this machine, or as a str the URI of an object.
+        `path` is a file of this machine, or as a str the URI of an object; `bad` is as for `scan`.
 
         Raises:
             SourceUnreadable: no such file or column, a wrong type, or not a file of this kind.
         """
 
-    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
+    def scan(
+        self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
+    ) -> FileScan:
         """Find the pages of a file and the tokens of each of its documents; `path` as for `check`.
 
-        `progress` is called with the bytes of the column that were scanned since the last call.
+        `progress` is called with the bytes of the column that were scanned since the last call. `bad` takes rows that
+        cannot be read, which have no tokens then; without it the first one is an error.
 
         Raises:
-            SourceUnreadable: no such file or column, a wrong type, or not a file of this kind.
-            CorruptPage: a page does not decode.
+            SourceUnreadable: no such file or column, a wrong type, or not a file of this kind; a bad row.
+            CorruptPage: a page does not decode; a line that is no JSON.
         """
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:

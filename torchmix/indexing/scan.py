@@ -33,11 +33,12 @@ from torchmix.catalog.store import (
     open_source,
     settings_of,
 )
-from torchmix.errors import CatalogError, CatalogMissing, SourceUnreadable
+from torchmix.errors import CatalogError, CatalogMissing
 from torchmix.formats.source import Source
 from torchmix.formats.table import choose_source, find_source_files
 from torchmix.indexing.file_changes import FileChange, WantedFile, match_files
 from torchmix.indexing.log_lines import log_changes, log_costly_files
+from torchmix.indexing.part_checks import check_parts
 from torchmix.indexing.scan_files import Progress, ScannedFile, ScanTask, fingerprint_files, scan_files
 from torchmix.recipe.structs import Recipe
 from torchmix.transform.open_tokenizer import Tokenizers
@@ -159,7 +160,7 @@ def _index(
         )
         parts = _parts_of_sources(work, scanned)
         for source in work:
-            _check_not_empty(source, parts[source.name])
+            check_parts(source.name, source.settings, _named(source, parts[source.name]))
         with closing(SharedArrays(folder)) as shared:
             entries = {source.name: _entry(folder, source, parts[source.name], shared) for source in work}
         manifest = publish(folder, entries, old)
@@ -218,7 +219,8 @@ def _compare(
         entry = before.get(name)
         if entry is not None and not _same_reading(entry, settings[name], sources[name]):
             logger.warning(
-                "source %r: format, column, tokenizer or transform differ from the catalog's; all is scanned", name
+                "source %r: format, column, tokenizer, transform or bad_rows differ from the catalog's; all is scanned",
+                name,
             )
             entry = None
         files, changes = match_files(name, [next(found) for _ in paths[name]], entry.files if entry is not None else ())
@@ -240,6 +242,8 @@ def _compare(
 
 def _same_reading(entry: SourceEntry, settings: SourceSettings, source: Source) -> bool:
     """Whether lengths of the catalog are true: the transform tells all of a tokenizer but its name."""
+    if not settings.masks_bad_rows and any(file.num_bad_rows for file in entry.files):
+        return False
     indexed = (entry.format, entry.column, entry.transform_id)
     return indexed == (settings.format, settings.column, source.transform_id)
 
@@ -257,8 +261,10 @@ def _held(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog | None:
 def _task(folder: Path, work: _SourceWork, file: WantedFile, *, ids_only: bool) -> ScanTask:
     found = file.found
     identity = (found.path, found.num_bytes, found.footer_hash)
-    part = part_path(folder, work.name, identity, (work.settings.column or "", work.source.transform_id))
-    return ScanTask(source=work.source, found=found, part=part, ids_only=ids_only)
+    masks_bad_rows = work.settings.masks_bad_rows
+    reading = (work.settings.column or "", work.source.transform_id, masks_bad_rows)
+    part = part_path(folder, work.name, identity, reading)
+    return ScanTask(source=work.source, found=found, part=part, ids_only=ids_only, masks_bad_rows=masks_bad_rows)
 
 
 def _to_scan(work: Sequence[_SourceWork]) -> list[tuple[_SourceWork, WantedFile]]:
@@ -290,7 +296,7 @@ def _entry(folder: Path, work: _SourceWork, parts: Sequence[FilePart], shared: S
             for entry, file in zip(work.entry.files, work.files, strict=True)
         )
         return with_settings(work.entry, work.settings, files)
-    named = [(file.found.path, part) for file, part in zip(work.files, parts, strict=True)]
+    named = _named(work, parts)
     log_costly_files(work.name, named)
     entry = write_source(
         folder, work.name, work.settings, work.source.transform_id, named, shared, work.source.vocab_size
@@ -300,6 +306,11 @@ def _entry(folder: Path, work: _SourceWork, parts: Sequence[FilePart], shared: S
         for written, file in zip(entry.files, work.files, strict=True)
     )
     return msgspec.structs.replace(entry, files=files)
+
+
+def _named(work: _SourceWork, parts: Sequence[FilePart]) -> list[tuple[str, FilePart]]:
+    """The parts of a source with the paths of their files."""
+    return [(file.found.path, part) for file, part in zip(work.files, parts, strict=True)]
 
 
 def _is_unchanged(work: _SourceWork, entry: SourceEntry) -> bool:
@@ -317,16 +328,6 @@ def _held_part(held: SourceCatalog, file: int) -> FilePart:
         pages=held.pages.of_file(file),
         tokens=held.sizes.tokens[entry.first_row : entry.first_row + entry.num_rows],
         ids=entry.ids,
-    )
-
-
-def _check_not_empty(work: _SourceWork, parts: Sequence[FilePart]) -> None:
-    if any(part.tokens.any() for part in parts):
-        return
-    num_documents = sum(len(part.tokens) for part in parts)
-    what = f"{num_documents} documents, all without tokens" if num_documents else "no documents"
-    column = f"column {work.settings.column!r} of " if work.settings.column is not None else ""
-    raise SourceUnreadable(
-        f"source {work.name!r}: {column}{', '.join(work.settings.patterns)} holds {what}; remove the source, or name "
-        "another file or column"
+        num_bad_rows=entry.num_bad_rows,
+        bad_rows=entry.bad_rows,
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import TypeVar
 
+from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.catalog.parts import FilePart, load_part, save_part
@@ -53,6 +54,8 @@ class ScanTask:
     """Where its part is kept."""
     ids_only: bool = True
     """Integers that no model has an embedding for are an error."""
+    masks_bad_rows: bool = False
+    """Rows that cannot be read have no tokens; else the first one is an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -137,7 +140,7 @@ def _scan(task: ScanTask, directory: Path, told: _Told) -> ScannedFile:
     resumed = part is not None
     if part is None:
         place = place_of(directory, task.found.path)
-        scan = task.source.scan(place, progress=advance)
+        scan = task.source.scan(place, progress=advance, bad=BadRows() if task.masks_bad_rows else None)
         if (scan.num_bytes, scan.footer_hash) != (task.found.num_bytes, task.found.footer_hash):
             raise SourceChanged(
                 f"source {task.source.name!r}: {place} was altered while it was indexed; wait until it is written, "
@@ -185,6 +188,8 @@ def part_of_scan(scan: FileScan) -> FilePart:
         ),
         tokens=scan.tokens,
         ids=None if scan.ids is None else scan.ids.range,
+        num_bad_rows=0 if scan.bad is None else len(scan.bad.rows),
+        bad_rows=() if scan.bad is None else scan.bad.listed,
     )
 
 

@@ -212,6 +212,7 @@ class SourcePages:
             offsets=offsets,
             begins_inside_row=run.begins_inside_row,
             rows_behind=int(table.place(np.array([run.pages[-1] + 1])).num_rows[0]) if run.tail_bytes[-1] else 0,
+            has_bad_rows=file.num_bad_rows > 0,
             is_as_indexed=is_as_indexed,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from torchmix.errors import RecipeError
+from torchmix.recipe.bad_rows import masks_bad_rows
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.ramp import most_samples
 from torchmix.recipe.shares import parse_fraction, parse_shares
@@ -150,6 +151,17 @@ def _check_source(name: str, source: Source, where: str) -> None:
             raise RecipeError(message, f"{where}.documents")
     if source.max_epochs is not None:
         _check_range(source.max_epochs, f"{where}.max_epochs", 1)
+    _check_bad_rows(source, where)
+
+
+def _check_bad_rows(source: Source, where: str) -> None:
+    if source.max_bad is None:
+        return
+    if not masks_bad_rows(source):
+        message = "bounds what bad_rows: mask leaves out; write bad_rows: mask, or remove it"
+        raise RecipeError(message, f"{where}.max_bad")
+    if not 0 <= parse_fraction(source.max_bad, f"{where}.max_bad") <= 1:
+        raise RecipeError(f"{source.max_bad} is out of range; it must be from 0% to 100%", f"{where}.max_bad")
 
 
 def _check_column(source: Source, where: str) -> None:

@@ -64,6 +64,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Passes of training over the source after which it is exhausted, at least 1; None for no bound."""
     on_exhausted: Literal["error", "renormalise"] = "error"
     """After `max_epochs`: stop with SourceExhausted, or give its share to the other sources."""
+    bad_rows: Literal["error", "mask"] = "error"
+    """What becomes of a row that cannot be read. `error`: the index run, or the training run, stops. `mask`: a row that
+    the index finds has no tokens; one whose page is damaged later comes as padding without loss."""
+    max_bad: str | None = None
+    """With `mask`, the part of the source that may be bad before that is an error, as `1%`: of its rows when it is
+    indexed, of its tokens in each epoch of a run. None: 0.1%."""
 
 
 class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

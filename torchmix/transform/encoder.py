@@ -37,7 +37,11 @@ class Encoder(Protocol):
         """No text gives an id above it."""
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Ids of all texts, end to end, and how many each has."""
+        """Ids of all texts, end to end, and how many each has.
+
+        Raises:
+            SourceUnreadable: One of them cannot be encoded.
+        """
 
     def count(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """How many ids each text has."""
@@ -53,3 +57,12 @@ class Encoder(Protocol):
 
     def has_id(self, token: int) -> bool:
         """Whether an id is of the vocabulary."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a library's error is about the text that it was given: any, but for want of memory or an interrupt.
+
+    Libraries in Rust raise a panic, as for a regular expression that exceeds its stack, which is no `Exception`.
+    """
+    is_panic = type(error).__name__ == "PanicException"
+    return is_panic or (isinstance(error, Exception) and not isinstance(error, MemoryError))

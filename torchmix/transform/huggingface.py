@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import RecipeError, SourceUnreadable
+from torchmix.transform.encoder import is_refusal
 
 KIND = "huggingface-1"
 NOT_CONTENT = ("truncation", "padding")
@@ -113,6 +114,8 @@ class HuggingFaceEncoder:
             encodings: list[Any] = self._tokenizer.encode_batch_fast(
                 list(texts), is_pretokenized=False, add_special_tokens=False
             )
-        except Exception as error:  # the library's own, as for a word of a vocabulary without an unknown token
+        except BaseException as error:  # the library's own, as for a word of a vocabulary without an unknown token
+            if not is_refusal(error):
+                raise
             raise SourceUnreadable(f"{self._where}: {self._path} cannot encode a text: {error}") from error
         return encodings

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import RecipeError, SourceUnreadable
+from torchmix.transform.encoder import is_refusal
 
 KIND = "tiktoken-1"
 CHARACTERS_OF_THREAD = 1 << 16
@@ -48,6 +49,7 @@ class TiktokenEncoder:
             raise RecipeError(
                 f"tiktoken:{name} needs the package tiktoken: pip install 'torchmix[tiktoken]'", where
             ) from error
+        self._where = where
         known = tiktoken.list_encoding_names()
         if name not in known:
             raise RecipeError(f"tiktoken {tiktoken.__version__} has no encoding {name!r}; it has {known}", where)
@@ -115,6 +117,10 @@ class TiktokenEncoder:
             groups = [texts[start : start + some] for start in range(0, len(texts), some)]
             with ThreadPoolExecutor(num_threads, "torchmix-tiktoken") as pool:
                 return list(chain.from_iterable(pool.map(lambda group: [call(text) for text in group], groups)))
+        except BaseException as error:
+            if not is_refusal(error):
+                raise
+            raise SourceUnreadable(f"{self._where}: {self._encoding.name} cannot encode a text: {error}") from error
         finally:
             with self._counting:
                 self._callers -= 1

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CorruptPage
 from torchmix.formats.arrow.batches import Batch, Read
 from torchmix.formats.arrow.layout import Column
@@ -28,9 +29,9 @@ from torchmix.formats.source import FileScan, Int64Array, PageRun
 LARGE_PAGE_BYTES = 1 << 20
 """A file with a larger page is named in messages, since it can be written with smaller ones."""
 
-Look = Callable[[pa.Array, str, int], tuple[Int64Array, SeenIds | None]]
-"""Tokens of each row of an array, [rows], and what is seen of their ids; with source and path, and the first row, for
-messages."""
+Look = Callable[[pa.Array, str, int, BadRows | None], tuple[Int64Array, SeenIds | None]]
+"""Tokens of each row of an array, [rows], and what is seen of their ids; with source and path, the first row, and what
+takes bad rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,7 @@ class ArrowScan:
     read: Read
     column: Column
     look: Look
+    bad: BadRows | None
     num_rows: int = 0
     _schema: bytes = field(init=False)
     _pages: list[_Page] = field(default_factory=list)
@@ -105,6 +107,7 @@ class ArrowScan:
             page_crc=np.array([page for page, _ in self._crc], dtype=np.uint32),
             dict_crc=np.array([dictionary for _, dictionary in self._crc], dtype=np.uint32),
             schema=self._schema,
+            bad=self.bad,
             whole_chunks=any(page.codec != SLICES and page.num_bytes > LARGE_PAGE_BYTES for page in pages),
         )
 
@@ -172,7 +175,7 @@ class ArrowScan:
         )
         if len(run.pages) < page.num_bytes:
             raise ValueError(f"the file ends before byte {page.offset + page.num_bytes}")
-        tokens, ids = self.look(read_page(run, is_null), self.where, self.num_rows)
+        tokens, ids = self.look(read_page(run, is_null), self.where, self.num_rows, self.bad)
         self._tokens.append(tokens)
         self._ids.append(ids)
         self._pages.append(page)

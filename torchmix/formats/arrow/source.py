@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CorruptPage
 from torchmix.formats.arrow.batches import find_batches, open_arrow
 from torchmix.formats.arrow.column import find_column
 from torchmix.formats.arrow.page import read_page
 from torchmix.formats.arrow.scan import ArrowScan
-from torchmix.formats.column import Kind, count_tokens, see_rows, to_documents, transform_id_of, vocab_size_of
+from torchmix.formats.column import Kind, transform_id_of, vocab_size_of
+from torchmix.formats.good_rows import documents_of_run, look_at_rows
 from torchmix.formats.seen_ids import SeenIds
 from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun
 from torchmix.storage.file_ends import hash_ends
@@ -54,7 +56,7 @@ class ArrowSource:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
         return hash_ends(file)
 
-    def check(self, path: str | Path) -> None:
+    def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `source.Source.check`."""
         where = self._where(path)
         with opened(path, where) as opened_file:
@@ -62,7 +64,9 @@ class ArrowSource:
             file = open_arrow(opened_file.read, num_bytes, where)
             find_column(file, self.column, self.kind, where)
 
-    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
+    def scan(
+        self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
+    ) -> FileScan:
         """See `source.Source.scan`; `progress` is called after each record batch."""
         where = self._where(path)
         with opened(path, where) as opened_file:
@@ -72,7 +76,7 @@ class ArrowSource:
             column, dictionary_id = find_column(file, self.column, self.kind, where)
             if len(file.schema) == 1:
                 opened_file.will_read(0, num_bytes)
-            scan = ArrowScan(path=str(path), where=where, read=read, column=column, look=self._look)
+            scan = ArrowScan(path=str(path), where=where, read=read, column=column, look=self._look, bad=bad)
             for batch in find_batches(file, read, dictionary_id, where):
                 num_column_bytes = scan.add(batch)
                 if progress is not None:
@@ -94,11 +98,12 @@ class ArrowSource:
                 f"{run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split())}; the file was "
                 "altered after it was indexed: put it back, or run torchmix index"
             ) from None
-        return to_documents([array], self.kind, where, run.first_row, self.tokenizer)
+        return documents_of_run([array], self.kind, where, run, self.tokenizer)
 
-    def _look(self, array: pa.Array, where: str, first_row: int) -> tuple[Int64Array, SeenIds | None]:
-        tokens = count_tokens(array, self.kind, where, first_row, self.tokenizer)
-        return tokens, see_rows(array, self.kind, where, first_row)
+    def _look(
+        self, array: pa.Array, where: str, first_row: int, bad: BadRows | None
+    ) -> tuple[Int64Array, SeenIds | None]:
+        return look_at_rows(array, self.kind, where, first_row, self.tokenizer, bad)
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"

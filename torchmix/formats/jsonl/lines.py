@@ -62,17 +62,18 @@ class LineParser:
             held = msgspec.defstruct(f"Row{depth}", [field], rename={"value": key}, gc=False)
         self._decoder = msgspec.json.Decoder(held)
 
-    def parse(self, content: bytes | memoryview) -> pa.Array:
+    def parse(self, content: bytes | memoryview, faults: dict[int, LineFault] | None = None) -> pa.Array:
         """The values of all lines.
 
         Args:
             content: Lines; the last may lack its end.
+            faults: Takes lines that are at fault, by their place among those that are not blank; they read as null.
 
         Returns:
             [lines that are not blank] large_string, or large_list<int64> where a null is an empty list.
 
         Raises:
-            LineFault: The first line that is at fault.
+            LineFault: The first line that is at fault, if nothing takes it.
         """
         try:
             rows = self._decoder.decode_lines(content)
@@ -80,7 +81,16 @@ class LineParser:
                 return self._array(self._values(rows))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
             pass
-        return self._array([self._value(*line) for line in _lines(content)])
+        values = []
+        for row, line in enumerate(_lines(content)):
+            try:
+                values.append(self._value(*line))
+            except LineFault as fault:
+                if faults is None:
+                    raise
+                faults[row] = fault
+                values.append(None)
+        return self._array(values)
 
     def _value(self, number: int, offset: int, line: bytes) -> Any:
         """What one line holds."""

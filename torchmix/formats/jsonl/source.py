@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
-from torchmix.formats.column import Kind, count_tokens, see_rows, to_documents, transform_id_of, vocab_size_of
+from torchmix.formats.column import Kind, transform_id_of, vocab_size_of
+from torchmix.formats.good_rows import documents_of_run, look_at_rows, passes_over_rows
 from torchmix.formats.jsonl.frames import codec_of_name
 from torchmix.formats.jsonl.lines import LineFault, LineParser
 from torchmix.formats.jsonl.pages import PLAIN, LinePage, Read, cut_pages, is_alone, lines_of_page
@@ -61,22 +63,31 @@ class JsonLinesSource:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
         return hash_ends(file)
 
-    def check(self, path: str | Path) -> None:
+    def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `source.Source.check`; the lines of the first page are looked at."""
-        self._read(path, most_pages=1, progress=None)
+        self._read(path, most_pages=1, progress=None, bad=bad)
 
-    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
+    def scan(
+        self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
+    ) -> FileScan:
         """See `source.Source.scan`; `progress` is called after each page."""
-        return self._read(path, most_pages=None, progress=progress)
+        return self._read(path, most_pages=None, progress=progress, bad=bad)
 
-    def _read(self, path: str | Path, *, most_pages: int | None, progress: Callable[[int], None] | None) -> FileScan:
+    def _read(
+        self,
+        path: str | Path,
+        *,
+        most_pages: int | None,
+        progress: Callable[[int], None] | None,
+        bad: BadRows | None,
+    ) -> FileScan:
         """Parse the first pages of a file, or all."""
         where = self._where(path)
         with opened(path, where) as file:
             num_bytes, digest = self.fingerprint(file, str(path))
             if most_pages is None:
                 file.will_read(0, num_bytes)
-            found = _Found(where=where)
+            found = _Found(where=where, bad=bad)
             for page in islice(cut_pages(file.read, codec_of_name(str(path)), where), most_pages):
                 found.add(page, self._parse, self._look, _checksum(page, file.read))
                 if progress is not None:
@@ -89,24 +100,30 @@ class JsonLinesSource:
 
     def _documents(self, run: PageRun) -> Documents:
         where = self._where(run.path)
+        faults: dict[int, LineFault] | None = {} if passes_over_rows(run) else None
         try:
-            values = self._parse(lines_of_page(run.pages, run.codec, run.num_rows), is_first=run.offset == 0)
+            lines = lines_of_page(run.pages, run.codec, run.num_rows)
+            values = self._parse(lines, is_first=run.offset == 0, faults=faults)
+            for row, fault in (faults or {}).items():
+                if run.tokens is not None and run.tokens[row]:
+                    raise fault
         except (ValueError, OSError) as error:
             raise CorruptPage(
                 f"{where}: the page at bytes [{run.offset}, {run.offset + len(run.pages)}), within rows "
                 f"[{run.first_row}, {run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split())}; "
                 "the file was altered after it was indexed: put it back, or run torchmix index"
             ) from None
-        return to_documents([values], self.kind, where, run.first_row, self.tokenizer)
+        return documents_of_run([values], self.kind, where, run, self.tokenizer)
 
-    def _parse(self, lines: bytes | memoryview, is_first: bool) -> pa.Array:
+    def _parse(self, lines: bytes | memoryview, is_first: bool, faults: dict[int, LineFault] | None = None) -> pa.Array:
         if is_first and lines[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
             lines = lines[len(BYTE_ORDER_MARK) :]
-        return self._parser.parse(lines)
+        return self._parser.parse(lines, faults)
 
-    def _look(self, values: pa.Array, where: str, first_row: int) -> tuple[Int64Array, SeenIds | None]:
-        tokens = count_tokens(values, self.kind, where, first_row, self.tokenizer)
-        return tokens, see_rows(values, self.kind, where, first_row)
+    def _look(
+        self, values: pa.Array, where: str, first_row: int, bad: BadRows | None
+    ) -> tuple[Int64Array, SeenIds | None]:
+        return look_at_rows(values, self.kind, where, first_row, self.tokenizer, bad)
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"
@@ -117,6 +134,7 @@ class _Found:
     """What a scan has found so far."""
 
     where: str
+    bad: BadRows | None
     num_lines: int = 0
     num_rows: int = 0
     offset: list[int] = field(default_factory=list)
@@ -130,15 +148,19 @@ class _Found:
     def add(
         self,
         page: LinePage,
-        parse: Callable[[bytes, bool], pa.Array],
-        look: Callable[[pa.Array, str, int], tuple[Int64Array, SeenIds | None]],
+        parse: Callable[[bytes, bool, dict[int, LineFault] | None], pa.Array],
+        look: Callable[[pa.Array, str, int, BadRows | None], tuple[Int64Array, SeenIds | None]],
         crc: int,
     ) -> None:
         """Parse a page; one without rows is passed over."""
+        faults: dict[int, LineFault] | None = None if self.bad is None else {}
         try:
-            values = parse(page.lines, page.offset == 0)
+            values = parse(page.lines, page.offset == 0, faults)
         except LineFault as fault:
             raise self._at_line(fault, page) from None
+        for row, met in (faults or {}).items():
+            assert self.bad is not None, "it takes the faults"
+            self.bad.add(self.num_rows + row, f"line {self.num_lines + met.line + 1}: {met}")
         self.num_lines += page.lines.count(b"\n")
         if not len(values):
             return
@@ -147,7 +169,7 @@ class _Found:
         self.codec.append(page.codec)
         self.crc.append(crc)
         self.rows.append(len(values))
-        tokens, ids = look(values, self.where, self.num_rows)
+        tokens, ids = look(values, self.where, self.num_rows, self.bad)
         self.tokens.append(tokens)
         self.ids.append(ids)
         self.num_rows += len(values)
@@ -173,6 +195,7 @@ class _Found:
             tokens=np.concatenate([np.zeros(0, np.int64), *self.tokens]).astype(np.int32),
             ids=join_seen(self.ids),
             schema=b"",
+            bad=self.bad,
         )
 
     def _at_line(self, fault: LineFault, page: LinePage) -> CatalogError:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.manifest import FileStatus
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.megatron.documents import read_documents
@@ -64,13 +65,15 @@ class IndexedSource:
         with _open_index(path, self._where(path)) as index:
             return self._identity(file, index, path)
 
-    def check(self, path: str | Path) -> None:
+    def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `source.Source.check`; reads the head of the .idx."""
         with _open_index(str(path), self._where(path)) as index:
             read_header(index, self._where(index_path(str(path))))
 
-    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
-        """See `source.Source.scan`."""
+    def scan(
+        self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
+    ) -> FileScan:
+        """See `source.Source.scan`; no row is bad, since nothing of a row is looked at."""
         where = self._where(index_path(str(path)))
         with _open_bin(path, self._where(path)) as file, _open_index(str(path), self._where(path)) as index:
             num_bytes, footer_hash = self._identity(file, index, str(path))

@@ -19,9 +19,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.checksum import join_checksums
-from torchmix.formats.column import Kind, count_tokens, count_values, see_rows
+from torchmix.formats.column import Kind, count_values
+from torchmix.formats.good_rows import look_at_rows
 from torchmix.formats.parquet.footer import Chunk, Leaf
 from torchmix.formats.parquet.layout import ChunkPages, find_pages
 from torchmix.formats.parquet.page import decode_pages, decode_parts_of_rows, read_headers
@@ -65,6 +67,8 @@ class ChunkScan:
     leaf: Leaf
     schema: bytes
     where: str
+    bad: BadRows | None = None
+    """Takes rows that cannot be read; None: the first one is an error."""
 
     def scan(self, chunk: Chunk, first_row: int) -> ScannedChunk:
         """Scan a chunk; `first_row` is its first, in the file.
@@ -74,15 +78,21 @@ class ChunkScan:
             CorruptPage: A page does not decode, or pages, footer and rows do not go together.
         """
         self.file.will_read(chunk.start, chunk.num_bytes)
+        bad = None if self.bad is None else BadRows()
         try:
-            scanned = self._scan_by_rows(chunk, first_row)
+            scanned = self._scan_by_rows(chunk, first_row, bad)
         except CorruptPage:
             if not self.leaf.is_list:
                 raise
             scanned = None  # pages that begin inside a row do not decode by themselves either
-        return scanned or self._scan_by_values(chunk, first_row)
+        if scanned is None:
+            bad = None if self.bad is None else BadRows()
+            scanned = self._scan_by_values(chunk, first_row, bad)
+        if self.bad is not None and bad is not None:
+            self.bad.extend(bad)
+        return scanned
 
-    def _scan_by_rows(self, chunk: Chunk, first_row: int) -> ScannedChunk | None:
+    def _scan_by_rows(self, chunk: Chunk, first_row: int, bad: BadRows | None) -> ScannedChunk | None:
         """As `scan`; None where index and headers do not tell the rows, or tell them wrongly."""
         pages = find_pages(self.file, chunk, self.leaf, self.where)
         if pages.rows is None or pages.rows.sum() != chunk.num_rows:
@@ -100,9 +110,10 @@ class ChunkScan:
             values_of_page += [header.num_values for header in read_headers(run, self.where)]
             checksums += _checksums(run, pages.num_bytes[start:stop])
             for array in decode_pages(run, self.where):
-                tokens.append(count_tokens(array, self.kind, self.where, row, self.tokenizer))
+                counts, ids = look_at_rows(array, self.kind, self.where, row, self.tokenizer, bad)
+                tokens.append(counts)
                 values.append(count_values(array))
-                seen.append(see_rows(array, self.kind, self.where, row))
+                seen.append(ids)
                 row += len(array)
         starts, page_starts = _first_values(_join(values)), _first_values(np.array(values_of_page, dtype=np.int64))
         first_rows, begins_inside = _rows_of_pages(starts, page_starts)
@@ -123,7 +134,7 @@ class ChunkScan:
             ids=join_seen(seen),
         )
 
-    def _scan_by_values(self, chunk: Chunk, first_row: int) -> ScannedChunk:
+    def _scan_by_values(self, chunk: Chunk, first_row: int, bad: BadRows | None) -> ScannedChunk:
         """As `scan`; which rows begin in a page, and whether one goes on in it, follows from the values in each."""
         pages = find_pages(self.file, chunk, self.leaf, self.where, use_index=False)
         assert pages.values is not None
@@ -138,11 +149,11 @@ class ChunkScan:
             run = self._run(chunk, pages, dictionary, slice(start, stop), 0, row - goes_on, begins_inside_row=goes_on)
             checksums += _checksums(run, pages.num_bytes[start:stop])
             for array in decode_parts_of_rows(run, self.where):
-                seen.append(see_rows(array, self.kind, self.where, row - goes_on, num_opening=int(goes_on)))
-                for counts, parts in (
-                    (count_tokens(array, self.kind, self.where, row - goes_on, self.tokenizer), tokens),
-                    (count_values(array), values),
-                ):
+                found, ids = look_at_rows(
+                    array, self.kind, self.where, row - goes_on, self.tokenizer, bad, num_opening=int(goes_on)
+                )
+                seen.append(ids)
+                for counts, parts in ((found, tokens), (count_values(array), values)):
                     if goes_on:  # the first row is one value that we put there, and the end of the row before
                         parts[-1][-1] += counts[0] - 1
                     if len(counts) > goes_on:
@@ -150,6 +161,8 @@ class ChunkScan:
                 row += len(array) - goes_on
                 goes_on = False
         tokens_of_row, starts, page_starts = _join(tokens), _first_values(_join(values)), _first_values(pages.values)
+        if bad is not None and len(bad.rows):
+            tokens_of_row[np.asarray(bad.rows) - first_row] = 0  # of which another page may hold good parts
         first_rows, begins_inside = _rows_of_pages(starts, page_starts)
         if first_rows is None or (len(starts) - 1, starts[-1]) != (chunk.num_rows, chunk.num_values):
             raise CorruptPage(

@@ -18,8 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.column import Kind, find_leaf, to_documents, transform_id_of, vocab_size_of
+from torchmix.formats.column import Kind, find_leaf, transform_id_of, vocab_size_of
+from torchmix.formats.good_rows import documents_of_run
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
 from torchmix.formats.parquet.page import decode_pages, encode_schema
 from torchmix.formats.parquet.scan import ChunkScan, ScannedChunk
@@ -57,14 +59,16 @@ class ParquetSource:
         footer = read_footer(file, self._where(path))
         return footer.num_bytes, footer.digest
 
-    def check(self, path: str | Path) -> None:
+    def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `source.Source.check`."""
         where = self._where(path)
         with opened(path, where) as file:
             arrow_schema, _ = _read_schema(read_footer(file, where), where)
         find_leaf(arrow_schema, self.column, self.kind, where)
 
-    def scan(self, path: str | Path, progress: Callable[[int], None] | None = None) -> FileScan:
+    def scan(
+        self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
+    ) -> FileScan:
         """See `source.Source.scan`; `progress` is called after each column chunk."""
         where = self._where(path)
         with opened(path, where) as file:
@@ -79,6 +83,7 @@ class ParquetSource:
                 leaf=leaf,
                 schema=encode_schema(leaf, created_by),
                 where=where,
+                bad=bad,
             )
             scanned: list[ScannedChunk] = []
             first_row = 0
@@ -105,6 +110,7 @@ class ParquetSource:
             dict_crc=np.array([part.dict_crc for part in scanned], dtype=np.uint32),
             schema=scan.schema,
             split_pages=sum(part.split_pages for part in scanned),
+            bad=bad,
         )
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
@@ -116,7 +122,7 @@ class ParquetSource:
         if values is not None and run.tokens is not None:
             return Documents(values=values, offsets=offsets_of(run.tokens) if run.offsets is None else run.offsets)
         where = self._where(run.path)
-        return to_documents(decode_pages(run, where), self.kind, where, run.first_row, self.tokenizer)
+        return documents_of_run(decode_pages(run, where), self.kind, where, run, self.tokenizer)
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"

@@ -1,0 +1,115 @@
+"""Rows that could not be read when their file was indexed: how many, the first few with what was wrong, and the bound.
+
+In: rows of a file with reasons, as a scan meets them. Out: a count, and a list of at most MOST_LISTED rows. Must hold:
+a catalog whose source has more bad rows than its recipe allows is neither published nor opened. Cost: 8 bytes a bad row
+while its file is scanned, and some 100 bytes a listed one for ever.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Protocol
+
+import msgspec
+
+from torchmix.errors import CatalogStale, SourceUnreadable
+
+MOST_LISTED = 10
+"""Bad rows of a file that are listed; the others are counted."""
+MOST_REASON = 200
+"""Characters of a reason."""
+
+
+class BadRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
+    """A row that could not be read; a list in JSON."""
+
+    row: int
+    """Row of the file, from 0."""
+    reason: str
+
+
+class BadRows:
+    """The bad rows of one file, as a scan meets them."""
+
+    def __init__(self) -> None:
+        self.rows = array("q")
+        """Row of the file of each."""
+        self._listed: list[BadRow] = []
+
+    def add(self, row: int, reason: str) -> None:
+        """A bad row; once more in a row is the same one, of which another part was met."""
+        if self.rows and self.rows[-1] == row:
+            return
+        self.rows.append(row)
+        if len(self._listed) < MOST_LISTED:
+            self._listed.append(BadRow(row=row, reason=reason[:MOST_REASON]))
+
+    def extend(self, others: BadRows) -> None:
+        """Bad rows that were met apart from these."""
+        self.rows.extend(others.rows)
+        self._listed += others._listed[: MOST_LISTED - len(self._listed)]
+
+    @property
+    def listed(self) -> tuple[BadRow, ...]:
+        """The first ones, at most MOST_LISTED."""
+        return tuple(sorted(self._listed))
+
+
+class IndexedFile(Protocol):
+    """What is known of a file that was indexed."""
+
+    @property
+    def num_bad_rows(self) -> int:
+        """Rows that could not be read."""
+
+    @property
+    def bad_rows(self) -> tuple[BadRow, ...]:
+        """The first of them."""
+
+
+def listed_text(files: Sequence[tuple[str, IndexedFile]], most: int) -> str:
+    """The first bad rows of files, as `PATH row 5: reason; PATH row 9: reason`; `files` with their paths."""
+    listed = [f"{path} row {bad.row}: {bad.reason}" for path, file in files for bad in file.bad_rows]
+    more = sum(file.num_bad_rows for _, file in files) - len(listed[:most])
+    return "; ".join(listed[:most]) + (f"; and {more} more" if more else "")
+
+
+def check_bad_rows(
+    name: str,
+    files: Sequence[tuple[str, IndexedFile]],
+    *,
+    num_rows: int,
+    is_masked: bool,
+    max_bad: Fraction,
+    is_fresh: bool = False,
+) -> None:
+    """Refuse a source with bad rows that its recipe does not allow.
+
+    Args:
+        name: The source.
+        files: Its files, with their paths.
+        num_rows: Rows of all of them, bad ones included.
+        is_masked: The recipe masks bad rows.
+        max_bad: Up to this part of all rows.
+        is_fresh: They were indexed just now.
+
+    Raises:
+        CatalogStale: Bad rows are an error, and the source was indexed when they were not.
+        SourceUnreadable: There are more.
+    """
+    num_bad = sum(file.num_bad_rows for _, file in files)
+    if not num_bad:
+        return
+    fact = f"source {name!r}: {num_bad} of {num_rows} rows {'cannot be read' if is_fresh else 'could not be indexed'}"
+    if not is_masked:
+        raise CatalogStale(
+            f"{fact} ({listed_text(files, 1)}), and they are an error now; write bad_rows: mask, or mend them and run "
+            "torchmix index"
+        )
+    if num_bad > max_bad * num_rows:
+        raise SourceUnreadable(
+            f"{fact}, which is {num_bad / num_rows:.4%}, and max_bad is {float(max_bad):.4%}: {listed_text(files, 3)}. "
+            "Mend them and run torchmix index, or raise max_bad"
+        )

@@ -1,0 +1,112 @@
+"""Rows as documents, where some rows cannot be read: those have no tokens.
+
+In: Arrow arrays of a column, as `column.py`. Out: the same, with bad rows noted by whom the index asks, and passed over
+by whom pages are decoded for. Must hold: a row is bad or not by itself, whatever rows are beside it; a page decodes to
+the lengths that the index found. Cost: that of `column.py` where no row is bad; to find a bad one among n rows, about
+three times that; an array operation for each row that is passed over.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from torchmix.catalog.bad_rows import BadRows
+from torchmix.catalog.manifest import MOST_ID
+from torchmix.errors import SourceUnreadable
+from torchmix.formats.column import Kind, count_tokens, see_rows, to_documents
+from torchmix.formats.seen_ids import SeenIds, join_seen
+from torchmix.formats.source import Documents, Int32Array, Int64Array, PageRun
+from torchmix.transform.tokenizer import Tokenizer
+
+
+def look_at_rows(
+    array: pa.Array,
+    kind: Kind,
+    where: str,
+    first_row: int,
+    tokenizer: Tokenizer,
+    bad: BadRows | None,
+    *,
+    num_opening: int = 0,
+) -> tuple[Int64Array, SeenIds | None]:
+    """Tokens of each row, [rows], and what is seen of their ids; bad rows have none.
+
+    Args:
+        array, kind, where, first_row, tokenizer: As `column.count_tokens`.
+        bad: Takes the bad rows, those with ids that no model has too; None: the first one is an error, and of such ids
+            the caller is told.
+        num_opening: Ids before all others that are not the file's.
+
+    Raises:
+        SourceUnreadable: A row is bad, and nobody takes it.
+    """
+    try:
+        tokens = count_tokens(array, kind, where, first_row, tokenizer)
+        seen = see_rows(array, kind, where, first_row, num_opening=num_opening)
+        if bad is not None and seen is not None and seen.outside is not None:
+            raise SourceUnreadable(f"{where}: holds the token {seen.outside.token}; ids go from 0 to {MOST_ID}")
+        return tokens, seen
+    except SourceUnreadable as error:
+        if bad is None:
+            raise
+        if len(array) == 1:
+            bad.add(first_row, reason_of(error, where))
+            return np.zeros(1, np.int64), None
+    half = len(array) // 2
+    first, second = (
+        look_at_rows(
+            array.slice(start, stop - start),
+            kind,
+            where,
+            first_row + start,
+            tokenizer,
+            bad,
+            num_opening=0 if start else num_opening,
+        )
+        for start, stop in pairwise((0, half, len(array)))
+    )
+    return np.concatenate([first[0], second[0]]), join_seen([first[1], second[1]])
+
+
+def reason_of(error: Exception, where: str) -> str:
+    """What is wrong with a row, without the source and file that a message begins with."""
+    return " ".join(str(error).removeprefix(where).removeprefix(":").split())
+
+
+def documents_of_run(arrays: list[pa.Array], kind: Kind, where: str, run: PageRun, tokenizer: Tokenizer) -> Documents:
+    """The rows of a run; of a file with bad rows, those without tokens are not looked at.
+
+    Args:
+        arrays, kind, where, tokenizer: As `column.to_documents`.
+        run: Which the arrays were read from.
+
+    Raises:
+        SourceUnreadable: A row is bad that was not when it was indexed.
+    """
+    if run.tokens is None or not passes_over_rows(run) or sum(map(len, arrays)) != len(run.tokens):
+        return to_documents(arrays, kind, where, run.first_row, tokenizer)
+    parts: list[Documents] = []
+    lengths = np.zeros(len(run.tokens), np.int64)
+    row = 0
+    for array in arrays:
+        for start, stop in _with_tokens(run.tokens[row : row + len(array)]):
+            part = to_documents([array.slice(start, stop - start)], kind, where, run.first_row + row + start, tokenizer)
+            lengths[row + start : row + stop] = np.diff(part.offsets)
+            parts.append(part)
+        row += len(array)
+    values = np.concatenate([part.values for part in parts]) if parts else np.zeros(0, np.int32)
+    return Documents(values=values, offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+
+
+def passes_over_rows(run: PageRun) -> bool:
+    """Whether rows of a run may be bad: those that the catalog says have no tokens, in a file that has bad rows."""
+    return run.has_bad_rows and run.tokens is not None and not run.tokens.all()
+
+
+def _with_tokens(tokens: Int32Array) -> list[tuple[int, int]]:
+    """Ranges of consecutive rows that have tokens."""
+    borders = np.flatnonzero(np.diff(tokens > 0, prepend=False, append=False)).tolist()
+    return list(zip(borders[::2], borders[1::2], strict=True))
