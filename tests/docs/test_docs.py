@@ -6,6 +6,8 @@ Every block of Python or YAML and every command in README.md is run, as it stand
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,6 @@ import yaml
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.processes import ROOT, Processes
 from tests.test_fences import ROOMS
-from torchmix.cli import check
 from torchmix.cli.main import main
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe, recipe_directory
@@ -39,63 +40,96 @@ def page_name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder in which the reader of the README has done what it says first."""
+    folder = tmp_path_factory.mktemp("demo")
+    first = console_commands()[0]
+    assert first == ["torchmix", "init", "--demo", "."]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(first[1:]) == 0
+    return folder
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A folder with the recipe of the README and data where it says."""
-    [recipe] = blocks(text_of("README.md"), "yaml")
-    (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    """A folder with a recipe, and data where the other pages say."""
     make_text_file(tmp_path / "corpus" / "peps.parquet", random_texts(1, 400))
     for number in range(2):
         tokens = random_tokens(2 + number, 900, mean_tokens=120)
         make_tokens_file(tmp_path / "data" / f"web-{number}.parquet", tokens)
+    (tmp_path / "recipe.yaml").write_text(
+        "{version: 1, seed: 1, batch: {samples: 16, length: 256}, mixture: {web: 70%, peps: 30%}, sources: {"
+        "web: {path: 'data/web-*.parquet', tokens: input_ids}, peps: {path: corpus/peps.parquet, text: text, "
+        "tokenizer: bytes}}}",
+        encoding="utf-8",
+    )
     return tmp_path
 
 
-def test_the_recipe_of_the_readme_is_short_and_loads(job: Path) -> None:
-    recipe = load_recipe(job / "recipe.yaml")
-    assert sorted(recipe.sources) == ["peps", "web"]
-    assert len((job / "recipe.yaml").read_text(encoding="utf-8").splitlines()) <= 15
-    index_recipe(recipe, recipe_directory(job / "recipe.yaml"))
+def console_commands() -> list[list[str]]:
+    return [
+        line.removeprefix("$ ").split("#")[0].split()
+        for block in blocks(text_of("README.md"), "console")
+        for line in block.splitlines()
+    ]
+
+
+def test_the_recipe_of_the_readme_is_short_and_is_the_one_that_the_demonstration_has(demo: Path) -> None:
+    [shown] = blocks(text_of("README.md"), "yaml")
+    assert len(shown.splitlines()) <= 15
+    written = (demo / "recipe.yaml").read_text(encoding="utf-8")
+    without_comment = "".join(line for line in written.splitlines(True) if not line.startswith("#"))
+    assert without_comment == shown
+    recipe = load_recipe(demo / "recipe.yaml")
+    index_recipe(recipe, recipe_directory(demo / "recipe.yaml"))
 
 
 @pytest.mark.system
-def test_the_python_of_every_page_runs_as_it_stands(job: Path) -> None:
+def test_the_python_of_every_page_runs_as_it_stands(job: Path, demo: Path) -> None:
     snippets = [
         (page_name(page), block) for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "python")
     ]
     assert any(name == "README.md" for name, _ in snippets)
     with Processes(job) as processes:
         for number, (name, snippet) in enumerate(snippets):
+            folder = demo if name == "README.md" else job
             script = job / f"snippet_{number}.py"
             script.write_text(snippet, encoding="utf-8")
             # Those of the README in interpreters of their own, as its reader runs them.
             start = processes.start_python if name == "README.md" else processes.fork_python
-            code = f"import os; os.chdir({str(job)!r}); exec(open({str(script)!r}).read())"
+            code = f"import os; os.chdir({str(folder)!r}); exec(open({str(script)!r}).read())"
             child = start("-c", code, name=f"snippet-{number}")
             assert child.wait(deadline_s=120) == 0, f"{name}\n{child.report()}"
             assert child.stdout().strip(), f"{name} prints nothing"
 
 
 def test_the_commands_of_the_readme_run(
-    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(job)
-    monkeypatch.setattr(check, "SIMULATED_STEPS", 40)
-    commands = [
-        line.removeprefix("$ ").split("#")[0].split()
-        for block in blocks(text_of("README.md"), "console")
-        for line in block.splitlines()
-    ]
+    monkeypatch.chdir(demo)
+    commands = console_commands()[1:]
     assert [command[:2] for command in commands] == [["torchmix", verb] for verb in ("index", "check", "plan", "show")]
     for command in commands:
-        assert main(command[1:]) in (0, 1), command
+        assert main(command[1:]) == 0, command
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert (job / "plan" / "pieces.parquet").exists() and (job / "plan" / "steps.parquet").exists()
+    assert (demo / "plan" / "pieces.parquet").exists() and (demo / "plan" / "steps.parquet").exists()
     [shown] = blocks(text_of("README.md"), "text")
     labels = [line.split()[0] for line in shown.splitlines()[1:] if line.strip()]
     header = next(line.split() for line in shown.splitlines() if line.startswith("source"))
     assert header in printed, "the table of plan has other columns"
     assert {"fill", "balance", "deferred", "planning", "digest"} <= set(labels) & {line[0] for line in printed if line}
+    assert main(["show", "recipe.yaml", "--source", "docs", "--rows", "0:2"]) == 0, "what its comment says"
+
+
+def test_every_make_command_of_the_readme_is_one() -> None:
+    text = text_of("README.md")
+    lines = re.findall(r"^(?: {4})?(make [^#\n]+?) *(?:#.*)?$", text, re.MULTILINE)
+    assert {"make train", "make test"} <= set(lines) and len(lines) >= 5
+    for line in lines:
+        command = shlex.split(line)
+        assert subprocess.run([*command, "--dry-run"], cwd=ROOT, capture_output=True, check=False).returncode == 0, line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

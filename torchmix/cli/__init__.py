@@ -1,10 +1,6 @@
-"""The command line. Files in reading order:
+"""The command line. Files in reading order; the folder `init` stands behind the first:
 
 terminal.py        exit codes, counts, tables, JSON, progress: what every verb shares
-megatron_blend.py  Megatron's data flags -> datasets and their shares
-megatron_ramp.py   Megatron's flags of the batch -> stages by step
-recipe_yaml.py     a new recipe as commented YAML
-init.py            torchmix init: a recipe for a blend of Megatron's
 index.py           torchmix index: build the catalog
 forecast.py        what each source will give in N steps
 findings.py        what is wrong with the mixture, or worth knowing

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchmix import __version__
-from torchmix.cli import check, index, init, plan, reframe, show
+from torchmix.cli import check, index, plan, reframe, show
+from torchmix.cli.init import command as init
 from torchmix.cli.terminal import ExitCode, print_json
 from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
 

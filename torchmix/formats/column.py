@@ -58,8 +58,7 @@ def find_leaf(schema: pa.Schema, column: str, kind: Kind, where: str) -> int:
     if not found:
         raise SourceUnreadable(f"{where}: no column {column!r}; {_hint(column, [leaf.path for leaf in leaves])}")
     leaf = leaves[found[0]]
-    is_tokens = leaf.num_lists > 0 and pa.types.is_integer(leaf.type)
-    is_text = leaf.num_lists == 0 and str(leaf.type) in _TEXT_TYPES
+    is_tokens, is_text = _is_tokens(leaf), _is_text(leaf)
     held = f"column {column!r} is {'list of ' * leaf.num_lists}{leaf.type}"
     if kind == "tokens" and not is_tokens:
         hint = "; use `text` with a tokenizer for it" if is_text else ""
@@ -73,6 +72,18 @@ def find_leaf(schema: pa.Schema, column: str, kind: Kind, where: str) -> int:
 def check_column(schema: pa.Schema, column: str, kind: Kind, where: str) -> None:
     """As `find_leaf`, where its number does not matter."""
     find_leaf(schema, column, kind, where)
+
+
+def columns_of(schema: pa.Schema) -> list[tuple[str, Kind]]:
+    """The columns of a file that a source may name, in the file's order, each with what it holds."""
+    leaves = [leaf for field in schema for leaf in _leaves(field.type, field.name, 0)]
+    found: list[tuple[str, Kind]] = []
+    for leaf in leaves:
+        if _is_tokens(leaf):
+            found.append((leaf.path, "tokens"))
+        elif _is_text(leaf):
+            found.append((leaf.path, "text"))
+    return found
 
 
 def transform_id_of(kind: Kind, tokenizer: Tokenizer) -> str:
@@ -222,6 +233,14 @@ def _leaves(type: pa.DataType, path: str, num_lists: int) -> Iterator[_Leaf]:
             yield from _leaves(field.type, f"{path}.{field.name}", num_lists)
     else:
         yield _Leaf(path, num_lists, type)
+
+
+def _is_tokens(leaf: _Leaf) -> bool:
+    return leaf.num_lists > 0 and bool(pa.types.is_integer(leaf.type))
+
+
+def _is_text(leaf: _Leaf) -> bool:
+    return leaf.num_lists == 0 and str(leaf.type) in _TEXT_TYPES
 
 
 def _hint(column: str, paths: list[str]) -> str:

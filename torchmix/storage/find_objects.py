@@ -53,6 +53,25 @@ def find_objects(name: str, pattern: str) -> list[str]:
     raise SourceUnreadable(f"source {name!r}: {pattern!r} {what}{_nearest(listing, path)}")
 
 
+def objects_below(uri: str) -> list[str] | None:
+    """URIs of all objects in a folder and the folders below it, sorted, but for names that begin with a dot.
+
+    Returns:
+        None if the URI names no folder.
+
+    Raises:
+        SourceUnreadable: The store cannot be listed.
+    """
+    store = open_store(uri)
+    listing = _Listing(store, uri, uri)
+    path = store.path(uri).rstrip("/")
+    if has_magic(path) or listing.kind_of(path) != fs.FileType.Directory:
+        return None
+    found = [info.path for info in listing.within(path, all_below=True) if _is_file(info)]
+    names = {one: one[len(path) :].strip("/").split("/") for one in found}
+    return sorted(store.uri(one) for one in found if not any(name.startswith(".") for name in names[one]))
+
+
 class _Listing:
     """What a store holds, asked for with patience."""
 

@@ -1,4 +1,4 @@
-"""`torchmix init`: a recipe for the blend that a team trains on with Megatron.
+"""`torchmix init --from-megatron`: a recipe for the blend that a team trains on with Megatron.
 
 In: Megatron's data flags, as they stand in the launch script. Out: a commented recipe, read back before success is
 told, and a table of its sources. Must hold: shares are Megatron's, in tokens; nothing is overwritten without --force;
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import count
 from pathlib import Path
 
-from torchmix.cli.megatron_blend import (
+from torchmix.cli.init.megatron_blend import (
     Blend,
     num_documents,
     parse_blend,
@@ -25,18 +23,28 @@ from torchmix.cli.megatron_blend import (
     words_of_file,
     words_of_split_file,
 )
-from torchmix.cli.megatron_ramp import ramp_stages, schedule_stages
-from torchmix.cli.recipe_yaml import Draft, DraftSource, yaml_of
-from torchmix.cli.terminal import ExitCode, at_least, print_json, print_table
-from torchmix.errors import PlanError, RecipeError, SourceUnreadable
+from torchmix.cli.init.megatron_ramp import ramp_stages, schedule_stages
+from torchmix.cli.init.recipe_yaml import (
+    Draft,
+    DraftSource,
+    check_is_free,
+    free_name,
+    parse_split,
+    write_recipe,
+    yaml_of,
+)
+from torchmix.cli.terminal import ExitCode, print_json, print_table
+from torchmix.errors import OptionError, PlanError, SourceUnreadable
 from torchmix.formats.megatron.files import find_datasets
 from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.documents import PARTS, documents_of_split
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import has_part
-from torchmix.recipe.structs import MAX_NAME_BYTES, Recipe
+from torchmix.recipe.structs import Recipe
 
-HELP = "write a recipe for a blend of Megatron's: its --data-path, or what stands for it"
+STOPS = "document  # attention and positions stop at documents: --reset-attention-mask and --reset-position-ids"
+RUNS_ON = "none  # attention goes over documents: Megatron without --reset-attention-mask; document stops it"
+ONE_PASS = (("max_epochs", "1"), ("on_exhausted", "renormalise"))
 DEFAULT_SPLIT = "969, 30, 1"
 """What Megatron takes where --data-path has no --split."""
 PREPROCESSED = "_text_document"
@@ -45,9 +53,8 @@ PART_OF_FLAG = {"train_data_path": "train", "valid_data_path": "validation", "te
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb beside --json: Megatron's names, so that a launch script's flags can be
-    pasted."""
-    data = parser.add_argument_group("data, one of these; words as Megatron takes them")
+    """Declare Megatron's names, so that a launch script's flags can be pasted."""
+    data = parser.add_argument_group("or a blend of Megatron's, by one of these; words as Megatron takes them")
     data.add_argument(
         "--from-megatron",
         "--data-path",
@@ -59,47 +66,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag in PART_OF_FLAG:
         data.add_argument("--" + flag.replace("_", "-"), nargs="+", metavar="WORD")
     data.add_argument("--per-split-data-args-path", type=Path, metavar="FILE", help="JSON of train, valid and test")
-    parser.add_argument("--split", help=f"as 99,1,0 (default, as Megatron's: {DEFAULT_SPLIT})")
-    parser.add_argument("--seq-length", type=at_least(2), required=True, metavar="N")
-    parser.add_argument("--global-batch-size", type=at_least(1), metavar="N")
-    parser.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
-    parser.add_argument("--step-batch-size-schedule", metavar="SCHEDULE", help='as "0:768 250B:1536"')
-    parser.add_argument("--seed", type=at_least(0), default=1234, metavar="N", help="default 1234, as Megatron's")
+    data.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
+    data.add_argument("--step-batch-size-schedule", metavar="SCHEDULE", help='as "0:768 250B:1536"')
     for flag in ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"):
-        parser.add_argument(flag, action="store_true")
-    parser.add_argument("--out", dest="recipe", type=Path, default=Path("recipe.yaml"), metavar="FILE")
-    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+        data.add_argument(flag, action="store_true")
+
+
+def has_blend(arguments: argparse.Namespace) -> bool:
+    """Whether any of the flags that name Megatron's data is given."""
+    flags = ("from_megatron", "from_megatron_file", "per_split_data_args_path", *PART_OF_FLAG)
+    return any(getattr(arguments, flag) for flag in flags)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Write the recipe.
 
     Raises:
-        RecipeError: Flags that Megatron refuses, or that say nothing, or a file that is there already.
+        OptionError: Flags that Megatron refuses, or that say nothing, or a file that is there already.
         SourceUnreadable: A prefix that leads to no dataset.
     """
     target: Path = arguments.recipe
-    if target.exists() and not arguments.force:
-        raise RecipeError(f"{target} exists; name another file with --out, or overwrite it with --force")
+    if arguments.seq_length is None:
+        raise OptionError("--seq-length is missing; it is the tokens of one sample")
+    check_is_free(target, arguments.force)
     blends, split = _blends(arguments)
     taken: set[str] = set()
     parts = {part: _sources(blend, part, split, taken, arguments) for part, blend in blends.items()}
     masked = arguments.reset_position_ids or arguments.reset_attention_mask
+    samples = _samples(arguments)
     draft = Draft(
         head=_head(arguments),
         seed=arguments.seed,
         length=arguments.seq_length,
-        samples=_samples(arguments),
+        length_comment="--seq-length",
+        samples=samples,
+        samples_comment=(
+            "--global-batch-size" if isinstance(samples, int) else "the ramp of Megatron's flags, by steps"
+        ),
         parts=parts,
         split=split,
-        boundaries="document" if masked else "none",
-        boundaries_comment=(
-            "attention and positions stop at documents: --reset-attention-mask and --reset-position-ids"
-            if masked
-            else "attention goes over documents: Megatron without --reset-attention-mask; document stops it"
+        split_comment="Train, validation and test: rows are cut where Megatron's --split cuts them.",
+        tail=(
+            "packing:",
+            "  method: concat  # documents run on from sample to sample, as in Megatron's GPTDataset",
+            f"  boundaries: {STOPS if masked else RUNS_ON}",
         ),
     )
-    _write(target, yaml_of(draft))
+    write_recipe(target, yaml_of(draft))
     warnings = _without_rows(load_recipe(target), parts["train"], target) if split is not None else []
     if arguments.json:
         sources = [
@@ -109,7 +122,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         ]
         print_json({"recipe": str(target), "sources": sources, "split": split, "warnings": warnings})
     else:
-        rows = [(source.name, part, source.share, source.path) for part in parts for source in parts[part]]
+        rows = [(source.name, part, source.share, str(source.path)) for part in parts for source in parts[part]]
         print_table(("source", "part", "share", "dataset"), rows)
         for warning in warnings:
             print(f"\nwarning: {warning}")
@@ -129,7 +142,7 @@ def _blends(arguments: argparse.Namespace) -> tuple[dict[str, Blend], list[str] 
     }
     given = [flag for flag, value in ways.items() if value]
     if len(given) != 1:
-        raise RecipeError(f"{' and '.join(given) or 'no flag'} names the data; give one of {', '.join(ways)}")
+        raise OptionError(f"{' and '.join(given) or 'no flag'} names the data; give one of {', '.join(ways)}")
     if arguments.from_megatron:
         words = {"train": words_of(arguments.from_megatron)}
     elif arguments.from_megatron_file:
@@ -139,13 +152,13 @@ def _blends(arguments: argparse.Namespace) -> tuple[dict[str, Blend], list[str] 
     else:
         words = words_of_split_file(arguments.per_split_data_args_path)
     if "train" not in words:
-        raise RecipeError(f"{given[0]}: there is nothing to train on")
+        raise OptionError(f"{given[0]}: there is nothing to train on")
     blends = {part: parse_blend(found, f"{given[0]} ({part})") for part, found in words.items()}
     if given[0] not in ("--from-megatron", "--from-megatron-file"):
         if arguments.split is not None:
-            raise RecipeError(f"--split cuts one blend; {given[0]} names a blend for each part")
+            raise OptionError(f"--split cuts one blend; {given[0]} names a blend for each part")
         return blends, None
-    return blends, _split(DEFAULT_SPLIT if arguments.split is None else arguments.split)
+    return blends, parse_split(DEFAULT_SPLIT if arguments.split is None else arguments.split)
 
 
 def _without_rows(recipe: Recipe, sources: Sequence[DraftSource], target: Path) -> list[str]:
@@ -162,25 +175,13 @@ def _without_rows(recipe: Recipe, sources: Sequence[DraftSource], target: Path) 
     return warnings
 
 
-def _split(text: str) -> list[str]:
-    """Weights as Megatron finds them in the text of --split."""
-    weights = re.findall(r"[.0-9]+", text)
-    try:
-        values = [float(weight) for weight in weights]
-    except ValueError:
-        values = []
-    if not 1 <= len(values) <= 3 or values[0] <= 0:
-        raise RecipeError(f"--split {text!r}: one to three weights, as 969,30,1, the first above 0")
-    return [f"{value:g}" if float(f"{value:g}") == value else repr(value) for value in values]
-
-
 def _samples(arguments: argparse.Namespace) -> int | list[tuple[int, int]]:
     if arguments.step_batch_size_schedule is not None:
         if arguments.global_batch_size is not None or arguments.rampup_batch_size is not None:
-            raise RecipeError("--step-batch-size-schedule stands alone, without --global-batch-size or a ramp-up")
+            raise OptionError("--step-batch-size-schedule stands alone, without --global-batch-size or a ramp-up")
         stages = schedule_stages(arguments.step_batch_size_schedule, arguments.seq_length)
     elif arguments.global_batch_size is None:
-        raise RecipeError("--global-batch-size is missing; it is the samples of one step over all ranks")
+        raise OptionError("--global-batch-size is missing; it is the samples of one step over all ranks")
     elif arguments.rampup_batch_size is not None:
         start, increment, ramp_samples = arguments.rampup_batch_size
         stages = ramp_stages(start, increment, ramp_samples, arguments.global_batch_size)
@@ -211,7 +212,7 @@ def _sources(
                 name=name,
                 path=prefix if Path(prefix).is_absolute() else os.path.relpath(prefix, folder),
                 share=share,
-                one_pass=by_size,
+                keys=(("format", "megatron"), *(ONE_PASS if by_size else ())),
                 comment=f"stands {times} times in the blend; its weights are added up" if times > 1 else "",
             )
         )
@@ -221,9 +222,9 @@ def _sources(
 def _find(prefix: str) -> str:
     """The .bin of a prefix, which is relative to where Megatron is started: here."""
     if "://" in prefix:
-        raise RecipeError(f"{prefix}: datasets in object stores are not read; copy them to a disk")
+        raise OptionError(f"{prefix}: datasets in object stores are not read; copy them to a disk")
     if prefix.endswith((".bin", ".idx")):
-        raise RecipeError(f"{prefix}: Megatron takes prefixes, without .bin or .idx")
+        raise OptionError(f"{prefix}: Megatron takes prefixes, without .bin or .idx")
     return os.path.normpath(Path.cwd() / find_datasets(prefix, [prefix], Path.cwd())[0])
 
 
@@ -246,19 +247,8 @@ def _names(prefixes: Sequence[str], part: str, taken: set[str]) -> list[str]:
     names: list[str] = []
     for prefix, stem in zip(prefixes, stems, strict=True):
         long = f"{Path(prefix).absolute().parent.name}-{stem}" if stems.count(stem) > 1 else stem
-        plain = _valid(long if part == "train" else f"{long}-{part}")
-        numbered = (plain if number == 1 else _valid(f"{plain}-{number}") for number in count(1))
-        names.append(next(name for name in numbered if name not in taken))
-        taken.add(names[-1])
+        names.append(free_name(long if part == "train" else f"{long}-{part}", taken))
     return names
-
-
-def _valid(name: str) -> str:
-    """A name as a recipe allows it."""
-    clean = "".join(letter if letter.isprintable() else "_" for letter in name).strip().lstrip(".").strip() or "data"
-    while len(clean.encode()) > MAX_NAME_BYTES:
-        clean = clean[1:]
-    return clean
 
 
 def _head(arguments: argparse.Namespace) -> list[str]:
@@ -272,14 +262,3 @@ def _head(arguments: argparse.Namespace) -> list[str]:
     if not arguments.eod_mask_loss:
         lines.append("The last token of a document has no label here, as with Megatron's --eod-mask-loss.")
     return lines
-
-
-def _write(target: Path, text: str) -> None:
-    """Write a recipe that loads, or nothing."""
-    unfinished = target.with_name(target.name + ".new")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        load_recipe(unfinished)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -159,7 +159,7 @@ def test_nothing_is_overwritten_without_force(capsys):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ([*SIZES], 2, "no flag names the data; give one of --from-megatron"),
+        ([*SIZES], 2, "init needs to be told where data is.*--from-megatron"),
         (["--data-path", "p/on", "--data-args-path", "x", *SIZES], 2, "--from-megatron and --from-megatron-file"),
         (["--data-path", "p/on", "--seq-length", "64"], 2, "--global-batch-size is missing"),
         (["--data-path", "p/no", *SIZES], 3, "there is no dataset 'p/no.bin' with 'p/no.idx' .*'on.bin'"),

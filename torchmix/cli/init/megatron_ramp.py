@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torchmix.errors import RecipeError
+from torchmix.errors import OptionError
 
 MULTIPLES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -32,13 +32,13 @@ def ramp_stages(start: int, increment: int, ramp_samples: int, samples: int) -> 
         samples: `--global-batch-size`.
 
     Raises:
-        RecipeError: Megatron refuses these numbers.
+        OptionError: Megatron refuses these numbers.
     """
     flag = f"--rampup-batch-size {start} {increment} {ramp_samples}"
     if start < 1 or increment < 1 or ramp_samples < 0:
-        raise RecipeError(f"{flag}: start and increment are at least 1, samples at least 0")
+        raise OptionError(f"{flag}: start and increment are at least 1, samples at least 0")
     if samples < start or (samples - start) % increment:
-        raise RecipeError(f"{flag}: {increment} does not lead from {start} to --global-batch-size {samples}")
+        raise OptionError(f"{flag}: {increment} does not lead from {start} to --global-batch-size {samples}")
     if samples == start or ramp_samples == 0:
         return [(0, samples)]
     num_increments = (samples - start) // increment
@@ -56,17 +56,17 @@ def schedule_stages(schedule: str, seq_length: int) -> list[Stage]:
     """Stages of `--step-batch-size-schedule "TOKENS:SIZE TOKENS:SIZE ..."`; tokens and sizes may end in K, M, B or T.
 
     Raises:
-        RecipeError: Not such a schedule.
+        OptionError: Not such a schedule.
     """
     flag = f"--step-batch-size-schedule {schedule!r}"
     try:
         pairs = [entry.split(":", 1) for entry in schedule.replace(",", " ").split()]
         borders = sorted((_count(tokens) // seq_length, _count(size)) for tokens, size in pairs)
     except ValueError:
-        raise RecipeError(f'{flag} is no schedule, as "0:768 250B:1536"') from None
+        raise OptionError(f'{flag} is no schedule, as "0:768 250B:1536"') from None
     befores = [before for before, _ in borders]
     if not borders or befores[0] != 0 or len(set(befores)) < len(befores) or min(size for _, size in borders) < 1:
-        raise RecipeError(f"{flag}: the first begins at 0, the next ones after it, and sizes are at least 1")
+        raise OptionError(f"{flag}: the first begins at 0, the next ones after it, and sizes are at least 1")
 
     return _stages(borders)
 

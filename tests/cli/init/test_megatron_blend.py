@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from tests.support.indexed_datasets import random_sequences, write_dataset
-from torchmix.cli.megatron_blend import (
+from torchmix.cli.init.megatron_blend import (
     Blend,
     parse_blend,
     samples_of_one_pass,
@@ -15,7 +15,7 @@ from torchmix.cli.megatron_blend import (
     words_of_file,
     words_of_split_file,
 )
-from torchmix.errors import RecipeError, SourceUnreadable
+from torchmix.errors import OptionError, SourceUnreadable
 from torchmix.recipe.shares import parse_percent
 
 
@@ -52,7 +52,7 @@ def test_words_mean_what_they_mean_to_megatron(words, expected):
     ],
 )
 def test_what_megatron_refuses_is_refused(words, says):
-    with pytest.raises(RecipeError, match=f"--data-path.*{says}"):
+    with pytest.raises(OptionError, match=f"--data-path.*{says}"):
         parse_blend(words, "--data-path")
 
 
@@ -123,7 +123,7 @@ def test_words_come_quoted_or_one_by_one_or_from_a_file(tmp_path):
 )
 def test_a_file_of_another_shape_is_named(tmp_path, content, says):
     (tmp_path / "split.json").write_text(content)
-    with pytest.raises(RecipeError, match=f"split.json.*{says}"):
+    with pytest.raises(OptionError, match=f"split.json.*{says}"):
         words_of_split_file(tmp_path / "split.json")
-    with pytest.raises(RecipeError, match=r"cannot read .*none\.json"):
+    with pytest.raises(OptionError, match=r"cannot read .*none\.json"):
         words_of_split_file(tmp_path / "none.json")

@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
-from torchmix.cli.megatron_ramp import ramp_stages, schedule_stages
-from torchmix.errors import RecipeError
+from torchmix.cli.init.megatron_ramp import ramp_stages, schedule_stages
+from torchmix.errors import OptionError
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_a_schedule_counts_tokens_in_samples_consumed_before_a_step(schedule, st
 
 @pytest.mark.parametrize("schedule", ["", "8", "0:8 x:9", "9000:8", "0:8 100:9", "0:0", "0:8 8192:-1"])
 def test_what_is_no_schedule_is_named(schedule):
-    with pytest.raises(RecipeError, match="--step-batch-size-schedule"):
+    with pytest.raises(OptionError, match="--step-batch-size-schedule"):
         schedule_stages(schedule, 8192)
 
 
@@ -88,7 +88,7 @@ def test_what_is_no_schedule_is_named(schedule):
     ],
 )
 def test_numbers_that_megatron_refuses_are_refused(numbers, says):
-    with pytest.raises(RecipeError, match=says):
+    with pytest.raises(OptionError, match=says):
         ramp_stages(*numbers)
 
 

@@ -19,7 +19,7 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
-from torchmix.errors import RecipeError
+from torchmix.errors import OptionError
 from torchmix.formats.megatron.files import index_path
 from torchmix.formats.megatron.header import read_header
 from torchmix.recipe.documents import rows_of
@@ -52,7 +52,7 @@ def words_of_file(path: Path) -> list[str]:
     """The words of a `--data-args-path` file.
 
     Raises:
-        RecipeError: It cannot be read.
+        OptionError: It cannot be read.
     """
     return _read(path).split()
 
@@ -61,14 +61,14 @@ def words_of_split_file(path: Path) -> dict[str, list[str]]:
     """Part -> words, of a `--per-split-data-args-path` file.
 
     Raises:
-        RecipeError: It cannot be read, or is not an object with `train`, `valid` and `test`.
+        OptionError: It cannot be read, or is not an object with `train`, `valid` and `test`.
     """
     try:
         content = json.loads(_read(path))
     except ValueError as error:
-        raise RecipeError(f"{path} is no JSON: {error}") from None
+        raise OptionError(f"{path} is no JSON: {error}") from None
     if not isinstance(content, dict) or set(content) != set(PER_SPLIT_KEYS):
-        raise RecipeError(f"{path} is not an object with the keys train, valid and test")
+        raise OptionError(f"{path} is not an object with the keys train, valid and test")
     words: dict[str, list[str]] = {}
     for key, part in PER_SPLIT_KEYS.items():
         value = content[key]
@@ -77,7 +77,7 @@ def words_of_split_file(path: Path) -> dict[str, list[str]]:
         elif isinstance(value, str):
             words[part] = value.split()
         elif value is not None:
-            raise RecipeError(f"{path}: {key} is {value!r}; write a list of weights and prefixes, or text")
+            raise OptionError(f"{path}: {key} is {value!r}; write a list of weights and prefixes, or text")
     return {part: found for part, found in words.items() if found}
 
 
@@ -85,24 +85,24 @@ def parse_blend(words: Sequence[str], flag: str) -> Blend:
     """Understand the words of a flag as Megatron does.
 
     Raises:
-        RecipeError: There are none, some pairs have a weight and some do not, or a weight is not above 0.
+        OptionError: There are none, some pairs have a weight and some do not, or a weight is not above 0.
     """
     if not words:
-        raise RecipeError(f"{flag} names no dataset")
+        raise OptionError(f"{flag} names no dataset")
     numbers = [_number(word) for word in words[::2]] if len(words) % 2 == 0 else [None]
     if None in numbers:
         if len(words) % 2 == 0 and any(number is not None for number in numbers):
             word = words[2 * numbers.index(None)]
-            raise RecipeError(f"{flag}: {word!r} stands where a weight should; give one to every prefix, or to none")
+            raise OptionError(f"{flag}: {word!r} stands where a weight should; give one to every prefix, or to none")
         if any(_number(word) is not None for word in words):
-            raise RecipeError(
+            raise OptionError(
                 f"{flag}: {len(words)} words, some of them numbers; Megatron takes pairs of weight and prefix, or "
                 "prefixes alone"
             )
         return Blend(prefixes=tuple(word.strip() for word in words), weights=None)
     for word, number in zip(words[::2], numbers, strict=True):
         if number is not None and not 0 < number < math.inf:
-            raise RecipeError(f"{flag}: the weight {word} of {words[words.index(word) + 1]} must be above 0")
+            raise OptionError(f"{flag}: the weight {word} of {words[words.index(word) + 1]} must be above 0")
     weights = tuple(Fraction(Decimal(word.strip())) for word in words[::2])
     return Blend(prefixes=tuple(word.strip() for word in words[1::2]), weights=weights)
 
@@ -182,4 +182,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise OptionError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
