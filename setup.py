@@ -27,6 +27,7 @@ setup(
         "msgspec>=0.18",
         "PyYAML>=6",
         "tqdm>=4.64",
+        "duckdb>=1.2",
     ],
     extras_require={
         "test": [
