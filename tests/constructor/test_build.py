@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.plans import Piece, build_tensors, make_plan, random_plan, values_of
-from torchmix.constructor.build import pieces_of_replica
+from tests.support.plans import EXPANDED, Piece, build_tensors, expanded, make_plan, random_plan, values_of
+from torchmix.constructor.arrays import NO_LOSS
+from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
+from torchmix.errors import CorruptPage
 from torchmix.planner.plan import StepPlan
 from torchmix.recipe.structs import Packing
 
@@ -30,8 +32,7 @@ def build_replica(plan: StepPlan, documents: Any, replica: int = 0, *, length: i
 
 
 def as_lists(tensors: StepTensors) -> dict[str, Any]:
-    names = ("tokens", "labels", "loss_mask", "position_ids", "source_index")
-    return {name: getattr(tensors, name).tolist() for name in names}
+    return {name: expanded(tensors, name).tolist() for name in EXPANDED}
 
 
 def test_a_packed_step_holds_these_values() -> None:
@@ -73,8 +74,7 @@ def test_positions_count_through_the_gaps_of_a_sample_without_boundaries() -> No
     plan = make_plan(ALIGNED, DOCUMENTS, length=12, places=[(0, 0, 0), (1, 0, 0), (2, 0, 0)])
     packing = Packing(method="best_fit", boundaries="none", align_tokens=4)
     tensors = build_replica(plan, DOCUMENTS, length=12, packing=packing)
-    assert tensors.position_ids is not None
-    assert tensors.position_ids.tolist() == [[[0, 1, 2, 0, 4, 5, 6, 0, 0, 0, 0, 0]]]
+    assert expanded(tensors, "position_ids").tolist() == [[[0, 1, 2, 0, 4, 5, 6, 0, 0, 0, 0, 0]]]
     assert tensors.cu_seqlens.tolist() == tensors.cu_seqlens_padded.tolist() == [0, 12]
     assert tensors.max_seqlen.tolist() == [12]
 
@@ -174,8 +174,7 @@ def test_every_field_equals_a_loop_over_tokens(method: Any, boundaries: Any, mic
             assert [m.cu_seqlens.tolist() for m in microbatches] == expected["cu_seqlens"], f"seed {seed}"
             assert [m.cu_seqlens_padded.tolist() for m in microbatches] == expected["cu_seqlens_padded"]
             assert [m.max_seqlen for m in microbatches] == expected["max_seqlen"]
-            assert tensors.loss_mask is not None
-            loss_tokens += int(tensors.loss_mask.sum())
+            loss_tokens += int(expanded(tensors, "loss_mask").sum())
         assert loss_tokens == plan.num_tokens_global
 
 
@@ -198,13 +197,15 @@ def test_token_ids_may_come_in_any_integer_type(dtype: type) -> None:
     values = values_of(pieces, DOCUMENTS, length=12, dtype=dtype)
     tensors = build_tensors(pieces, *values, length=12, packing=Packing(method="best_fit", align_tokens=4))
     assert tensors.tokens is not None
+    assert tensors.tokens.dtype == torch.int32
     assert tensors.tokens[0, 0].tolist() == [22, 23, 24, 0, 10, 11, 12, 0, 0, 0, 0, 0]
 
 
 def test_the_types_are_those_that_megatron_expects() -> None:
     plan = make_plan(ALIGNED, DOCUMENTS, length=12, places=[(0, 0, 0), (0, 0, 1), (0, 0, 2)])
-    tensors = build_replica(plan, DOCUMENTS, length=12, packing=Packing(align_tokens=4)).to_tensors()
-    assert {name: tensor.dtype for name, tensor in tensors.items()} == {
+    microbatch = build_replica(plan, DOCUMENTS, length=12, packing=Packing(align_tokens=4)).microbatch(0)
+    names = (*EXPANDED, "cu_seqlens", "cu_seqlens_padded")
+    assert {name: getattr(microbatch, name).dtype for name in names} == {
         "tokens": torch.int64,
         "labels": torch.int64,
         "loss_mask": torch.float32,
@@ -212,10 +213,47 @@ def test_the_types_are_those_that_megatron_expects() -> None:
         "source_index": torch.int32,
         "cu_seqlens": torch.int32,
         "cu_seqlens_padded": torch.int32,
+    }
+
+
+def test_what_is_kept_and_sent_has_eight_bytes_a_token_and_twelve_a_span() -> None:
+    plan = make_plan(ALIGNED, DOCUMENTS, length=12, places=[(0, 0, 0), (0, 0, 1), (0, 0, 2)])
+    tensors = build_replica(plan, DOCUMENTS, length=12, packing=Packing(align_tokens=4)).to_tensors()
+    assert {name: tensor.dtype for name, tensor in tensors.items()} == {
+        "tokens": torch.int32,
+        "labels": torch.int32,
+        "spans": torch.int32,
+        "spans_stop": torch.int64,
+        "cu_seqlens": torch.int32,
+        "cu_seqlens_padded": torch.int32,
         "cu_seqlens_stop": torch.int64,
         "max_seqlen": torch.int32,
         "counts": torch.int64,
     }
+
+
+def test_a_label_that_is_not_there_is_one_that_torch_ignores() -> None:
+    plan = make_plan(ALIGNED, DOCUMENTS, length=12, places=[(0, 0, 0), (0, 0, 1), (0, 0, 2)])
+    tensors = build_replica(plan, DOCUMENTS, length=12, packing=Packing(align_tokens=4))
+    assert tensors.labels is not None
+    assert tensors.labels[0, 0].tolist() == [23, 24, 25, -100, 11, 12, *[-100] * 6]
+    ignored = torch.nn.CrossEntropyLoss().ignore_index
+    assert ignored == NO_LOSS
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint32, np.int64])
+def test_a_value_that_is_no_token_id_is_an_error_and_one_in_padding_is_not(dtype: type) -> None:
+    plan = make_plan(ALIGNED, DOCUMENTS, length=12, places=[(0, 0, 0), (0, 0, 1), (0, 0, 2)])
+    pieces = pieces_of_replica(plan, 0)
+    values, successors = values_of(pieces, DOCUMENTS, length=12, dtype=dtype)
+    values.flags.writeable = True
+    wrong = np.iinfo(dtype).max if dtype in (np.uint32, np.int64) else -100
+    packing = Packing(method="best_fit", align_tokens=4)
+    values[7] = wrong
+    build(pieces, values, successors, length=12, packing=packing)
+    values[5] = wrong
+    with pytest.raises(CorruptPage, match=rf"source 'a': row 7 has {wrong} as token 1 of its document"):
+        build(pieces, values, successors, length=12, packing=packing)
 
 
 def test_a_step_that_is_still_held_keeps_its_values_while_others_are_built_in_the_same_memory() -> None:

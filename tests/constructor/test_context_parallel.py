@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.plans import Piece, build_tensors, make_plan, random_plan, values_of
-from torchmix.constructor.arrays import SEQUENCE_FIELDS
+from tests.support.plans import EXPANDED, Piece, build_tensors, expanded, make_plan, random_plan, values_of
 from torchmix.constructor.build import pieces_of_replica
 from torchmix.constructor.context_parallel import check_context_parallel, cp_slices, share_of
 from torchmix.constructor.fields import StepTensors
@@ -48,10 +47,8 @@ def test_documents_and_the_tail_are_cut_one_by_one() -> None:
     assert first.tokens is not None and second.tokens is not None
     assert first.tokens.tolist() == [[[100, 101, 106, 107, *[200, 0], *[0, 0]]]]
     assert second.tokens.tolist() == [[[102, 103, 104, 105, *[201, 202], *[0, 0]]]]
-    assert first.position_ids is not None
-    assert first.position_ids.tolist() == [[[0, 1, 6, 7, *[0, 0], *[0, 0]]]]
-    assert second.labels is not None
-    assert second.labels.tolist() == [[[103, 104, 105, 106, *[202, 0], *[0, 0]]]]
+    assert expanded(first, "position_ids").tolist() == [[[0, 1, 6, 7, *[0, 0], *[0, 0]]]]
+    assert expanded(second, "labels").tolist() == [[[103, 104, 105, 106, *[202, 0], *[0, 0]]]]
     for share in (first, second):
         assert share.cu_seqlens.tolist() == [0, 8, 11, 11]
         assert share.cu_seqlens_padded.tolist() == [0, 8, 12, 16]
@@ -94,7 +91,7 @@ def test_slices_partition_each_sample_and_follow_the_formula(
             index_of_rank = [index_by_formula(cu_seqlens, cp, cp_rank) for cp_rank in range(cp)]
             # Every token has one rank, and each sample gives every rank as many.
             assert sorted(np.concatenate(index_of_rank).tolist()) == list(range(micro_batch_size * 48))
-            for name in SEQUENCE_FIELDS:
+            for name in EXPANDED:
                 field = getattr(whole, name).reshape(-1)
                 joined = torch.empty_like(field)
                 for part, where in zip(parts, index_of_rank, strict=True):
@@ -109,7 +106,7 @@ def test_slices_partition_each_sample_and_follow_the_formula(
 @pytest.mark.parametrize(
     ("stage", "needed"),
     [
-        ("only", set(SEQUENCE_FIELDS)),
+        ("only", set(EXPANDED)),
         ("first", {"tokens", "position_ids"}),
         ("middle", set()),
         ("last", {"labels", "loss_mask", "source_index"}),
@@ -121,7 +118,8 @@ def test_a_stage_gets_the_fields_it_needs_and_all_boundaries(stage: Any, needed:
     for cp in (1, 2):
         slices = cp_slices(step, cp, length=48, packing=packing)
         share = share_of(step, Role(stage=stage, cp_rank=cp - 1), slices)
-        assert {name for name in SEQUENCE_FIELDS if getattr(share, name) is not None} == needed
+        microbatch = share.microbatch(0)
+        assert {name for name in EXPANDED if getattr(microbatch, name) is not None} == needed
         for name in ("cu_seqlens", "cu_seqlens_padded", "cu_seqlens_stop", "max_seqlen"):
             assert torch.equal(getattr(share, name), getattr(step, name))
         assert (share.step, share.num_tokens_global) == (step.step, step.num_tokens_global)

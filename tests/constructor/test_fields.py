@@ -5,15 +5,20 @@ import pickle
 import pytest
 import torch
 
-from torchmix.constructor.arrays import SEQUENCE_FIELDS
+from tests.support.plans import EXPANDED
+from torchmix.constructor.arrays import FIELDS
 from torchmix.constructor.fields import StepTensors
+
+EXPANDED_OF_HELD = {"tokens": {"tokens", "position_ids"}, "labels": {"labels", "loss_mask", "source_index"}}
 
 
 def make_step(**absent: None) -> StepTensors:
-    values = {name: torch.arange(12).view(3, 2, 2) + i for i, name in enumerate(SEQUENCE_FIELDS)}
+    values = {name: torch.arange(12, dtype=torch.int32).view(3, 2, 2) + i for i, name in enumerate(EXPANDED_OF_HELD)}
     return StepTensors(
         step=9,
         num_tokens_global=2**40,
+        spans=torch.tensor([[0, 0, 1], [0, 7, 2], [1, 0, -1], [3, 5, 0], [0, 0, -1]], dtype=torch.int32),
+        spans_stop=torch.tensor([1, 4, 5]),
         cu_seqlens=torch.tensor([0, 2, 0, 1, 2, 0], dtype=torch.int32),
         cu_seqlens_padded=torch.tensor([0, 4, 0, 2, 4, 0], dtype=torch.int32),
         cu_seqlens_stop=torch.tensor([2, 5, 6]),
@@ -32,18 +37,48 @@ def test_microbatches_are_views_in_order() -> None:
     assert [m.cu_seqlens.tolist() for m in microbatches] == [[0, 2], [0, 1, 2], [0]]
     assert [m.cu_seqlens_padded.tolist() for m in microbatches] == [[0, 4], [0, 2, 4], [0]]
     assert [m.max_seqlen for m in microbatches] == [4, 2, 0]
-    assert microbatches[1].labels is not None
-    assert microbatches[1].labels.tolist() == [[5, 6], [7, 8]]
+    assert microbatches[1].labels_int32 is not None
+    assert microbatches[1].labels_int32.tolist() == [[5, 6], [7, 8]]
     assert step.labels is not None
     step.labels[1] = 0
-    assert microbatches[1].labels.tolist() == [[0, 0], [0, 0]]
+    assert microbatches[1].labels_int32.tolist() == [[0, 0], [0, 0]]
 
 
-def test_a_field_that_a_role_does_not_need_is_none_in_its_microbatches() -> None:
-    microbatch = make_step(tokens=None, source_index=None).microbatch(0)
-    assert microbatch.tokens is None
-    assert microbatch.source_index is None
-    assert microbatch.loss_mask is not None
+def test_what_a_model_takes_is_made_at_first_use_and_stays() -> None:
+    step = make_step()
+    assert step.labels is not None
+    step.labels[1, 0, 1] = -100
+    microbatch = step.microbatch(1)
+    found = {name: getattr(microbatch, name) for name in EXPANDED}
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        "tokens": [[4, 5], [6, 7]],
+        "labels": [[5, 0], [7, 8]],
+        "loss_mask": [[1, 0], [1, 1]],
+        "position_ids": [[7, 0], [0, 5]],
+        "source_index": [[2, -1], [-1, 0]],
+    }
+    found["labels"][0, 0] = 99  # a trainer may write to what it is given
+    for name in EXPANDED:
+        assert getattr(microbatch, name) is found[name]
+    assert step.labels[1, 0, 0] == 5
+
+
+@pytest.mark.parametrize("held", ["tokens", "labels"])
+def test_what_a_role_does_not_hold_is_none_in_its_microbatches(held: str) -> None:
+    microbatch = make_step(**{held: None}).microbatch(0)
+    assert {name for name in EXPANDED if getattr(microbatch, name) is None} == EXPANDED_OF_HELD[held]
+    assert {name for name in EXPANDED if getattr(microbatch.to("meta"), name) is None} == EXPANDED_OF_HELD[held]
+
+
+def test_a_microbatch_moves_what_it_holds_and_makes_the_rest_there() -> None:
+    microbatch = make_step().microbatch(1)
+    assert microbatch.tokens is not None
+    moved = microbatch.to("meta", non_blocking=True)
+    for name in (*EXPANDED, "spans", "cu_seqlens", "cu_seqlens_padded"):
+        here, there = getattr(microbatch, name), getattr(moved, name)
+        assert (there.device.type, there.dtype, there.shape) == ("meta", here.dtype, here.shape), name
+    assert (moved.step, moved.index, moved.max_seqlen) == (9, 1, 2)
+    assert microbatch.tokens.device.type == "cpu"
 
 
 @pytest.mark.parametrize("index", [-1, 3])
@@ -52,7 +87,7 @@ def test_a_microbatch_that_is_not_there_is_an_error(index: int) -> None:
         make_step().microbatch(index)
 
 
-@pytest.mark.parametrize("absent", [{}, {"tokens": None, "position_ids": None}, dict.fromkeys(SEQUENCE_FIELDS)])
+@pytest.mark.parametrize("absent", [{}, {"tokens": None}, dict.fromkeys(EXPANDED_OF_HELD)])
 def test_a_step_survives_the_road_of_plain_tensors(absent: dict[str, None]) -> None:
     step = make_step(**absent)
     tensors = step.to_tensors()
@@ -69,7 +104,7 @@ def test_a_step_survives_the_queue_of_a_worker() -> None:
 
 def assert_equal(arrived: StepTensors, step: StepTensors) -> None:
     assert (arrived.step, arrived.num_tokens_global, arrived.header) == (step.step, step.num_tokens_global, step.header)
-    for name in (*SEQUENCE_FIELDS, "cu_seqlens", "cu_seqlens_padded", "cu_seqlens_stop", "max_seqlen"):
+    for name in FIELDS:
         ours, theirs = getattr(arrived, name), getattr(step, name)
         assert (ours is None) == (theirs is None), name
         assert ours is None or (ours.dtype == theirs.dtype and torch.equal(ours, theirs)), name

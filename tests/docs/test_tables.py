@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -14,8 +16,10 @@ from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry
 from torchmix.cli.plan_files import PIECES_SCHEMA, STEPS_SCHEMA
+from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, SPAN_FIELDS
 from torchmix.constructor.fields import Microbatch
-from torchmix.parallel.wire import DTYPES, ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
+from torchmix.parallel.array_form import DTYPES
+from torchmix.parallel.wire import ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
 from torchmix.planner.plan import ORDER_VERSION
 from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Model, Packing, Part, Recipe, Shuffle, Source
@@ -117,7 +121,17 @@ def test_the_catalog_tables_are_what_is_written(tmp_path: Path) -> None:
 
 def test_the_tensors_table_is_a_microbatch() -> None:
     found = [names(field)[0] for field, _, _ in table(section("Tensors"), "field | dtype")]
-    assert found == list(Microbatch.__struct_fields__)
+    held = ("tokens_int32", "labels_int32", "spans")
+    assert found[5:] == [name for name in Microbatch.__struct_fields__ if name not in held]
+    made = {name for name, value in vars(Microbatch).items() if isinstance(value, cached_property)}
+    assert set(found[:5]) == made
+
+
+def test_the_table_of_held_fields_is_what_a_step_holds() -> None:
+    found = {names(field)[0]: dtype for field, dtype, _ in table(section("Held fields", level=3), "array | dtype")}
+    assert tuple(found) == SEQUENCE_FIELDS + SPAN_FIELDS
+    for name, dtype in SEQUENCE_DTYPES.items():
+        assert found[name].startswith(np.dtype(dtype).name)
 
 
 def test_the_state_table_is_a_loader_state() -> None:

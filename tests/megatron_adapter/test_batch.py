@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.fake_megatron import FIELDS_OF_CORE, NEWER_KEYS, default_args, installed, script_of
-from torchmix.constructor.fields import Microbatch
+from tests.support.microbatches import make_microbatch
 from torchmix.megatron_adapter import batch, get_batch
 from torchmix.megatron_adapter.microbatches import Item, item_of
 from torchmix.megatron_adapter.places import Needs
@@ -20,20 +20,18 @@ ALL = Needs(tokens=True, labels=True)
 
 def item(*, packed: bool = True, part: str = "train") -> Item:
     """Two samples of 8 tokens: documents of 3 (padded to 4) and 4 tokens, then one of 8."""
-    sequence = torch.arange(16).view(2, 8)
-    microbatch = Microbatch(
-        tokens=sequence,
-        labels=sequence + 1,
-        loss_mask=torch.ones(2, 8),
-        position_ids=sequence % 4,
-        source_index=torch.zeros(2, 8, dtype=torch.int32),
+    sequence = torch.arange(16, dtype=torch.int32).view(2, 8)
+    labels = sequence + 1
+    labels[0, 3] = -100
+    microbatch = make_microbatch(
+        tokens_int32=sequence,
+        labels_int32=labels,
+        spans=torch.tensor([[0, 0, 0], [3, 0, -1], [4, 0, 1], [8, 0, 0]], dtype=torch.int32),
         cu_seqlens=torch.tensor([0, 3, 7, 15], dtype=torch.int32),
         cu_seqlens_padded=torch.tensor([0, 4, 8, 16], dtype=torch.int32),
         max_seqlen=8,
         step=3,
         index=1,
-        is_last_of_step=True,
-        num_tokens_global=15,
     )
     return item_of(microbatch, part=part, packed=packed)
 
@@ -53,7 +51,10 @@ def call(layout: str, given: Item) -> Any:
 def test_the_ten_fields_of_newer_scripts_are_packed(layout: str, megatron: None) -> None:
     fields = dict(zip(NEWER_KEYS, call(layout, item()), strict=True))
     assert fields["tokens"].tolist() == [list(range(16))]
-    assert fields["labels"].shape == fields["loss_mask"].shape == fields["position_ids"].shape == (1, 16)
+    assert fields["labels"].tolist() == [[1, 2, 3, 0, *range(5, 17)]]
+    assert fields["loss_mask"].tolist() == [[1, 1, 1, 0, *[1] * 12]]
+    assert fields["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 2, 3, *range(8)]]
+    assert {fields[name].dtype for name in ("tokens", "labels", "position_ids")} == {torch.int64}
     assert fields["cu_seqlens"].tolist() == [[0, 3, 7, 15]], "true lengths, from which Megatron counts FLOPs"
     assert fields["cu_seqlens_padded"].tolist() == [[0, 4, 8, 16]]
     assert fields["cu_seqlens"].dtype == fields["cu_seqlens_padded"].dtype == fields["max_seqlen"].dtype == torch.int32
@@ -107,10 +108,13 @@ def test_sources_are_tied_to_a_mask_that_is_not_the_items_own(monkeypatch: pytes
     monkeypatch.setitem(batch.losses_of_part, "train", losses)
     for packed in (True, False):
         given = item(packed=packed)
+        before = dict(given)
         mask = batch.fields_of(given, ALL)["loss_mask"]
+        assert given.keys() == before.keys(), "Megatron may keep and replay the item"
+        assert all(given[name] is before[name] for name in given)
         assert mask.torchmix_sources.losses is losses
         assert mask.torchmix_sources.is_last_of_step
-        assert not hasattr(given["loss_mask"], "torchmix_sources"), "Megatron may keep and replay the item"
+        assert mask.torchmix_sources.index.reshape(-1).tolist() == [0, 0, 0, -1, 1, 1, 1, 1, *[0] * 8]
     assert not hasattr(batch.fields_of(item(part="test"), ALL)["loss_mask"], "torchmix_sources")
 
 

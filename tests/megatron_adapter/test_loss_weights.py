@@ -7,23 +7,16 @@ import logging
 import pytest
 import torch
 
+from tests.support.microbatches import make_microbatch
 from torchmix.constructor.fields import Microbatch
 from torchmix.megatron_adapter.loss_weights import FirstStepTokens
 
 
 def step_of(*tokens: int, step: int = 0, has_mask: bool = True) -> list[Microbatch]:
     """Microbatches with so many tokens that count, of 8."""
-    boundaries = torch.tensor([0, 8], dtype=torch.int32)
     return [
-        Microbatch(
-            tokens=None,
-            labels=None,
-            loss_mask=(torch.arange(8) < count).float().view(1, -1) if has_mask else None,
-            position_ids=None,
-            source_index=None,
-            cu_seqlens=boundaries,
-            cu_seqlens_padded=boundaries,
-            max_seqlen=8,
+        make_microbatch(
+            labels_int32=torch.where(torch.arange(8) < count, 7, -100).int().view(1, -1) if has_mask else None,
             step=step,
             index=index,
             is_last_of_step=index + 1 == len(tokens),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.microbatches import make_microbatch
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import PlanError
 from torchmix.megatron_adapter.microbatches import SharedMicrobatches, item_of
@@ -18,19 +19,11 @@ from torchmix.megatron_adapter.microbatches import SharedMicrobatches, item_of
 def stream(microbatches_of_step: int, steps: int) -> Iterator[Microbatch]:
     for step in range(steps):
         for index in range(microbatches_of_step):
-            yield Microbatch(
-                tokens=torch.tensor([[step, index]]),
-                labels=None,
-                loss_mask=None,
-                position_ids=None,
-                source_index=None,
-                cu_seqlens=torch.tensor([0, 2], dtype=torch.int32),
-                cu_seqlens_padded=torch.tensor([0, 2], dtype=torch.int32),
-                max_seqlen=2,
+            yield make_microbatch(
+                tokens_int32=torch.tensor([[step, index]], dtype=torch.int32),
                 step=step,
                 index=index,
                 is_last_of_step=index + 1 == microbatches_of_step,
-                num_tokens_global=2,
             )
 
 
@@ -120,19 +113,12 @@ def received() -> Microbatch:
     """A microbatch as a peer has it: all fields are views of one buffer."""
     buffer = torch.arange(160, dtype=torch.uint8)
     boundaries = buffer[144:152].view(torch.int32)
-    return Microbatch(
-        tokens=buffer[:32].view(torch.int64).view(2, 2),
-        labels=buffer[32:64].view(torch.int64).view(2, 2),
-        loss_mask=buffer[64:80].view(torch.float32).view(2, 2),
-        position_ids=None,
-        source_index=buffer[80:96].view(torch.int32).view(2, 2),
+    return make_microbatch(
+        tokens_int32=buffer[:16].view(torch.int32).view(2, 2),
+        labels_int32=buffer[32:48].view(torch.int32).view(2, 2),
+        spans=buffer[64:88].view(torch.int32).view(2, 3),
         cu_seqlens=boundaries,
         cu_seqlens_padded=boundaries,
-        max_seqlen=2,
-        step=0,
-        index=0,
-        is_last_of_step=True,
-        num_tokens_global=4,
     )
 
 
@@ -143,17 +129,19 @@ def test_what_a_peer_received_can_be_stored_in_a_checkpoint() -> None:
     file.seek(0)
     [loaded] = torch.load(file, weights_only=True)
     assert loaded.keys() == item.keys()
-    for name in ("tokens", "labels", "loss_mask", "source_index", "cu_seqlens"):
-        assert torch.equal(loaded[name], getattr(microbatch, name)), name
-        assert loaded[name].dtype == getattr(microbatch, name).dtype
+    for name in ("tokens", "labels", "spans", "cu_seqlens"):
+        held = getattr(microbatch, f"{name}_int32", None)
+        held = getattr(microbatch, name) if held is None else held
+        assert torch.equal(loaded[name], held), name
+        assert loaded[name].dtype == torch.int32
     with pytest.raises(RuntimeError, match="view the same data as different types"):
-        torch.save([microbatch.tokens, microbatch.loss_mask], io.BytesIO())
+        torch.save([item["tokens"], item["tokens"].view(torch.float32)], io.BytesIO())
 
 
-def test_tensors_with_memory_of_their_own_are_not_copied() -> None:
+def test_tensors_are_not_copied() -> None:
     [microbatch] = stream(1, 1)
     item = item_of(microbatch, part="train", packed=True)
-    assert item["tokens"] is microbatch.tokens
+    assert item["tokens"] is microbatch.tokens_int32
     assert item["cu_seqlens"] is microbatch.cu_seqlens
 
 

@@ -11,22 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from torchmix.constructor.fields import Microbatch
+from tests.support.microbatches import make_microbatch
 from torchmix.megatron_adapter import packed_seq_params
 
-MICROBATCH = Microbatch(
-    tokens=None,
-    labels=None,
-    loss_mask=None,
-    position_ids=None,
-    source_index=None,
+MICROBATCH = make_microbatch(
     cu_seqlens=torch.tensor([0, 5, 12, 12], dtype=torch.int32),
     cu_seqlens_padded=torch.tensor([0, 8, 16, 24], dtype=torch.int32),
-    max_seqlen=8,
-    step=0,
-    index=0,
-    is_last_of_step=True,
-    num_tokens_global=10,
 )
 
 

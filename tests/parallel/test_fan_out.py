@@ -10,11 +10,11 @@ import torch
 
 from tests.support.worlds import run_ranks
 from torchmix.errors import CorruptPage, PlanDiverged, RankLost, TopologyError, WireError
+from torchmix.parallel.array_form import DTYPES
 from torchmix.parallel.fan_out import FanOut, Share, local_world, open_fan_out
 from torchmix.parallel.local_groups import open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
-from torchmix.parallel.wire import DTYPES
 
 LAYOUTS = [
     Topology(),

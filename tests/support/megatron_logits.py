@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.support.example import example_module
+from tests.support.microbatches import make_microbatch
 from torchmix.constructor.fields import Microbatch
 from torchmix.megatron_adapter import packed_seq_params
 from torchmix.recipe.load import load_recipe
@@ -25,19 +26,12 @@ LENGTH = 256
 
 def microbatch(tokens: Tensor) -> Microbatch:
     """Three documents in one sample; the second lies at `EDITED`, and its last tokens are padding."""
-    return Microbatch(
-        tokens=tokens,
-        labels=None,
-        loss_mask=None,
-        position_ids=torch.cat([torch.arange(96), torch.arange(64), torch.arange(96)]).view(1, -1),
-        source_index=None,
+    return make_microbatch(
+        tokens_int32=tokens.int(),
+        spans=torch.tensor([[0, 0, 0], [96, 0, 0], [156, 0, -1], [160, 0, 0], [252, 0, -1]], dtype=torch.int32),
         cu_seqlens=torch.tensor([0, 96, 156, 252], dtype=torch.int32),
         cu_seqlens_padded=torch.tensor([0, 96, 160, 256], dtype=torch.int32),
         max_seqlen=96,
-        step=0,
-        index=0,
-        is_last_of_step=True,
-        num_tokens_global=249,
     )
 
 

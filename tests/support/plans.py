@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from torchmix.constructor.build import ReplicaPieces, build
 from torchmix.constructor.fields import StepTensors
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Pieces
 from torchmix.planner.plan import StepPlan
+
+EXPANDED = ("tokens", "labels", "loss_mask", "position_ids", "source_index")
+"""What a microbatch makes of what it holds, a value per token."""
 
 Documents = Mapping[tuple[int, int], Sequence[int]]
 """Token ids by (source, row)."""
@@ -136,3 +140,8 @@ def values_of(
 def build_tensors(*arguments: Any, **options: Any) -> StepTensors:
     """`build`, as the trainer sees its arrays."""
     return StepTensors.from_arrays(build(*arguments, **options))
+
+
+def expanded(step: StepTensors, name: str) -> torch.Tensor:
+    """A field of `EXPANDED` of all microbatches, [M, B, T]."""
+    return torch.stack([getattr(microbatch, name) for microbatch in step.microbatches()])

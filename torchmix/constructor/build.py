@@ -6,9 +6,9 @@ memory; then what the reader found: each piece at its place, and the token that 
 
 Must hold: a pure function of its arguments, so every leader that builds a piece builds the same bytes.
 
-Cost: 3 to 4.5 ns a token on one core for 32 bytes written (64 x 8192 tokens, pieces of 800 and of 60 tokens on
-average), with memory that is used again; else what fresh memory costs, which may be thrice that. Nothing loops over
-pieces or tokens in Python, and only padding is addressed by an index per token.
+Cost: 0.9 to 2.5 ns a token on one core for 8 bytes written (64 x 8192 tokens, pieces of 800 and of 60 tokens on
+average), with memory that is used again; fresh memory may cost thrice that. Nothing loops over pieces or tokens in
+Python, and only padding is addressed by an index per token.
 
 n is pieces, S samples of the replica, N = S * length tokens with padding, M microbatches, B the micro_batch_size.
 """
@@ -21,17 +21,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays
+from torchmix.catalog.manifest import MOST_ID
+from torchmix.constructor.arrays import NO_LOSS, SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays
 from torchmix.constructor.boundaries import Boundaries, boundaries_of_documents, boundaries_of_samples
 from torchmix.constructor.memory import StepMemory
-from torchmix.constructor.ramps import fill_ramps
+from torchmix.constructor.spans import PADDING, Spans, spans_of_pieces
+from torchmix.errors import CorruptPage
 from torchmix.planner.plan import StepPlan
 from torchmix.recipe.structs import Packing
 
+Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 
 BLOCK_TOKENS = 1 << 15
-"""Tokens widened together: their values as the reader has them, 64 to 256 KiB, fit a core's own cache."""
+"""Tokens copied together: their values as the reader has them, 64 to 256 KiB, fit a core's own cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -60,10 +63,17 @@ class ReplicaPieces:
     """[n] tokens of the piece, 1 or more."""
     ends_document: NDArray[np.bool_]
     """[n] whether the piece's last token is its document's."""
+    source_names: tuple[str, ...] = ()
+    """Sorted, for errors."""
 
     def places(self, length: int) -> Int64Array:
         """[n] first token of each piece among the N tokens of the replica; samples have `length` tokens."""
         return self.sample * length + self.sample_offset
+
+    def source_name(self, piece: int) -> str:
+        """A piece's source, as errors say it."""
+        number = int(self.source[piece])
+        return repr(self.source_names[number]) if self.source_names else f"number {number}"
 
 
 def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
@@ -95,6 +105,7 @@ def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
         start=start,
         tokens=tokens,
         ends_document=start + tokens == plan.pieces.document_tokens[chosen],
+        source_names=plan.sources,
     )
 
 
@@ -111,8 +122,8 @@ def build(
 
     Args:
         pieces: From `pieces_of_replica`.
-        values: [N] token ids of any integer dtype, each piece's at its place (`ReplicaPieces.places`); anything in
-            padding. Not kept.
+        values: [N] token ids of any integer dtype, in [0, 2**31), each piece's at its place (`ReplicaPieces.places`);
+            anything in padding. Not kept.
         successors: [n] the token that follows each piece in its document; anything where the document ends.
         length: Tokens of a sample.
         packing: The recipe's; `method` and `align_tokens` say where pieces lie, `boundaries` what a segment is.
@@ -120,23 +131,27 @@ def build(
 
     Returns:
         Every field; sequence fields are [M, B, length].
+
+    Raises:
+        CorruptPage: A value is no token id.
     """
-    assert len(values) == pieces.num_samples * length, "a value per token, padding included"
-    memory = memory or StepMemory()
-    spans = _spans(pieces, length)
-    arrays = memory.empty_together(spans.num_tokens, list(SEQUENCE_DTYPES.values()))
-    fields = dict(zip(SEQUENCE_FIELDS, arrays, strict=True))
-    _fill_tokens_and_labels(values, successors, pieces, spans, tokens=fields["tokens"], labels=fields["labels"])
-    _fill_loss_mask(pieces, spans, fields["loss_mask"])
-    _fill_position_ids(spans, length, packing, fields["position_ids"])
-    _fill_source_index(pieces, spans, fields["source_index"])
+    num_tokens = pieces.num_samples * length
+    assert len(values) == num_tokens, "a value per token, padding included"
+    arrays = (memory or StepMemory()).empty_together(num_tokens, list(SEQUENCE_DTYPES.values()))
+    sequence = dict(zip(SEQUENCE_FIELDS, arrays, strict=True))
+    spans = _spans(pieces, length, packing)
+    _fill(values, successors, pieces, spans, length=length, **sequence)
     boundaries = _boundaries(pieces, length, packing)
-    shape = (pieces.num_samples // pieces.micro_batch_size, pieces.micro_batch_size, length)
+    num_microbatches = pieces.num_samples // pieces.micro_batch_size
+    shape = (num_microbatches, pieces.micro_batch_size, length)
+    span_array, spans_stop = spans.to_array(num_microbatches, pieces.micro_batch_size * length)
     return StepArrays(
         step=pieces.step,
         num_tokens_global=pieces.num_tokens_global,
         fields={
-            **{name: field.reshape(shape) for name, field in fields.items()},
+            **{name: field.reshape(shape) for name, field in sequence.items()},
+            "spans": span_array,
+            "spans_stop": spans_stop,
             "cu_seqlens": boundaries.cu_seqlens,
             "cu_seqlens_padded": boundaries.cu_seqlens_padded,
             "cu_seqlens_stop": boundaries.stop,
@@ -145,72 +160,69 @@ def build(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Spans:
-    """Where pieces and padding lie among the N tokens of the replica."""
-
-    num_tokens: int
-    """N."""
-    start: Int64Array
-    """[n] first token of each piece, rising."""
-    stop: Int64Array
-    """[n] token after its last."""
-    padding: Int64Array
-    """Every token of padding, rising."""
+def _spans(pieces: ReplicaPieces, length: int, packing: Packing) -> Spans:
+    position = np.zeros_like(pieces.tokens) if packing.boundaries == "document" else pieces.sample_offset
+    return spans_of_pieces(
+        pieces.places(length),
+        pieces.tokens,
+        position,
+        pieces.source,
+        num_microbatches=pieces.num_samples // pieces.micro_batch_size,
+        tokens_of_microbatch=pieces.micro_batch_size * length,
+    )
 
 
-def _spans(pieces: ReplicaPieces, length: int) -> _Spans:
-    num_tokens = pieces.num_samples * length
-    start = pieces.places(length)
-    stop = start + pieces.tokens
-    gap_start = np.concatenate([[0], stop])
-    gap_tokens = np.append(start, num_tokens) - gap_start
-    assert gap_tokens.min() >= 0, "pieces do not overlap"
-    before = np.cumsum(gap_tokens) - gap_tokens
-    padding = np.arange(gap_tokens.sum()) + np.repeat(gap_start - before, gap_tokens)
-    return _Spans(num_tokens=num_tokens, start=start, stop=stop, padding=padding)
-
-
-def _fill_tokens_and_labels(
+def _fill(
     values: NDArray[np.integer[Any]],
     successors: Int64Array,
     pieces: ReplicaPieces,
-    spans: _Spans,
+    spans: Spans,
     *,
-    tokens: Int64Array,
-    labels: Int64Array,
+    length: int,
+    tokens: Int32Array,
+    labels: Int32Array,
 ) -> None:
     """[N] the reader's values, and [N] the value that follows, which lies in the sample too unless the piece ends."""
-    for start in range(0, spans.num_tokens, BLOCK_TOKENS):  # labels find the values in the processor's cache
+    num_tokens, is_suspicious = len(tokens), False
+    for start in range(0, num_tokens, BLOCK_TOKENS):  # all but the first find the values in the processor's cache
         stop = start + BLOCK_TOKENS
         tokens[start:stop] = values[start:stop]
         following = values[start + 1 : stop + 1]
         labels[start : start + len(following)] = following
-    labels[spans.stop - 1] = np.where(pieces.ends_document, 0, successors)
-    tokens[spans.padding] = 0
-    labels[spans.padding] = 0
+        is_suspicious = is_suspicious or _has_no_id(values[start:stop])
+    if is_suspicious:  # perhaps in padding, where anything may stand
+        _check_ids(pieces, values, length)
+    labels[pieces.places(length) + pieces.tokens - 1] = np.where(pieces.ends_document, NO_LOSS, successors)
+    padding = _padding(spans, num_tokens)
+    tokens[padding] = 0
+    labels[padding] = NO_LOSS
 
 
-def _fill_loss_mask(pieces: ReplicaPieces, spans: _Spans, mask: NDArray[np.float32]) -> None:
-    """[N] 1 at each token that has a successor in its document."""
-    mask[:] = 1
-    mask[spans.stop[pieces.ends_document] - 1] = 0
-    mask[spans.padding] = 0
+def _has_no_id(values: NDArray[np.integer[Any]]) -> bool:
+    """Whether a value is no token id: negative, where a label would mean no loss, or too large for int32."""
+    is_negative = values.dtype.kind == "i" and values.min() < 0
+    return bool(is_negative or (values.dtype.itemsize >= 4 and values.max() > MOST_ID))
 
 
-def _fill_position_ids(spans: _Spans, length: int, packing: Packing, positions: Int64Array) -> None:
-    """[N] counted from 0 in each piece or sample."""
-    if packing.boundaries == "document":
-        fill_ramps(spans.start, np.zeros_like(spans.start), slope=1, out=positions)
-    else:
-        positions.reshape(-1, length)[:] = np.arange(length)
-    positions[spans.padding] = 0
+def _check_ids(pieces: ReplicaPieces, values: NDArray[np.integer[Any]], length: int) -> None:
+    for i, (place, tokens) in enumerate(zip(pieces.places(length).tolist(), pieces.tokens.tolist(), strict=True)):
+        piece = values[place : place + tokens]
+        if _has_no_id(piece):
+            at = int(np.flatnonzero((piece < 0) | (piece > MOST_ID))[0])
+            raise CorruptPage(
+                f"source {pieces.source_name(i)}: row {pieces.row[i]} has {piece[at]} as token {pieces.start[i] + at} "
+                f"of its document; token ids are 0 to {MOST_ID}. Write the file again, then run torchmix index"
+            )
 
 
-def _fill_source_index(pieces: ReplicaPieces, spans: _Spans, index: NDArray[np.int32]) -> None:
-    """[N] the source of each token."""
-    fill_ramps(spans.start, pieces.source, slope=0, out=index)
-    index[spans.padding] = -1
+def _padding(spans: Spans, num_tokens: int) -> Int64Array:
+    """Every token of padding, rising."""
+    is_padding = spans.source == PADDING
+    start: Int64Array = spans.start[is_padding]
+    count: Int64Array = np.diff(spans.start, append=num_tokens)[is_padding]
+    before = np.cumsum(count) - count
+    places: Int64Array = np.arange(count.sum()) + np.repeat(start - before, count)
+    return places
 
 
 def _boundaries(pieces: ReplicaPieces, length: int, packing: Packing) -> Boundaries:

@@ -2,7 +2,7 @@
 
 In: sizes. Out: numpy arrays, from which tensors are made without a copy. Steps of a run are alike, so after the first
 few no memory is asked of the system any more; where a ramp makes them larger, the memory of the size before is let go.
-That matters: a step's fields are 32 bytes a token, filling them costs about 3 ns a token, and the first touch of fresh
+That matters: a step's fields are 8 bytes a token, filling them costs about 1 ns a token, and the first touch of fresh
 memory 0.1 to 0.8 ns a byte (kernels and virtual machines differ).
 
 Must hold: an array's memory returns only when the array, every view of it and every tensor made from any of them are

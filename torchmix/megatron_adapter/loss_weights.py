@@ -26,9 +26,9 @@ class FirstStepTokens:
 
     def note(self, microbatch: Microbatch) -> None:
         """Look at a microbatch; after the first step's last one, warn if they differ."""
-        if self._is_done or microbatch.loss_mask is None:
+        if self._is_done or microbatch.labels_int32 is None:
             return
-        self._tokens.append(int(microbatch.loss_mask.sum()))
+        self._tokens.append(int((microbatch.labels_int32 >= 0).sum()))
         if microbatch.is_last_of_step:
             self._is_done = True
             self._warn(microbatch)

@@ -20,8 +20,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import PlanError
 
@@ -32,47 +30,26 @@ Item = dict[str, Any]
 def item_of(microbatch: Microbatch, *, part: str, packed: bool) -> Item:
     """A microbatch as a dict that Megatron may copy and store: tensors, numbers and texts.
 
+    All tensors are int32: what a peer receives is one buffer, and `torch.save` refuses views of one memory as several
+    types, and with them Megatron's checkpoint of a suspected fault.
+
     Args:
         microbatch: From a loader.
         part: `train`, `validation` or `test`.
         packed: Whether attention stops at the ends of documents. Else there are no boundaries in the dict.
     """
-    tensors = {
-        "tokens": microbatch.tokens,
-        "labels": microbatch.labels,
-        "loss_mask": microbatch.loss_mask,
-        "position_ids": microbatch.position_ids,
-        "source_index": microbatch.source_index,
+    return {
+        "tokens": microbatch.tokens_int32,
+        "labels": microbatch.labels_int32,
+        "spans": microbatch.spans,
         "cu_seqlens": microbatch.cu_seqlens if packed else None,
         "cu_seqlens_padded": microbatch.cu_seqlens_padded if packed else None,
-    }
-    return {
-        **_storable(tensors),
         "max_seqlen": microbatch.max_seqlen,
         "part": part,
         "step": microbatch.step,
         "index": microbatch.index,
         "is_last_of_step": microbatch.is_last_of_step,
     }
-
-
-def _storable(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
-    """The same tensors if each type has memory of its own; else copies.
-
-    What a peer receives is one buffer, seen as int64, int32 and float32. `torch.save` refuses such views, and with them
-    Megatron's checkpoint of a suspected fault.
-    """
-    given = [tensor for tensor in tensors.values() if tensor is not None and tensor.numel()]
-    types_of_memory: dict[int, set[torch.dtype]] = {}
-    for tensor in given:
-        types_of_memory.setdefault(tensor.untyped_storage().data_ptr(), set()).add(tensor.dtype)
-    if all(len(types) == 1 for types in types_of_memory.values()):
-        return tensors
-    return {name: None if tensor is None else _copy(tensor) for name, tensor in tensors.items()}
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, pin_memory=tensor.is_pinned()).copy_(tensor)
 
 
 class SharedMicrobatches:

@@ -4,6 +4,7 @@ In reading order:
 
     topology.py       coordinates of a rank in (tp, cp, pp, dp)
     place_tree.py     who shares what at each axis, who leads, which role a rank has
+    array_form.py     name, dtype and shape of an array in a message
     wire.py           what an exchange looks like as bytes
     agreement.py      do all ranks mean the same job
     groups.py         private gloo groups along the tree                                  (torch)

@@ -25,12 +25,12 @@ import torch
 from numpy.typing import NDArray
 
 from torchmix.errors import PlanDiverged, RankLost
+from torchmix.parallel.array_form import DTYPES
 from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, open_gloo_groups
 from torchmix.parallel.local_groups import LocalGroups, open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 from torchmix.parallel.wire import (
-    DTYPES,
     ENVELOPE_FIELDS,
     KIND_DATA,
     KIND_END,
@@ -59,7 +59,7 @@ class Share:
     header: bytes
     """The caller's own message; not looked into."""
     tensors: dict[str, torch.Tensor]
-    """CPU tensors of any shape, in an order that is kept; dtypes as in `wire.DTYPES`."""
+    """CPU tensors of any shape, in an order that is kept; dtypes as in `array_form.DTYPES`."""
 
 
 class FanOut:

@@ -18,7 +18,6 @@ Cost: one copy of each array at the leader, none at a peer; about 60 bytes of de
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, NoReturn
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import WireError
+from torchmix.parallel.array_form import MAX_ARRAYS, MAX_BYTES, ArrayForm
 from torchmix.parallel.place_tree import Role, Stage
 
 WIRE_VERSION = 1
@@ -38,24 +38,10 @@ KIND_DATA, KIND_END, KIND_FAILED = 1, 2, 3
 
 MAX_DESCRIPTION_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 20
-MAX_PAYLOAD_BYTES = 16 << 30
+MAX_PAYLOAD_BYTES = MAX_BYTES
 
 STAGES: tuple[Stage, ...] = ("only", "first", "middle", "last")
 """The code of a stage on the wire is its place here; append only."""
-
-ITEM_BYTES_OF_DTYPE = {
-    "uint8": 1,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-}
-"""The dtypes that travel, by torch's names. The code of a dtype on the wire is its place here; append only."""
-DTYPES = tuple(ITEM_BYTES_OF_DTYPE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,23 +72,14 @@ class Block:
 
     name: str
     dtype: str
-    """A key of ITEM_BYTES_OF_DTYPE."""
+    """One of `array_form.DTYPES`."""
     shape: tuple[int, ...]
     values: NDArray[np.uint8]
     """The array's bytes in row-major order, uint8 [product of shape * item bytes]."""
 
 
-_Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAYLOAD_BYTES)]
-
-
-class _Described(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    dtype: Annotated[int, msgspec.Meta(ge=0, lt=len(DTYPES))]
-    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=8)]
-
-
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Annotated[tuple[_Described, ...], msgspec.Meta(max_length=64)])
+_decoder = msgspec.msgpack.Decoder(Annotated[tuple[ArrayForm, ...], msgspec.Meta(max_length=MAX_ARRAYS)])
 
 
 def encode_envelope(envelope: Envelope) -> NDArray[np.int64]:
@@ -171,15 +148,13 @@ def encode_payload(
     Returns:
         Bytes of the description, and the payload, uint8 [payload_bytes].
     """
-    described = tuple(
-        _Described(name=block.name, dtype=DTYPES.index(block.dtype), shape=block.shape) for block in blocks
-    )
+    described = tuple(ArrayForm.of(block.name, block.dtype, block.shape) for block in blocks)
     description = _encoder.encode(described)
     _decoder.decode(description)  # the sender is held to the limits that a peer will apply
     assert len({block.name for block in blocks}) == len(blocks), (
         f"two of one name in {[block.name for block in blocks]}"
     )
-    assert all(block.values.size == _num_bytes(entry) for block, entry in zip(blocks, described, strict=True))
+    assert all(block.values.size == form.num_bytes for block, form in zip(blocks, described, strict=True))
     starts, payload_bytes = _layout(len(description) + len(header), described)
     assert len(header) <= MAX_HEADER_BYTES, f"a header of {len(header)} bytes"
     assert payload_bytes <= MAX_PAYLOAD_BYTES, f"a payload of {payload_bytes} bytes; make the global batch smaller"
@@ -208,33 +183,24 @@ def decode_payload(envelope: Envelope, payload: NDArray[np.uint8]) -> tuple[byte
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         _refuse(envelope.leader, f"its description does not decode: {error}")
     starts, payload_bytes = _layout(content_start, described)
-    if payload_bytes != payload.size or len({entry.name for entry in described}) < len(described):
+    if payload_bytes != payload.size or len({form.name for form in described}) < len(described):
         _refuse(envelope.leader, f"it describes {payload_bytes} bytes of distinct arrays, {payload.size} came")
     header = payload[envelope.description_bytes : content_start].tobytes()
     blocks = [
-        Block(
-            name=entry.name,
-            dtype=DTYPES[entry.dtype],
-            shape=entry.shape,
-            values=payload[start : start + _num_bytes(entry)],
-        )
-        for entry, start in zip(described, starts, strict=True)
+        Block(name=form.name, dtype=form.dtype, shape=form.shape, values=payload[start : start + form.num_bytes])
+        for form, start in zip(described, starts, strict=True)
     ]
     return header, blocks
 
 
-def _layout(content_start: int, described: Sequence[_Described]) -> tuple[list[int], int]:
+def _layout(content_start: int, described: Sequence[ArrayForm]) -> tuple[list[int], int]:
     """Where each array starts, and where the payload stops, in bytes."""
     starts = []
     stop = content_start
-    for entry in described:
+    for form in described:
         starts.append(-(-stop // ALIGN_BYTES) * ALIGN_BYTES)
-        stop = starts[-1] + _num_bytes(entry)
+        stop = starts[-1] + form.num_bytes
     return starts, stop
-
-
-def _num_bytes(entry: _Described) -> int:
-    return math.prod(entry.shape) * ITEM_BYTES_OF_DTYPE[DTYPES[entry.dtype]]
 
 
 def _refuse(leader: int, reason: str) -> NoReturn:

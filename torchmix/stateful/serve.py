@@ -39,7 +39,7 @@ def serve_steps(
     length, packing = recipe.batch.length, recipe.packing
     try:
         for step in steps:
-            slices = cp_slices(step, tree.topology.cp, length=length, packing=packing, memory=memory)
+            slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)
             if fan_out is not None:
                 header = decode_header(step.header)
                 roles = fan_out.roles_to_send

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchmix.constructor.arrays import StepArrays
+from torchmix.constructor.arrays import FIELDS, StepArrays
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import RECENT_CALLS, StepMemory
 from torchmix.steps.worker import shared_arrays
@@ -31,17 +31,17 @@ class Pair:
     def step(self, number: int, tokens: int = TOKENS) -> StepArrays:
         """Build a step there and take it here; what has been released before may be used for it."""
         self.worker.release(self.leader.take_released())
-        ids, mask = self.memory.empty_together(tokens, [np.int64, np.float32])
+        ids, labels = self.memory.empty_together(tokens, [np.int32, np.int32])
         fields = {
             "tokens": ids.reshape(2, -1),
-            "loss_mask": mask.reshape(2, -1),
+            "labels": labels.reshape(2, -1),
             "max_seqlen": np.array([number, number], np.int32),
         }
         for array in fields.values():
             array[:] = number
         built = StepArrays(step=number, num_tokens_global=7, fields=fields, header=b"header")
         reply, descriptors = self.worker.pack(built)
-        del built, fields, array, ids, mask
+        del built, fields, array, ids, labels
         decoded = decode_reply(encode(reply))
         assert isinstance(decoded, StepReply)
         self.replies.append(decoded)
@@ -70,27 +70,27 @@ def test_a_step_arrives_as_it_was_built(pair: Pair) -> None:
     found = pair.step(5)
     assert (found.step, found.num_tokens_global, found.header) == (5, 7, b"header")
     assert {name: (array.dtype, array.shape) for name, array in found.fields.items()} == {
-        "tokens": (np.int64, (2, TOKENS // 2)),
-        "loss_mask": (np.float32, (2, TOKENS // 2)),
+        "tokens": (np.int32, (2, TOKENS // 2)),
+        "labels": (np.int32, (2, TOKENS // 2)),
         "max_seqlen": (np.int32, (2,)),
     }
     for array in found.fields.values():
         assert (array == 5).all()
         array[0] = 6  # a trainer may write to what it is given
-    assert [entry.name for entry in pair.replies[0].shared] == ["tokens", "loss_mask"]
+    assert [entry.form.name for entry in pair.replies[0].shared] == ["tokens", "labels"]
 
 
 def test_what_is_held_in_any_form_is_never_written_to(pair: Pair) -> None:
     first = pair.step(1)
     held = [
         torch.from_numpy(first.fields["tokens"]).view(-1)[10:20].view(5, 2)[1],
-        memoryview(first.fields["loss_mask"])[1:],
+        memoryview(first.fields["labels"])[1:],
     ]
     del first
     for number in range(2, 12):
         pair.step(number)
     assert held[0].tolist() == [1, 1]
-    assert set(np.asarray(held[1]).ravel().tolist()) == {1.0}
+    assert set(np.asarray(held[1]).ravel().tolist()) == {1}
 
 
 def test_memory_is_used_again_and_no_more_is_made(pair: Pair) -> None:
@@ -136,9 +136,9 @@ def test_neither_side_keeps_a_name_or_more_descriptors_than_steps(
 
 def test_tensors_share_the_memory(pair: Pair) -> None:
     found = pair.step(3)
-    boundaries = {name: np.zeros(1, np.int32) for name in ("cu_seqlens", "cu_seqlens_padded", "cu_seqlens_stop")}
+    small = {name: np.zeros(1, np.int32) for name in FIELDS if name not in found.fields}
     tensors = StepTensors.from_arrays(
-        StepArrays(step=3, num_tokens_global=7, fields={**found.fields, **boundaries}, header=b"h")
+        StepArrays(step=3, num_tokens_global=7, fields={**found.fields, **small}, header=b"h")
     )
     assert tensors.tokens is not None
     found.fields["tokens"][1, 1] = 9

@@ -14,6 +14,7 @@ import msgspec
 
 from torchmix import errors
 from torchmix.errors import TorchmixError
+from torchmix.parallel.array_form import ArrayForm
 from torchmix.steps.replica_steps import StreamSettings
 
 
@@ -40,25 +41,18 @@ class Arena(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
-class ArrayForm(msgspec.Struct, frozen=True, kw_only=True):
-    """What an array is, but for its values."""
-
-    name: str
-    dtype: str
-    """As numpy's `dtype.str`."""
-    shape: tuple[int, ...]
-
-
-class SharedArray(ArrayForm, frozen=True, kw_only=True):
+class SharedArray(msgspec.Struct, frozen=True, kw_only=True):
     """An array in an arena."""
 
+    form: ArrayForm
     arena: int
     start_bytes: int
 
 
-class InlineArray(ArrayForm, frozen=True, kw_only=True):
+class InlineArray(msgspec.Struct, frozen=True, kw_only=True):
     """A small array."""
 
+    form: ArrayForm
     values: bytes
 
 

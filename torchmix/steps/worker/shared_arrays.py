@@ -11,7 +11,6 @@ On Linux the memory is no file, so the size of /dev/shm does not matter.
 from __future__ import annotations
 
 import functools
-import math
 import mmap
 import os
 import tempfile
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import lend
+from torchmix.parallel.array_form import ArrayForm
 from torchmix.steps.worker.messages import Arena, InlineArray, SharedArray, StepReply
 
 
@@ -64,14 +64,14 @@ class SharedArrays:
         """
         shared, inline = [], []
         for name, array in step.fields.items():
-            form = {"name": name, "dtype": array.dtype.str, "shape": array.shape}
+            form = ArrayForm.of(name, array.dtype.name, array.shape)
             address = _address(array)
             number = next((n for n, (start, stop) in list(self._arenas.items()) if start <= address < stop), None)
             if number is None:
-                inline.append(InlineArray(**form, values=array.tobytes()))
+                inline.append(InlineArray(form=form, values=array.tobytes()))
             else:
                 start_bytes = address - self._arenas[number][0]
-                shared.append(SharedArray(**form, arena=number, start_bytes=start_bytes))
+                shared.append(SharedArray(form=form, arena=number, start_bytes=start_bytes))
                 self._held[number] = array
         new, self._new = self._new, []
         reply = StepReply(
@@ -119,13 +119,12 @@ class MappedArrays:
                 memory = self._memory_of_arena[entry.arena]
                 give_back = functools.partial(_note, self._released, entry.arena)
                 lent[entry.arena] = lend(memory, len(memory), np.uint8, give_back=give_back)
-            dtype = np.dtype(entry.dtype)
-            stop_bytes = entry.start_bytes + math.prod(entry.shape) * dtype.itemsize
-            values = lent[entry.arena][entry.start_bytes : stop_bytes].view(dtype)
-            fields[entry.name] = values.reshape(entry.shape)
+            form = entry.form
+            values = lent[entry.arena][entry.start_bytes : entry.start_bytes + form.num_bytes]
+            fields[form.name] = values.view(form.dtype).reshape(form.shape)
         for small in reply.inline:
             # Writable, as all that the trainer gets.
-            fields[small.name] = np.ndarray(small.shape, small.dtype, bytearray(small.values))
+            fields[small.form.name] = np.ndarray(small.form.shape, small.form.dtype, bytearray(small.values))
         return StepArrays(
             step=reply.step, num_tokens_global=reply.num_tokens_global, fields=fields, header=reply.header
         )
