@@ -44,8 +44,10 @@ class StepArrays:
     step: int
     """Step of the global batch, from 0."""
     num_tokens_global: int
-    """Tokens with a label over the whole global batch, all replicas."""
+    """Tokens with a label over the whole global batch, all replicas, as planned."""
     fields: Mapping[str, NDArray[Any]]
     """By name, `FIELDS`; writable."""
+    num_masked_tokens: int = 0
+    """Tokens of this replica that `num_tokens_global` counts, and whose label reading took away."""
     header: bytes = b""
     """What the loader sends along; opaque here."""

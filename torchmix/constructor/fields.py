@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import msgspec
 import torch
@@ -126,7 +127,9 @@ class StepTensors:
     step: int
     """Step of the global batch, from 0."""
     num_tokens_global: int
-    """Tokens with a label over the whole global batch, all replicas."""
+    """Tokens with a label over the whole global batch, all replicas; as planned until leaders have been heard."""
+    num_masked_tokens: int = 0
+    """Tokens of this replica that `num_tokens_global` counts, and whose label reading took away; on a leader."""
     tokens: torch.Tensor | None = None
     """int32 [M, B, T]."""
     labels: torch.Tensor | None = None
@@ -202,18 +205,20 @@ class StepTensors:
     @classmethod
     def from_arrays(cls, arrays: StepArrays) -> StepTensors:
         """A whole replica's step. Shares memory."""
+        held: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.fields.items()}
         return cls(
             step=arrays.step,
             num_tokens_global=arrays.num_tokens_global,
+            num_masked_tokens=arrays.num_masked_tokens,
             header=arrays.header,
-            **{name: torch.from_numpy(array) for name, array in arrays.fields.items()},
+            **held,
         )
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor], *, header: bytes = b"") -> StepTensors:
         """The inverse of `to_tensors`; a sequence field that is not there is None. Shares memory."""
         step, num_tokens_global = tensors["counts"].tolist()
-        held = {name: tensor for name, tensor in tensors.items() if name != "counts"}
+        held: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name != "counts"}
         return cls(step=step, num_tokens_global=num_tokens_global, header=header, **held)
 
 

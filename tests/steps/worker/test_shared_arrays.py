@@ -39,7 +39,7 @@ class Pair:
         }
         for array in fields.values():
             array[:] = number
-        built = StepArrays(step=number, num_tokens_global=7, fields=fields, header=b"header")
+        built = StepArrays(step=number, num_tokens_global=7, num_masked_tokens=2, fields=fields, header=b"header")
         reply, descriptors = self.worker.pack(built)
         del built, fields, array, ids, labels
         decoded = decode_reply(encode(reply))
@@ -68,7 +68,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pai
 
 def test_a_step_arrives_as_it_was_built(pair: Pair) -> None:
     found = pair.step(5)
-    assert (found.step, found.num_tokens_global, found.header) == (5, 7, b"header")
+    assert (found.step, found.num_tokens_global, found.num_masked_tokens, found.header) == (5, 7, 2, b"header")
     assert {name: (array.dtype, array.shape) for name, array in found.fields.items()} == {
         "tokens": (np.int32, (2, TOKENS // 2)),
         "labels": (np.int32, (2, TOKENS // 2)),

@@ -61,6 +61,7 @@ class StepReply(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
     step: int
     num_tokens_global: int
+    num_masked_tokens: int
     header: bytes
     shared: list[SharedArray]
     inline: list[InlineArray]

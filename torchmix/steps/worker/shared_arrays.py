@@ -77,6 +77,7 @@ class SharedArrays:
         reply = StepReply(
             step=step.step,
             num_tokens_global=step.num_tokens_global,
+            num_masked_tokens=step.num_masked_tokens,
             header=step.header,
             shared=shared,
             inline=inline,
@@ -126,7 +127,11 @@ class MappedArrays:
             # Writable, as all that the trainer gets.
             fields[small.form.name] = np.ndarray(small.form.shape, small.form.dtype, bytearray(small.values))
         return StepArrays(
-            step=reply.step, num_tokens_global=reply.num_tokens_global, fields=fields, header=reply.header
+            step=reply.step,
+            num_tokens_global=reply.num_tokens_global,
+            num_masked_tokens=reply.num_masked_tokens,
+            fields=fields,
+            header=reply.header,
         )
 
     def take_released(self) -> list[int]:
