@@ -1,12 +1,13 @@
 """What the files of each format say, and how their pages become documents. Files in reading order:
 
-seen_ids.py   token ids of rows -> the smallest, the largest, and what no model has
-source.py     the seam: what every format gives: scans of files, documents of pages
-checksum.py   checksums of parts -> of the whole
-column.py     an Arrow array -> documents
-good_rows.py  the same where some rows cannot be read
+seen_ids.py    token ids of rows -> the smallest, the largest, and what no model has
+source.py      the seam: what every format gives: scans of files, documents of pages
+checksum.py    checksums of parts -> of the whole
+decompress.py  compressed bytes -> as many as they should be
+column.py      an Arrow array -> documents
+good_rows.py   the same where some rows cannot be read
 
 Then a folder each: parquet/, megatron/, jsonl/, arrow/.
 
-table.py      which format reads which files
+table.py       which format reads which files
 """

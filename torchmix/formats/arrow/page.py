@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torchmix.formats.arrow.layout import Column
 from torchmix.formats.arrow.message import BatchLayout, message_prefix, parse_batch, parse_message
 from torchmix.formats.arrow.slices import SliceType, read_slices, slice_type
+from torchmix.formats.decompress import decompress
 from torchmix.formats.source import PageRun
 
 SLICES, BATCH, MESSAGE = 0, 1, 2
@@ -80,7 +81,7 @@ def read_page(run: PageRun, is_null: NDArray[np.bool_] | None) -> pa.Array:
             return read_slices(kind, run.dictionary, run.pages, is_null)
         if run.codec == BATCH:
             layout = parse_batch(parse_message(bytes(run.dictionary)).header)
-            return column.read(layout, column_buffers(column, layout, run.pages, None), None)
+            return column.read(layout, column_buffers(column, layout, run.pages, None, run), None)
         return _read_message(column, run)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, MemoryError):
@@ -103,7 +104,7 @@ def column_range(column: Column, layout: BatchLayout) -> tuple[int, int]:
 
 
 def column_buffers(
-    column: Column, layout: BatchLayout, content: bytes | memoryview, begin: int | None
+    column: Column, layout: BatchLayout, content: bytes | memoryview, begin: int | None, run: PageRun
 ) -> list[pa.Buffer | None]:
     """The buffers of a column, without compression; None for those of no bytes.
 
@@ -112,6 +113,7 @@ def column_buffers(
         layout: Of the batch.
         content: Bytes of the batch's body.
         begin: Where they begin in it; None: where the column does.
+        run: What they are of.
 
     Raises:
         ValueError: The column reaches beyond them, or a buffer is damaged.
@@ -128,11 +130,11 @@ def column_buffers(
         if offset < begin or offset - begin + num_bytes > len(content):
             raise ValueError(f"a buffer of {num_bytes} bytes at {offset} lies outside of the page")
         buffer = held.slice(offset - begin, num_bytes)
-        buffers.append(buffer if layout.codec is None else _decompress(buffer, layout.codec))
+        buffers.append(buffer if layout.codec is None else _decompress(buffer, layout.codec, run))
     return buffers
 
 
-def _decompress(buffer: pa.Buffer, codec: str) -> pa.Buffer | None:
+def _decompress(buffer: pa.Buffer, codec: str, run: PageRun) -> pa.Buffer | None:
     if len(buffer) < 8:
         raise ValueError(f"a compressed buffer of {len(buffer)} bytes")
     num_bytes = int.from_bytes(buffer.slice(0, 8).to_pybytes(), "little", signed=True)
@@ -140,7 +142,7 @@ def _decompress(buffer: pa.Buffer, codec: str) -> pa.Buffer | None:
         return buffer.slice(8)
     if not 0 <= num_bytes <= MOST_TIMES[codec] * len(buffer):
         raise ValueError(f"a buffer would decompress to {num_bytes} bytes")
-    return pa.Codec(codec).decompress(buffer.slice(8), num_bytes) if num_bytes else None
+    return decompress(buffer.slice(8), codec, num_bytes, is_proven=run.is_as_indexed) if num_bytes else None
 
 
 def _read_message(column: Column, run: PageRun) -> pa.Array:
@@ -154,8 +156,8 @@ def _read_message(column: Column, run: PageRun) -> pa.Array:
     values = Column(
         held_type=value_type, path=(), nodes_before=0, buffers_before=0, views_before=0, version=column.version
     )
-    dictionary = values.read(layout, column_buffers(values, layout, run.dictionary[prefix + size :], 0), None)
+    dictionary = values.read(layout, column_buffers(values, layout, run.dictionary[prefix + size :], 0, run), None)
     prefix, size = message_prefix(bytes(run.pages[:8]))
     layout = parse_batch(parse_message(bytes(run.pages[prefix : prefix + size])).header)
-    buffers = column_buffers(column, layout, run.pages[prefix + size :], 0)
+    buffers = column_buffers(column, layout, run.pages[prefix + size :], 0, run)
     return column.read(layout, buffers, dictionary)

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from torchmix.formats.decompress import decompress
 from torchmix.formats.good_rows import passes_over_rows
 from torchmix.formats.parquet import thrift
 from torchmix.formats.parquet.layout import PageHeader, read_page_header
@@ -126,7 +127,7 @@ def _take(run: PageRun, column: _Column) -> _Taken | None:
     num_tokens = int(run.tokens.sum(dtype=np.int64) if run.offsets is None else run.offsets[-1])
     try:
         dictionary = _dictionary(run, column)
-        parts = [(header, *_split(header, body, column)) for header, body in _bodies(run)]
+        parts = [(header, *_split(header, body, column, run)) for header, body in _bodies(run)]
         levels_of_page = [header.num_values for header, _, _ in parts]
         if run.is_as_indexed and not run.begins_inside_row and not run.rows_behind:
             first, absent = 0, _empty_rows(run.tokens, sum(levels_of_page) - num_tokens)
@@ -198,7 +199,7 @@ def _compare_levels(run: PageRun, column: _Column, parts: _Parts) -> tuple[int, 
     return int(ends[0] - np.searchsorted(absent, ends[0])), absent
 
 
-def _split(header: PageHeader, body: memoryview, column: _Column) -> tuple[list[memoryview], memoryview]:
+def _split(header: PageHeader, body: memoryview, column: _Column, run: PageRun) -> tuple[list[memoryview], memoryview]:
     """Levels and values of a data page.
 
     Returns:
@@ -210,9 +211,9 @@ def _split(header: PageHeader, body: memoryview, column: _Column) -> tuple[list[
     if header.levels_bytes >= 0:
         values = body[header.levels_bytes :]
         if header.is_compressed:
-            values = _unpack(values, column.codec, header.decoded_bytes - header.levels_bytes)
+            values = _unpack(values, column, header.decoded_bytes - header.levels_bytes, run)
         return [body[: header.levels_bytes]], values
-    content = _unpack(body, column.codec, header.decoded_bytes)
+    content = _unpack(body, column, header.decoded_bytes, run)
     position, levels = 0, []
     for _ in range(2 if column.most_definition else 1):
         size = int.from_bytes(content[position : position + 4], "little")
@@ -251,8 +252,10 @@ def _bodies(run: PageRun) -> Iterator[tuple[PageHeader, memoryview]]:
         position = header.stop
 
 
-def _unpack(body: memoryview, codec: str, num_bytes: int) -> memoryview:
-    return memoryview(pa.Codec(codec).decompress(body, decompressed_size=num_bytes)) if codec else body
+def _unpack(body: memoryview, column: _Column, num_bytes: int, run: PageRun) -> memoryview:
+    if not column.codec:
+        return body
+    return memoryview(decompress(body, column.codec, num_bytes, is_proven=run.is_as_indexed))
 
 
 def _dictionary(run: PageRun, column: _Column) -> bytes:
@@ -265,7 +268,7 @@ def _dictionary(run: PageRun, column: _Column) -> bytes:
     body = memoryview(run.dictionary)[header.body : header.stop]
     if not header.is_dictionary or (header.checksum is not None and zlib.crc32(body) != header.checksum):
         raise ValueError("wrong header or checksum")
-    page = dictionary_page(_unpack(body, column.codec, header.decoded_bytes), column.value_bytes)
+    page = dictionary_page(_unpack(body, column, header.decoded_bytes, run), column.value_bytes)
     if run.memo is not None:
         run.memo[_UNPACKED] = page
     return page

@@ -1,0 +1,31 @@
+"""Arrow files that are damaged before they are indexed: an error that says where, or what another reader reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.support.arrow_files import write_arrow
+from torchmix.errors import CorruptPage
+from torchmix.formats.arrow.source import ArrowSource
+
+
+def test_11_2_a_compressed_buffer_that_gives_fewer_bytes_than_it_says_is_damage(tmp_path: Path) -> None:
+    """What is not written by lz4's decoder would be memory of something else."""
+    rng = np.random.default_rng(1)
+    values = np.concatenate([rng.integers(0, 2**31, 1000, np.int32), np.zeros(1000, np.int32)])
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(0, 2001, 10), pa.int32()), pa.array(values))
+    path = write_arrow(tmp_path / "a.feather", pa.table({"ids": lists}), stream=False, codec="lz4", batch_rows=1000)
+    source = ArrowSource(name="s", column="ids", kind="tokens")
+    assert source.scan(path).tokens.tolist() == [10] * 200
+    content, frame = path.read_bytes(), pa.compress(values.tobytes(), "lz4", asbytes=True)
+    assert content.count(frame) == 1
+    shorter = (pa.compress(rng.bytes(size), "lz4", asbytes=True) for size in range(3900, 4200))
+    path.write_bytes(content.replace(frame, next(other for other in shorter if len(other) == len(frame))))
+    with pytest.raises(pa.ArrowInvalid, match="fully decompress"):
+        pa.ipc.open_file(str(path)).read_all()
+    with pytest.raises(CorruptPage, match=r"a\.feather: the record batch at byte \d+, from row 0 on, does not decode"):
+        source.scan(path)
