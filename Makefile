@@ -1,7 +1,7 @@
 # Set up, check, test and train, with nothing but Python 3.10 or newer on the machine.
 #
-#     make train    a small Megatron GPT on 4 local ranks, from text that this machine has
-#     make test     all tests; `make check` is ruff and mypy
+#     make train    a small Megatron GPT on 4 local ranks, from text that this machine has; installs what that needs
+#     make test     all tests; installs what they need, too; `make check` is ruff and mypy
 #
 # Another build of torch:  make train PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 # Another layout:          make train TRAIN_ARGS="--pp 2 --cp 2"
@@ -18,7 +18,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: train test test-fast check format venv clean
 
-train: runs/corpus
+train: $(VENV)/.trains runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
 	$(BIN)/torchrun --nproc-per-node 4 examples/megatron/train.py --data-recipe $(RECIPE) $(TRAIN_ARGS)
 
@@ -40,7 +40,7 @@ format: venv
 venv: $(VENV)/.installed
 
 # Made once, whole; remove it to make it anew.
-runs/corpus: | venv
+runs/corpus: | $(VENV)/.trains
 	$(BIN)/python examples/megatron/make_corpus.py $@
 
 $(VENV)/.torch: constraints.txt
@@ -49,8 +49,12 @@ $(VENV)/.torch: constraints.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt torch
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.torch constraints.txt setup.py pyproject.toml
-	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt --editable '.[test,megatron]'
+$(VENV)/.trains: $(VENV)/.torch constraints.txt setup.py pyproject.toml
+	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt --editable '.[megatron]'
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.trains
+	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt --editable '.[megatron,test,check]'
 	touch $@
 
 clean:

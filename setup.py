@@ -33,10 +33,6 @@ setup(
         "test": [
             "pytest>=8",
             "pytest-xdist>=3.5",
-            "ruff",
-            "mypy",
-            "types-PyYAML",
-            "types-tqdm",
             "tokenizers>=0.20",
             "tiktoken>=0.8",
             "fsspec>=2024.2",
@@ -45,6 +41,7 @@ setup(
             "flask>=2.2",
             "flask-cors",
         ],
+        "check": ["ruff", "mypy", "types-PyYAML", "types-tqdm"],
         "tokenizers": ["tokenizers>=0.20"],
         "tiktoken": ["tiktoken>=0.8"],
         "hf": ["fsspec>=2024.2", "huggingface_hub>=0.24"],

@@ -14,7 +14,9 @@ import pytest
 import torchmix.cli.index
 from tests.support.files import make_text_file, make_tokens_file, random_tokens
 from tests.support.projects import make_project
+from torchmix.catalog.parts import FilePart
 from torchmix.cli.main import main
+from torchmix.indexing import scan_files
 from torchmix.indexing.scan import IndexReport, index_sources
 
 
@@ -97,3 +99,48 @@ def test_bad_data_is_exit_code_3_and_leaves_no_catalog(tmp_path: Path, capsys: p
     assert "source 'tiny'" in error and "input_ids" in error and "Traceback" not in error
     assert main(["plan", str(recipe), "--steps", "1"]) == 3
     assert "run torchmix index" in capsys.readouterr().err
+
+
+def test_off_a_terminal_there_are_lines_unless_they_are_not_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_project(tmp_path)
+    assert main(["index", str(recipe)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "torchmix: looking at the files of 3 sources"
+    assert lines[1].startswith("torchmix: indexing ") and lines[2].startswith("torchmix: scanned ")
+    assert main(["index", str(recipe)]) == 0
+    assert len(capsys.readouterr().err.splitlines()) == 1, "nothing was scanned"
+    assert main(["index", str(recipe), "--force", "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "" and printed.out.startswith("source")
+
+
+def test_each_file_is_logged_where_that_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recipe = make_project(tmp_path)
+    with caplog.at_level("INFO"):
+        assert main(["index", str(recipe), "--verbose"]) == 0
+    assert sorted(line for line in caplog.messages if line.endswith("is scanned"))[-1] == (
+        "source 'web': data/web-1.parquet is scanned"
+    )
+
+
+def test_an_interrupted_run_says_what_is_kept_and_goes_on_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_project(tmp_path)
+    real = scan_files.save_part
+
+    def interrupt(path: Path, part: FilePart) -> None:
+        real(path, part)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scan_files, "save_part", interrupt)
+    monkeypatch.setattr(scan_files, "_num_threads", lambda files: 1)
+    assert main(["index", str(recipe)]) == 130
+    assert (
+        "interrupted: the scans of 1 files are kept, and the catalog is as it was; run torchmix index again"
+        in capsys.readouterr().err
+    )
+    monkeypatch.undo()
+    assert index(recipe, capsys)["resumed_files"] == 1

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from torchmix.cli.terminal import at_least, bytes_text, count_text, percent_text, print_table, progress_bar
+from torchmix.cli.terminal import at_least, count_text, percent_text, print_table, progress_bar
+from torchmix.recipe.byte_sizes import bytes_text
 
 
 class Screen(io.StringIO):
@@ -51,14 +52,14 @@ def test_counts_of_arguments_have_a_lower_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "as_json", "shown"), [(Screen, False, True), (Screen, True, False), (io.StringIO, False, False)]
+    ("stream", "silent", "shown"), [(Screen, False, True), (Screen, True, False), (io.StringIO, False, False)]
 )
 def test_progress_is_shown_only_to_a_watcher(
-    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO], as_json: bool, shown: bool
+    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO], silent: bool, shown: bool
 ) -> None:
     screen = stream()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("COLUMNS", "80")
-    with progress_bar(4, unit="step", title="planning", as_json=as_json) as bar:
+    with progress_bar(4, unit="step", title="planning", silent=silent) as bar:
         bar.update(4)
     assert ("planning" in screen.getvalue()) == shown

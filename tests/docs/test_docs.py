@@ -202,3 +202,15 @@ def test_yaml_in_the_pages_is_yaml() -> None:
     for page in PAGES:
         for block in blocks(page.read_text(encoding="utf-8"), "yaml"):
             assert isinstance(yaml.safe_load(block), dict), page_name(page)
+
+
+def test_what_trains_needs_no_tools_of_tests(tmp_path: Path) -> None:
+    for target, extras in (("train", "[megatron]"), ("test", "[megatron,test,check]")):
+        command = ["make", "--dry-run", target, f"VENV={tmp_path / 'venv'}"]
+        lines = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout.splitlines()
+        assert [line for line in lines if "--editable" in line][-1].endswith(f"--editable '.{extras}'")
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    of_core, of_extras = setup.split("extras_require")
+    assert not re.findall(r'"(ruff|mypy|pytest|moto|flask)', of_core)
+    [megatron] = re.findall(r'"megatron": (.*),', of_extras)
+    assert megatron == '["megatron-core>=0.16,<0.17"]'

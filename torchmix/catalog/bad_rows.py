@@ -105,8 +105,8 @@ def check_bad_rows(
     fact = f"source {name!r}: {num_bad} of {num_rows} rows {'cannot be read' if is_fresh else 'could not be indexed'}"
     if not is_masked:
         raise CatalogStale(
-            f"{fact} ({listed_text(files, 1)}), and they are an error now; write bad_rows: mask, or mend them and run "
-            "torchmix index"
+            f"{fact} ({listed_text(files, 1)}), and they are an error now; write bad_rows: mask, or mend them and "
+            "run torchmix index"
         )
     if num_bad > max_bad * num_rows:
         raise SourceUnreadable(

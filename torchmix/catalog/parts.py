@@ -132,6 +132,11 @@ def save_part(path: Path, part: FilePart) -> None:
         raise
 
 
+def num_parts(directory: Path) -> int:
+    """Parts that lie in a catalog's folder: files whose scan the next run need not do again."""
+    return sum(1 for _ in (directory / PARTS_FOLDER).glob("*.part"))
+
+
 def load_part(path: Path) -> FilePart | None:
     """Read a part; None if there is none or it is damaged, which is logged."""
     try:

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         total = min(arguments.steps, SIMULATED_STEPS)
         try:
             check_rows_of_part(whole, arguments.part, _rows(recipe, catalog))
-            with progress_bar(total, unit="step", title="planning", as_json=arguments.json) as bar:
+            with progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
                 result = forecast(recipe, sizes, arguments.steps, simulated_steps=total, progress=bar.update)
             findings += forecast_findings(recipe, result)
         except PlanError as error:

@@ -18,8 +18,8 @@ from torchmix.catalog.bad_rows import listed_text
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.forecast import Forecast, SourceForecast
-from torchmix.cli.terminal import ExitCode, bytes_text, count_text, percent_text
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.cli.terminal import ExitCode, count_text, percent_text
+from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.documents import rows_of
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.shares import parse_shares

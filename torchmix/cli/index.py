@@ -2,21 +2,27 @@
 
 In: a recipe. Out: the catalog of all its parts on disk, and a table of what each source holds. Must hold: only files
 that are new or changed are scanned; a run that is stopped loses at most the files it was at. Cost: one pass over the
-columns of those files, with a progress bar of rate and time left.
+columns of those files, with rate and time left: a bar on a terminal, elsewhere a line every minute.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from torchmix.catalog.store import SourceCatalog, catalog_fingerprint
-from torchmix.cli.terminal import ExitCode, bytes_text, count_text, print_json, print_table, progress_bar
+from torchmix.catalog.parts import num_parts
+from torchmix.catalog.store import SourceCatalog, catalog_directory, catalog_fingerprint
+from torchmix.cli.terminal import ExitCode, count_text, print_json, print_table, progress_bar
+from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan import IndexReport, index_sources
+from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import with_all_sources
+from torchmix.recipe.structs import Recipe
 
 HELP = "build the catalog of a recipe, or bring it up to date"
 
@@ -34,14 +40,17 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """
     recipe = load_recipe(arguments.recipe)
     directory = recipe_directory(arguments.recipe)
-    with progress_bar(0, unit="B", title="indexing", as_json=arguments.json, scale=True) as bar:
-
-        def show(done_bytes: int, all_bytes: int, source: str, file: str) -> None:
-            bar.total = all_bytes
-            bar.set_postfix_str(source, refresh=False)
-            bar.update(done_bytes - bar.n)
-
-        report = index_sources(with_all_sources(recipe), directory, progress=show, force=arguments.force)
+    whole = with_all_sources(recipe)
+    try:
+        report = _index(whole, directory, arguments)
+    except KeyboardInterrupt:
+        kept = num_parts(catalog_directory(recipe, directory))
+        what = f"the scans of {count_text(kept)} files are kept, and" if kept else "no scan of a file was finished;"
+        print(
+            f"torchmix: interrupted: {what} the catalog is as it was; run torchmix index again to go on",
+            file=sys.stderr,
+        )
+        raise
     if arguments.json:
         print_json(
             {
@@ -55,6 +64,25 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     else:
         _print(report)
     return ExitCode.OK
+
+
+def _index(recipe: Recipe, directory: Path, arguments: argparse.Namespace) -> IndexReport:
+    """Index, with a bar on a terminal, and with lines elsewhere."""
+    silent = arguments.json or arguments.quiet
+    if not silent and not sys.stderr.isatty():
+        lines = ProgressLines(lambda line: print(f"torchmix: {line}", file=sys.stderr, flush=True))
+        print(f"torchmix: looking at the files of {len(recipe.sources)} sources", file=sys.stderr, flush=True)
+        report = index_sources(recipe, directory, progress=lines, force=arguments.force)
+        lines.end()
+        return report
+    with progress_bar(0, unit="B", title="indexing", silent=silent, scale=True) as bar:
+
+        def show(done_bytes: int, all_bytes: int, source: str, file: str) -> None:
+            bar.total = all_bytes
+            bar.set_postfix_str(source, refresh=False)
+            bar.update(done_bytes - bar.n)
+
+        return index_sources(recipe, directory, progress=show, force=arguments.force)
 
 
 def _values(report: IndexReport) -> dict[str, Any]:

@@ -36,9 +36,8 @@ def main(words: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(words)
     except SystemExit as done:  # argparse has printed help, version or what is wrong
         return int(done.code or 0)
-    logging.basicConfig(
-        level=logging.INFO if arguments.verbose else logging.WARNING, format="%(levelname)s %(message)s"
-    )
+    level = logging.INFO if arguments.verbose else logging.ERROR if arguments.quiet else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(message)s")
     try:
         return int(arguments.run(arguments))
     except TorchmixError as error:
@@ -73,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
         if verb not in (init, reframe):
             one.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe in YAML")
         one.add_argument("--json", action="store_true", help="print one JSON object")
-        one.add_argument("--verbose", action="store_true", help="log what is done")
+        loudness = one.add_mutually_exclusive_group()
+        loudness.add_argument("--verbose", action="store_true", help="log what is done")
+        loudness.add_argument("--quiet", action="store_true", help="no progress, no warnings")
         verb.add_arguments(one)
         one.set_defaults(run=verb.run)
     return parser

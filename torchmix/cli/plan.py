@@ -61,7 +61,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     has_ended = False
     with ExitStack() as stack:
         total = 0 if arguments.steps is None else stop
-        bar = stack.enter_context(progress_bar(total, unit="step", title="planning", as_json=arguments.json))
+        bar = stack.enter_context(
+            progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet)
+        )
         files = stack.enter_context(write_plan_files(arguments.out)) if arguments.out is not None else None
         cursor = planner.start()
         for step in range(stop):

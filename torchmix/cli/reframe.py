@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchmix.cli.terminal import ExitCode, bytes_text, count_text, print_json, progress_bar
+from torchmix.cli.terminal import ExitCode, count_text, print_json, progress_bar
 from torchmix.errors import RecipeError
 from torchmix.formats.jsonl.frames import MOST_FRAME_BYTES, codec_of_name
 from torchmix.formats.jsonl.reframe import FRAME_BYTES, LEVELS, LONG_LINES, reframe
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 
 HELP = "write a compressed file of JSON lines again, in frames that can be read one by one"
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         what = f"goes from {lowest} to {highest}" if codec is not None else "needs an OUT that ends in .gz or .zst"
         raise RecipeError(f"--level {arguments.level}: the level {what}")
     total = arguments.source.stat().st_size if arguments.source.is_file() else 0
-    with progress_bar(total, unit="B", title="reframing", as_json=arguments.json, scale=True) as bar:
+    with progress_bar(total, unit="B", title="reframing", silent=arguments.json or arguments.quiet, scale=True) as bar:
 
         def show(num_bytes: int) -> None:
             bar.update(num_bytes)

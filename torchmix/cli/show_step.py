@@ -36,7 +36,7 @@ def plan_of_step(recipe: Recipe, catalog: Catalog, arguments: argparse.Namespace
     planner = open_planner(recipe, catalog, dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
     cursor = _cursor(planner, recipe, catalog, arguments)
     num_steps = arguments.step + 1 - cursor.step
-    with progress_bar(num_steps, unit="step", title="planning", as_json=arguments.json) as bar:
+    with progress_bar(num_steps, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
         for _ in range(num_steps):
             plan, cursor = planner.step(cursor)
             bar.update()

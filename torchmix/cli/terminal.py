@@ -80,30 +80,21 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
-def bytes_text(num_bytes: float) -> str:
-    """A size in the largest unit that leaves at least one: 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.1f} TiB"
-
-
 def percent_text(share: float) -> str:
     """A share with four significant digits, so that a tiny one does not show as 0: 69.97 %, 0.001003 %."""
     return f"{100 * share:.4g} %"
 
 
-def progress_bar(total: int, *, unit: str, title: str, as_json: bool, scale: bool = False) -> tqdm[Any]:
-    """A bar with rate and time left on stderr; silent where nobody watches (no terminal, or `--json`).
+def progress_bar(total: int, *, unit: str, title: str, silent: bool, scale: bool = False) -> tqdm[Any]:
+    """A bar with rate and time left on stderr; silent where nobody watches (no terminal, `--json` or `--quiet`).
 
     Args:
         total: Units of the whole work.
         unit: What is counted, as "step" or "B".
         title: What is being done.
-        as_json: The user asked for JSON.
+        silent: The user wants none.
         scale: Shorten large numbers: 1.2G.
     """
-    silent = as_json or not sys.stderr.isatty()
+    silent = silent or not sys.stderr.isatty()
     tqdm.monitor_interval = 0  # no watching thread: a command ends when its work does
     return tqdm(total=total, unit=unit, desc=title, disable=silent, unit_scale=scale, leave=False, file=sys.stderr)

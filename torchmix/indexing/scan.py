@@ -39,6 +39,7 @@ from torchmix.formats.table import choose_source, find_source_files
 from torchmix.indexing.file_changes import FileChange, WantedFile, match_files
 from torchmix.indexing.log_lines import log_changes, log_costly_files
 from torchmix.indexing.part_checks import check_parts
+from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan_files import Progress, ScannedFile, ScanTask, fingerprint_files, scan_files
 from torchmix.recipe.structs import Recipe
 from torchmix.transform.open_tokenizer import Tokenizers
@@ -135,12 +136,15 @@ def ensure_catalog(recipe: Recipe, directory: Path) -> Catalog:
     try:
         return open_catalog(recipe, directory)
     except CatalogMissing as missing:
-        logger.warning("%s; indexing now (run `torchmix index` beforehand to see its progress)", missing)
+        logger.warning("%s; indexing now (or run `torchmix index` beforehand)", missing)
     with catalog_lock(catalog_directory(recipe, directory)):
         try:
             return open_catalog(recipe, directory)
         except CatalogMissing:
-            return _index(recipe, directory, progress=None, force=False).catalog
+            lines = ProgressLines(logger.warning, only_long=True)
+            report = _index(recipe, directory, progress=lines, force=False)
+            lines.end()
+            return report.catalog
 
 
 def _index(

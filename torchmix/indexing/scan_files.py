@@ -8,6 +8,7 @@ of each file is read and decoded once, in as many threads as the process has pro
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -29,6 +30,8 @@ from torchmix.indexing.file_changes import FoundFile
 from torchmix.storage.file_status import settled_statuses
 from torchmix.storage.open_path import opened
 from torchmix.storage.stores import is_uri, place_of
+
+logger = logging.getLogger(__name__)
 
 MOST_THREADS = 32
 STORE_THREADS = 8
@@ -153,6 +156,8 @@ def _scan(task: ScanTask, directory: Path, told: _Told) -> ScannedFile:
         if not scan.is_quick:
             save_part(task.part, part)
     advance(left_bytes)
+    what = "was scanned before" if resumed else "is scanned"
+    logger.info("source %r: %s %s", task.source.name, task.found.path, what)
     return ScannedFile(part=part, resumed=resumed)
 
 

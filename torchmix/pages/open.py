@@ -7,12 +7,14 @@ scans the files, later ones map the index.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from torchmix.errors import CatalogMissing, OptionError
+from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan import index_recipe
 from torchmix.indexing.scan_files import Progress
 from torchmix.pages.pages import Pages
@@ -20,6 +22,8 @@ from torchmix.pages.wording import in_words_of_pages
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.options import true_or_false
 from torchmix.recipe.structs import RECIPE_VERSION, Batch, Read, Recipe, Shuffle, Source
+
+logger = logging.getLogger(__name__)
 
 
 def open_pages(
@@ -53,7 +57,8 @@ def open_pages(
         cache: Decoded pages kept, as 256MiB or a number of bytes.
         window_pages, window_bytes: How far a row may travel with `method="page"`.
         update: Look for new and changed files, and index them. Rows of files that stay keep their order.
-        progress: Called while indexing with bytes done, bytes in all, name and file.
+        progress: Called while indexing with bytes done, bytes in all, name and file; None: a line is logged every
+            minute.
 
     Raises:
         OptionError: An argument is of another type than these, out of its range, or goes with no other.
@@ -94,12 +99,19 @@ def open_pages(
         )
         directory = Path().absolute()
         if update:
-            index_recipe(recipe, directory, progress=progress, any_integers=True)
+            _index(recipe, directory, progress)
         try:
             return Pages(recipe, directory)
         except CatalogMissing:
-            index_recipe(recipe, directory, progress=progress, any_integers=True)
+            _index(recipe, directory, progress)
             return Pages(recipe, directory)
+
+
+def _index(recipe: Recipe, directory: Path, progress: Progress | None) -> None:
+    """Index, and log how far it is where nobody is told and it takes long."""
+    lines = ProgressLines(logger.warning, only_long=True)
+    index_recipe(recipe, directory, progress=progress or lines, any_integers=True)
+    lines.end()
 
 
 def _paths(path: str | Path | Sequence[str | Path]) -> tuple[str, ...]:

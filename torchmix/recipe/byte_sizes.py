@@ -1,6 +1,7 @@
 """Sizes in bytes, as text: `64MiB`.
 
-In: text or a number, as a recipe has it. Out: a whole number of bytes. Must hold: nothing is rounded.
+In: text or a number, as a recipe has it, or a number for a person to read. Out: a whole number of bytes, where nothing
+is rounded, or text. Cost: none.
 """
 
 from __future__ import annotations
@@ -34,3 +35,12 @@ def parse_bytes(size: str | int, *, where: str) -> int:
     if num_bytes.denominator != 1 or not 1 <= num_bytes < 2**63:
         raise RecipeError(f"{size!r} is not a whole number of bytes from 1 to 2**63 - 1", where)
     return int(num_bytes)
+
+
+def bytes_text(num_bytes: float) -> str:
+    """A size in the largest unit that leaves at least one: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.1f} TiB"

@@ -26,9 +26,10 @@ from torchmix.cli.init.recipe_yaml import (
     write_recipe,
     yaml_of,
 )
-from torchmix.cli.terminal import ExitCode, bytes_text, print_json, print_table
+from torchmix.cli.terminal import ExitCode, print_json, print_table
 from torchmix.errors import OptionError, SourceUnreadable
 from torchmix.recipe.build import nearest
+from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.load import load_recipe
 
