@@ -19,6 +19,7 @@
     |   |-- StateVersion                written by another format version
     |   `-- StateMismatch               of another recipe, catalog or (inside a step) layout
     |-- RankLost                        another rank was killed, stopped or failed
+    |-- OpenFilesLimit                  this process may not have as many open files as its held steps need
     |-- WorkerLost                      the process that reads for this rank was killed
     |-- WireError                       bytes of another rank that are no exchange of this job
     `-- LoaderClosed (RuntimeError)     used after close()
@@ -130,6 +131,10 @@ class RankLost(TorchmixError):
 
 class WorkerLost(TorchmixError):
     """The worker process that reads for this rank ended by itself; most often the kernel had no memory left."""
+
+
+class OpenFilesLimit(TorchmixError):
+    """This process may not have as many open files as the steps that it holds need."""
 
 
 class WireError(TorchmixError):

@@ -6,11 +6,15 @@ step 41, prints `ready`, and then does what its behaviour says:
     check      asks for lost ranks until one is found, as a loader does that waits for its next step
     barrier    waits in a collective of the default group that never completes
     idle       waits for a signal and touches nothing, as a rank does that is to be killed
+    dies       kills itself a moment later
     raise      fails with a ValueError outside of the loader
     leave      ends without closing
     close      closes and ends
     close-late closes and ends after a line appears in the file named by GO
     failed     its loader fails with an error of its own
+    forks      forks a process, ends it by SIGTERM, and goes on as `idle`
+    before     as `idle`; its script handles SIGTERM, since before the loader was opened: it says so and exits with 7
+    after      likewise since after that
 """
 
 from __future__ import annotations
@@ -31,10 +35,31 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 
 
+def handle(number: int, frame: object) -> None:
+    print("handled", flush=True)
+    time.sleep(1)  # as one that saves first
+    os._exit(7)
+
+
 def behave(behaviour: str, liveness: Liveness) -> None:
     if behaviour == "barrier":
         dist.barrier()
     elif behaviour == "idle":
+        signal.pause()
+    elif behaviour == "dies":
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif behaviour in ("before", "after"):
+        if behaviour == "after":
+            signal.signal(signal.SIGTERM, handle)
+        while True:
+            signal.pause()
+    elif behaviour == "forks":
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.kill(child, signal.SIGTERM)
+        print("fork ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         signal.pause()
     elif behaviour == "raise":
         raise ValueError("a mistake in the training script")
@@ -53,6 +78,8 @@ def behave(behaviour: str, liveness: Liveness) -> None:
 def main(tp: int, behaviours: list[str]) -> None:
     dist.init_process_group("gloo", timeout=timedelta(minutes=30))
     topology = Topology.from_torchrun(tp=tp)
+    if behaviours[topology.rank] == "before":
+        signal.signal(signal.SIGTERM, handle)
     tree = ClientPlaceTree.from_topology(topology)
     end = open_fan_out(tree)
     liveness = open_liveness(tree)

@@ -6,6 +6,7 @@ still there after a grace, because its main thread is stuck in a collective, it 
     beat     each rank writes its beat every poll, and reads that of the next rank in the ring (see `ring.py`)
     abort    who finds a lost rank, or fails itself, writes the reason under one key: the first writer wins, all read it
     store    a store that does not answer is the loss of whoever hosts it: rank 0, or the launcher
+    ending   who gets SIGTERM looks once more at the ranks of its host before it ends (see `termination.py`)
 
 Two threads, because a request to a store whose host is stopped never returns: the *pulse* talks to the store through a
 connection of its own, the *guard* never touches it, measures the pulse and ends the process.
@@ -25,7 +26,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from torch._C._distributed_c10d import Store  # typed here alone
@@ -38,9 +39,12 @@ from torchmix.parallel.ring import (
     RankIdentity,
     RingWatch,
     Silence,
+    evidence_of_process,
     identity_of_this_process,
+    loss_of_ended_rank,
     text_of_step,
 )
+from torchmix.parallel.termination import Termination
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +101,9 @@ class Liveness:
         self._is_closing = threading.Event()
         self._may_rest = threading.Event()
         self._is_closed = False
+        self._ends_by_signal = False
+        self._termination: Termination | None = None
+        self._ranks_of_host: tuple[int, ...] = ()
         self._ring = RingWatch(rank=rank, world_size=world_size, patience=self._patience, now_s=time.monotonic())
         self._pulse = threading.Thread(target=self._run_pulse, name="torchmix-pulse", daemon=True)
         self._guard = threading.Thread(target=self._run_guard, name="torchmix-guard", daemon=True)
@@ -125,6 +132,15 @@ class Liveness:
     def note_step(self, step: int) -> None:
         """Say which step was delivered last; others name it if this rank is lost."""
         self._step = step
+
+    def listen_for_termination(self, ranks_of_host: Iterable[int]) -> None:
+        """When SIGTERM comes, look once more at who is lost, and say it.
+
+        Args:
+            ranks_of_host: Those whose processes the kernel may know of here.
+        """
+        self._ranks_of_host = tuple(rank for rank in ranks_of_host if rank != self._rank)
+        self._termination = Termination(self._look_a_last_time)
 
     def check(self) -> None:
         """Return while no rank is known to be lost.
@@ -166,6 +182,8 @@ class Liveness:
         if self._num_users > 0 or self._is_closed or self._lost is not None or self._failure is not None:
             return
         self._is_closed = True
+        if self._termination is not None:
+            self._termination.close()
         self._is_closing.set()
         self._pulse.join(self._patience.store_s)
         self._may_rest.set()
@@ -217,6 +235,24 @@ class Liveness:
             text = f"rank {self._rank} ({self._identity}) {self._failure[0]}; {text_of_step(self._step)}"
             self._post(Loss(rank=self._rank, text=text))
 
+    def _look_a_last_time(self, ends_by_signal: bool) -> None:
+        """SIGTERM has come: tell of a rank of this host that is gone, if it is not what ended it, too."""
+        self._ends_by_signal = ends_by_signal
+        with contextlib.suppress(RuntimeError, msgspec.MsgspecError):
+            self._store.set(f"ending/{self._rank}", "")
+            abort = self._store.get("abort")
+            if abort != _NO_ABORT.encode():
+                self._declare(_losses.decode(abort))
+                return
+            for rank in self._ranks_of_host:
+                _, identity = self._read(rank)
+                if identity is None or evidence_of_process(identity) != "gone":
+                    continue
+                beat, _ = self._read(rank)  # once more: what it said last, it said before it ended
+                if beat is not None and not beat.is_done and not self._store.check([f"ending/{rank}"]):
+                    self._post(loss_of_ended_rank(rank, identity, beat))
+                    return
+
     def _beat(self, *, is_done: bool) -> None:
         self._num_beats += 1
         beat = Beat(count=self._num_beats, step=self._step, is_done=is_done)
@@ -263,6 +299,8 @@ class Liveness:
                 silent_s = pulse.look(self._num_beats, now_s=now_s)
                 if silent_s >= self._patience.store_s and self._pulse.is_alive():
                     self._declare(self._loss_of_store(f"it did not answer for {silent_s:.1f} s"))
+            elif self._ends_by_signal:
+                return
             elif end_s == 0.0:
                 end_s = now_s + self._patience.grace_s
             elif now_s >= end_s:

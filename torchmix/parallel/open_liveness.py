@@ -19,6 +19,7 @@ from torchmix.parallel.groups import check_job
 from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import Patience
+from torchmix.parallel.topology import Topology
 
 _num_opened = 0
 """Times this process has opened one; equal on all ranks."""
@@ -63,10 +64,20 @@ def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) ->
     )
     if topology.rank == 0:
         default.set(key, run)
+    liveness.listen_for_termination(_ranks_of_host(topology))
     if store_host == topology.rank:
         _kept_stores.append(default)
     _open = (default, liveness)
     return liveness
+
+
+def _ranks_of_host(topology: Topology) -> range:
+    """The ranks that torchrun has started on this host; where another launcher did, the next rank alone."""
+    try:
+        first, count = topology.rank - int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    except (KeyError, ValueError):
+        first, count = topology.rank + 1, 1
+    return range(max(0, first), min(first + count, topology.world_size))
 
 
 def _connect(store: Store) -> tuple[Store, int]:

@@ -167,9 +167,7 @@ class RingWatch:
         evidence = self._evidence_of(identity)
         if evidence == "gone":
             if self._was_gone:
-                return self._loss(
-                    f" ({identity})", f"was killed or ended without closing its loader; {text_of_step(beat.step)}"
-                )
+                return loss_of_ended_rank(self.target, identity, beat)
             self._was_gone = True  # its farewell, if there is one, was written before it ended: look once more
             return None
         patience = self._patience
@@ -223,6 +221,12 @@ def evidence_of_process(identity: RankIdentity) -> Evidence:
     if state is None or state[0] in "ZXx" or state[1] != identity.started:
         return "gone"
     return "stopped" if state[0] in "Tt" else "running"
+
+
+def loss_of_ended_rank(rank: int, identity: RankIdentity, beat: Beat) -> Loss:
+    """The loss of a rank whose process is gone, and which has not said that it is done."""
+    reason = f"was killed or ended without closing its loader; {text_of_step(beat.step)}"
+    return Loss(rank=rank, text=f"rank {rank} ({identity}) {reason}")
 
 
 def text_of_step(step: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from torchmix.errors import OpenFilesLimit
 from torchmix.steps.worker.channel import Channel
 
 
@@ -108,7 +109,7 @@ def test_descriptors_beyond_the_limit_are_an_error_that_says_so(
     # As the kernel does at the limit: it gives those for which there is room.
     monkeypatch.setattr(socket, "recv_fds", lambda sock, size, _: receive(sock, size, 1))
     before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else None
-    with pytest.raises(OSError, match="ulimit -n"):
+    with pytest.raises(OpenFilesLimit, match="ulimit -n"):
         other.receive(30)
     if before is not None:
         assert len(list(Path("/proc/self/fd").iterdir())) == before

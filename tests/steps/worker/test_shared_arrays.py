@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,9 @@ import torch
 from torchmix.constructor.arrays import FIELDS, StepArrays
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import RECENT_CALLS, StepMemory
+from torchmix.errors import OpenFilesLimit
 from torchmix.steps.worker import shared_arrays
+from torchmix.steps.worker.channel import open_files_named
 from torchmix.steps.worker.messages import StepReply, decode_reply, encode
 from torchmix.steps.worker.shared_arrays import MappedArrays, SharedArrays
 
@@ -45,7 +49,9 @@ class Pair:
         decoded = decode_reply(encode(reply))
         assert isinstance(decoded, StepReply)
         self.replies.append(decoded)
-        found = self.leader.unpack(decoded, [os.dup(descriptor) for descriptor in descriptors])
+        with open_files_named():  # as the channel names it
+            sent = [os.dup(descriptor) for descriptor in descriptors]
+        found = self.leader.unpack(decoded, sent)
         for descriptor in descriptors:
             os.close(descriptor)
         return found
@@ -100,6 +106,28 @@ def test_memory_is_used_again_and_no_more_is_made(pair: Pair) -> None:
     # One step is held while the next one is built.
     assert [len(reply.new) for reply in pair.replies] == [1, 1] + [0] * 27
     assert not any(reply.dropped for reply in pair.replies)
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """Room for a few more open files, and no more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path(os.devnull).open() as newest:
+        limit = newest.fileno() + 12
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("few_files")
+def test_more_held_steps_than_open_files_are_an_error_that_names_the_limit(pair: Pair) -> None:
+    held = []
+    with pytest.raises(OpenFilesLimit, match=r"as it may, \d+ \(`ulimit -n`\).* lower look_ahead"):
+        for number in range(40):
+            held.append(pair.step(number))
+    assert len(held) > 1
+    for number, step in enumerate(held):
+        assert (step.fields["tokens"] == number).all()
 
 
 def test_memory_of_other_sizes_is_let_go_on_both_sides(pair: Pair) -> None:

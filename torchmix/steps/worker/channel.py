@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import struct
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 
+from torchmix.errors import OpenFilesLimit
+
+LIMIT_ERRNOS = (errno.EMFILE, errno.ENFILE)
+"""Of this process, and of the system."""
 _PREFIX = struct.Struct("<QI")
 """Bytes of the message, and its descriptors."""
 _MAX_DESCRIPTORS = 250
@@ -58,7 +63,7 @@ class Channel:
         Raises:
             TimeoutError: None has begun within `timeout_s`.
             EOFError: The other side has gone, or this one was shut down.
-            OSError: This process may not have as many descriptors.
+            OpenFilesLimit: This process may not have as many descriptors.
         """
         if timeout_s is not None and not wait([self._socket], timeout_s):
             raise TimeoutError
@@ -73,7 +78,7 @@ class Channel:
         if len(descriptors) < num_descriptors:  # the kernel leaves out what goes beyond the limit
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise OSError(errno.EMFILE, "too many open files to share memory with the worker; raise `ulimit -n`")
+            raise open_files_limit()
         return message, descriptors
 
     def shut_down(self) -> None:
@@ -95,3 +100,27 @@ class Channel:
                 raise EOFError("the other side has gone in the middle of a message")
             view = view[received:]
         return bytes(found)
+
+
+@contextmanager
+def open_files_named() -> Iterator[None]:
+    """Name the limit where the system says that there are too many open files.
+
+    Raises:
+        OpenFilesLimit: In the place of the system's error.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in LIMIT_ERRNOS:
+            raise
+        raise open_files_limit() from error
+
+
+def open_files_limit() -> OpenFilesLimit:
+    """The error of a process that has as many open files as it may."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return OpenFilesLimit(
+        f"process {os.getpid()} has as many open files as it may, {limit} (`ulimit -n`): each step that is held, by "
+        f"the trainer or for it, takes one. Let go of microbatches, lower look_ahead, or raise `ulimit -n` to 4096"
+    )

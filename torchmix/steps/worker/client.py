@@ -20,7 +20,7 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.errors import WorkerLost
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.stop_signal import StopSignal
-from torchmix.steps.worker.channel import Channel
+from torchmix.steps.worker.channel import Channel, open_files_named
 from torchmix.steps.worker.messages import EndReply, FailedReply, Request, Start, decode_reply, encode, error_of
 from torchmix.steps.worker.process import start_worker
 from torchmix.steps.worker.shared_arrays import MappedArrays
@@ -56,14 +56,17 @@ def worker_steps(
 
     Raises:
         OSError: The process cannot be started.
+        OpenFilesLimit: This process or the worker has as many open files as it may.
         WorkerLost: The process has ended by itself.
         TorchmixError: A step cannot be planned or read; raised here as it was there.
     """
-    ours, theirs = socket.socketpair()
+    with open_files_named():
+        ours, theirs = socket.socketpair()
     channel = Channel(ours)
     try:
         # When the terminal interrupts all of a job, it is the leader that says when to end.
-        process = start_worker(theirs, ignored_signals={signal.SIGINT, *options.ignored_signals})
+        with open_files_named():
+            process = start_worker(theirs, ignored_signals={signal.SIGINT, *options.ignored_signals})
     except BaseException:
         channel.close()
         raise

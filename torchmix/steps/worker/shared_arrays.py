@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import lend
 from torchmix.parallel.array_form import ArrayForm
+from torchmix.steps.worker.channel import LIMIT_ERRNOS, open_files_named
 from torchmix.steps.worker.messages import Arena, InlineArray, SharedArray, StepReply
 
 
@@ -45,11 +46,13 @@ class SharedArrays:
         """Memory that can be shared; for `StepMemory`.
 
         Raises:
+            OpenFilesLimit: This process has as many open files as it may.
             OSError: There is none.
         """
-        descriptor = _nameless_file()
-        os.ftruncate(descriptor, num_bytes)
-        memory = np.frombuffer(mmap.mmap(descriptor, num_bytes), np.uint8)
+        with open_files_named():
+            descriptor = _nameless_file()
+            os.ftruncate(descriptor, num_bytes)
+            memory = np.frombuffer(mmap.mmap(descriptor, num_bytes), np.uint8)
         number, self._num_arenas = self._num_arenas, self._num_arenas + 1
         address = _address(memory)
         self._arenas[number] = address, address + num_bytes
@@ -106,9 +109,13 @@ class MappedArrays:
         Args:
             reply: From `pack`.
             descriptors: That came with it; closed here.
+
+        Raises:
+            OpenFilesLimit: This process has as many open files as it may.
         """
         for arena, descriptor in zip(reply.new, descriptors, strict=True):
-            memory = np.frombuffer(mmap.mmap(descriptor, arena.num_bytes), np.uint8)
+            with open_files_named():
+                memory = np.frombuffer(mmap.mmap(descriptor, arena.num_bytes), np.uint8)
             os.close(descriptor)
             self._memory_of_arena[arena.number] = memory
         for number in reply.dropped:
@@ -156,6 +163,8 @@ def _nameless_file() -> int:
     """A descriptor of memory on Linux, elsewhere of a file that was removed already."""
     try:
         return os.memfd_create("torchmix")
-    except (AttributeError, OSError):  # not this system, or it is forbidden here
+    except (AttributeError, OSError) as error:  # not this system, or it is forbidden here
+        if getattr(error, "errno", None) in LIMIT_ERRNOS:
+            raise
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())
