@@ -1,0 +1,115 @@
+"""The rows that a stream draws from, as units that are permuted: one protocol, and the space of one source.
+
+In: the sizes of a source. Out: rows and units of a *space*, numbered from 0, their lengths, and in which source and
+page each lies. Must hold: units tile the rows; numbers of a space never leave the process, where a row is named by its
+source and its row there. Cost: a look-up for each row.
+
+A unit is a page; in a flat it may be a part of one (flat.py). A space of which only some rows are kept gives those
+alone, with the positions that they have among all rows of their units, so that a permutation of all rows can be made of
+the kept ones alone, and leaving one out moves no other (view.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.sizes import SourceSizes
+
+Ints = NDArray[np.int64]
+
+
+class Members(NamedTuple):
+    """The rows of some units that can be drawn."""
+
+    rows: Ints
+    """[k], unit after unit, ascending in each."""
+    positions: Ints | None
+    """[k] place of each among all rows of the units; None if all rows can be drawn."""
+    num_rows: int
+    """All rows of the units."""
+
+
+class Space(Protocol):
+    """Units of rows. All numbers count from 0 within the space."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, kept or not."""
+
+    @property
+    def num_kept(self) -> int:
+        """Rows that can be drawn."""
+
+    @property
+    def num_units(self) -> int:
+        """Units, 1 or more."""
+
+    @property
+    def window_units(self) -> int:
+        """Units of a shuffle window, 1 or more."""
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest document, or more."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows that can be drawn."""
+
+    def members(self, units: Ints) -> Members:
+        """The rows of ascending units."""
+
+    def tokens(self, rows: Ints) -> NDArray[np.int32]:
+        """[n] tokens of rows."""
+
+    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+        """[n] source of each row, and the row there."""
+
+    def pages(self, units: Ints) -> list[tuple[int, Ints]]:
+        """The pages that the drawable rows of ascending units lie in: by source, ascending, each page once."""
+
+
+class SourceSpace:
+    """All rows of one source; a unit is a page."""
+
+    def __init__(self, source: int, sizes: SourceSizes) -> None:
+        """`source`: its number by sorted name."""
+        self._source, self.sizes = source, sizes
+        self.num_rows = self.num_kept = sizes.num_documents
+        self.num_units = sizes.num_pages
+        self.window_units = sizes.window_pages
+        self.longest_tokens = sizes.longest_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """See `Space`; reads all lengths."""
+        return int(self.sizes.tokens.sum(dtype=np.int64))
+
+    def members(self, units: Ints) -> Members:
+        """See `Space`."""
+        starts = np.asarray(self.sizes.first_row_of_page[units], np.int64)
+        counts = np.asarray(self.sizes.first_row_of_page[units + 1], np.int64) - starts
+        rows = ranges(starts, counts)
+        return Members(rows, None, len(rows))
+
+    def tokens(self, rows: Ints) -> NDArray[np.int32]:
+        """See `Space`."""
+        return np.asarray(self.sizes.tokens[rows])
+
+    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+        """See `Space`."""
+        return np.full(len(rows), self._source, np.int64), rows
+
+    def pages(self, units: Ints) -> list[tuple[int, Ints]]:
+        """See `Space`."""
+        return [(self._source, units)] if len(units) else []
+
+
+def ranges(starts: Ints, counts: Ints) -> Ints:
+    """The numbers of all ranges [start, start + count), one range after the other."""
+    before = np.cumsum(counts) - counts
+    numbers: Ints = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(starts - before, counts)
+    return numbers

@@ -1,0 +1,83 @@
+"""A source of which only some rows are kept: a selection, or what a hold-out leaves.
+
+In: a source's sizes, and the rows that are kept. Out: a `Space` with the units and rows of the whole source, of which
+the kept rows alone are drawn. Must hold: a row that is kept has the same position as in the whole source, so a row more
+or less moves no other; pages without kept rows cost nothing beyond their number. Cost: two binary searches for each
+unit of a window, and the kept rows themselves.
+
+A window takes as many more pages as the source has more rows than are kept, so that it holds about as many rows as a
+window of the whole source: one percent of a source is shuffled as well as all of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.sizes import SourceSizes
+from torchmix.mixture.spaces.space import Ints, Members, ranges
+
+
+class ViewSpace:
+    """The kept rows of one source; a unit is a page."""
+
+    def __init__(self, source: int, sizes: SourceSizes, kept: NDArray[np.integer], *, window_units: int) -> None:
+        """Take a view of a source.
+
+        Args:
+            source: Its number by sorted name.
+            sizes: Of all its rows.
+            kept: [K] the rows that are kept, ascending, each once; may be mapped.
+            window_units: See `window_units_of_view`; the catalog holds it.
+        """
+        self._source, self._sizes, self._kept = source, sizes, kept
+        self.num_rows, self.num_kept = sizes.num_documents, len(kept)
+        self.num_units, self.window_units = sizes.num_pages, window_units
+        self.longest_tokens = sizes.longest_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """See `Space`; reads the lengths of all kept rows."""
+        return int(self._sizes.tokens[self._kept].sum(dtype=np.int64))
+
+    def members(self, units: Ints) -> Members:
+        """See `Space`."""
+        starts, stops = self._rows_of(units)
+        first = np.searchsorted(self._kept, starts)
+        counts = np.searchsorted(self._kept, stops) - first
+        rows = np.asarray(self._kept[ranges(first, counts)], np.int64)
+        lengths = stops - starts
+        before = np.cumsum(lengths) - lengths
+        return Members(rows, rows + np.repeat(before - starts, counts), int(lengths.sum()))
+
+    def tokens(self, rows: Ints) -> NDArray[np.int32]:
+        """See `Space`."""
+        return np.asarray(self._sizes.tokens[rows])
+
+    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+        """See `Space`."""
+        return np.full(len(rows), self._source, np.int64), rows
+
+    def pages(self, units: Ints) -> list[tuple[int, Ints]]:
+        """See `Space`."""
+        starts, stops = self._rows_of(units)
+        held = units[np.searchsorted(self._kept, stops) > np.searchsorted(self._kept, starts)]
+        return [(self._source, held)] if len(held) else []
+
+    def _rows_of(self, units: Ints) -> tuple[Ints, Ints]:
+        first_row = self._sizes.first_row_of_page
+        return np.asarray(first_row[units], np.int64), np.asarray(first_row[units + 1], np.int64)
+
+
+def window_units_of_view(*, num_pages: int, num_rows: int, num_kept: int, window_pages: int) -> int:
+    """Pages of a view's window: it holds about as many kept rows as a window of the source holds rows.
+
+    Args:
+        num_pages, num_rows: Of the source.
+        num_kept: Rows of the view.
+        window_pages: Pages of the source's window.
+
+    Returns:
+        At least `window_pages`, at most all pages.
+    """
+    return min(max(1, num_pages), -(-window_pages * max(1, num_rows) // max(1, num_kept)))
