@@ -11,9 +11,9 @@ import torch
 from tests.support.fake_megatron import FIELDS_OF_CORE, NEWER_KEYS, default_args, installed, script_of
 from tests.support.microbatches import make_microbatch
 from torchmix.megatron_adapter import batch, get_batch
+from torchmix.megatron_adapter.losses.source_loss import SourceLosses
 from torchmix.megatron_adapter.microbatches import Item, item_of
 from torchmix.megatron_adapter.places import Needs
-from torchmix.megatron_adapter.source_loss import SourceLosses
 
 ALL = Needs(tokens=True, labels=True)
 
@@ -69,9 +69,7 @@ def test_the_ten_fields_of_newer_scripts_are_packed(layout: str, megatron: None)
 @pytest.mark.parametrize("layout", ["0.16", "dev"])
 def test_the_tuples_of_core_016_and_dev_have_padded_boundaries(layout: str, megatron: None) -> None:
     tokens, labels, loss_mask, attention_mask, position_ids, params, *rest = call(layout, item())
-    assert rest == ([None] if layout == "dev" else []), (
-        "padding_mask: None, as for all batches of dev but those of its own varlen dataset"
-    )
+    assert rest == ([None] if layout == "dev" else []), "padding_mask, which dev has for its varlen data alone"
     assert tokens.shape == labels.shape == loss_mask.shape == position_ids.shape == (1, 16)
     assert attention_mask is None
     assert params.qkv_format == "thd"

@@ -28,7 +28,8 @@ RECIPE = "0123456789abcdef"
 def state_before(step: int, *, recipe: str = RECIPE, microbatch: int = 0) -> bytes:
     state = start_state(recipe=recipe, dp=2, micro_batch_size=1)
     values = {name: getattr(state, name) for name in state.__struct_fields__}
-    return encode_state(type(state)(**{**values, "step": step, "microbatch": microbatch}))
+    digest = bytes(8) if microbatch else b""
+    return encode_state(type(state)(**{**values, "step": step, "microbatch": microbatch, "plan_digest": digest}))
 
 
 def checkpoint_of(*steps: int) -> LoadedCheckpoint:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from tests.support.fake_megatron import Lines, default_args, installed, script_of
 from tests.support.loaders import write_job
 from torchmix import megatron_adapter as tmx
+from torchmix.constructor.expand import expand_source_index
 from torchmix.errors import RecipeError, StateError, StateMismatch
 from torchmix.megatron_adapter.batch import losses_of_part
 
@@ -198,6 +199,60 @@ def test_full_validation_has_a_length_and_begins_again(folder: Path) -> None:
         assert [item["step"] for item in passes[0]] == [step for step in range(steps) for _ in range(SAMPLES)]
         for again in passes[1:]:
             assert all(one["tokens"].equal(two["tokens"]) for one, two in zip(passes[0], again, strict=True))
+
+
+def test_each_source_of_validation_is_a_set(folder: Path) -> None:
+    args = args_for(
+        folder / "split.yaml", full_validation=True, multiple_validation_sets=True, consumed_valid_samples=64
+    )
+    with installed(args, core=True, lines=(lines := Lines())):
+        _, sets, test = tmx.provider()
+        assert test is None
+        assert lines[1:] == [
+            " > torchmix: the validation sets are prose, tiny, web",
+            " > torchmix: no test, which Megatron cannot do with --multiple-validation-sets",
+        ]
+        assert isinstance(sets, list)
+        passes = [[[next(each) for _ in range(len(each) * SAMPLES)] for each in sets] for _ in range(2)]  # type: ignore[arg-type]
+        assert len({len(items) for items in passes[0]}) > 1, "sets of several sizes"
+        for items, again in zip(*passes, strict=True):
+            assert (items[0]["step"], items[0]["index"], items[0]["part"]) == (0, 0, "validation")
+            assert items[-1]["is_last_of_step"]
+            assert all(one["tokens"].equal(two["tokens"]) for one, two in zip(items, again, strict=True))
+        trained = [sum(int((item["labels"] >= 0).sum()) for item in items) for items in passes[0]]
+        tmx.close()
+    alone = args_for(folder / "split.yaml", full_validation=True)
+    with installed(alone, core=True):
+        _, validation, _ = tmx.provider()
+        assert validation is not None
+        items = [next(validation) for _ in range(len(validation) * SAMPLES)]  # type: ignore[arg-type,call-overload]
+        sources = [(item["labels"], expand_source_index(item["spans"], item["labels"].shape)) for item in items]
+        by_source = [sum(int((labels[index == each] >= 0).sum()) for labels, index in sources) for each in range(3)]
+        assert trained == by_source, "each set has the documents of its source, all of them and no others"
+
+
+def test_a_full_validation_that_megatron_fails_in_is_refused(folder: Path) -> None:
+    def evaluate_and_print_results(args: Any, eval_iters: Any) -> None:
+        args.eval_iters = eval_iters[0] if not args.multiple_validation_sets else eval_iters
+
+    args = args_for(folder / "split.yaml", full_validation=True)
+    with installed(args, core=True) as modules:
+        modules["megatron.training.training"].evaluate_and_print_results = evaluate_and_print_results  # type: ignore[attr-defined]
+        with pytest.raises(RecipeError, match=r"--full-validation: Megatron .* --multiple-validation-sets"):
+            tmx.provider()
+        args.multiple_validation_sets = True
+        _, sets, _ = tmx.provider()
+        assert isinstance(sets, list) and len(sets) == 3
+
+
+def test_flags_without_effect_and_another_seed_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", "--split", "99,1,0", "--num-workers=2", "--seed", "1234"])
+    with installed(args_for(folder / "recipe.yaml", seed=1234), core=True, lines=(lines := Lines())):
+        tmx.provider()
+    assert lines[:2] == [
+        " > torchmix: no effect with a recipe: --split, --num-workers",
+        " > torchmix: the order of the data comes from the recipe's seed 5; --seed 1234 is the model's",
+    ]
 
 
 def test_without_training_only_evaluations_are_opened(folder: Path) -> None:

@@ -42,12 +42,15 @@ def test_defaults_are_not_refused() -> None:
         ({"yaml_cfg": "f.yaml"}, "--yaml-cfg"),
         ({"sft": True}, "--sft"),
         ({"fim_data": True}, "--fim-data"),
+        ({"use_varlen_dataset": True}, "--use-varlen-dataset"),
+        ({"pad_packed_seq_alignment": "max"}, "--pad-packed-seq-alignment"),
+        ({"thd_max_packed_sequences": 8}, "--thd-max-packed-sequences"),
+        ({"cp_partition_mode": "contiguous"}, "--cp-partition-mode"),
         ({"perform_rl_step": True}, "--perform-rl-step"),
         ({"hybrid_context_parallel": True}, "--hybrid-context-parallel"),
         ({"dynamic_context_parallel": True}, "--dynamic-context-parallel"),
         ({"sequence_packing_scheduler": "dp_balanced"}, "--sequence-packing-scheduler"),
         ({"phase_transition_iterations": [10]}, "--phase-transition-iterations"),
-        ({"multiple_validation_sets": True}, "--multiple-validation-sets"),
         ({"dataloader_inter_document_masking": True}, "--dataloader-inter-document-masking"),
         ({"dataloader_save": "f"}, "--dataloader-save"),
         ({"inprocess_restart": True}, "--inprocess-restart"),
@@ -104,3 +107,20 @@ def test_validation_needs_a_validation_part(changes: dict[str, Any]) -> None:
         check(**changes)
     check(recipe_with(split=(90, 10, 0)), **changes)
     check(recipe_with(validation=Part(sources={"held": SOURCE}, mixture={"held": "100%"})), **changes)
+
+
+def test_several_validation_sets_are_whole_and_have_the_names_of_sources() -> None:
+    other = msgspec.structs.replace(SOURCE, documents=("90%", "100%"))
+    both = {"web": other, "books": other}
+    recipe = recipe_with(sources=both, mixture={"web": "50%", "books": "50%"}, split=(90, 10, 0))
+    sets = {"multiple_validation_sets": True, "full_validation": True}
+    check(recipe, **sets)
+    check(recipe, **sets, validation_set_names=["books", "web"])
+    with pytest.raises(RecipeError, match=r"--validation-set-names web books: .* --validation-set-names books web"):
+        check(recipe, **sets, validation_set_names=["web", "books"])
+    with pytest.raises(RecipeError, match="--multiple-validation-sets: Megatron has it only with --full-validation"):
+        check(recipe, multiple_validation_sets=True)
+    with pytest.raises(RecipeError, match="--multiple-validation-sets with virtual pipeline stages"):
+        check(recipe, **sets, virtual_pipeline_model_parallel_size=2)
+    with pytest.raises(RecipeError, match="--eval-iters 0 with --full-validation: the recipe has no validation"):
+        check(**sets)

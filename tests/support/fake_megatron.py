@@ -54,6 +54,7 @@ def default_args(**changes: Any) -> SimpleNamespace:
         "full_validation": False,
         "reset_position_ids": False,
         "reset_attention_mask": False,
+        "seed": 5,
         "calculate_per_token_loss": True,
         "decrease_batch_size_if_needed": False,
         "rampup_batch_size": None,

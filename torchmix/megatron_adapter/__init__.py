@@ -3,14 +3,15 @@
 In reading order:
 
     arguments.py         flags on Megatron's command line
+    data_flags.py        what becomes of each flag of Megatron about data
     refusals.py          flags of Megatron that cannot work, and why
     batch_sizes.py       Megatron's sizes and ramp-up against the recipe's
     places.py            parallel_state -> place tree; what each model chunk needs   (torch)
+    distillation.py      the identity of the data, for logits of a teacher
     checkpoint_args.py   the state of the data in Megatron's checkpoint; where a run begins
     packed_seq.py        boundaries as Megatron's PackedSeqParams                    (torch)
     microbatches.py      one stream for all model chunks of a rank                   (torch)
-    loss_weights.py      a warning where microbatches differ in tokens               (torch)
-    source_loss.py       the loss of each source, in Megatron's log                  (torch)
+    losses/              the loss of each source; a warning where tokens weigh unequal (torch)
     script_fields.py     which fields a script's batch has, in which order
     batch.py             `get_batch`, in the layout of the script                    (torch)
     evaluation.py        validation and test                                         (torch)

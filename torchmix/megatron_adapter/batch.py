@@ -10,9 +10,9 @@ activations before they ask for data.
     dev                      the same, and padding_mask
     0.18, 0.19, 0.20, main   in alphabetical order, with cu_seqlens; `forward_step` makes PackedSeqParams of them
 
-Which one is read off the script (`script_fields.py`), not off a version. Packed (`boundaries: document`) all samples
-of a microbatch are one row, [1, micro_batch_size * length / cp]; dense (`none`) they are [micro_batch_size, length /
-cp] without boundaries. There is no attention mask. Each stage gets what it needs, and boundaries go to all.
+Which one is read off the script (`script_fields.py`), not off a version. Packed (`boundaries: document`) all samples of
+a microbatch are one row, [1, micro_batch_size * length / cp]; dense (`none`) they are [micro_batch_size, length / cp]
+without boundaries. There is no attention mask. Each stage gets what it needs, and boundaries go to all.
 
 Boundaries are those *with padding*, as Transformer Engine cuts documents under context parallelism, and also where it
 asks for those without: then no kernel must leave gaps between documents. Padding comes last in its document, so under
@@ -38,11 +38,12 @@ from torchmix.constructor.expand import (
     expand_tokens,
 )
 from torchmix.megatron_adapter.checkpoint_args import watch_checkpoints
+from torchmix.megatron_adapter.distillation import identify_data
+from torchmix.megatron_adapter.losses.source_loss import MicrobatchSources, SourceLosses, attach, with_source_losses
 from torchmix.megatron_adapter.microbatches import Item
 from torchmix.megatron_adapter.packed_seq import params_of_boundaries
 from torchmix.megatron_adapter.places import Needs, needs_of_chunk
 from torchmix.megatron_adapter.script_fields import PARAMS, fields_of_script
-from torchmix.megatron_adapter.source_loss import MicrobatchSources, SourceLosses, attach, with_source_losses
 
 GetBatch = Callable[..., Any]
 
@@ -53,21 +54,22 @@ losses_of_part: dict[str, SourceLosses] = {}
 def get_batch(script: MutableMapping[str, Any]) -> GetBatch:
     """What a script calls instead of its own `get_batch`, from the line before it trains.
 
-    Also wraps the script's `loss_func`, so that it adds up losses by source, and begins to watch which checkpoint
-    Megatron loads.
+    Also wraps the script's `loss_func`, so that it adds up losses by source, begins to watch which checkpoint Megatron
+    loads, and lets Megatron's distillation identify the data.
 
     Args:
         script: `globals()` of the script, which has `get_batch` and `forward_step`, and perhaps `BATCH_KEYS` and
             `loss_func`.
 
     Raises:
-        RecipeError: It expects fields that torchmix does not know.
+        RecipeError: It expects fields that torchmix does not know, or hashes data in a way that torchmix does not know.
     """
     from megatron.training import checkpointing, get_args
 
     names = fields_of_script(script)
     finish_params = script.get("finalize_packed_seq_params")  # of dev; other versions need no more than the object
     watch_checkpoints(checkpointing)
+    identify_data()
     if "loss_func" in script:
         script["loss_func"] = with_source_losses(script["loss_func"])
     needs_of_stage: dict[int | None, Needs] = {}

@@ -37,6 +37,13 @@ def check_batch_sizes(args: Any, batch: Batch) -> None:
             f"sequence, so set both to the same",
             "batch.length",
         )
+    decoder_length = getattr(args, "decoder_seq_length", None)
+    if decoder_length not in (None, batch.length):
+        raise RecipeError(
+            f"--decoder-seq-length is {decoder_length}, the recipe's batch.length is {batch.length}; Megatron's "
+            f"pipeline stages then agree on another shape: leave the flag out",
+            "batch.length",
+        )
     if getattr(args, "decrease_batch_size_if_needed", False):
         raise RecipeError(
             "--decrease-batch-size-if-needed trains on fewer samples than planned; choose a global batch that "

@@ -24,7 +24,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchmix.constructor.fields import Microbatch
-from torchmix.errors import RankLost
+from torchmix.errors import RankLost, RecipeError
 from torchmix.megatron_adapter.batch import losses_of_part
 from torchmix.megatron_adapter.batch_sizes import (
     check_batch_sizes,
@@ -33,18 +33,21 @@ from torchmix.megatron_adapter.batch_sizes import (
 )
 from torchmix.megatron_adapter.checkpoint_args import remember, start_of_run, watch_checkpoints
 from torchmix.megatron_adapter.counts import check_of_validation, check_training, take_over_skipping
+from torchmix.megatron_adapter.data_flags import without_effect
 from torchmix.megatron_adapter.evaluation import (
     Passes,
+    fails_in_full_validation,
     first_step,
     recipe_of_evaluation,
+    recipe_of_set,
     steps_of_pass,
     told_by_rank_0,
 )
-from torchmix.megatron_adapter.loss_weights import FirstStepTokens
+from torchmix.megatron_adapter.losses.loss_weights import FirstStepTokens
+from torchmix.megatron_adapter.losses.source_loss import SourceLosses
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
 from torchmix.megatron_adapter.places import tree_of_job
-from torchmix.megatron_adapter.refusals import check_refusals
-from torchmix.megatron_adapter.source_loss import SourceLosses
+from torchmix.megatron_adapter.refusals import check_refusals, names_of_validation_sets
 from torchmix.parallel.agreement import agree, failures_told
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
@@ -55,7 +58,9 @@ from torchmix.stateful.open import build_loader
 
 logger = logging.getLogger(__name__)
 
-Iterators = tuple[MicrobatchIterator | None, MicrobatchIterator | None, MicrobatchIterator | None]
+Iterators = tuple[
+    MicrobatchIterator | None, MicrobatchIterator | list[MicrobatchIterator] | None, MicrobatchIterator | None
+]
 
 _job: _Job | None = None
 
@@ -68,7 +73,8 @@ def provider(train_val_test_num_samples: Any = None, vp_stage: int | None = None
         vp_stage: The virtual stage that asks; Megatron calls once for each.
 
     Returns:
-        Train, validation and test; None where Megatron asks for none or the recipe has none.
+        Train, validation and test; None where Megatron asks for none or the recipe has none. With
+        `--multiple-validation-sets` a list for validation, an iterator for each of its sources, by name.
 
     Raises:
         RecipeError: Flags or sizes contradict the recipe, or torchmix does not serve them.
@@ -109,22 +115,26 @@ class _Job:
         self._recipe, self._folder = load_recipe(path), recipe_directory(path)
         check_refusals(args, self._recipe, cp=args.context_parallel_size, pp=args.pipeline_model_parallel_size)
         check_batch_sizes(args, self._recipe.batch)
+        self._has_sets = bool(args.full_validation and getattr(args, "multiple_validation_sets", False))
+        self._check_full_validation()
         self._tree = tree_of_job(args)
+        self._tell_what_has_no_effect()
         self._batch = recipe_of_part(self._recipe, "train").batch
         losses_of_part.clear()
         self._train = None if args.skip_train else self._open_train()
         evaluates = bool(args.full_validation or (args.eval_iters or 0) > 0)
-        self._validation = self._open_evaluation("validation") if evaluates else None
-        tests = evaluates and has_part(self._recipe, "test")
+        self._validation: list[SharedMicrobatches] = []
+        if evaluates:
+            self._validation = self._open_sets() if self._has_sets else [self._open_evaluation("validation")]
+        tests = evaluates and has_part(self._recipe, "test") and not self._has_sets
         self._test = self._open_evaluation("test") if tests else None
         atexit.register(self._at_exit)  # after the loaders, whose threads register too: last in, first called
 
     def new_iterators(self) -> Iterators:
         """Iterators for one more chunk."""
-        train, validation, test = (
-            None if shared is None else shared.new_iterator() for shared in (self._train, self._validation, self._test)
-        )
-        return train, validation, test
+        train, test = (None if shared is None else shared.new_iterator() for shared in (self._train, self._test))
+        sets = [shared.new_iterator() for shared in self._validation]
+        return train, sets if self._has_sets else sets[0] if sets else None, test
 
     def close(self) -> None:
         """Close all loaders; all ranks do so alike."""
@@ -134,6 +144,28 @@ class _Job:
         for loader in self._loaders:
             loader.close()
         self._loaders, self._passes = [], []
+
+    def _check_full_validation(self) -> None:
+        from megatron.training import training
+
+        if self._args.full_validation and not self._has_sets and fails_in_full_validation(training):
+            raise RecipeError(
+                "--full-validation: Megatron itself fails at its first evaluation (it takes eval_iters[0] of a "
+                "number), with its own data too; add --multiple-validation-sets, which evaluates each source of the "
+                "recipe's validation by itself"
+            )
+
+    def _tell_what_has_no_effect(self) -> None:
+        from megatron.training.utils import print_rank_0
+
+        flags = without_effect()
+        if flags:
+            print_rank_0(f" > torchmix: no effect with a recipe: {', '.join(flags)}")
+        if self._args.seed != self._recipe.seed:
+            print_rank_0(
+                f" > torchmix: the order of the data comes from the recipe's seed {self._recipe.seed}; --seed "
+                f"{self._args.seed} is the model's"
+            )
 
     def _open_train(self) -> SharedMicrobatches:
         from megatron.training import checkpointing, training
@@ -187,7 +219,10 @@ class _Job:
         args, samples = self._args, validation_samples(self._args)
         recipe = recipe_of_evaluation(self._recipe, samples=samples)
         is_pass = part == "validation" and bool(args.full_validation)
-        goes_on = part == "validation" and not is_pass and not args.skip_train
+        if is_pass:
+            self._report_sources(part, recipe)
+            return self._open_pass(recipe, part)
+        goes_on = part == "validation" and not args.skip_train
         start_step = first_step(int(args.consumed_valid_samples), samples=samples) if goes_on else 0
         loader = build_loader(
             recipe,
@@ -198,18 +233,43 @@ class _Job:
             look_ahead=args.data_look_ahead,
             directory=self._folder,
             start_step=start_step,
-            one_pass=is_pass,
             patience_s=args.data_patience,
         )
         self._loaders.append(loader)
         self._report_sources(part, recipe)
-        if not is_pass:
-            check = check_of_validation(args, start_step=start_step) if part == "validation" else None
-            return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed, on_microbatch=check)
+        check = check_of_validation(args, start_step=start_step) if part == "validation" else None
+        return SharedMicrobatches(iter(loader), part=part, packed=self._is_packed, on_microbatch=check)
+
+    def _open_sets(self) -> list[SharedMicrobatches]:
+        """A pass over each source of validation. Megatron says the loss of each itself, so it is not said twice."""
+        from megatron.training.utils import print_rank_0
+
+        names = names_of_validation_sets(self._recipe)
+        print_rank_0(f" > torchmix: the validation sets are {', '.join(names)}")
+        if has_part(self._recipe, "test"):
+            print_rank_0(" > torchmix: no test, which Megatron cannot do with --multiple-validation-sets")
+        recipe = recipe_of_evaluation(self._recipe, samples=validation_samples(self._args), num_sets=len(names))
+        return [self._open_pass(recipe_of_set(recipe, name), "train") for name in names]
+
+    def _open_pass(self, recipe: Recipe, part: str) -> SharedMicrobatches:
+        """One pass over a part of a recipe of evaluations, again and again."""
+        args = self._args
+        loader = build_loader(
+            recipe,
+            part=part,
+            topology=self._tree,
+            micro_batch_size=validation_micro_batch_size(args),
+            workers=0,
+            look_ahead=args.data_look_ahead,
+            directory=self._folder,
+            one_pass=True,
+            patience_s=args.data_patience,
+        )
+        self._loaders.append(loader)
         num_steps = told_by_rank_0(lambda: steps_of_pass(recipe, part, self._folder))
         passes = Passes(loader, num_steps=num_steps)
         self._passes.append(passes)
-        return SharedMicrobatches(passes, part=part, packed=self._is_packed, num_steps=num_steps)
+        return SharedMicrobatches(passes, part="validation", packed=self._is_packed, num_steps=num_steps)
 
     @property
     def _is_packed(self) -> bool:

@@ -5,6 +5,7 @@ is a pure function of that count, so nothing of it is in a checkpoint; every ran
 
     --eval-iters N       goes on from evaluation to evaluation, and round the sources without end, whatever `max_epochs`
     --full-validation    one pass over every document of validation, from its beginning at each evaluation
+    --multiple-validation-sets    likewise, of each source of validation by itself
     test                 from the beginning, as many steps as Megatron asks for
 
 A pass ends for all ranks at once, but the next one must not begin only when a rank asks for it: a later pipeline stage
@@ -17,9 +18,11 @@ count the steps of a pass, rank 0 plans it once, at the start: about 1 ms a step
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch.distributed as dist
@@ -39,19 +42,46 @@ _num_told = 0
 """Numbers that rank 0 has told; equal on all ranks."""
 
 
-def recipe_of_evaluation(recipe: Recipe, *, samples: int) -> Recipe:
+def recipe_of_evaluation(recipe: Recipe, *, samples: int, num_sets: int = 1) -> Recipe:
     """The recipe with the global batch of evaluations and a smaller cache.
 
     Args:
         recipe: The checked recipe, with all its parts.
         samples: Samples of a global batch of validation or test.
+        num_sets: Loaders that share the cache.
     """
     cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
     return msgspec.structs.replace(
         recipe,
         batch=msgspec.structs.replace(recipe.batch, samples=samples),
-        read=Read(cache=max(1, cache_bytes // CACHE_SHARE)),
+        read=Read(cache=max(1, cache_bytes // (CACHE_SHARE * num_sets))),
     )
+
+
+def recipe_of_set(recipe: Recipe, name: str) -> Recipe:
+    """The recipe that trains on what one source of validation has; its only part is `train`.
+
+    Args:
+        recipe: The recipe of evaluations, with all its parts.
+        name: Of the source.
+    """
+    part = recipe_of_part(recipe, "validation")
+    return msgspec.structs.replace(part, sources={name: part.sources[name]}, mixture={name: "100%"})
+
+
+def fails_in_full_validation(training: Any) -> bool:
+    """Whether Megatron itself fails in `--full-validation` without several sets.
+
+    Its `evaluate_and_print_results` makes a tensor of a number, lists that, which gives the number, and takes the first
+    of it. All versions from core 0.16 to August 2026 do.
+
+    Args:
+        training: The module `megatron.training.training`.
+    """
+    function = getattr(training, "evaluate_and_print_results", None)
+    if function is None:
+        return False
+    return "eval_iters[0] if not args.multiple_validation_sets" in inspect.getsource(inspect.unwrap(function))
 
 
 def first_step(consumed: int, *, samples: int) -> int:

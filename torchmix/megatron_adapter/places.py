@@ -60,7 +60,7 @@ def tree_of_job(args: Any) -> ClientPlaceTree:
     if topology.world_size != dist.get_world_size():
         raise TopologyError(
             f"Megatron's {sizes} makes {topology.world_size} ranks, the job has {dist.get_world_size()}: it has an "
-            f"axis that torchmix does not know (such as --gtp-weight-remat-size); run without it"
+            f"axis that torchmix does not know (such as that of --tensor-parallel-num-weight-shards); run without it"
         )
     topology = topology.with_rank(dist.get_rank())
     place = topology.coordinates

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.parts import has_part
+from torchmix.recipe.parts import has_part, recipe_of_part
 from torchmix.recipe.structs import Recipe
 
 
@@ -60,12 +60,28 @@ _REFUSALS = (
     ),
     _Refusal(flag="--sft", reason="torchmix has no chat templates; a recipe packs documents by itself"),
     _Refusal(flag="--fim-data", reason="torchmix does not rewrite documents for fill-in-the-middle"),
+    _Refusal(
+        flag="--use-varlen-dataset",
+        reason="it reads data by itself; a recipe packs documents of any length",
+    ),
     _Refusal(flag="--perform-rl-step", reason="reinforcement learning makes its own batches"),
     _Refusal(flag="--hybrid-context-parallel", reason=_BATCHES),
     _Refusal(flag="--dynamic-context-parallel", reason=_BATCHES),
     _Refusal(flag="--sequence-packing-scheduler", reason=_BATCHES),
+    *(
+        _Refusal(
+            flag=flag,
+            reason="it pads packed samples in Megatron's own get_batch; those of a recipe have a fixed length, and "
+            "packing.align_tokens pads their documents",
+        )
+        for flag in ("--pad-packed-seq-alignment", "--thd-max-packed-sequences")
+    ),
+    _Refusal(
+        flag="--cp-partition-mode",
+        reason="torchmix cuts zigzag slices; leave the flag out",
+        is_given=lambda args: getattr(args, "cp_partition_mode", "zigzag") != "zigzag",
+    ),
     _Refusal(flag="--phase-transition-iterations", reason="its phases count samples from 0 again, the data do not"),
-    _Refusal(flag="--multiple-validation-sets", reason="a recipe has one validation part, which may mix many sources"),
     _Refusal(
         flag="--dataloader-inter-document-masking",
         reason="packing.boundaries: document in the recipe does this, and lets context parallelism cut each document",
@@ -131,12 +147,34 @@ def _contradictions(args: Any, recipe: Recipe, *, cp: int, pp: int) -> Iterator[
             "a loss averaged by microbatch: they differ in tokens, and the recipe says per_token_loss: require; "
             "give --calculate-per-token-loss"
         )
+    yield from _faults_of_validation_sets(args, recipe)
     if _evaluates(args) and not has_part(recipe, "validation"):
         yield (
             f"--eval-iters {getattr(args, 'eval_iters', 0)}"
             f"{' with --full-validation' if getattr(args, 'full_validation', False) else ''}: the recipe has no "
             f"validation; give it `split` or `validation`, or Megatron --eval-iters 0"
         )
+
+
+def _faults_of_validation_sets(args: Any, recipe: Recipe) -> Iterator[str]:
+    """Each source of validation is a set of its own; Megatron has no count for sets that go on, so all are whole."""
+    if not getattr(args, "multiple_validation_sets", False):
+        return
+    if not getattr(args, "full_validation", False):
+        yield "--multiple-validation-sets: Megatron has it only with --full-validation; give that too"
+    if getattr(args, "virtual_pipeline_model_parallel_size", None) is not None:
+        yield "--multiple-validation-sets with virtual pipeline stages: Megatron takes its model chunks for sets"
+    names, given = names_of_validation_sets(recipe), getattr(args, "validation_set_names", None)
+    if given and names and list(given) != names:
+        yield (
+            f"--validation-set-names {' '.join(given)}: the sets are the sources of the recipe's validation, in this "
+            f"order: --validation-set-names {' '.join(names)}"
+        )
+
+
+def names_of_validation_sets(recipe: Recipe) -> list[str]:
+    """The sources of validation, by name; each is a set where Megatron has several. None without validation."""
+    return sorted(recipe_of_part(recipe, "validation").sources) if has_part(recipe, "validation") else []
 
 
 def _evaluates(args: Any) -> bool:

@@ -46,13 +46,14 @@ class Consumed:
     problems: list[str]
 
 
-def planned_samples(recipe: Path, steps: int, *, part: str = "train") -> dict[int, Samples]:
+def planned_samples(recipe: Any, steps: int | None, *, part: str = "train", **options: Any) -> dict[int, Samples]:
     """What torchmix plans for the first steps.
 
     Args:
-        recipe: A recipe's file.
-        steps: How many.
+        recipe: A recipe's file, or a recipe.
+        steps: How many; None for as many as there are.
         part: `train`, `validation` or `test`.
+        options: More of `build_loader`.
 
     Returns:
         Step -> sorted hashes of its samples.
@@ -60,7 +61,7 @@ def planned_samples(recipe: Path, steps: int, *, part: str = "train") -> dict[in
     import torchmix
 
     samples_of_step: dict[int, Samples] = defaultdict(list)
-    with torchmix.build_loader(recipe, part=part, workers=0, max_steps=steps) as loader:
+    with torchmix.build_loader(recipe, part=part, workers=0, max_steps=steps, **options) as loader:
         for microbatch in loader:
             fields = (microbatch.tokens, microbatch.labels, microbatch.loss_mask)
             values = [field.flatten().int().tolist() for field in fields if field is not None]

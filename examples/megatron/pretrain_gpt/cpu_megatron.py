@@ -37,6 +37,21 @@ def enable() -> None:
     initialize._compile_dependencies = lambda *args, **options: None
     initialize._warmup_jit_function = lambda *args, **options: None
     LocalSpecProvider.core_attention = lambda self: CpuAttention
+    _keep_logits_of_students()
+
+
+def _keep_logits_of_students() -> None:
+    """Distillation subtracts in place from `logits.float()`: a copy where they are bfloat16, here the logits."""
+    try:
+        from megatron.training.distillation.cached_logits_loss import StudentLogitsCapture
+    except ModuleNotFoundError:  # core 0.18 and older
+        return
+    capture = StudentLogitsCapture._capture_logits
+
+    def capture_copy(self: Any, module: Any, given: Any, output: Any) -> None:
+        capture(self, module, given, output[0].clone() if isinstance(output, tuple) else output.clone())
+
+    StudentLogitsCapture._capture_logits = capture_copy
 
 
 class CpuAttention(DocumentAttention):

@@ -17,7 +17,7 @@ from pathlib import Path
 from cells import LAYOUT_OF_NAME, SAVE_AT, SINGLE, STEPS, steps_flags
 from consumed import Line, planned_samples, read_records
 from corpus import LENGTH, SAMPLES
-from launch import Run, wait
+from launch import Run, Runner, wait
 from matrix import Bench, problems_of_lines, problems_of_run
 from table import Cell
 
@@ -29,11 +29,15 @@ NOTICE_S = 15.0
 """In which all ranks must have ended after one was killed."""
 
 
-def cell_of_feature(bench: Bench, name: str) -> Cell:
-    """Check one feature."""
+def cell_of_feature(bench: Bench, name: str, check: Callable[[Bench], list[str] | None]) -> Cell:
+    """Check one feature; one that the version lacks is not noted, so that it is no pass."""
     cell = Cell(packing=bench.packing, name=name)
     started_s = time.monotonic()
-    cell.note("works", FEATURES[name](bench))
+    problems = check(bench)
+    if problems is None:
+        print(f"{bench.packing} {name}: this version lacks it", flush=True)
+        return cell
+    cell.note("works", problems)
     cell.wall_s = time.monotonic() - started_s
     print(cell.verdict, flush=True)
     return cell
@@ -130,13 +134,20 @@ def asynchronous_save(bench: Bench) -> list[str]:
     """The checkpoint is written beside the next steps, and holds the state of its own step."""
     saved = bench.checkpoints("async")
     plan = planned_samples(bench.recipe(), STEPS)
-    flags = ["--async-save", "--save", str(saved), "--save-interval", str(SAVE_AT)]
+    flags = [*async_flags(bench.runner), "--save", str(saved), "--save-interval", str(SAVE_AT)]
     run = bench.train("async save", SINGLE, [*bench.first_weights, *flags])
     problems = problems_of_run(run, SINGLE, plan)
     if problems:
         return problems
     resumed = bench.train("async save resumed", SINGLE, ["--load", str(saved), "--ckpt-step", str(SAVE_AT)])
     return problems_of_run(resumed, SINGLE, plan, first=SAVE_AT)
+
+
+def async_flags(runner: Runner) -> list[str]:
+    """Save beside the next steps, by Megatron's own means; newer versions take those of another package otherwise."""
+    checkpointing = runner.checkout / "megatron" / "training" / "checkpointing.py"
+    has_choice = "async_strategy" in checkpointing.read_text(encoding="utf-8")
+    return ["--async-save", *(("--async-strategy", "mcore") if has_choice else ())]
 
 
 def skipped_iterations(bench: Bench) -> list[str]:
