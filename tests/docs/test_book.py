@@ -191,7 +191,7 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
         one_pass=one_pass,
         dp=dp,
         micro_batch_size=micro_batch_size,
-        cost=(model.layers * (4 * model.hidden + 3 * model.ffn) + model.vocab, model.layers),
+        cost=(model.layers * (4 * model.hidden + 3 * model.ffn) + (model.vocab or 0), model.layers),
     )
     cursor = planner.start()
     made = list(islice(steps(job, books), 15))

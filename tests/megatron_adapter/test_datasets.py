@@ -278,3 +278,12 @@ def test_losses_by_source_are_due_at_the_log_interval(folder: Path) -> None:
         args.data_source_loss = False
         tmx.provider()
         assert losses_of_part == {}
+
+
+def test_ids_are_compared_with_the_padded_vocabulary(folder: Path) -> None:
+    with installed(args_for(folder / "recipe.yaml", padded_vocab_size=512), core=True):
+        with pytest.raises(RecipeError, match=r"holds the token [0-9]+, but the model's padded vocabulary has 512"):
+            tmx.provider([0, 0, 0])
+        tmx.close()
+    with installed(args_for(folder / "recipe.yaml", padded_vocab_size=50_304), core=True):
+        assert tmx.provider([0, 0, 0])[0] is not None

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
+from tests.support.recipes import make_recipe
+from tests.support.sizes import synthetic_sizes
 from torchmix.planner.cost import CostModel, cost_model
-from torchmix.recipe.structs import Model
+from torchmix.planner.planner import Planner
+from torchmix.recipe.structs import Balance, Model
 
 LLAMA_8B = Model(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128_256)
 
@@ -15,7 +19,7 @@ def flops_of_a_document(model: Model, tokens: int) -> int:
     projections = 2 * tokens * (2 * model.hidden**2 + 2 * model.hidden * kv)
     mlp = 2 * tokens * 3 * model.hidden * model.ffn
     attention = 2 * 2 * model.hidden * tokens * tokens // 2  # scores and values, half of the pairs masked
-    return model.layers * (projections + mlp + attention) + 2 * tokens * model.hidden * model.vocab
+    return model.layers * (projections + mlp + attention) + 2 * tokens * model.hidden * (model.vocab or 0)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +69,21 @@ def test_a_batch_of_million_token_samples_of_a_large_model_stays_inside_64_bits(
     assert made[0] * 2 * model.hidden == flops_of_a_document(model, length)
     assert len(set(made.tolist())) == 1
     assert sum(made.tolist()) < 2**63
+
+
+def test_the_vocabulary_of_the_recipe_is_that_of_a_model_that_says_none() -> None:
+    plain = msgspec.structs.replace(LLAMA_8B, vocab=None)
+    without = cost_model(plain, boundaries="document")
+    assert cost_model(plain, boundaries="document", vocab_size=128_256) == cost_model(LLAMA_8B, boundaries="document")
+    assert cost_model(msgspec.structs.replace(LLAMA_8B, vocab=0), boundaries="document", vocab_size=9) == without
+    planner = make_planner(vocab_size=1_000)
+    assert planner._cost.per_token == make_planner(vocab_size=None)._cost.per_token + 1_000
+
+
+def make_planner(*, vocab_size: int | None) -> Planner:
+    """Of a recipe whose model says no vocabulary."""
+    model = Model(layers=2, hidden=8, ffn=8, heads=2)
+    recipe = msgspec.structs.replace(
+        make_recipe({"web": "100%"}), balance=Balance(method="rows", model=model), vocab_size=vocab_size
+    )
+    return Planner(recipe, {"web": synthetic_sizes(40, shortest=1, longest=9)})

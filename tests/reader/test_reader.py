@@ -15,6 +15,7 @@ from tests.support.reading import Pieces, expected, pieces, random_pieces, read_
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, LoaderClosed, PlanError
 from torchmix.formats.parquet.source import ParquetSource
+from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
 
 MakeReader = Callable[..., Reader]
@@ -109,7 +110,7 @@ def test_the_result_is_int32_unless_an_id_needs_more(tmp_path, value_type, large
         {"text": [["abc", "d"]], "wide": [documents], "x": [[[7, 8]]]},
         choices={"wide": {"type": pa.list_(value_type)}},
     )
-    reader = make_reader(world)
+    reader = make_reader(world, index_recipe(world.recipe, world.directory, any_integers=True))
     asked = whole_documents(world)
     for _ in range(2):  # decoded, then kept
         assert read_with_successors(reader, asked).dtype == dtype

@@ -76,6 +76,7 @@ def test_the_fingerprint_ignores_alignment_where_nothing_is_aligned() -> None:
 # Keys that say the default, or nothing of the order; then those that alter it.
 SAID_DEFAULTS = [
     ("seed: 1234", "seed: 1234\nper_token_loss: require"),
+    ("seed: 1234", "seed: 1234\nvocab_size: 50257"),
     ("samples: 64", "samples: [{from_step: 0, samples: 64}, {from_step: 5, samples: 64}]"),
     ("max_epochs: 4", "documents: [0%, 100%]"),
     ("max_epochs: 4", "format: parquet"),

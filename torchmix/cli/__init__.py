@@ -5,6 +5,7 @@ index.py           torchmix index: build the catalog
 forecast.py        what each source will give in N steps
 findings.py        what is wrong with the mixture, or worth knowing
 file_findings.py   what is wrong with files and columns
+vocabulary_findings.py  ids that the model does not have, or of two vocabularies
 check.py           torchmix check: will this recipe train as it says?
 plan_summary.py    steps of a plan, summed
 plan_files.py      every piece of a plan, as Parquet

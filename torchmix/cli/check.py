@@ -27,6 +27,7 @@ from torchmix.cli.terminal import (
     print_table,
     progress_bar,
 )
+from torchmix.cli.vocabulary_findings import vocabulary_findings
 from torchmix.errors import CatalogError, PlanError
 from torchmix.planner.planner import Planner
 from torchmix.planner.source_order import check_rows_of_part
@@ -48,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"steps of the run (default {SIMULATED_STEPS}); beyond {SIMULATED_STEPS} numbers are estimates",
     )
+    parser.add_argument(
+        "--padded-vocab-size",
+        type=at_least(1),
+        metavar="N",
+        help="rows of the model's embedding, as Megatron pads its vocabulary; data and vocab_size are compared with it",
+    )
     add_part(parser)
 
 
@@ -64,6 +71,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     catalog_of_all, missing = _open(every, directory)
     findings = findings or missing
     findings += file_findings(every, directory, catalog_of_all or catalog)
+    findings += vocabulary_findings(every, directory, catalog_of_all, arguments.padded_vocab_size)
     if catalog_of_all is not None:
         findings += _other_parts(whole, arguments.part, catalog_of_all)
     result: Forecast | None = None
@@ -176,6 +184,7 @@ def _values(
         "recipe_fingerprint": recipe_fingerprint(recipe),
         "catalog_fingerprint": catalog.fingerprint if catalog is not None else None,
         "num_steps": arguments.steps,
+        "vocab_size": recipe.vocab_size,
         "exit_code": int(code),
         "findings": [
             {"level": finding.level.value, "where": finding.where, "message": finding.message} for finding in findings
@@ -205,6 +214,9 @@ def _values(
                     ],
                     "num_tokens": own.num_tokens,
                     "max_document_tokens": own.max_document_tokens,
+                    "smallest_id": own.ids.smallest if own.ids is not None else None,
+                    "largest_id": own.ids.largest if own.ids is not None else None,
+                    "tokenizer_vocab_size": own.vocab_size,
                     "epoch_tokens": source.epoch_tokens,
                     "first_step": source.first_step,
                     "delivered_tokens": source.delivered_tokens,

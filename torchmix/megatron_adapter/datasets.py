@@ -185,6 +185,7 @@ class _Job:
             directory=self._folder,
             start_step=start.step if start.state is None else 0,
             patience_s=args.data_patience,
+            padded_vocab_size=getattr(args, "padded_vocab_size", None),
             # Whoever signals a whole job means: finish the step and save. The worker's data are needed for it.
             worker_ignores=(_number_of_signal(args),) if getattr(args, "exit_signal_handler", False) else (),
         )
@@ -234,6 +235,7 @@ class _Job:
             directory=self._folder,
             start_step=start_step,
             patience_s=args.data_patience,
+            padded_vocab_size=getattr(args, "padded_vocab_size", None),
         )
         self._loaders.append(loader)
         self._report_sources(part, recipe)

@@ -60,12 +60,13 @@ class CostModel:
         return self.per_token * length + self.per_pair * np.diff(before[edges])
 
 
-def cost_model(model: Model | None, *, boundaries: str) -> CostModel:
+def cost_model(model: Model | None, *, boundaries: str, vocab_size: int | None = None) -> CostModel:
     """The cost model of a dense causal transformer.
 
     Floating-point operations per token and layer: 4h^2 + 4h x h_kv of the attention's projections (h_kv
     is the width of keys or values), 6h x ffn of a gated MLP; per pair of tokens 2h (4h, and half of the
-    pairs are masked). The output layer adds 2h x vocab once. Divided by 2h and kept whole by counting layers.
+    pairs are masked). The output layer adds 2h x vocab once; `vocab_size` is
+    the recipe's, for a model that says none. Divided by 2h and kept whole by counting layers.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, per document.
     """
@@ -74,4 +75,5 @@ def cost_model(model: Model | None, *, boundaries: str) -> CostModel:
         return CostModel(per_token=1, per_pair=0, whole_sample=whole_sample)
     kv_hidden = model.hidden * (model.kv_heads or model.heads) // model.heads
     per_layer = 2 * model.hidden + 2 * kv_hidden + 3 * model.ffn
-    return CostModel(per_token=model.layers * per_layer + model.vocab, per_pair=model.layers, whole_sample=whole_sample)
+    vocab = (vocab_size or 0) if model.vocab is None else model.vocab
+    return CostModel(per_token=model.layers * per_layer + vocab, per_pair=model.layers, whole_sample=whole_sample)

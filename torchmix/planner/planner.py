@@ -103,7 +103,9 @@ class Planner:
         """int64 [S] epochs that each source may give."""
         self._coming = ComingDocuments()
         self._name_hash = name_hashes(self.sources)
-        self._cost = cost_model(recipe.balance.model, boundaries=recipe.packing.boundaries)
+        self._cost = cost_model(
+            recipe.balance.model, boundaries=recipe.packing.boundaries, vocab_size=recipe.vocab_size
+        )
         self._cost.check_fits(num_samples=most_samples(recipe.batch), length=recipe.batch.length)
         concat = recipe.packing.method == "concat"
         self._align_tokens = 1 if concat else recipe.packing.align_tokens

@@ -1,5 +1,6 @@
 """Pieces of documents -> tokens. Files in reading order:
 
+decoders.py        how each source is read
 open_objects.py    bytes of objects in stores, checked against the catalog
 open_files.py      bytes of files, checked against the catalog
 range_requests.py  byte ranges of objects -> few requests, several at once
@@ -12,6 +13,7 @@ coming_pages.py    pages whose bytes are on their way
 page_starts.py     the pages of all sources in one sorted table
 locate.py          pieces -> their pages, and where in mapped files they begin
 piece_copy.py      pieces -> their places
+id_check.py        ids that the index has not seen, as they are read
 page_runs.py       pieces of pages that must be decoded -> what is copied from each
 reader.py          pieces of documents -> tokens
 """

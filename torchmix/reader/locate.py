@@ -30,6 +30,8 @@ class Located:
     """[n] which of the pieces asked for each is."""
     source: NDArray[np.integer[Any]]
     """[n] index of the source."""
+    row: Int64Array
+    """[n] row of the source."""
     start: Int64Array
     """[n] first token in the document."""
     tokens: Int64Array
@@ -96,6 +98,7 @@ class Locator:
         return Located(
             order=order,
             source=source,
+            row=rows,
             start=starts,
             tokens=tokens,
             goes_on=starts + tokens < document_tokens,

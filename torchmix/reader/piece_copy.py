@@ -29,10 +29,10 @@ class Scratch:
         self._arrays: dict[np.dtype[Any], NDArray[Any]] = {}
 
     def array(self, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
-        """[length] of a dtype, with any content."""
+        """[length] of a dtype: zeros, or what it held before."""
         held = self._arrays.get(dtype)
         if held is None or len(held) < length:
-            held = self._arrays[dtype] = np.empty(length, dtype)
+            held = self._arrays[dtype] = np.zeros(length, dtype)
         return held[:length]
 
 

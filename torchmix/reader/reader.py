@@ -27,11 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.store import Catalog
-from torchmix.errors import CatalogError, CatalogStale, LoaderClosed
+from torchmix.catalog.vocabulary import IdLimit
+from torchmix.errors import CatalogError, LoaderClosed
 from torchmix.formats.source import Int64Array, Source
-from torchmix.formats.table import choose_source
 from torchmix.reader.coming_pages import Coming, ComingPages
 from torchmix.reader.decoded_page import DecodedPage, DictionaryPage
+from torchmix.reader.decoders import decoders_of
+from torchmix.reader.id_check import IdCheck
 from torchmix.reader.locate import Located, Locator
 from torchmix.reader.mapped_files import CHECK_EVERY_S
 from torchmix.reader.open_files import Descriptors, OpenFiles
@@ -41,7 +43,6 @@ from torchmix.reader.page_runs import PageRuns
 from torchmix.reader.piece_copy import PieceCopy, Run, Scratch
 from torchmix.reader.range_requests import RangeFetch, RequestPool
 from torchmix.reader.source_pages import SourcePages
-from torchmix.transform.open_tokenizer import Tokenizers
 
 DICTIONARY_BYTES = 128 << 20
 """Dictionary pages kept, of all sources together."""
@@ -62,7 +63,13 @@ class Reader:
     """Reads any piece of any source of a catalog."""
 
     def __init__(
-        self, catalog: Catalog, directory: Path, *, cache_bytes: int, sources: Mapping[str, Source] | None = None
+        self,
+        catalog: Catalog,
+        directory: Path,
+        *,
+        cache_bytes: int,
+        sources: Mapping[str, Source] | None = None,
+        ids: IdLimit | None = None,
     ) -> None:
         """Nothing is opened yet.
 
@@ -71,6 +78,7 @@ class Reader:
             directory: The recipe's folder, which paths of files are relative to.
             cache_bytes: Decoded pages kept, of all sources together.
             sources: How each source is read, by name; by default as the catalog says.
+            ids: What all ids must be below; by default those of a .bin, which no index has seen, may be any.
 
         Raises:
             CatalogStale: The catalog holds lengths of another transform, as of another tokenizer.
@@ -79,22 +87,9 @@ class Reader:
         self._descriptors = Descriptors()
         self._cache: PageCache[int, DecodedPage] = PageCache(cache_bytes)
         dictionaries: PageCache[tuple[str, int], DictionaryPage] = PageCache(DICTIONARY_BYTES)
-        tokenizers = Tokenizers(directory)
         self._sources: list[SourcePages] = []
-        for name, source in catalog.sources.items():
-            if sources is not None:
-                decoder = sources[name]
-            else:
-                paths = (file.path for file in source.files)
-                decoder = choose_source(name, source, paths, tokenizers)
-            if decoder.transform_id != source.transform_id:
-                of, first = "this torchmix", ""
-                if source.tokenizer not in (None, "bytes"):
-                    of, first = f"the tokenizer {source.tokenizer} here", "put back what it was when indexed, or "
-                raise CatalogStale(
-                    f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "
-                    f"{source.transform_id!r}, {of} has {decoder.transform_id!r}; {first}run torchmix index"
-                )
+        decoders = decoders_of(catalog, directory, sources)
+        for source, decoder in zip(catalog.sources.values(), decoders, strict=True):
             files = OpenFiles(decoder, source.files, directory, self._descriptors)
             self._sources.append(SourcePages(source, decoder, files, dictionaries))
         # Pages are numbered over all sources, as keys of the cache.
@@ -104,6 +99,7 @@ class Reader:
         self._checked_s = time.monotonic()
         self._token_bytes = np.array([source.mapped.token_bytes for source in self._sources], np.int64)
         """[S] of sources whose files are mapped, 0 for all others."""
+        self._ids = None if ids is None else IdCheck([source.catalog for source in self._sources], ids)
         self._scratch = Scratch()
         self._requests = RequestPool()
         self._coming = ComingPages()
@@ -133,7 +129,8 @@ class Reader:
             scratch: Holds the result; by default the reader's own.
 
         Raises:
-            SourceChanged, SourceUnreadable: A file is not the indexed one, or cannot be read.
+            SourceChanged, SourceUnreadable: A file is not the indexed one, cannot be read, or holds an id that no model
+                of this vocabulary has.
             CorruptPage: A page does not decode, or to other documents than were indexed.
             PlanError: A piece lies outside its document or source: the plan is of another catalog.
             LoaderClosed: After `close()`.
@@ -167,8 +164,11 @@ class Reader:
             pieces.copy(*page_runs.run(k, page))
         self._bytes_served += pieces.num_bytes
         self._bytes_mapped += int((at.tokens * self._token_bytes[at.source]).sum())
+        behind = np.array(pieces.successors, np.int64)
+        if self._ids is not None:
+            self._ids.check(at, places[at.order], pieces.out, behind)
         successors = np.empty(len(at.order), np.int64)
-        successors[at.order] = pieces.successors
+        successors[at.order] = behind
         return Tokens(values=pieces.out, successors=successors)
 
     def page(self, source: int, page: int) -> DecodedPage:

@@ -17,6 +17,7 @@ from torchmix.recipe.source_format import format_of, paths_of
 from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Recipe, Source
 from torchmix.recipe.tokenizer_kind import tokenizer_kind
 
+MOST_IDS = 2**31
 TOKENIZERS = "bytes, tiktoken:NAME, or the path of a tokenizer.json"
 
 
@@ -49,17 +50,29 @@ def _check_numbers(recipe: Recipe) -> None:
     if model is not None:
         for name in ("layers", "hidden", "ffn", "heads"):
             _check_range(getattr(model, name), f"balance.model.{name}", 1)
-        _check_range(model.vocab, "balance.model.vocab", 0)
+        if model.vocab is not None:
+            _check_range(model.vocab, "balance.model.vocab", 0)
         if model.kv_heads is not None:
             _check_range(model.kv_heads, "balance.model.kv_heads", 1)
             if model.heads % model.kv_heads:
                 raise RecipeError(f"{model.kv_heads} does not divide heads {model.heads}", "balance.model.kv_heads")
+    _check_vocabulary(recipe)
     _check_range(recipe.shuffle.window_pages, "shuffle.window_pages", 1)
     if not recipe.catalog:
         raise RecipeError("is empty; name a folder", "catalog")
     if "://" in recipe.catalog:
         message = f"{recipe.catalog} is in a store, and a catalog is mapped into memory; name a folder on a disk"
         raise RecipeError(message, "catalog")
+
+
+def _check_vocabulary(recipe: Recipe) -> None:
+    if recipe.vocab_size is None:
+        return
+    _check_range(recipe.vocab_size, "vocab_size", 1, MOST_IDS)
+    vocab = None if recipe.balance.model is None else recipe.balance.model.vocab
+    if vocab and vocab != recipe.vocab_size:
+        message = f"{vocab} ids, and vocab_size is {recipe.vocab_size}; they are of one model: leave this one out"
+        raise RecipeError(message, "balance.model.vocab")
 
 
 def _check_batch(batch: Batch) -> None:

@@ -99,8 +99,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Attention heads."""
     kv_heads: int | None = None
     """Key and value heads, a divisor of `heads`; None for as many as `heads`."""
-    vocab: int = 0
-    """Ids of the vocabulary; 0 leaves the output layer out of the cost."""
+    vocab: int | None = None
+    """Ids of the vocabulary; None: the recipe's `vocab_size`, if it has one. 0 leaves the output layer out of the
+    cost."""
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,5 +169,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Order inside a source; fixed when the source is indexed."""
     read: Read = Read()
     """Memory for reading."""
+    vocab_size: int | None = None
+    """Ids of the model, without padding: every token is below it. None: data are not compared with it."""
     per_token_loss: Literal["warn", "require"] = "warn"
     """What an adapter does where microbatches differ in tokens and its trainer would weight them alike."""

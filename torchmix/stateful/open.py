@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from torchmix import __version__
 from torchmix.catalog.store import Catalog, open_catalog, part_of_catalog
+from torchmix.catalog.vocabulary import check_vocabulary
 from torchmix.constructor.context_parallel import check_context_parallel
 from torchmix.errors import CatalogMissing, OptionError, TopologyError
 from torchmix.indexing.scan import ensure_catalog
@@ -62,6 +63,7 @@ def build_loader(
     one_pass: bool = False,
     directory: str | Path | None = None,
     patience_s: float | None = None,
+    padded_vocab_size: int | None = None,
     worker_ignores: Collection[int] = (),
     fan_out: FanOut | None = None,
 ) -> StatefulDataLoader:
@@ -83,12 +85,15 @@ def build_loader(
         patience_s: How long a rank of another host, or the job's store, may be silent before it counts as lost, 3
             or more; 11 if not given. Longer bears longer pauses of a network, and calls that keep the interpreter's
             lock; a loss is then noticed as much later. Of loaders that are open together the first one's counts.
+        padded_vocab_size: Rows of the model's embedding, 1 or more: no id and no `vocab_size` of the recipe may exceed
+            them. None: not known.
         worker_ignores: Signals that do not end the worker process, as SIGTERM where a job that gets it saves first.
         fan_out: The exchange with the other ranks, where the caller has made it: for a whole job in one
             process, `torchmix.parallel.local_world`.
 
     Raises:
-        RecipeError: The recipe is wrong, or it or an argument differs from those of rank 0.
+        RecipeError: The recipe is wrong, data hold ids that its model does not have, or the recipe or an argument
+            differs from those of rank 0.
         OptionError: An argument is of another type, or out of its range.
         TopologyError: Sizes that do not divide, an `align_tokens` that does not suit cp, or another number
             of ranks than torch.distributed has.
@@ -114,6 +119,7 @@ def build_loader(
             workers=workers,
             max_steps=max_steps,
             start_step=start_step,
+            padded_vocab_size=padded_vocab_size,
         )
         _check_patience(patience_s)
         for stage in stages_of(recipe.batch):
@@ -127,7 +133,12 @@ def build_loader(
     try:
         if liveness is not None:
             assert store is not None  # `open_liveness` asks for a job
-            numbers = {"micro_batch_size": micro_batch_size, "max_steps": max_steps, "start_step": start_step}
+            numbers = {
+                "micro_batch_size": micro_batch_size,
+                "max_steps": max_steps,
+                "start_step": start_step,
+                "padded_vocab_size": padded_vocab_size,
+            }
             facts = _facts(recipe, tree, **numbers, part=part, one_pass=one_pass, patience_s=patience_s)
             topology = tree.topology
             agree(store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=liveness.check)
@@ -137,6 +148,7 @@ def build_loader(
             catalog = _catalog(recipe, whole, folder)
             rows = {name: source.num_documents for name, source in catalog.sources.items()}
             check_rows_of_part(whole, part, rows)
+            check_vocabulary(recipe, catalog, padded_vocab_size=padded_vocab_size)
             settings = StreamSettings(
                 recipe=recipe,
                 directory=str(folder),
@@ -146,6 +158,7 @@ def build_loader(
                 max_steps=max_steps,
                 start_step=start_step,
                 one_pass=one_pass,
+                padded_vocab_size=padded_vocab_size,
                 catalog=catalog.fingerprint,
             )
             worker = WorkerOptions(look_ahead=look_ahead, ignored_signals=tuple(worker_ignores)) if workers else None
@@ -210,6 +223,7 @@ def _facts(recipe: Recipe, tree: ClientPlaceTree, **options: float | str | None)
         "torchmix": __version__,
         "recipe": recipe_fingerprint(recipe),
         "boundaries": recipe.packing.boundaries,
+        "vocab_size": str(recipe.vocab_size),
         "balance": msgspec.json.encode(recipe.balance).decode(),
         "topology": f"tp {sizes.tp} x cp {sizes.cp} x pp {sizes.pp} x dp {sizes.dp}",
         "leaders and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
@@ -240,11 +254,11 @@ def _check_patience(patience_s: float | None) -> None:
 
 
 def _check_numbers(**numbers: int | None) -> None:
-    lowest = {"micro_batch_size": 1, "look_ahead": 1, "workers": 0, "max_steps": 0, "start_step": 0}
+    lowest = {"workers": 0, "max_steps": 0, "start_step": 0}  # 1 of all others
     highest = {"workers": 1}
     for name, value in numbers.items():
-        if value is None and name == "max_steps":
+        if value is None and name in ("max_steps", "padded_vocab_size"):
             continue
-        if type(value) is not int or value < lowest[name] or value > highest.get(name, value):
-            allowed = "0 or 1" if name == "workers" else f"an int of at least {lowest[name]}"
+        if type(value) is not int or value < lowest.get(name, 1) or value > highest.get(name, value):
+            allowed = "0 or 1" if name == "workers" else f"an int of at least {lowest.get(name, 1)}"
             raise OptionError(f"build_loader: {name}={value!r} must be {allowed}")

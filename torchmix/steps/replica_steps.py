@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchmix.catalog.store import Catalog, open_catalog
+from torchmix.catalog.vocabulary import id_limit
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.memory import StepMemory
@@ -46,6 +47,8 @@ class StreamSettings:
     """The step at which the stream begins, if no state is loaded; a pass that has no such step gives nothing."""
     one_pass: bool = False
     """Whether the stream ends by itself, when all sources have run out."""
+    padded_vocab_size: int | None = None
+    """Rows of the model's embedding, where they are known."""
     catalog: str = ""
     """Fingerprint of the catalog, as it was when the loader was built; empty if it was not looked at."""
 
@@ -87,7 +90,8 @@ def replica_steps(
         cursor = None  # the pass ends before its first step, as one that is resumed at its end
     if cursor is None:
         return
-    reader = Reader(catalog, folder, cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"))
+    cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
+    reader = Reader(catalog, folder, cache_bytes=cache_bytes, ids=id_limit(recipe, settings.padded_vocab_size))
     windows = WindowsAhead(planner, reader)
     first_microbatch = start.microbatch
     try:

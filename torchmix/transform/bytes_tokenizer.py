@@ -93,6 +93,11 @@ class BytesTokenizer:
         """See `tokenizer.Tokenizer`."""
         return VOCABULARY
 
+    @property
+    def vocabulary(self) -> str:
+        """See `tokenizer.Tokenizer`."""
+        return "bytes"
+
     def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """See `tokenizer.Tokenizer`; nothing is refused."""
         return tokenize(texts)

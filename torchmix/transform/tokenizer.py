@@ -28,6 +28,10 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int:
         """Ids go from 0 to one less."""
 
+    @property
+    def vocabulary(self) -> str:
+        """The same wherever the same text becomes the same ids, in whatever file and by whatever library."""
+
     def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[Ids, NDArray[np.int64]]:
         """Tokens of every document, end to end.
 

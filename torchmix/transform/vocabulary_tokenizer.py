@@ -34,6 +34,7 @@ class VocabularyTokenizer:
         self.vocab_size = highest + 1
         self._dtype = np.dtype(np.uint16 if highest < 1 << 16 else np.int32)
         probe, _ = encoder.encode([PROBE])
+        self.vocabulary = hashlib.sha256(probe.astype("<i8").tobytes()).hexdigest()[:16]
         identity = json.dumps([encoder.content, begin_id, end_id, probe.tolist()], separators=(",", ":"))
         self.transform_id = f"{encoder.kind}:{hashlib.sha256(identity.encode('ascii')).hexdigest()[:16]}"
 

@@ -1,0 +1,107 @@
+"""Token ids of sources against the vocabulary of the model.
+
+In: a recipe, its catalog, and the rows of the model's embedding where they are known. Out: what does not go together,
+with both values; and the number that ids which nobody has looked at must stay below. Must hold: the same for `check`
+and for a start. Cost: none; the catalog has the smallest and largest id of each file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torchmix.catalog.manifest import MOST_ID
+from torchmix.catalog.store import Catalog, SourceCatalog
+from torchmix.errors import RecipeError
+from torchmix.recipe.structs import Recipe
+
+
+class IdLimit(NamedTuple):
+    """What all ids of a model are below."""
+
+    size: int
+    """At most 2^31."""
+    reason: str
+    """Whose number that is, as `vocab_size is 50257`."""
+
+
+class Misfit(NamedTuple):
+    """Two numbers that do not go together."""
+
+    where: str
+    """Path of keys in the recipe."""
+    message: str
+    """Both, and what to do."""
+
+
+ANY_MODEL = IdLimit(MOST_ID + 1, f"ids go from 0 to {MOST_ID}")
+
+
+def id_limit(recipe: Recipe, padded_vocab_size: int | None = None) -> IdLimit:
+    """What ids must be below: `vocab_size`, else the rows of the model's embedding, else what 32 bits hold."""
+    if recipe.vocab_size is not None:
+        return IdLimit(recipe.vocab_size, f"vocab_size is {recipe.vocab_size}")
+    if padded_vocab_size is not None and padded_vocab_size <= MOST_ID:
+        return IdLimit(padded_vocab_size, f"the model's padded vocabulary has {padded_vocab_size}")
+    return ANY_MODEL
+
+
+def vocabulary_misfits(
+    recipe: Recipe, catalog: Catalog | None, *, padded_vocab_size: int | None = None
+) -> Iterator[Misfit]:
+    """What of a recipe and its catalog no model of this vocabulary can be trained on.
+
+    Args:
+        recipe: A checked recipe.
+        catalog: The catalog of its sources; None where there is none yet.
+        padded_vocab_size: Rows of the model's embedding; None where they are not known.
+    """
+    size = recipe.vocab_size
+    if size is not None and padded_vocab_size is not None and size > padded_vocab_size:
+        yield Misfit(
+            "vocab_size",
+            f"{size} ids, but the model's padded vocabulary has {padded_vocab_size}: its embedding lacks some of them; "
+            "give the model the vocabulary of the data",
+        )
+    if catalog is None:
+        return
+    limit = id_limit(recipe, padded_vocab_size)
+    for name in sorted(recipe.sources):
+        source = catalog.sources[name]
+        yield from _ids_outside(source, limit)
+        if source.vocab_size is not None and source.vocab_size > limit.size:
+            yield Misfit(
+                f"sources.{name}.tokenizer",
+                f"{source.tokenizer} has ids up to {source.vocab_size - 1}, but {limit.reason}; name the tokenizer of "
+                "the model, or give the model all of its ids",
+            )
+
+
+def check_vocabulary(recipe: Recipe, catalog: Catalog, *, padded_vocab_size: int | None = None) -> None:
+    """Refuse what `vocabulary_misfits` finds.
+
+    Raises:
+        RecipeError: With all of it.
+    """
+    found = list(vocabulary_misfits(recipe, catalog, padded_vocab_size=padded_vocab_size))
+    if found:
+        first, others = found[0], found[1:]
+        raise RecipeError("\n  ".join([first.message, *(f"{one.where}: {one.message}" for one in others)]), first.where)
+
+
+def _ids_outside(source: SourceCatalog, limit: IdLimit) -> Iterator[Misfit]:
+    """The file with the smallest id, if that is below 0, and the one with the largest, if that is too large."""
+    seen = [(file.ids, file.path) for file in source.files if file.ids is not None]
+    if not seen:
+        return
+    lowest, highest = min(seen, key=lambda one: one[0].smallest), max(seen, key=lambda one: one[0].largest)
+    for token, path, is_outside in (
+        (lowest[0].smallest, lowest[1], lowest[0].smallest < 0),
+        (highest[0].largest, highest[1], highest[0].largest >= limit.size),
+    ):
+        if is_outside:
+            yield Misfit(
+                f"sources.{source.name}",
+                f"{path} holds the token {token}, but {limit.reason}; the ids are of another vocabulary, or the column "
+                "holds something else",
+            )

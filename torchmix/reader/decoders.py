@@ -1,0 +1,46 @@
+"""How each source of a catalog is read.
+
+In: an open catalog. Out: a `Source` for each of its sources, in its order. Must hold: what turns rows into tokens here
+is what the catalog's lengths were taken with. Cost: opening tokenizers, once each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torchmix.catalog.store import Catalog
+from torchmix.errors import CatalogStale
+from torchmix.formats.source import Source
+from torchmix.formats.table import choose_source
+from torchmix.transform.open_tokenizer import Tokenizers
+
+
+def decoders_of(catalog: Catalog, directory: Path, chosen: Mapping[str, Source] | None = None) -> list[Source]:
+    """Choose how each source is read.
+
+    Args:
+        catalog: The catalog.
+        directory: The recipe's folder, which tokenizers are relative to.
+        chosen: By name; by default as the catalog says.
+
+    Raises:
+        CatalogStale: The catalog holds lengths of another transform, as of another tokenizer.
+        RecipeError, SourceUnreadable: A tokenizer cannot be opened here.
+    """
+    tokenizers, decoders = Tokenizers(directory), list[Source]()
+    for name, source in catalog.sources.items():
+        if chosen is not None:
+            decoder = chosen[name]
+        else:
+            decoder = choose_source(name, source, (file.path for file in source.files), tokenizers)
+        if decoder.transform_id != source.transform_id:
+            of, first = "this torchmix", ""
+            if source.tokenizer not in (None, "bytes"):
+                of, first = f"the tokenizer {source.tokenizer} here", "put back what it was when indexed, or "
+            raise CatalogStale(
+                f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "
+                f"{source.transform_id!r}, {of} has {decoder.transform_id!r}; {first}run torchmix index"
+            )
+        decoders.append(decoder)
+    return decoders
