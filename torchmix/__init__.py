@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torchmix.pages.open import open_pages
     from torchmix.pages.pages import Pages
     from torchmix.stateful.loader import StatefulDataLoader
+    from torchmix.stateful.metrics import flat_stats, prometheus_text
     from torchmix.stateful.open import build_loader
 
 __version__ = "0.1.0"
@@ -51,8 +52,10 @@ __all__ = [
     "Topology",
     "build_loader",
     "check_recipe",
+    "flat_stats",
     "load_recipe",
     "open_pages",
+    "prometheus_text",
 ]
 
 _HOME_OF_LAZY_NAME = {
@@ -60,7 +63,9 @@ _HOME_OF_LAZY_NAME = {
     "Pages": "torchmix.pages.pages",
     "StatefulDataLoader": "torchmix.stateful.loader",
     "build_loader": "torchmix.stateful.open",
+    "flat_stats": "torchmix.stateful.metrics",
     "open_pages": "torchmix.pages.open",
+    "prometheus_text": "torchmix.stateful.metrics",
 }
 
 

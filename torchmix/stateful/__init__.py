@@ -8,6 +8,7 @@ In reading order:
     waiting.py         waits that notice lost ranks and say what they wait for
     feed.py            all that happens to a step before the trainer asks, in a thread
     loader.py          StatefulDataLoader
+    metrics.py         what its stats() gives, flat, or as Prometheus reads it
     open.py            build_loader
 """
 

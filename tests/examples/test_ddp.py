@@ -1,0 +1,94 @@
+"""The example of plain torch: attention inside documents, and steps that do not depend on the number of ranks."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.support.example import EXAMPLE, example_module
+from tests.support.files import make_text_file, random_texts
+from tests.support.processes import Processes
+
+FOLDER = EXAMPLE.parent / "ddp"
+attention = example_module("document_attention", FOLDER)
+
+CU_SEQLENS = torch.tensor([0, 5, 5, 24, 32, 33, 64], dtype=torch.int32)
+STEPS = 4
+
+
+def queries_keys_values(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(64, 2, 8, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+
+def test_attention_is_that_of_each_document_alone() -> None:
+    q, k, v = queries_keys_values(1)
+    found = attention.one_by_one(q, k, v, CU_SEQLENS)
+    for start, stop in pairwise(CU_SEQLENS.tolist()):
+        scores = torch.einsum("qhd,khd->hqk", q[start:stop], k[start:stop]) / 8**0.5
+        scores = scores.masked_fill(torch.ones(stop - start, stop - start).triu(1).bool(), float("-inf"))
+        expected = torch.einsum("hqk,khd->qhd", functional.softmax(scores, -1), v[start:stop])
+        torch.testing.assert_close(found[start:stop], expected)
+
+
+def test_no_document_learns_from_another() -> None:
+    q, k, v = queries_keys_values(2)
+    attention.one_by_one(q, k, v, CU_SEQLENS)[5:24].sum().backward()
+    for tensor in (k, v):
+        assert tensor.grad is not None
+        is_touched = tensor.grad.abs().sum((1, 2)) > 0
+        assert is_touched[5:23].all() and not is_touched[:5].any() and not is_touched[24:].any()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of flex_attention that is not compiled
+def test_flex_attention_gives_the_same() -> None:
+    with torch.no_grad():
+        q, k, v = (tensor.detach() for tensor in queries_keys_values(3))
+        found = attention.flex(q, k, v, attention.mask_of_documents(CU_SEQLENS, 64))
+        torch.testing.assert_close(found, attention.one_by_one(q, k, v, CU_SEQLENS))
+
+
+def run(job: Path, *words: str, world_size: int) -> list[tuple[int, float, float, str]]:
+    """Steps of a run as rank 0 prints them: number, loss, norm of the gradient, digest."""
+    folder = job / f"run-{len(list(job.iterdir()))}"
+    folder.mkdir()
+    with Processes(folder) as processes:
+        arguments = (str(FOLDER / "train_ddp.py"), str(job / "recipe.yaml"), *words)
+        ranks = processes.start_ranks(*arguments, world_size=world_size, after=())
+        for rank in ranks:
+            assert rank.wait(deadline_s=180) == 0, rank.report()
+        printed = ranks[0].stdout()
+    lines = re.findall(r"step (\d+) loss (\S+) norm (\S+) wait \S+ s digest (\w+)", printed)
+    return [(int(step), float(loss), float(norm), digest) for step, loss, norm, digest in lines]
+
+
+def assert_same(some: list[tuple[int, float, float, str]], others: list[tuple[int, float, float, str]]) -> None:
+    assert [(step, digest) for step, _, _, digest in some] == [(step, digest) for step, _, _, digest in others]
+    for (_, loss, norm, _), (_, other_loss, other_norm, _) in zip(some, others, strict=True):
+        assert loss == pytest.approx(other_loss, abs=1e-4)
+        assert norm == pytest.approx(other_norm, abs=1e-4)
+
+
+@pytest.mark.system
+def test_two_ranks_learn_what_one_does_also_after_a_resume(tmp_path: Path) -> None:
+    make_text_file(tmp_path / "prose.parquet", random_texts(1, 300))
+    (tmp_path / "recipe.yaml").write_text(
+        "{version: 1, seed: 1, batch: {samples: 8, length: 64}, mixture: {prose: 100%}, "
+        "sources: {prose: {path: prose.parquet, text: text, tokenizer: bytes}}}",
+        encoding="utf-8",
+    )
+    whole = run(tmp_path, "--steps", str(STEPS), world_size=1)
+    assert [step for step, *_ in whole] == list(range(STEPS))
+    saved = ("--save", str(tmp_path / "checkpoint"))
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    first = run(tmp_path, "--steps", "2", *saved, "--prometheus", str(figures), world_size=2)
+    assert_same(first, whole[:2])
+    assert sorted(path.name for path in figures.iterdir()) == ["torchmix-0.prom", "torchmix-1.prom"]
+    assert 'torchmix_step{rank="1"} 1' in (figures / "torchmix-1.prom").read_text(encoding="utf-8")
+    assert_same(run(tmp_path, "--steps", str(STEPS), *saved, world_size=1), whole[2:])

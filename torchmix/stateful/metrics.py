@@ -1,0 +1,85 @@
+"""The figures of `loader.stats()`, as programs that watch a run take them.
+
+In: the dict that `stats()` gives. Out: a flat dict of numbers, for TensorBoard, W&B and the like; or text that
+Prometheus reads. Must hold: every number of the dict is there, and nothing else is. Cost: microseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+COUNTED = ("total_", "bytes_", "pages_", "cache_hits", "cache_misses")
+"""Beginnings of names of figures that only grow, while the process that reads lives."""
+LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+def flat_stats(stats: Mapping[str, Any], prefix: str = "torchmix/") -> dict[str, float]:
+    """Numbers by name: `torchmix/fill`, and `torchmix/tokens_of_source/web` for each source.
+
+    Args:
+        stats: From `loader.stats()`.
+        prefix: Begins every name.
+    """
+    flat: dict[str, float] = {}
+    for name, value in stats.items():
+        if isinstance(value, Mapping):
+            flat |= flat_stats(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            flat[prefix + name] = value
+    return flat
+
+
+def prometheus_text(stats: Mapping[str, Any], labels: Mapping[str, object] | None = None) -> str:
+    """Numbers in Prometheus' text format, version 0.0.4.
+
+    Names begin with `torchmix_`; seconds end with `_seconds`, and what only grows with `_total`. A dict becomes one
+    metric with a label: `torchmix_tokens{source="web"}`.
+
+    Args:
+        stats: From `loader.stats()`.
+        labels: Stand at every number, as {"rank": 0, "job": "pretrain"}.
+
+    Returns:
+        Lines that end with a line's end, for a scrape, a push gateway, or the textfile collector of node_exporter.
+
+    Raises:
+        ValueError: The name of a label that Prometheus does not take.
+
+    Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+    """
+    for label in labels or {}:
+        if not LABEL.fullmatch(label):
+            raise ValueError(f"label {label!r}: Prometheus takes letters, digits and underscores, no digit first")
+    fixed = {name: str(value) for name, value in (labels or {}).items()}
+    lines: list[str] = []
+    for name, value in stats.items():
+        if isinstance(value, Mapping):
+            metric, _, label = name.partition("_of_")
+            numbers = {key: number for key, number in value.items() if isinstance(number, int | float)}
+            lines += _metric(_name(metric), [({**fixed, label or "name": key}, numbers[key]) for key in numbers])
+        elif isinstance(value, int | float):
+            lines += _metric(_name(name), [(fixed, value)])
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _name(figure: str) -> str:
+    is_counted = figure.startswith(COUNTED)
+    name = figure.removeprefix("total_")
+    if name.endswith("_s"):
+        name = name.removesuffix("_s") + "_seconds"
+    return f"torchmix_{name}{'_total' if is_counted else ''}"
+
+
+def _metric(name: str, numbers: list[tuple[dict[str, str], float]]) -> list[str]:
+    kind = "counter" if name.endswith("_total") else "gauge"
+    lines = [f"# TYPE {name} {kind}"] if numbers else []
+    for labels, number in numbers:
+        inside = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels.items())
+        lines.append(f"{name}{f'{{{inside}}}' if inside else ''} {number!r}")
+    return lines
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
