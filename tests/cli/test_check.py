@@ -204,9 +204,31 @@ def test_a_document_longer_than_a_batch_is_a_note_with_a_bound(
     recipe = make_project(tmp_path)
     make_tokens_file(tmp_path / "tiny.parquet", [[1] * 10_000, [2] * 50])
     assert main(["index", str(recipe)]) == 0
-    (message,) = messages(check(recipe, capsys, 0, "--steps", "200"), "note", "sources.tiny")
+    values = check(recipe, capsys, 0, "--steps", "200")
+    (message,) = messages(values, "note", "sources.tiny")
     assert "longest document has 10,000 tokens, a batch holds 4,096" in message
-    assert "up to 6 steps" in message  # 1 + ceil(2 x 10,000 / 4,096)
+    assert "in about 250 steps" in message  # of 40 tokens, 1 % of a batch
+
+
+def test_memory_of_open_documents_is_said_and_more_than_the_cache_is_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_project(tmp_path)
+    make_tokens_file(tmp_path / "tiny.parquet", [[1] * 10_000, [2] * 50])
+    assert main(["index", str(recipe)]) == 0
+    longest = [one["max_document_tokens"] for one in check(recipe, capsys, 0, "--steps", "20")["sources"]]
+    open_bytes = 4 * sum(tokens for tokens in longest if tokens > 256)
+    text = recipe.read_text()
+    for cache_bytes, is_told in ((open_bytes - 1, True), (open_bytes, False)):
+        recipe.write_text(f"{text}\nread: {{cache: {cache_bytes}}}\n")
+        values = check(recipe, capsys, 0, "--steps", "20")
+        assert values["open_document_bytes"] == open_bytes > 40_000
+        told = [message for message in messages(values, "note", "read.cache") if "beside the cache" in message]
+        assert bool(told) == is_told
+    assert main(["check", str(recipe), "--steps", "20"]) == 0
+    assert "open documents: up to " in capsys.readouterr().out
+    recipe.write_text(text.replace("balance:", "packing: {overflow: truncate}\nbalance:"))
+    assert check(recipe, capsys, 0, "--steps", "20")["open_document_bytes"] == 0
 
 
 def test_what_the_planner_refuses_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.sizes import synthetic_sizes
 from torchmix.mixture import coming as coming_module
-from torchmix.mixture.coming import KEPT, ComingDocuments, Given
+from torchmix.mixture.coming import KEPT, ComingPieces, Given
 from torchmix.mixture.draw import Position, draw
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.shares.integers import SHARE_ONE
@@ -41,26 +41,26 @@ def test_draws_are_the_same_with_and_without_what_earlier_ones_have_seen(counted
     monkeypatch.setattr(coming_module, "KEPT", kept)
     monkeypatch.setattr(coming_module, "_WIDTH", kept + 2)
     answered: list[int] = []
-    give = ComingDocuments.give
+    give = ComingPieces.give
 
-    def spied(self: ComingDocuments, *asked: Any) -> Given:
+    def spied(self: ComingPieces, *asked: Any) -> Given:
         given = give(self, *asked)
-        answered.append(np.count_nonzero(given.num_documents))
+        answered.append(np.count_nonzero(given.num_pieces))
         return given
 
-    monkeypatch.setattr(ComingDocuments, "give", spied)
+    monkeypatch.setattr(ComingPieces, "give", spied)
     shares = np.arange(1, NUM_SOURCES + 1) ** 2
     shares = shares * SHARE_ONE // shares.sum()
     max_epochs = np.full(NUM_SOURCES, 1 << 40)
     max_epochs[35] = 2
     with_it, without = orders_of(counted), orders_of(counted)
-    coming, position = ComingDocuments(), Position.start(NUM_SOURCES)
+    coming, position = ComingPieces(), Position.start(NUM_SOURCES)
     rng = np.random.default_rng(4)
     for _ in range(60):
         asked = int(rng.choice([3, 900, 5000, 40_000], p=[0.2, 0.4, 0.3, 0.1]))
         here = draw(with_it, shares, position, asked, max_epochs=max_epochs, coming=coming)
         there = draw(without, shares, position, asked, max_epochs=max_epochs)
-        assert_equal(here.documents, there.documents)
+        assert_equal(here.stretches, there.stretches)
         assert_equal(here.position, there.position)
         assert here.ran_out == there.ran_out
         position = here.position
@@ -71,8 +71,8 @@ def test_what_was_seen_is_forgotten_with_another_position():
     orders = orders_of(None)
     shares = np.full(NUM_SOURCES, SHARE_ONE // NUM_SOURCES)
     endless = np.full(NUM_SOURCES, 1 << 40)
-    coming, start = ComingDocuments(), Position.start(NUM_SOURCES)
+    coming, start = ComingPieces(), Position.start(NUM_SOURCES)
     first = draw(orders, shares, start, 9000, max_epochs=endless, coming=coming)
     assert coming.next_tokens.any()
     again = draw(orders, shares, start, 9000, max_epochs=endless, coming=coming)
-    assert_equal(first.documents, again.documents)
+    assert_equal(first.stretches, again.stretches)

@@ -11,10 +11,11 @@ import pytest
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
-from torchmix.mixture.coming import ComingDocuments
-from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, Position, draw, exhausted_error
+from torchmix.mixture.coming import ComingPieces
+from torchmix.mixture.draw import MAX_ASKED_TOKENS, Position, draw, exhausted_error
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.shares.integers import SHARE_ONE, integer_shares
+from torchmix.mixture.stretches import Stretches
 
 ENDLESS = 1 << 40
 
@@ -110,7 +111,7 @@ def asks(name: str, seed: int, count: int) -> list[int]:
     return [rng.choice([usual, usual, rng.randint(0, 3), rng.randint(0, 2 * usual), 5 * usual]) for _ in range(count)]
 
 
-def tuples(documents: Documents, source: int) -> list[tuple[int, int, int]]:
+def tuples(documents: Stretches, source: int) -> list[tuple[int, int, int]]:
     mask = documents.source == source
     columns = (documents.epoch, documents.row, documents.tokens)
     return list(zip(*(column[mask].tolist() for column in columns), strict=True))
@@ -122,17 +123,17 @@ def test_draws_are_those_of_taking_documents_one_by_one(name):
     orders, shares = orders_of(sizes), integer_shares(fractions)
     slow = [SlowSource(order, ENDLESS) for order in orders_of(sizes)]
     position, endless = Position.start(len(orders)), np.full(len(orders), ENDLESS)
-    coming = ComingDocuments()
+    coming = ComingPieces()
     for number, asked in enumerate(asks(name, 31, 60)):
         drawn = draw(orders, shares, position, asked, max_epochs=endless, coming=coming)
         if number % 4 == 3:  # from an earlier position, which is not the one kept
             drawn = draw(orders, shares, position, asked, max_epochs=endless, coming=coming)
         position = drawn.position
         assert drawn.ran_out == ()
-        assert np.all(np.diff(drawn.documents.source) >= 0), "documents are not sorted by source"
+        assert np.all(np.diff(drawn.stretches.source) >= 0), "documents are not sorted by source"
         for s, source in enumerate(slow):
             expected = source.charge(Fraction(int(shares[s]) * asked, SHARE_ONE))
-            assert tuples(drawn.documents, s) == [each for each in expected if each[2] > 0]
+            assert tuples(drawn.stretches, s) == [each for each in expected if each[2] > 0]
             assert int(position.debt[s]) == source.debt
             assert Fraction(int(position.residue[s]), SHARE_ONE) == source.residue
 
@@ -151,7 +152,7 @@ def test_drawn_tokens_stay_within_half_the_longest_document_of_the_share_at_ever
         position = drawn.position
         total += asked
         charged += drawn.asked
-        np.add.at(given, drawn.documents.source, drawn.documents.tokens)
+        np.add.at(given, drawn.stretches.source, drawn.stretches.tokens)
         assert np.all((position.residue >= 0) & (position.residue < SHARE_ONE))
         for s in range(len(orders)):
             # Charged tokens are whole; what is left of the exact share is less than one more.
@@ -170,7 +171,7 @@ def test_nothing_is_lost_or_repeated_across_windows_epochs_and_draws(name):
         drawn = draw(orders, shares, position, asked, max_epochs=endless)
         position = drawn.position
         for s, documents in enumerate(given):
-            documents += tuples(drawn.documents, s)
+            documents += tuples(drawn.stretches, s)
     for s, order in enumerate(orders_of(sizes)):
         coming = (each for each in documents_of(order, ENDLESS) if each[2] > 0)
         assert given[s] == [next(coming) for _ in given[s]], sorted(sizes)[s]
@@ -180,7 +181,7 @@ def test_one_row_gives_many_epochs_in_one_draw():
     sizes, fractions = CONFIGURATIONS["one row, many epochs in a draw"]
     orders, shares = orders_of(sizes), integer_shares(fractions)
     drawn = draw(orders, shares, Position.start(3), 3 * 1400, max_epochs=np.full(3, ENDLESS))
-    epochs = drawn.documents.epoch[drawn.documents.source == 0]
+    epochs = drawn.stretches.epoch[drawn.stretches.source == 0]
     assert epochs.tolist() == list(range(200))
     assert drawn.position.epoch[0] == 200 and drawn.position.debt[0] == 0
 
@@ -193,7 +194,7 @@ def test_a_source_of_share_1e_5_appears_at_its_rate():
     for step in range(500):
         drawn = draw(orders, shares, position, 65_536, max_epochs=np.full(3, ENDLESS))
         position = drawn.position
-        tokens = int(drawn.documents.tokens[drawn.documents.source == names.index("tiny")].sum())
+        tokens = int(drawn.stretches.tokens[drawn.stretches.source == names.index("tiny")].sum())
         given += tokens
         if tokens:
             steps_with_it.append(step)
@@ -213,16 +214,16 @@ def test_a_draw_does_not_alter_the_position_it_starts_from_and_gives_the_same_ag
     for each in fields(start):
         assert np.array_equal(getattr(start, each.name), before[each.name])
         assert np.array_equal(getattr(one.position, each.name), getattr(other.position, each.name))
-    for each in fields(one.documents):
-        assert np.array_equal(getattr(one.documents, each.name), getattr(other.documents, each.name))
-        assert getattr(one.documents, each.name).dtype == np.int64
+    for each in fields(one.stretches):
+        assert np.array_equal(getattr(one.stretches, each.name), getattr(other.stretches, each.name))
+        assert getattr(one.stretches, each.name).dtype == np.int64
     assert not np.any(Position.start(2).debt)
 
 
 def test_asking_nothing_gives_nothing():
     sizes, fractions = CONFIGURATIONS["like lengths"]
     drawn = draw(orders_of(sizes), integer_shares(fractions), Position.start(2), 0, max_epochs=np.full(2, ENDLESS))
-    assert len(drawn.documents.row) == 0 and drawn.ran_out == ()
+    assert len(drawn.stretches.row) == 0 and drawn.ran_out == ()
     assert drawn.asked.tolist() == [0, 0]
 
 
@@ -239,7 +240,7 @@ def test_the_largest_ask_of_a_whole_share_stays_inside_64_bits():
     drawn = draw([order], whole, position, MAX_ASKED_TOKENS, max_epochs=np.array([ENDLESS]))
     assert drawn.asked.tolist() == [MAX_ASKED_TOKENS]
     assert drawn.position.residue.tolist() == [SHARE_ONE - 1]
-    assert drawn.documents.tokens.tolist() == [2**31 - 1]
+    assert drawn.stretches.tokens.tolist() == [2**31 - 1]
     with pytest.raises(AssertionError):
         draw([order], whole, position, MAX_ASKED_TOKENS + 1, max_epochs=np.array([ENDLESS]))
 
@@ -254,11 +255,11 @@ def test_a_source_gives_its_last_epoch_to_the_last_document_and_then_runs_out():
     for step in range(100):
         drawn = draw(orders, shares, position, 20, max_epochs=max_epochs)
         position = drawn.position
-        assert tuples(drawn.documents, 0) == [
+        assert tuples(drawn.stretches, 0) == [
             each for each in slow.charge(Fraction(third * 20, SHARE_ONE)) if each[2] > 0
         ], step
-        given += tuples(drawn.documents, 0)
-        web += sum(tokens for _, _, tokens in tuples(drawn.documents, 1))
+        given += tuples(drawn.stretches, 0)
+        web += sum(tokens for _, _, tokens in tuples(drawn.stretches, 1))
         assert drawn.ran_out == ((0,) if slow.ran_out else ())
         if slow.ran_out:
             break
@@ -273,9 +274,9 @@ def test_a_source_gives_its_last_epoch_to_the_last_document_and_then_runs_out():
 def test_a_source_that_gave_its_last_token_exactly_has_not_run_out_until_it_is_asked_again():
     order, whole, once = SourceOrder("few", of_tokens([4, 4, 4, 4]), seed=1), np.array([SHARE_ONE]), np.array([1])
     drawn = draw([order], whole, Position.start(1), 16, max_epochs=once)
-    assert drawn.ran_out == () and int(drawn.documents.tokens.sum()) == 16
+    assert drawn.ran_out == () and int(drawn.stretches.tokens.sum()) == 16
     again = draw([order], whole, drawn.position, 1, max_epochs=once)
-    assert again.ran_out == (0,) and len(again.documents.row) == 0
+    assert again.ran_out == (0,) and len(again.stretches.row) == 0
 
 
 def test_a_source_without_a_share_gives_nothing_and_keeps_what_it_owes():
@@ -283,7 +284,7 @@ def test_a_source_without_a_share_gives_nothing_and_keeps_what_it_owes():
     zeros = np.zeros(2, np.int64)
     owing = Position(epoch=zeros, window=zeros + 1, offset=zeros + 2, debt=zeros + 5000, residue=zeros + 9)
     drawn = draw(orders_of(sizes), np.array([0, SHARE_ONE]), owing, 9000, max_epochs=np.full(2, ENDLESS))
-    assert set(drawn.documents.source.tolist()) == {1}
+    assert set(drawn.stretches.source.tolist()) == {1}
     for each in fields(drawn.position):
         assert getattr(drawn.position, each.name)[0] == getattr(owing, each.name)[0]
 
@@ -292,7 +293,7 @@ def test_lengths_that_count_for_less_are_charged_as_such_and_told_whole():
     sizes = synthetic_sizes(500, shortest=0, longest=900)
     order = SourceOrder("web", sizes, seed=1, counted=lambda tokens: np.where(tokens > 600, 0, np.minimum(tokens, 100)))
     drawn = draw([order], np.array([SHARE_ONE]), Position.start(1), 30_000, max_epochs=np.array([ENDLESS]))
-    documents = drawn.documents
+    documents = drawn.stretches
     assert np.array_equal(documents.document_tokens, sizes.tokens[documents.row])
     assert np.array_equal(documents.tokens, np.minimum(documents.document_tokens, 100))
     assert documents.document_tokens.max() <= 600 and documents.tokens.min() > 0

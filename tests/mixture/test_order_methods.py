@@ -110,7 +110,7 @@ def test_draws_go_on_through_windows_and_epochs(method: Method) -> None:
     for _ in range(30):
         drawn = draw([order], shares, position, 10_000, max_epochs=epochs)
         position = drawn.position
-        taken.append(drawn.documents.row)
+        taken.append(drawn.stretches.row)
     rows = np.concatenate(taken)
     assert len(expected) / 2 < len(rows) < len(expected)
     assert np.array_equal(rows, expected[: len(rows)]), "every document once an epoch, in order"

@@ -108,7 +108,7 @@ def test_a_part_gives_its_rows_in_the_order_of_the_whole(method: Method, part: t
     taken = [
         place
         for each in drawn
-        for place in zip(each.documents.epoch.tolist(), each.documents.row.tolist(), strict=True)
+        for place in zip(each.stretches.epoch.tolist(), each.stretches.row.tolist(), strict=True)
     ]
     assert len(taken) > len(expected) / 2
     assert taken == expected[: len(taken)]
@@ -125,7 +125,7 @@ def test_a_small_part_of_many_windows_makes_only_the_windows_it_lies_in(monkeypa
     tokens = int(sizes.tokens[rows[0] : rows[1]].sum())
     drawn = draw_all(order, tokens // 2, 7, max_epochs=3)
     assert [each.ran_out for each in drawn[-1:]] == [(0,)]
-    assert sum(len(each.documents.row) for each in drawn) == 3 * 200
+    assert sum(len(each.stretches.row) for each in drawn) == 3 * 200
     assert len(made) <= 3 * 40  # pages of the part
     assert len(made) == len(set(made))
 
@@ -135,5 +135,5 @@ def test_a_part_that_ran_out_stands_at_the_end_of_its_last_epoch() -> None:
     order = SourceOrder("web", sizes, seed=3, rows=(17, 19))
     [done] = draw_all(order, 10_000, 1, max_epochs=2)
     assert done.ran_out == (0,)
-    assert sorted(done.documents.row.tolist()) == [17, 17, 18, 18]
+    assert sorted(done.stretches.row.tolist()) == [17, 17, 18, 18]
     assert (done.position.epoch.tolist(), done.position.window.tolist(), done.position.debt.tolist()) == ([2], [0], [0])

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from tests.support.given import given_tokens
 from tests.support.mixtures import PACKINGS, SHARES, SIZES, plan_steps
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
@@ -104,16 +105,11 @@ def test_delivered_and_deferred_documents_are_a_prefix_of_each_source_s_own_orde
             tokens = counted_tokens(SIZES[name], packing)
             order = SourceOrder(name, SIZES[name], seed=7)
             position = cursors[step + 1].position
-            taken = []
             at = (int(position.epoch[s]), int(position.window[s]), int(position.offset[s]))
-            for epoch in range(at[0] + 1):
-                for window in range(order.num_windows if epoch < at[0] else at[1] + 1):
-                    rows = order.window(epoch, window).rows.tolist()
-                    here = (epoch, window) == at[:2]
-                    taken += [(epoch, row) for row in (rows[: at[2]] if here else rows) if tokens[row]]
+            taken = given_tokens(order, tokens, 256, at)
             assert sorted(with_pool[name]) == sorted(taken), (name, step)
             for document, spans in with_pool[name].items():
-                check_whole(spans, tokens[document[1]], (name, document))
+                check_whole(spans, taken[document], (name, document))
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -121,7 +117,7 @@ def test_accounts_of_a_plan_balance_and_shares_are_kept_at_every_step(packing):
     recipe = make_recipe(SHARES, samples=16, length=256, packing=PACKINGS[packing])
     planner = Planner(recipe, SIZES)
     shares = integer_shares(parse_shares(recipe))
-    longest = np.array([max(counted_tokens(SIZES[name], packing)) for name in planner.sources])
+    longest = np.array([min(256, max(counted_tokens(SIZES[name], packing))) for name in planner.sources])
     align = align_of(packing)
     plans, cursors = plan_steps(planner, 120)
     asked, drawn = np.zeros(len(shares), np.int64), np.zeros(len(shares), np.int64)
@@ -155,7 +151,7 @@ def test_a_step_asks_for_what_the_pool_lacks_and_then_at_least_a_sample_until_th
         while have < 16 * 256:
             made = draw(planner.orders, shares, position, max(16 * 256 - have, least), max_epochs=endless)
             asked, position = asked + made.asked, made.position
-            have += int((-(-made.documents.tokens // align) * align).sum())
+            have += int((-(-made.stretches.tokens // align) * align).sum())
             several_draws += least > 0
             least = 256
         assert np.array_equal(plan.asked_tokens, asked)

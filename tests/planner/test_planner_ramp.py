@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.support.given import given_tokens
 from tests.support.mixtures import PACKINGS, SHARES, SIZES, plan_steps
 from tests.support.recipes import make_recipe
+from tests.support.sizes import synthetic_sizes
 from torchmix.errors import RecipeError, TopologyError
 from torchmix.mixture.order import SourceOrder
 from torchmix.planner.planner import Planner
@@ -57,15 +59,8 @@ def test_nothing_is_lost_or_repeated_at_a_border(ramp: str, packing: str) -> Non
             for epoch, row, count in zip(*columns, strict=True):
                 tokens[epoch, row] = tokens.get((epoch, row), 0) + count
         order = SourceOrder(name, SIZES[name], seed=7)
-        at = cursors[-1].position
-        place, last = (0, 0), (int(at.epoch[s]), int(at.window[s]))
-        given: list[tuple[int, int]] = []
-        while place <= last:
-            rows = order.window(*place).rows.tolist()
-            given += [(place[0], row) for row in (rows if place < last else rows[: int(at.offset[s])])]
-            place = order.following(*place)
-        whole = {each: int(SIZES[name].tokens[each[1]]) for each in given}
-        assert tokens == {each: count for each, count in whole.items() if count}
+        at = tuple(int(getattr(cursors[-1].position, which)[s]) for which in ("epoch", "window", "offset"))
+        assert tokens == given_tokens(order, SIZES[name].tokens.tolist(), 256, at)
 
 
 @pytest.mark.parametrize("ramp", RAMPS)
@@ -98,11 +93,12 @@ def test_up_to_its_first_border_a_ramp_is_the_constant_size() -> None:
 
 
 def test_a_pool_that_fills_a_smaller_batch_is_delivered_before_anything_is_drawn() -> None:
-    shares = {"books": "100%"}  # documents of up to 12 samples: the pool of a large batch exceeds a small one
-    planner = Planner(make_recipe(shares, samples=[(0, 64), (2, 1)], length=256), SIZES)
-    plans, cursors = plan_steps(planner, 30)
+    # A sample holds one document and no second one: the pool of a large batch exceeds a small one.
+    sizes = {"web": synthetic_sizes(600, shortest=140, longest=160)}
+    planner = Planner(make_recipe({"web": "100%"}, samples=[(0, 64), (2, 1)], length=256), sizes)
+    plans, cursors = plan_steps(planner, 70)
     pools = [int(cursor.pool.tokens.sum()) for cursor in cursors]
-    assert pools[2] > 2 * 256
+    assert pools[2] > 8 * 256
     for plan, (before, after) in zip(plans[2:], list(pairwise(pools))[2:], strict=True):
         assert before < 256 or (plan.drawn_tokens.sum() == 0 and after < before)
     assert min(pools[3:]) < 256

@@ -83,9 +83,9 @@ def some_cursor(planner: Planner) -> Cursor:
         ("window", -1),
         ("window", 4),  # of four
         ("offset", -1),
-        ("offset", 100),
-        ("debt", 351),
-        ("debt", -351),
+        ("offset", 1000),
+        ("debt", 129),  # more than half a sample
+        ("debt", -129),
         ("debt", 1_000_000_000),
         ("debt", -(1 << 63)),
         ("residue", -1),

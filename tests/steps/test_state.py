@@ -76,7 +76,8 @@ def test_a_state_is_small() -> None:
 
 def some_state() -> bytes:
     planner = planner_of(SHARES)
-    return encode_state(state_of_cursor(cursor_after(planner, 3), planner, recipe=RECIPE, catalog=CATALOG))
+    cursor = next(cursor for step in range(1, 50) if len((cursor := cursor_after(planner, step)).pool) > 1)
+    return encode_state(state_of_cursor(cursor, planner, recipe=RECIPE, catalog=CATALOG))
 
 
 def test_any_changed_or_missing_byte_is_refused() -> None:

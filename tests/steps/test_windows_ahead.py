@@ -85,7 +85,7 @@ def test_a_window_is_decoded_as_fast_as_the_one_before_is_consumed() -> None:
     order = planner.orders[0]
     following = order.pages(*order.following(*place))
     warmed = [page for page in following.tolist() if page in notes.warmed]
-    part = cursor.position.offset[0] / order.num_rows(*place)
+    part = cursor.position.offset[0] / order.num_pieces(*place)
     assert abs(len(warmed) - part * len(following)) <= 1
 
 
@@ -126,6 +126,6 @@ def test_a_pass_over_a_part_decodes_its_pages_once(tmp_path: Path, method: str) 
 
 
 def test_pages_of_the_present_and_the_next_window_are_not_let_go() -> None:
-    present = _Present(_Window((0, 3), np.array([2, 5, 9]), 30), _Window((1, 0), np.array([0, 4]), 20))
+    present = _Present(_Window((0, 3), np.array([2, 5, 9])), _Window((1, 0), np.array([0, 4])))
     assert present.less_needed(np.array([0, 1, 5, 7])).tolist() == [1, 7]
     assert present.less_needed(np.array([4, 9])).tolist() == []

@@ -1,4 +1,4 @@
-"""The step of docs/formats.md, written again from its text: draw, pack, renumber, digests, placement.
+"""The step of docs/formats.md, written again from its text: draw, pack, renumber, digest.
 
 In: a job's numbers and the sizes of its sources. Out: one `BookStep` after another, as plain values. Like `book_order`
 it shares nothing with the package: an independent planner, slow and short, for jobs of a few hundred documents.
@@ -11,9 +11,10 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.support.book_order import BookSource, bound, hash_columns, integer_shares, keyed_order, named_key, order_by
+from tests.support.book_placement import cost_of_step, costs_of_samples, placed_by_number, placed_by_rows, plan_digest
 
 
 class Piece(NamedTuple):
@@ -51,8 +52,8 @@ class BookJob:
     """What is left when all sources have run out still makes steps."""
     dp: int = 1
     micro_batch_size: int = 1
-    cost: tuple[int, int] = (1, 0)
-    """Per token, and per pair of tokens of a piece."""
+    cost: tuple[int, int, int] = (1, 0, 0)
+    """Per token, per pair of tokens of a piece, and per pair of tokens of a sample."""
 
     def samples(self, step: int) -> int:
         """Section "Ramp"."""
@@ -63,11 +64,48 @@ class BookJob:
 class BookStep:
     """One step; pieces are in the order of (sample, slot)."""
 
+    step: int
     rows: list[Row]
     pool: list[Piece]
     asked: dict[str, int]
+    drawn: list[Piece]
+    decisions: list[list[int | str]]
+    """[step, name] of each source that has run out, up to and with this step."""
+    num_tokens_global: int
+    place_of_sample: list[tuple[int, int]]
+    """(dp_rank, microbatch)."""
+    cost: int
+    hash_order_cost: int
+    lower_bound: int
     order_digest: str
     plan_digest: str
+
+    def vector(self) -> dict[str, Any]:
+        """As the step stands in docs/vectors.json."""
+        pieces = [[sample, slot, offset, *piece] for sample, slot, offset, piece in self.rows]
+        return {
+            "step": self.step,
+            "pieces": pieces,
+            "dp_rank_of_sample": [rank for rank, _ in self.place_of_sample],
+            "microbatch_of_sample": [microbatch for _, microbatch in self.place_of_sample],
+            "asked_tokens": list(self.asked.values()),
+            "drawn_tokens": self.by_source(self.drawn),
+            "delivered_tokens": self.by_source([piece for _, _, _, piece in self.rows]),
+            "pool_tokens": self.by_source(self.pool),
+            "num_tokens_global": self.num_tokens_global,
+            "cost": self.cost,
+            "hash_order_cost": self.hash_order_cost,
+            "lower_bound": self.lower_bound,
+            "order_digest": self.order_digest,
+            "plan_digest": self.plan_digest,
+        }
+
+    def by_source(self, pieces: list[Piece]) -> list[int]:
+        """Tokens of each source."""
+        sums = dict.fromkeys(self.asked, 0)
+        for piece in pieces:
+            sums[piece.source] += piece.tokens
+        return list(sums.values())
 
 
 @dataclass
@@ -91,6 +129,7 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
     places = {name: Place() for name in names}
     fractions = dict(job.shares)
     pool: list[Piece] = []
+    decisions: list[list[int | str]] = []
     digest = hashlib.sha256(b"torchmix-order-1").digest()[:8]
     step = 0
     while True:
@@ -111,10 +150,11 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
                 new += taken
                 if ran_out:
                     fractions[name] = Fraction(0)
+                    decisions.append([step, name])
             least = job.length
         if not pool + new:
             return
-        new.sort(key=lambda piece: piece.source)  # stable: each source's own order stays
+        new = joined(sorted(new, key=lambda piece: piece.source))  # stable: each source's own order stays
         if job.method == "concat":
             placed, pool = concat(job, pool, new, step)
         else:
@@ -126,12 +166,25 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
             message += struct.pack("<qqQ", sample, slot, name_hash(piece.source))
             message += struct.pack("<qqqq", piece.epoch, piece.row, piece.start, piece.tokens)
         digest = hashlib.sha256(message).digest()[:8]
+        layout = (job.dp, job.micro_batch_size)
+        sizes = [(sample, piece.tokens) for sample, _, _, piece in rows]
+        costs = costs_of_samples(job.cost, job.length, samples, sizes)
+        placed_on = placed_by_rows(*layout, costs)
+        whole = [piece.start + piece.tokens == sources[piece.source].tokens[piece.row] for _, _, _, piece in rows]
         yield BookStep(
+            step=step,
             rows=rows,
             pool=pool,
             asked=asked,
+            drawn=new,
+            decisions=list(decisions),
+            num_tokens_global=sum(piece.tokens for _, _, _, piece in rows) - sum(whole),
+            place_of_sample=placed_on,
+            cost=cost_of_step(costs, placed_on),
+            hash_order_cost=cost_of_step(costs, placed_by_number(*layout, samples)),
+            lower_bound=max(-(-sum(costs) // job.dp), *costs, 1),
             order_digest=digest.hex(),
-            plan_digest=plan_digest(job, samples, rows, digest),
+            plan_digest=plan_digest(*layout, placed_on, digest),
         )
         step += 1
 
@@ -139,7 +192,7 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
 def draw_source(
     job: BookJob, source: BookSource, place: Place, charge: int, step: int, asked: dict[str, int]
 ) -> tuple[list[Piece], bool]:
-    """Documents of one source in one draw, and whether it has run out. Moves `place`, adds to `asked`."""
+    """Pieces of one source in one draw, and whether it has run out. Moves `place`, adds to `asked`."""
     whole, place.residue = divmod(place.residue + charge, 2**32)
     asked[source.name] += whole
     place.debt += whole
@@ -148,20 +201,35 @@ def draw_source(
         if place.epoch >= job.max_epochs.get(source.name, 2**62):
             place.debt = place.residue = 0
             return taken, True
-        rows = source.window(job.seed, place.epoch, place.window)
-        while place.offset < len(rows):
-            row = rows[place.offset]
-            tokens = counted(job, source, row)
+        pieces = [
+            (row, start, min(job.length, counted(job, source, row) - start))
+            for row in source.window(job.seed, place.epoch, place.window)
+            for start in range(0, max(1, counted(job, source, row)), job.length)
+        ]
+        while place.offset < len(pieces):
+            row, start, tokens = pieces[place.offset]
             if tokens >= 2 * place.debt:
                 return taken, False
             if tokens:
-                taken.append(Piece(source.name, place.epoch, row, 0, tokens, step))
+                taken.append(Piece(source.name, place.epoch, row, start, tokens, step))
             place.debt -= tokens
             place.offset += 1
         place.offset, place.window = 0, place.window + 1
         if place.window == source.num_windows:
             place.window, place.epoch = 0, place.epoch + 1
     return taken, False
+
+
+def joined(pieces: list[Piece]) -> list[Piece]:
+    """Stretches: pieces of one document that follow each other are one."""
+    stretches: list[Piece] = []
+    for piece in pieces:
+        last = stretches[-1] if stretches else None
+        if last and last[:3] == piece[:3] and piece.start and last.start + last.tokens == piece.start:
+            stretches[-1] = last._replace(tokens=last.tokens + piece.tokens)
+        else:
+            stretches.append(piece)
+    return stretches
 
 
 def counted(job: BookJob, source: BookSource, row: int) -> int:
@@ -201,9 +269,9 @@ def concat(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tupl
 def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
     """Oldest class first, longest first, each where least room is left."""
     parts = [
-        piece._replace(start=start, tokens=min(job.length, piece.tokens - start))
+        piece._replace(start=piece.start + done, tokens=min(job.length, piece.tokens - done))
         for piece in new
-        for start in range(0, piece.tokens, job.length)
+        for done in range(0, piece.tokens, job.length)
     ]
     pieces = pool + parts
     units = [-(-piece.tokens // job.align_tokens) for piece in pieces]
@@ -245,29 +313,28 @@ def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tu
     return placed, [piece for i, piece in enumerate(pieces) if i not in sample_of]
 
 
-def plan_digest(job: BookJob, samples: int, rows: list[Row], digest: bytes) -> str:
-    """Samples to ranks by `rows`, and the digest over it."""
-    per_token, per_pair = job.cost
-    costs = [per_token * job.length] * samples
-    for sample, _, _, piece in rows:
-        costs[sample] += per_pair * piece.tokens**2
-    dear_first = sorted(range(samples), key=lambda sample: (-costs[sample], sample))
-    row_samples = job.dp * job.micro_batch_size
-    count = samples // row_samples
-    in_time = [*reversed(range(1, count, 2)), *range(0, count, 2)]
-    load, here = [0] * job.dp, [0] * job.dp
-    place: dict[int, tuple[int, int]] = {}
-    for start in range(0, samples, job.dp):
-        if start % row_samples == 0:
-            here = [0] * job.dp
-        order = [(here[rank], load[rank], rank) for rank in range(job.dp)]
-        ranks = [rank for _, _, rank in sorted(order)]
-        for rank, sample in zip(ranks, dear_first[start : start + job.dp], strict=True):
-            load[rank] += costs[sample]
-            here[rank] += costs[sample]
-            place[sample] = (rank, in_time.index(start // row_samples))
-    message = digest + struct.pack("<qq", job.dp, job.micro_batch_size)
-    for sample in range(samples):
-        slot = sum(place[earlier] == place[sample] for earlier in range(sample))
-        message += struct.pack("<qqq", *place[sample], slot)
-    return hashlib.sha256(message).digest()[:8].hex()
+def fraction(percent: str) -> Fraction:
+    """A share as the recipe writes it."""
+    return Fraction(percent.removesuffix("%")) / 100
+
+
+def job_of_run(run: dict[str, Any]) -> BookJob:
+    """The job of a run of docs/vectors.json."""
+    model = run["model"]
+    per_token = model["layers"] * (2 * model["hidden"] + 2 * model["hidden"] + 3 * model["ffn"])
+    whole = run["boundaries"] == "none"  # then every sample costs the same
+    return BookJob(
+        seed=run["seed"],
+        ramp=run["samples"] if isinstance(run["samples"], list) else [(0, run["samples"])],
+        length=run["length"],
+        method=run["method"],
+        overflow=run["overflow"],
+        align_tokens=run["align_tokens"],
+        shares={name: Fraction(share) for name, share in run["shares"].items()},
+        max_epochs=run["max_epochs"],
+        documents={name: tuple(map(fraction, part)) for name, part in run.get("documents", {}).items()},
+        one_pass=run.get("one_pass", False),
+        dp=run["dp"],
+        micro_batch_size=run["micro_batch_size"],
+        cost=(per_token, *((0, model["layers"]) if whole else (model["layers"], 0))),
+    )

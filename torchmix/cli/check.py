@@ -15,7 +15,14 @@ from typing import Any
 
 from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.cli.file_findings import file_findings
-from torchmix.cli.findings import EXIT_CODE_OF_LEVEL, Finding, Level, forecast_findings, sources_findings
+from torchmix.cli.findings import (
+    EXIT_CODE_OF_LEVEL,
+    Finding,
+    Level,
+    forecast_findings,
+    open_document_bytes,
+    sources_findings,
+)
 from torchmix.cli.forecast import SIMULATED_STEPS, Forecast, forecast
 from torchmix.cli.terminal import (
     ExitCode,
@@ -31,6 +38,7 @@ from torchmix.cli.vocabulary_findings import vocabulary_findings
 from torchmix.errors import CatalogError, PlanError
 from torchmix.planner.planner import Planner
 from torchmix.planner.source_order import check_rows_of_part
+from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
@@ -93,7 +101,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         print_json(_values(arguments, recipe, catalog, result, findings, code))
     else:
         if catalog is not None and result is not None:
-            _print_sources(catalog, result)
+            _print_sources(recipe, catalog, result)
         _print_findings(findings)
     return code
 
@@ -132,7 +140,7 @@ def _placed(finding: Finding, whole: Recipe) -> Finding:
     return finding
 
 
-def _print_sources(catalog: Catalog, result: Forecast) -> None:
+def _print_sources(recipe: Recipe, catalog: Catalog, result: Forecast) -> None:
     header = ("source", "share", "documents", "tokens", "first step", "given", "epochs", "runs out")
     rows = [
         (
@@ -154,6 +162,9 @@ def _print_sources(catalog: Catalog, result: Forecast) -> None:
     print_table(header, rows)
     if result.simulated_steps < stop:
         print(f"\n~ and all sums: estimated from the first {count_text(result.simulated_steps)} steps")
+    open_bytes = open_document_bytes(recipe, catalog)
+    if open_bytes:
+        print(f"\nopen documents: up to {bytes_text(open_bytes)} beside read.cache, in each process that reads")
     print()
 
 
@@ -197,6 +208,7 @@ def _values(
             "stop_step": result.stop_step,
             "capacity_tokens": result.capacity_tokens,
             "fill": result.fill,
+            "open_document_bytes": open_document_bytes(recipe, catalog),
         }
         for source in result.sources:
             own = catalog.sources[source.name]

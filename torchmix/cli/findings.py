@@ -59,7 +59,7 @@ class Finding:
 def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
     """Findings in what the catalog holds of each source, whatever the number of steps."""
     smallest = min(stage.samples for stage in stages_of(recipe.batch))
-    capacity = smallest * recipe.batch.length
+    capacity, shares = smallest * recipe.batch.length, parse_shares(recipe)
     for name in sorted(recipe.sources):
         where, source = f"sources.{name}", catalog.sources[name]
         tokens = used_tokens(recipe, source)
@@ -76,18 +76,19 @@ def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
         if source.num_bad_rows:
             yield _bad_rows(source, where)
         if longest_tokens > capacity and recipe.packing.overflow == "split":
-            # A pool that exceeds the batch by o tokens is gone after 1 + ceil(2 o / capacity) steps.
-            steps = 1 + -(-2 * longest_tokens // capacity)
+            steps = -(-longest_tokens // max(1, int(shares[name] * capacity)))
             longest = count_text(longest_tokens)
             message = (
-                f"its longest document has {longest} tokens, a batch holds {count_text(capacity)}: its pieces are "
-                f"spread over up to {steps} steps; to avoid that, use overflow: truncate or drop, or a larger batch"
+                f"its longest document has {longest} tokens, a batch holds {count_text(capacity)}: at its share the "
+                f"pieces come in about {count_text(steps)} steps; to avoid that, use overflow: truncate or drop, or a "
+                f"larger batch"
             )
             yield Finding(level=Level.NOTE, where=where, message=message)
         yield from _costly_files(source, where)
         if source.tokenizer not in (None, "bytes") and source.end_id is None:
             message = "no token ends its documents, so a model does not learn where they end; name one by end_id"
             yield Finding(level=Level.NOTE, where=f"{where}.end_id", message=message)
+    yield from _large_documents(recipe, catalog)
     yield from _small_cache(recipe, catalog) if recipe.shuffle.method == "page" else _scattered_rows(recipe, catalog)
 
 
@@ -101,6 +102,26 @@ def _decoded(recipe: Recipe, catalog: Catalog) -> list[SourceCatalog]:
     """Sources whose pages are decoded and kept; of Megatron's files, which are mapped, only pieces are copied."""
     sources = [catalog.sources[name] for name in recipe.sources]
     return [source for source in sources if source.format != "megatron"]
+
+
+def open_document_bytes(recipe: Recipe, catalog: Catalog) -> int:
+    """Memory that a reader may need for documents that are drawn in part: the longest one of each source."""
+    if recipe.packing.overflow != "split":
+        return 0
+    longest = (source.max_document_tokens for source in _decoded(recipe, catalog))
+    return DECODED_TOKEN_BYTES * sum(tokens for tokens in longest if tokens > recipe.batch.length)
+
+
+def _large_documents(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
+    """Each source may have a document open, whose tokens are kept beside the cache."""
+    num_bytes = open_document_bytes(recipe, catalog)
+    if num_bytes > parse_bytes(recipe.read.cache, where="read.cache"):
+        message = (
+            f"documents longer than a sample are drawn piece by piece, and what is left of one of each source is kept "
+            f"beside the cache: up to {bytes_text(num_bytes)}, more than {recipe.read.cache}. Give the process that "
+            f"reads as much memory more, or use overflow: truncate or drop"
+        )
+        yield Finding(level=Level.NOTE, where="read.cache", message=message)
 
 
 def _small_cache(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:

@@ -1,10 +1,10 @@
-"""The next few documents of every source, side by side.
+"""The next few pieces of every source, side by side.
 
-In: windows of sources, and where draws have left them. Out: for sources that owe, the documents that they give, in a
-few numpy calls for all of them. Must hold: what is given is what each source's window says (`Window.stop`); a source of
-which too little is held is left to whoever has the windows. Cost: 20 bytes a held document, KEPT of each source; some
-microseconds a source each time its documents are held. With hundreds of sources a draw takes a document or two of each,
-and to ask each by itself would cost more than all else.
+In: windows of sources, and where draws have left them. Out: for sources that owe, the pieces that they give, in a few
+numpy calls for all of them. Must hold: what is given is what each source's window says (`Window.stop`); a source of
+which too little is held is left to whoever has the windows. Cost: 24 bytes a held piece, KEPT of each source; some
+microseconds a source each time its pieces are held. With hundreds of sources a draw takes a piece or two of each, and
+to ask each by itself would cost more than all else.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from numpy.typing import NDArray
 from torchmix.mixture.window import Window
 
 KEPT = 64
-"""Documents held of a source; one that gives more than a quarter as many in a draw is not held."""
+"""Pieces held of a source; one that gives more than a quarter as many in a draw is not held."""
 _WIDTH = KEPT + 2
 """Entries of a source in the table of ends; the last one is beyond all."""
 _SPAN = 1 << 40
-"""More than the tokens of KEPT documents, each below 2^31: keeps the sources apart in one sorted table."""
+"""More than the tokens of KEPT pieces, each below 2^31: keeps the sources apart in one sorted table."""
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Given:
-    """What some sources gave; n documents of m sources, sorted by source."""
+    """What some sources gave; n pieces of m sources, sorted by source."""
 
     source: Ints
     """[m] the sources that could be answered from what is held; some may give nothing."""
-    num_documents: Ints
-    """[m] documents each gave."""
+    num_pieces: Ints
+    """[m] pieces each gave."""
     num_tokens: Ints
     """[m] tokens of these."""
     row: Ints
     """[n] in its source."""
+    start: Ints
+    """[n] first token in the document."""
     tokens: Ints
     """[n] tokens that count."""
     document_tokens: Ints
@@ -46,12 +48,12 @@ class Given:
     """The sources that could not be answered."""
 
 
-class ComingDocuments:
-    """What earlier draws have seen of the documents to come; decides nothing."""
+class ComingPieces:
+    """What earlier draws have seen of the pieces to come; decides nothing."""
 
     def __init__(self) -> None:
         self._place: object = None
-        self._ends = self._rows = self._whole = self._first = self.next_tokens = np.zeros(0, np.int64)
+        self._ends = self._rows = self._starts = self._whole = self._first = self.next_tokens = np.zeros(0, np.int64)
 
     def go_on_from(self, place: object, num_sources: int) -> None:
         """Begin a draw; all is forgotten unless `place` is the very object that the last draw ended with."""
@@ -59,6 +61,7 @@ class ComingDocuments:
             self._ends = np.full((num_sources, _WIDTH), _SPAN - 1, np.int64)
             self._ends += (np.arange(num_sources, dtype=np.int64) * _SPAN)[:, None]
             self._rows = np.zeros((num_sources, KEPT), np.int64)
+            self._starts = np.zeros((num_sources, KEPT), np.int32)
             self._whole = np.zeros((num_sources, KEPT), np.int32)
             self._first = np.zeros(num_sources, np.int64)
             self.next_tokens = np.zeros(num_sources, np.int64)
@@ -73,7 +76,7 @@ class ComingDocuments:
 
         Args:
             source: [m] ascending.
-            offset: [m] documents of its window that each has given.
+            offset: [m] pieces of its window that each has given.
             owed_tokens: [m] tokens that each owes, 1 or more.
         """
         ends = self._ends.reshape(-1)
@@ -94,29 +97,31 @@ class ComingDocuments:
         column = which - np.repeat(source, count) * (_WIDTH - KEPT)
         return Given(
             source=source,
-            num_documents=count,
+            num_pieces=count,
             num_tokens=ends[stop] - ends[start],
             row=self._rows.reshape(-1)[column],
+            start=self._starts.reshape(-1)[column].astype(np.int64),
             tokens=ends[which + 1] - ends[which],
             document_tokens=self._whole.reshape(-1)[column].astype(np.int64),
             rest=rest,
         )
 
     def hold(self, source: int, window: Window, offset: int, *, given: int) -> None:
-        """Hold the documents of a window from `offset` on, of which there is one; the source gave `given` just now."""
+        """Hold the pieces of a window from `offset` on, of which there is one; the source gave `given` just now."""
         self.next_tokens[source] = window.tokens(offset)
         self._first[source] = offset
         if given > KEPT // 4:
             self._ends[source] = source * _SPAN + _SPAN - 1
             return
-        rows = window.rows[offset : offset + KEPT]
-        ends = window.ends[offset : offset + KEPT + 1]
-        count = len(rows)
-        self._ends[source, : count + 1] = ends - (ends[0] - source * _SPAN)
+        pieces = window.pieces(offset, min(offset + KEPT, window.num_pieces))
+        count = len(pieces.row)
+        self._ends[source, 0] = source * _SPAN
+        np.cumsum(pieces.tokens, out=self._ends[source, 1 : count + 1])
+        self._ends[source, 1 : count + 1] += source * _SPAN
         self._ends[source, count + 1 :] = source * _SPAN + _SPAN - 1
-        self._rows[source, :count] = rows
-        whole = window.document_tokens
-        self._whole[source, :count] = np.diff(ends) if whole is None else whole[offset : offset + KEPT]
+        self._rows[source, :count] = pieces.row
+        self._starts[source, :count] = pieces.start
+        self._whole[source, :count] = pieces.document_tokens
 
     def forget(self, source: int) -> None:
         """Nothing is known of a source."""

@@ -1,26 +1,28 @@
-"""Shares -> the documents of a step.
+"""Shares -> what a step draws of documents.
 
-In: where each source stands, and how many tokens are asked. Out: documents, and where the sources stand then. Must
-hold: after every draw the tokens drawn from a source are within half its longest document of the whole tokens in its
-share of all ever asked; nothing is lost or repeated within an epoch. Cost: one binary search per source and window; a
-source of which it is known that it owes less than half its next document is passed over by arrays.
+In: where each source stands, and how many tokens are asked. Out: stretches of documents, and where the sources stand
+then. Must hold: after every draw the tokens drawn from a source are within half a sample (half its longest document, if
+that is shorter) of the whole tokens in its share of all ever asked; nothing is lost or repeated within an epoch. Cost:
+one binary search per source and window; a source of which it is known that it owes less than half its next piece is
+passed over by arrays.
 
 A source is charged with exact integers: `debt` whole tokens it still owes and `residue` / 2^32 of one more. It gives
-documents while the midpoint of the next one lies below its debt.
+pieces, of at most a sample, while the midpoint of the next one lies below its debt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import SourceExhausted
-from torchmix.mixture.coming import ComingDocuments, Given
+from torchmix.mixture.coming import ComingPieces, Given
 from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.stretches import Stretches, joined
 from torchmix.mixture.window import Window
 
 MAX_ASKED_TOKENS = 1 << 30
@@ -36,9 +38,9 @@ class Position:
     epoch: Ints
     window: Ints
     offset: Ints
-    """Documents already taken from the window."""
+    """Pieces already taken from the window."""
     debt: Ints
-    """Tokens owed; negative when a long document was taken early."""
+    """Tokens owed; negative when a piece was taken early."""
     residue: Ints
     """In [0, 2^32): the fraction of a token owed beyond `debt`."""
 
@@ -50,24 +52,10 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Documents:
-    """Documents drawn, in order. All arrays int64 [n]."""
-
-    source: Ints
-    """Index by sorted source name: local to this process, in no key and no digest."""
-    epoch: Ints
-    row: Ints
-    tokens: Ints
-    """Tokens that count: after truncation, if the recipe truncates."""
-    document_tokens: Ints
-    """Tokens of the whole document, as the catalog has them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draw:
     """What one draw gave."""
 
-    documents: Documents
+    stretches: Stretches
     position: Position
     asked: Ints
     """[S] whole tokens charged to each source."""
@@ -82,9 +70,9 @@ def draw(
     asked_tokens: int,
     *,
     max_epochs: Ints,
-    coming: ComingDocuments | None = None,
+    coming: ComingPieces | None = None,
 ) -> Draw:
-    """Draw about `asked_tokens` tokens of whole documents, each source its share.
+    """Draw about `asked_tokens` tokens, each source its share.
 
     Args:
         orders: [S] the sources' orders, sorted by name.
@@ -95,7 +83,7 @@ def draw(
         coming: What earlier draws of these orders have seen.
 
     Returns:
-        Documents sorted by source, in each source's own order. A source in `ran_out` stands at
+        Stretches sorted by source, in each source's own order. A source in `ran_out` stands at
         (max_epochs, 0, 0) with its debt forgiven: what it did not give is asked again of the others.
     """
     assert 0 <= asked_tokens <= MAX_ASKED_TOKENS, asked_tokens
@@ -103,12 +91,12 @@ def draw(
     asked = charged >> 32
     residue = charged & 0xFFFFFFFF
     debt = position.debt + asked
-    coming = coming or ComingDocuments()
+    coming = coming or ComingPieces()
     coming.go_on_from(position, len(orders))
     owing = np.flatnonzero((debt > 0) & (shares > 0) & (2 * debt > coming.next_tokens))
     offset = position.offset.copy()
     given = coming.give(owing, offset[owing], debt[owing])
-    offset[given.source] += given.num_documents
+    offset[given.source] += given.num_pieces
     debt[given.source] -= given.num_tokens
     epoch, window = position.epoch.copy(), position.window.copy()
     runs: list[_Run] = []
@@ -129,7 +117,7 @@ def draw(
     stands = Position(epoch=epoch, window=window, offset=offset, debt=debt, residue=residue)
     coming.end_at(stands)
     return Draw(
-        documents=_by_source(_of_held(given, epoch), _join(runs)),
+        stretches=joined([_of_held(given, epoch), *map(_of_run, runs)]),
         position=stands,
         asked=asked,
         ran_out=tuple(ran_out),
@@ -143,7 +131,7 @@ class _Place(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Consecutive documents of a window."""
+    """Consecutive pieces of a window."""
 
     source: int
     epoch: int
@@ -160,7 +148,7 @@ class _Taken(NamedTuple):
     """Where it stands then."""
     debt: int
     next_in: Window | None
-    """The window that it stands in, which has a document at its place; None where it stands before another one."""
+    """The window that it stands in, which has a piece at its place; None where it stands before another one."""
     ran_out: bool
 
 
@@ -187,7 +175,7 @@ def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *
         if stop > offset:
             runs.append(_Run(source, epoch, documents, offset, stop))
             debt -= tokens
-        if stop < len(documents.rows):
+        if stop < documents.num_pieces:
             return _Taken(runs, _Place(epoch, window, stop), debt, next_in=documents, ran_out=False)
         window, offset = window + 1, 0
         if window == order.num_windows:
@@ -195,45 +183,29 @@ def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *
     return _Taken(runs, _Place(epoch, window, offset), debt, next_in=None, ran_out=False)
 
 
-def _of_held(given: Given, epoch: Ints) -> Documents:
-    source = np.repeat(given.source, given.num_documents)
-    return Documents(
+def _of_held(given: Given, epoch: Ints) -> Stretches:
+    source = np.repeat(given.source, given.num_pieces)
+    return Stretches(
         source=source,
         epoch=epoch[source],
         row=given.row,
+        start=given.start,
         tokens=given.tokens,
         document_tokens=given.document_tokens,
     )
 
 
-def _join(runs: list[_Run]) -> Documents:
-    """One table of the runs taken."""
-    empty = np.zeros(0, np.int64)
-    counts = np.array([run.stop - run.start for run in runs], np.int64)
-    ends = np.concatenate([empty, *(r.window.ends[r.start + 1 : r.stop + 1] for r in runs)])
-    tokens = ends - np.concatenate([empty, *(r.window.ends[r.start : r.stop] for r in runs)])
-    whole = tokens
-    if any(run.window.document_tokens is not None for run in runs):
-        stops = np.cumsum(counts).tolist()
-        whole = tokens.copy()
-        for run, stop in zip(runs, stops, strict=True):
-            if run.window.document_tokens is not None:
-                whole[stop - (run.stop - run.start) : stop] = run.window.document_tokens[run.start : run.stop]
-    return Documents(
-        source=np.repeat(np.array([run.source for run in runs], np.int64), counts),
-        epoch=np.repeat(np.array([run.epoch for run in runs], np.int64), counts),
-        row=np.concatenate([empty, *(r.window.rows[r.start : r.stop] for r in runs)]),
-        tokens=tokens,
-        document_tokens=whole,
+def _of_run(run: _Run) -> Stretches:
+    parts = run.window.stretches(run.start, run.stop)
+    count = len(parts.row)
+    return Stretches(
+        source=np.full(count, run.source),
+        epoch=np.full(count, run.epoch),
+        row=parts.row,
+        start=parts.start,
+        tokens=parts.tokens,
+        document_tokens=parts.document_tokens.astype(np.int64),
     )
-
-
-def _by_source(held: Documents, joined: Documents) -> Documents:
-    """One table, by source; documents that count for nothing are passed over here."""
-    columns = {f.name: np.concatenate([getattr(held, f.name), getattr(joined, f.name)]) for f in fields(Documents)}
-    order = np.argsort(columns["source"], kind="stable") if len(held.row) else np.arange(len(joined.row))
-    order = order[columns["tokens"][order] > 0]
-    return Documents(**{name: column[order] for name, column in columns.items()})
 
 
 def exhausted_error(name: str, epochs: int, step: int, *, all_sources: bool) -> SourceExhausted:

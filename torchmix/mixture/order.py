@@ -35,6 +35,7 @@ class SourceOrder:
         method: Method = "page",
         counted: Callable[[NDArray[np.int32]], NDArray[np.int32]] | None = None,
         rows: tuple[int, int] | None = None,
+        piece_tokens: int | None = None,
     ) -> None:
         """Take a source's place in the mixture.
 
@@ -46,11 +47,16 @@ class SourceOrder:
             counted: Tokens of documents -> tokens they count for, if not all of them; a document that
                 counts for 0 is passed over, and keeps its place in the order.
             rows: The rows used, as (start, stop); others count for 0. None: all are used.
+            piece_tokens: Tokens by which longer documents are drawn; no less than `counted` gives. None: every
+                document is drawn as a whole.
         """
         self.name = name
         self.sizes = sizes
         self.method = method
         self._counted = counted
+        self.has_long_documents = counted is None and piece_tokens is not None and sizes.longest_tokens > piece_tokens
+        """Some documents may have several pieces."""
+        self._piece_tokens = piece_tokens if self.has_long_documents else None
         all_rows = (0, sizes.num_documents)
         self._used_rows = rows if rows != all_rows else None
         key = key_of_source(name, seed)
@@ -73,6 +79,14 @@ class SourceOrder:
         """Tokens that rows of the source count for in a draw; 0 of those not used, or dropped."""
         tokens = self._tokens(rows)
         return tokens if self._counted is None else self._counted(tokens)
+
+    def num_pieces(self, epoch: int, window: int) -> int:
+        """Pieces of a window, used or not: what a position in it counts. Makes the window if it has long documents."""
+        return self.window(epoch, window).num_pieces if self.has_long_documents else self.num_rows(epoch, window)
+
+    def open_document(self, epoch: int, window: int, offset: int) -> tuple[int, int] | None:
+        """Row and first token of the document that the source has given in part; None if it stands between two."""
+        return self.window(epoch, window).open_document(offset) if self.has_long_documents else None
 
     def next_used(self, epoch: int, window: int) -> tuple[int, int]:
         """The first (epoch, window) from here on that may have used rows.
@@ -105,11 +119,15 @@ class SourceOrder:
         rows = self._windows.rows(epoch, window)
         ends = np.zeros(len(rows) + 1, np.int64)
         tokens = self._tokens(rows)
-        if self._counted is None:
-            np.cumsum(tokens, out=ends[1:])
-            return Window(rows=rows, ends=ends, document_tokens=None)
-        np.cumsum(self._counted(tokens), out=ends[1:])
-        return Window(rows=rows, ends=ends, document_tokens=tokens)
+        counted = tokens if self._counted is None else self._counted(tokens)
+        np.cumsum(counted, out=ends[1:])
+        whole = None if self._counted is None else tokens
+        size = self._piece_tokens
+        if size is None or counted.max(initial=0) <= size:
+            return Window(rows=rows, ends=ends, document_tokens=whole)
+        first_piece = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(np.maximum((counted + (size - 1)) // size, 1), out=first_piece[1:])
+        return Window(rows=rows, ends=ends, document_tokens=whole, first_piece=first_piece, piece_tokens=size)
 
     def _tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Tokens of documents; 0 of those not used, whose sizes are not looked at."""

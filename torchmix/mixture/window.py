@@ -1,46 +1,129 @@
-"""The documents of one window, in the order in which they are drawn.
+"""The documents of one window, in the order in which they are drawn, and the pieces that they are drawn by.
 
-In: rows, and the tokens that each counts for. Out: how far a draw gets that owes so many tokens. Must hold: documents
-are taken while the midpoint of the next one lies below what is owed. Cost: one binary search a draw.
+In: rows, the tokens that each counts for, and the tokens of a sample. Out: how far a draw gets that owes so many
+tokens, and what it gets. Must hold: a document of n tokens has max(1, ceil(n / sample)) pieces, each of a sample except
+the last; pieces are taken while the midpoint of the next one lies below what is owed. Cost: a few binary searches a
+draw; no table of pieces, of which a window may have thousands for each row.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+class Parts(NamedTuple):
+    """Parts of documents of one window, in order. Arrays [n]."""
+
+    row: Ints
+    start: Ints
+    """First token of the part in its document."""
+    tokens: Ints
+    """Tokens that count; may be 0."""
+    document_tokens: Ints | NDArray[np.int32]
+    """Tokens of the whole document, as the catalog has them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Window:
     """The documents of one window, in the order in which they are drawn."""
 
-    rows: NDArray[np.int64]
+    rows: Ints
     """[W] row of each document in its source."""
-    ends: NDArray[np.int64]
+    ends: Ints
     """[W + 1] tokens of the documents before each; starts with 0."""
     document_tokens: NDArray[np.int32] | None
     """[W] tokens of each whole document, as the catalog has them; None if those are what `ends` counts."""
+    first_piece: Ints | None = None
+    """[W + 1] pieces of the documents before each; None if each document is one."""
+    piece_tokens: int = 0
+    """Tokens of a sample, where documents have several pieces."""
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of all documents; one that counts for nothing has one, of 0 tokens."""
+        return len(self.rows) if self.first_piece is None else int(self.first_piece[-1])
 
     def stop(self, start: int, owed_tokens: int) -> tuple[int, int]:
-        """Where a draw of `owed_tokens` (1 or more) that begins at document `start` stops, and the tokens it takes.
+        """Where a draw of `owed_tokens` (1 or more) that begins at piece `start` stops, and the tokens it takes.
 
-        Documents are taken while the midpoint of the next one lies below what is owed.
+        Pieces are taken while the midpoint of the next one lies below what is owed.
         """
         ends = self.ends.data  # single values of a memoryview cost a third of an array's
-        before = ends[start]
+        before = self.tokens_before(start)
         target = owed_tokens + before
-        behind = bisect_left(ends, target, start)  # documents that begin below the target
+        behind = bisect_left(ends, target)  # documents that begin below the target
         if behind > len(self.rows):
-            stop = len(self.rows)
+            return self.num_pieces, ends[-1] - before
+        first_token, last_token = ends[behind - 1], ends[behind]
+        if self.first_piece is None:
+            stop = behind - (first_token + last_token >= 2 * target)
         else:
-            is_beyond = ends[behind - 1] + ends[behind] >= 2 * target
-            stop = max(start, behind - is_beyond)
-        return stop, ends[stop] - before
+            inside, size = target - first_token, self.piece_tokens
+            whole = (inside - 1) // size  # pieces of the last document that end below the target
+            last = min(size, last_token - first_token - whole * size)
+            stop = self.first_piece.data[behind - 1] + whole + (2 * whole * size + last < 2 * inside)
+        stop = max(start, stop)
+        return stop, self.tokens_before(stop) - before
 
-    def tokens(self, document: int) -> int:
-        """Tokens that document number `document` counts for."""
-        ends = self.ends.data
-        return int(ends[document + 1] - ends[document])
+    def tokens(self, piece: int) -> int:
+        """Tokens that piece number `piece` counts for."""
+        return self.tokens_before(piece + 1) - self.tokens_before(piece)
+
+    def tokens_before(self, piece: int) -> int:
+        """Tokens of all pieces before number `piece`, in [0, num_pieces]."""
+        if self.first_piece is None:
+            return int(self.ends.data[piece])
+        ends, first_piece = self.ends.data, self.first_piece.data
+        document = bisect_right(first_piece, piece) - 1
+        if document == len(self.rows):
+            return int(ends[-1])
+        # A document that is not used any more counts for nothing, and keeps its pieces: it ends before the next one.
+        inside = min((piece - first_piece[document]) * self.piece_tokens, ends[document + 1] - ends[document])
+        return int(ends[document] + inside)
+
+    def open_document(self, piece: int) -> tuple[int, int] | None:
+        """Row and first token of the document that piece number `piece` goes on with; None if it begins one."""
+        if self.first_piece is None:
+            return None
+        document = bisect_right(self.first_piece.data, piece) - 1
+        inside = piece - int(self.first_piece[document])
+        return (int(self.rows[document]), inside * self.piece_tokens) if inside else None
+
+    def stretches(self, start: int, stop: int) -> Parts:
+        """Pieces `start` to `stop`, those of a document as one."""
+        if self.first_piece is None:
+            return self.pieces(start, stop)
+        first_piece = self.first_piece.data
+        first, last = bisect_right(first_piece, start) - 1, bisect_left(first_piece, stop)
+        edges = self.ends[first : last + 1].copy()
+        begins = np.zeros(last - first, np.int64)
+        begins[0] = self.tokens_before(start) - edges[0]
+        edges[0] += begins[0]
+        edges[-1] = self.tokens_before(stop)
+        return self._parts(slice(first, last), begins, np.diff(edges))
+
+    def pieces(self, start: int, stop: int) -> Parts:
+        """Pieces `start` to `stop`, one by one."""
+        if self.first_piece is None:
+            tokens = self.ends[start + 1 : stop + 1] - self.ends[start:stop]
+            return self._parts(slice(start, stop), np.zeros(stop - start, np.int64), tokens)
+        number = np.arange(start, stop)
+        document = np.searchsorted(self.first_piece, number, side="right") - 1
+        counted = self.ends[document + 1] - self.ends[document]
+        begins = np.minimum((number - self.first_piece[document]) * self.piece_tokens, counted)
+        return self._parts(document, begins, np.minimum(counted - begins, self.piece_tokens))
+
+    def _parts(self, documents: slice | Ints, begins: Ints, tokens: Ints) -> Parts:
+        whole = self.document_tokens
+        if whole is not None:
+            return Parts(self.rows[documents], begins, tokens, whole[documents])
+        if self.first_piece is None:
+            return Parts(self.rows[documents], begins, tokens, tokens)
+        return Parts(self.rows[documents], begins, tokens, np.diff(self.ends)[documents])

@@ -1,8 +1,8 @@
 """Pieces -> samples of fixed capacity, over the whole global batch.
 
-In: the pool and the step's new documents. Out: pieces with their sample and slot, and the next pool. Must hold: every
-piece is placed once or deferred once; no sample exceeds its capacity in aligned tokens; a pool of at most half a batch
-is gone in one step (older pieces go first). Cost: `best_fit` about 0.4 us a piece, `concat` less.
+In: the pool and the step's new stretches of documents. Out: pieces with their sample and slot, and the next pool. Must
+hold: every piece is placed once or deferred once; no sample exceeds its capacity in aligned tokens; a pool of at most
+half a batch is gone in one step (older pieces go first). Cost: `best_fit` about 0.4 us a piece, `concat` less.
 
 Why the pool stays small: best fit opens an empty sample only if no used one fits, so any two used samples sum to more
 than a sample's capacity; if anything is deferred, all samples are used and (of two or more) more than half the batch
@@ -71,7 +71,7 @@ class Packed:
 
 
 def split_long(pieces: Pieces, length: int) -> Pieces:
-    """Cut documents longer than a sample into parts of `length` tokens and a rest, in order."""
+    """Cut stretches longer than a sample into parts of `length` tokens and a rest, in order."""
     parts = -(-pieces.tokens // length)
     if not len(parts) or parts.max() == 1:
         return pieces
@@ -86,11 +86,11 @@ def aligned(tokens: Ints, align_tokens: int) -> Ints:
 
 
 def concat(pool: Pieces, new: Pieces, tie: NDArray[np.uint64], *, num_samples: int, length: int) -> Packed:
-    """Lay pool and new documents end to end and cut every `length` tokens.
+    """Lay pool and new stretches end to end and cut every `length` tokens.
 
     Args:
         pool: Pieces left by the step before, in order.
-        new: Documents drawn now; laid in the order of `tie`.
+        new: Stretches drawn now; laid in the order of `tie`.
         tie: uint64 [len(new)] a hash of each.
         num_samples, length: Samples of the global batch, tokens of each. What is missing to fill them is padding, at
             the end; only the last step of a single pass misses any.
@@ -109,7 +109,7 @@ def concat(pool: Pieces, new: Pieces, tie: NDArray[np.uint64], *, num_samples: i
     inside = int(np.searchsorted(ends, capacity, side="right"))
     sample = part_start[:inside] // length
     first = np.searchsorted(sample, np.arange(num_samples))
-    # Deferred documents stay whole: only the one cut by the batch's end has given a part already.
+    # Deferred stretches stay whole: only the one cut by the batch's end has given a part already.
     rest = int(np.searchsorted(stops, capacity, side="right"))
     given = np.maximum(capacity - starts[rest:], 0)
     left = stream.take(np.arange(rest, len(stream)))
@@ -139,7 +139,7 @@ def best_fit(
 
     Args:
         pool: Pieces deferred so far, in order.
-        new: Pieces of the documents drawn now, none longer than `length`.
+        new: Pieces drawn now, none longer than `length`.
         tie: uint64 [len(pool) + len(new)] hash of each piece: decides between equal lengths, who is
             held back, and the order inside a sample.
         num_samples, length: Samples of the global batch, tokens of each.

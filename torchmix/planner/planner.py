@@ -4,7 +4,7 @@ In: the recipe, the sizes of every source, a layout (dp, micro_batch_size) and a
 next cursor. Must hold: pieces, samples and order digest depend on the recipe, the sizes and the cursor alone, never on
 the layout. Cost: see docs/performance.md; the first step after a start makes one window of every source.
 
-    cursor --draw--> documents --split, pack--> samples --cost, balance--> StepPlan
+    cursor --draw--> stretches --split, pack--> samples --cost, balance--> StepPlan
        \\______________________________________________________________________ cursor'
 """
 
@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogMissing
-from torchmix.mixture.coming import ComingDocuments
-from torchmix.mixture.draw import MAX_ASKED_TOKENS, Documents, Position, draw, exhausted_error
+from torchmix.mixture.coming import ComingPieces
+from torchmix.mixture.draw import MAX_ASKED_TOKENS, Position, draw, exhausted_error
 from torchmix.mixture.shares.integers import integer_shares
+from torchmix.mixture.stretches import Stretches, joined
 from torchmix.planner import balance, pack
 from torchmix.planner.cost import cost_model
 from torchmix.planner.pack import Packed, Pieces
@@ -94,14 +95,16 @@ class Planner:
         self.recipe = recipe
         self.sources = tuple(sorted(recipe.sources))
         self.dp, self.micro_batch_size = dp, micro_batch_size
-        self._one_pass = one_pass
+        self.one_pass = one_pass
         self.orders = tuple(order_of_source(recipe, name, sizes[name]) for name in self.sources)
+        self.sources_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
+        """Indices of sources that are drawn by pieces of documents."""
         self._fractions = parse_shares(recipe)
         self._shares_after: tuple[tuple[Decision, ...], Ints] = ((), integer_shares(self._fractions))
         epochs = [recipe.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each source may give."""
-        self._coming = ComingDocuments()
+        self._coming = ComingPieces()
         self._name_hash = name_hashes(self.sources)
         self._cost = cost_model(
             recipe.balance.model, boundaries=recipe.packing.boundaries, vocab_size=recipe.vocab_size
@@ -189,15 +192,15 @@ class Planner:
         return self._shares_after[1]
 
     def _draw(self, cursor: Cursor) -> tuple[Pieces, Position, Ints, tuple[Decision, ...]]:
-        """Documents enough to fill the batch: capacity less pool, topped up until it is full."""
+        """Tokens enough to fill the batch: capacity less pool, topped up until it is full."""
         length = self.recipe.batch.length
         capacity = samples_of_step(self.recipe.batch, cursor.step) * length
         position, decisions = cursor.position, cursor.decisions
         asked = np.zeros(len(self.sources), np.int64)
-        parts: list[Pieces] = []
-        have = self._aligned_sum(cursor.pool)
+        parts: list[Stretches] = []
+        have = self._aligned_sum(cursor.pool.tokens)
         # At least a sample's worth each time: a few tokens would fall below every source's midpoint.
-        while have < capacity and not (self._one_pass and have and len(decisions) == len(self.sources)):
+        while have < capacity and not (self.one_pass and have and len(decisions) == len(self.sources)):
             more = draw(
                 self.orders,
                 self.shares(decisions, step=cursor.step),
@@ -208,17 +211,14 @@ class Planner:
             )
             position = more.position
             asked += more.asked
-            parts.append(_whole(more.documents, cursor.step))
-            have += self._aligned_sum(parts[-1])
+            parts.append(more.stretches)
+            have += self._aligned_sum(more.stretches.tokens)
             for s in more.ran_out:
                 name = self.sources[s]
                 if self.recipe.sources[name].on_exhausted == "error":
                     raise exhausted_error(name, int(self.max_epochs[s]), cursor.step, all_sources=False)
                 decisions = (*decisions, Decision(step=cursor.step, source=name))
-        drawn = Pieces.concatenate([Pieces.empty(), *parts])
-        if len(parts) > 1:
-            drawn = drawn.take(np.argsort(drawn.source, kind="stable"))
-        return drawn, position, asked, decisions
+        return _drawn_in(cursor.step, joined(parts)), position, asked, decisions
 
     def _pack(self, cursor: Cursor, drawn: Pieces) -> Packed:
         packing, length = self.recipe.packing, self.recipe.batch.length
@@ -246,11 +246,9 @@ class Planner:
             return balance.in_rows(cost_of_sample, dp=self.dp, micro_batch_size=self.micro_batch_size)
         return balance.in_hash_order(len(cost_of_sample), dp=self.dp, micro_batch_size=self.micro_batch_size)
 
-    def _aligned_sum(self, pieces: Pieces) -> int:
-        if self._align_tokens == 1:
-            return int(pieces.tokens.sum())
-        # A long document is split into whole samples and a rest, so rounding it up as one is the same.
-        return int(pack.aligned(pieces.tokens, self._align_tokens).sum())
+    def _aligned_sum(self, tokens: Ints) -> int:
+        # A stretch is split into whole samples and a rest, so rounding it up as one is the same.
+        return int(pack.aligned(tokens, self._align_tokens).sum() if self._align_tokens > 1 else tokens.sum())
 
     def _by_source(self, pieces: Pieces) -> Ints:
         sums = np.zeros(len(self.sources), np.int64)
@@ -266,13 +264,13 @@ def open_planner(
     return Planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size, one_pass=one_pass)
 
 
-def _whole(documents: Documents, step: int) -> Pieces:
+def _drawn_in(step: int, stretches: Stretches) -> Pieces:
     return Pieces(
-        source=documents.source,
-        epoch=documents.epoch,
-        row=documents.row,
-        start=np.zeros_like(documents.row),
-        tokens=documents.tokens,
-        drawn_step=np.full_like(documents.row, step),
-        document_tokens=documents.document_tokens,
+        source=stretches.source,
+        epoch=stretches.epoch,
+        row=stretches.row,
+        start=stretches.start,
+        tokens=stretches.tokens,
+        drawn_step=np.full_like(stretches.row, step),
+        document_tokens=stretches.document_tokens,
     )

@@ -88,7 +88,15 @@ def order_of_source(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrde
         counted = None
     else:
         counted = partial(_truncated if overflow == "truncate" else _without_long, length)
-    return SourceOrder(name, sizes, seed=recipe.seed, method=recipe.shuffle.method, counted=counted, rows=(start, stop))
+    return SourceOrder(
+        name,
+        sizes,
+        seed=recipe.seed,
+        method=recipe.shuffle.method,
+        counted=counted,
+        rows=(start, stop),
+        piece_tokens=length,
+    )
 
 
 def _has_tokens(tokens: NDArray[np.int32], *, at_most: int) -> bool:

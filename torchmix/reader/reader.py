@@ -9,7 +9,8 @@ Cost beyond decoding: a memoryview slice per piece, straight from the page to it
 it is 0.5 microseconds and 0.4 ns a token, so 1 ns a token for pieces of 800 tokens, and 5 for pieces of 100. Of the
 ways to copy alone, in ns a token for pieces of 100, 800 and 4000 tokens within 16 MB: memoryview slices 2.1, 0.4, 0.3;
 numpy slices 3.2, 0.6, 0.3; Arrow list views per page 6, 3, 2; an index per token 5, 4, 4; np.concatenate 2.5, 0.4, 0.2,
-but with all pages of a call in memory at once. Memory: the cache, the largest result so far, and one run of pages.
+but with all pages of a call in memory at once. Memory: the cache, what is left of open
+documents, the largest result so far, and one run of pages.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,14 @@ from torchmix.reader.coming_pages import Coming, ComingPages
 from torchmix.reader.decoded_page import DecodedPage, DictionaryPage
 from torchmix.reader.decoders import decoders_of
 from torchmix.reader.id_check import IdCheck
-from torchmix.reader.locate import Located, Locator
+from torchmix.reader.locate import Locator
 from torchmix.reader.mapped_files import CHECK_EVERY_S
+from torchmix.reader.open_documents import OpenDocuments
 from torchmix.reader.open_files import Descriptors, OpenFiles
 from torchmix.reader.page_batches import BATCH_BYTES
 from torchmix.reader.page_cache import PageCache
-from torchmix.reader.page_runs import PageRuns
-from torchmix.reader.piece_copy import PieceCopy, Run, Scratch
+from torchmix.reader.page_runs import PageRuns, mapped_runs
+from torchmix.reader.piece_copy import PieceCopy, Scratch
 from torchmix.reader.range_requests import RangeFetch, RequestPool
 from torchmix.reader.source_pages import SourcePages
 
@@ -103,6 +105,7 @@ class Reader:
         self._scratch = Scratch()
         self._requests = RequestPool()
         self._coming = ComingPages()
+        self._open = OpenDocuments()
         self._closed = False
         self._bytes_served = self._bytes_mapped = self._cache_hits = self._cache_misses = 0
 
@@ -146,8 +149,9 @@ class Reader:
             num_places=num_places,
             scratch=scratch or self._scratch,
         )
-        runs = self._mapped_runs(at)
-        page_runs = PageRuns(at, self._token_bytes[at.source[at.first_piece]] == 0)
+        is_served, runs = self._open.begin(at, source, rows)
+        runs += mapped_runs(at, [each.mapped for each in self._sources], self._token_bytes)
+        page_runs = PageRuns(at, (self._token_bytes[at.source[at.first_piece]] == 0) & ~is_served, self._open)
         keys = page_runs.page + self._first_key[page_runs.source]
         missing: list[int] = []
         self._await(keys)
@@ -235,6 +239,16 @@ class Reader:
             self._keep_all(self._decode(keys))
         self._finish(earlier)
 
+    def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
+        """Say which documents go on after the next `read`, so that what is left of them is kept beside the page cache.
+
+        Args:
+            source: [n] index of the source, by sorted name.
+            rows: [n] row of the source.
+            starts: [n] the first token that comes after the next `read`.
+        """
+        self._open.follow(source, rows, starts)
+
     def forget(self, source: int, page_ids: Int64Array) -> None:
         """Drop pages that will not be needed soon, as those of a finished window, so that `warm` has room."""
         for page in page_ids.tolist():
@@ -250,7 +264,7 @@ class Reader:
             decode_amplification: their ratio; 0 before anything is served.
             pages_decoded: ahead of need or not.
             cache_hits, cache_misses: pages of a call that were kept, and that had to be decoded.
-            cache_bytes, cache_pages, files_open: now.
+            cache_bytes, cache_pages, open_document_bytes, files_open: now.
             total_read_s, total_decode_s: seconds, of files that are not mapped.
         """
         active = [source for source in self._sources if source.pages_decoded]  # none of those that are mapped
@@ -265,6 +279,7 @@ class Reader:
             "cache_misses": self._cache_misses,
             "cache_bytes": self._cache.num_bytes,
             "cache_pages": len(self._cache),
+            "open_document_bytes": self._open.num_bytes,
             "files_open": len(self._descriptors),
             "total_read_s": sum(source.read_s for source in active),
             "total_decode_s": sum(source.decode_s for source in active),
@@ -277,6 +292,7 @@ class Reader:
         self._requests.close()
         self._descriptors.close_all()
         self._cache.clear()
+        self._open.clear()
         for source in self._sources:
             source.mapped.forget()
 
@@ -290,21 +306,6 @@ class Reader:
             for source in self._sources:
                 source.mapped.check()
             self._checked_s = time.monotonic()
-
-    def _mapped_runs(self, at: Located) -> list[Run]:
-        """Runs of pieces in mapped files."""
-        found: list[tuple[NDArray[np.integer[Any]], int, int]] = []
-        for s, start, stop in at.ranges if self._token_bytes.any() else ():
-            mapped = self._sources[s].mapped
-            if mapped.whole is not None:
-                found.append((mapped.whole, start, stop))
-            elif (files := mapped.files_of_pages(at.page[start:stop])) is not None:
-                borders = [*(start + first for first, _ in files), stop]
-                found += [(values, *span) for (_, values), span in zip(files, pairwise(borders), strict=True)]
-            else:
-                self._token_bytes[s] = mapped.token_bytes  # 0 from now on, if it could not be mapped
-        begins = at.begin_in_file.tolist() if found else []
-        return [(values, start, begins[start:stop]) for values, start, stop in found]
 
     def _source_of(self, keys: Int64Array) -> Int64Array:
         return np.searchsorted(self._first_key, keys, side="right") - 1

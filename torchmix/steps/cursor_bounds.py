@@ -3,16 +3,16 @@
 In: a cursor as a state spells it, and the planner that is to go on from it. Out: nothing, or a StateError that names
 the value and its bound. Must hold: each cursor that the planner has made is within all bounds; within them a step takes
 time and memory that the recipe and the catalog imply, whoever wrote the state. Cost: a look at each source and at each
-piece of the pool, and the pages of one window of each source.
+piece of the pool, and one window of each source, which the next step needs.
 
-The bounds, with L tokens of a sample, C of the largest global batch, and of source s `longest(s)`, the tokens that its
-longest document counts for:
+The bounds, with L tokens of a sample, C of the largest global batch, and of source s `longest(s)`, the tokens of its
+longest piece: at most L, and at most those of its longest document:
 
     step               in [0, MAX_STEPS]
     epoch              at most the tokens that have been drawn from all sources, as each epoch gives one or more;
                        and those are at most the capacity of the steps before, plus the pool
-    window, offset     exist in the source
-    debt               |debt| <= longest(s) / 2, as a draw stops at the midpoint of a document (mixture/draw.py)
+    window, offset     exist in the source; the offset counts pieces of the window
+    debt               |debt| <= longest(s) / 2, as a draw stops at the midpoint of a piece (mixture/draw.py)
     residue            in [0, 2^32)
     pool               each piece is one that packing makes, of a used row, and no token of an epoch is in two; at most
                        C + L + sum of longest(s) tokens: a draw asks for what is missing to C, or for L, and a
@@ -49,7 +49,8 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
     """
     check_step(cursor.step)
     _check_decisions(cursor, planner)
-    longest = np.array([_longest_tokens(order, planner) for order in planner.orders], np.int64)
+    length = planner.recipe.batch.length
+    longest = np.array([min(order.sizes.longest_tokens, length) for order in planner.orders], np.int64)
     most_in_pool = most_pool_tokens(planner, longest) if cursor.step else 0
     batch = planner.recipe.batch
     drawn = samples_before(batch, cursor.step) * batch.length + most_in_pool
@@ -60,7 +61,7 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
         name = planner.sources[s]
         _check(f"epoch of source {name!r}", epoch, 0, drawn)
         _check(f"window of source {name!r}", window, 0, order.num_windows - 1)
-        _check(f"offset of source {name!r}", offset, 0, max(0, order.num_rows(epoch, window) - 1))
+        _check(f"offset of source {name!r}", offset, 0, max(0, order.num_pieces(epoch, window) - 1))
         _check(f"debt of source {name!r}", debt, -most_debt, most_debt)
         _check(f"residue of source {name!r}", residue, 0, (1 << 32) - 1)
     _check_pool(cursor, planner, most_tokens=most_in_pool)
@@ -99,15 +100,9 @@ def pieces_of_columns(planner: Planner, *, source: Ints, row: Ints, **columns: I
 
 
 def most_pool_tokens(planner: Planner, longest_tokens: Ints) -> int:
-    """Tokens that a pool has at most, given those that the longest document of each source counts for."""
+    """Tokens that a pool has at most, given those of the longest piece of each source."""
     batch = planner.recipe.batch
     return (most_samples(batch) + 1) * batch.length + int(longest_tokens.sum())
-
-
-def _longest_tokens(order: SourceOrder, planner: Planner) -> int:
-    """Tokens that a document of a source counts for at most."""
-    longest, recipe = order.sizes.longest_tokens, planner.recipe
-    return min(longest, recipe.batch.length) if recipe.packing.overflow in ("truncate", "drop") else longest
 
 
 def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:

@@ -19,6 +19,7 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.memory import StepMemory
 from torchmix.errors import SourceExhausted
+from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.reader.reader import Reader
@@ -96,6 +97,8 @@ def replica_steps(
     first_microbatch = start.microbatch
     try:
         for plan, next_cursor, plan_s in _plans(planner, cursor, settings.max_steps, one_pass=settings.one_pass):
+            to_come = documents_to_come(planner, next_cursor)
+            reader.hold(to_come.source, to_come.row, to_come.start)
             step, read_s, build_s = read_and_build(settings, plan, reader, memory)
             after = state_of_cursor(next_cursor, planner, recipe=fingerprint, catalog=catalog.fingerprint)
             header = encode_header(

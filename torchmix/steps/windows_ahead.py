@@ -50,7 +50,7 @@ class WindowsAhead:
         # All [S], of the window that each source is in; epoch -1 where none is known.
         self._epoch = np.full(len(self._orders), -1, np.int64)
         self._window = np.zeros(len(self._orders), np.int64)
-        self._num_rows = np.ones(len(self._orders), np.int64)
+        self._num_pieces = np.ones(len(self._orders), np.int64)
         self._num_next, self._num_warmed = np.zeros((2, len(self._orders)), np.int64)
 
     def follow(self, cursor: Cursor) -> None:
@@ -65,7 +65,7 @@ class WindowsAhead:
         for source, pages in outlived.items():
             # One step late: pieces deferred from the finished window were in the step just built.
             self._reader.forget(source, pages)
-        due = (self._num_next[s] * offset[s] / self._num_rows[s] + self._phases[s]).astype(np.int64)
+        due = (self._num_next[s] * offset[s] / self._num_pieces[s] + self._phases[s]).astype(np.int64)
         is_due = due > self._num_warmed[s]
         stops = np.minimum(due + self._at_once[s] - 1, self._num_next[s])
         for source, stop in zip(s[is_due].tolist(), stops[is_due].tolist(), strict=True):
@@ -96,12 +96,12 @@ class WindowsAhead:
         else:
             this = _look_at(order, here)
         place = order.following(*here)
-        following = _look_at(order, place) if place[0] < self._max_epochs[s] else _Window(place, _NO_PAGES, 0)
+        following = _look_at(order, place) if place[0] < self._max_epochs[s] else _Window(place, _NO_PAGES)
         present = self._present[s] = _Present(this, following)
         if finished is not None:
             self._outlived[s] = present.less_needed(finished.this.pages)
         self._epoch[s], self._window[s] = here
-        self._num_rows[s] = max(1, this.num_rows)
+        self._num_pieces[s] = max(1, order.num_pieces(*here))
         self._num_next[s], self._num_warmed[s] = len(following.pages), 0
 
 
@@ -118,8 +118,6 @@ class _Window(NamedTuple):
     place: tuple[int, int]
     pages: Ints
     """Those with used rows, ascending: pages of a chunk are decoded together."""
-    num_rows: int
-    """Used or not."""
 
 
 class _Present(NamedTuple):
@@ -136,4 +134,4 @@ class _Present(NamedTuple):
 
 def _look_at(order: SourceOrder, place: tuple[int, int]) -> _Window:
     # From pages alone: `order.window` keeps what it made, for planning.
-    return _Window(place, order.pages(*place), order.num_rows(*place))
+    return _Window(place, order.pages(*place))

@@ -1,0 +1,38 @@
+"""The documents that later steps go on with, against the steps themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.mixtures import PACKINGS, SHARES, SIZES, plan_steps
+from tests.support.recipes import make_recipe
+from torchmix.planner.open_documents import documents_to_come
+from torchmix.planner.planner import Planner
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_open_documents_are_those_that_were_begun_and_come_again(packing: str) -> None:
+    planner = Planner(make_recipe(SHARES, samples=4, length=256, packing=PACKINGS[packing]), SIZES)
+    plans, cursors = plan_steps(planner, 60)
+    num_open, is_split = 0, packing in ("best_fit", "concat")
+    for step in range(40):
+        found = documents_to_come(planner, cursors[step + 1])
+        assert len(set(zip(found.source.tolist(), found.row.tolist(), strict=True))) == len(found.row)
+        first = {
+            place: start
+            for *place, start in zip(found.source.tolist(), found.row.tolist(), found.start.tolist(), strict=True)
+            for place in [tuple(place)]
+        }
+        begun: dict[tuple[int, int, int], int] = {}
+        for plan in plans[max(0, step - 15) : step + 1]:
+            columns = (plan.pieces.source, plan.pieces.epoch, plan.pieces.row, plan.pieces.document_tokens)
+            for source, epoch, row, tokens in zip(*(column.tolist() for column in columns), strict=True):
+                begun[source, epoch, row] = tokens
+        for plan in plans[step + 1 : step + 15]:
+            columns = (plan.pieces.source, plan.pieces.epoch, plan.pieces.row, plan.pieces.start)
+            for source, epoch, row, start in zip(*(column.tolist() for column in columns), strict=True):
+                if begun.get((source, epoch, row), 0) > 256 and is_split:
+                    assert first[source, row] <= start, "a document that goes on is not open"
+        num_open += len(found.row)
+        assert len(found.row) <= len(SHARES) + len(cursors[step + 1].pool)
+    assert bool(num_open) == is_split, "documents that are not split are never open"

@@ -1,0 +1,62 @@
+"""What a step draws of documents: of each a stretch of consecutive tokens.
+
+In: parts of documents as they are drawn, by source, in each source's own order. Out: the same tokens, those of a
+document as one stretch. Must hold: a stretch begins where a piece does, and ends where a piece does. Cost: a few array
+operations, and none where every document is begun.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Stretches:
+    """Stretches of documents, in order. All arrays int64 [n]."""
+
+    source: Ints
+    """Index by sorted source name: local to this process, in no key and no digest."""
+    epoch: Ints
+    row: Ints
+    start: Ints
+    """First token of the stretch in its document; a multiple of the tokens of a sample."""
+    tokens: Ints
+    """Tokens that count: after truncation, if the recipe truncates."""
+    document_tokens: Ints
+    """Tokens of the whole document, as the catalog has them."""
+
+    def take(self, order: Ints | NDArray[np.bool_]) -> Stretches:
+        """The stretches at `order` (positions or a mask)."""
+        return Stretches(**{f.name: getattr(self, f.name)[order] for f in fields(self)})
+
+
+def joined(parts: list[Stretches]) -> Stretches:
+    """One table by source; parts that follow each other in a document become one, those of 0 tokens go.
+
+    Args:
+        parts: Each by source, in the order in which they were drawn.
+    """
+    columns = {f.name: np.concatenate([np.zeros(0, np.int64), *(getattr(p, f.name) for p in parts)]) for f in _COLUMNS}
+    table = Stretches(**columns)
+    if sum(len(part.row) > 0 for part in parts) > 1:
+        table = table.take(np.argsort(table.source, kind="stable"))
+    if not table.tokens.all():
+        table = table.take(table.tokens > 0)
+    if not table.start.any():
+        return table
+    goes_on = table.start[1:] == (table.start + table.tokens)[:-1]
+    for same in (table.source, table.epoch, table.row):
+        goes_on &= same[1:] == same[:-1]
+    if not goes_on.any():
+        return table
+    first = np.flatnonzero(np.append(True, ~goes_on))
+    whole = {f.name: getattr(table, f.name)[first] for f in _COLUMNS}
+    return Stretches(**{**whole, "tokens": np.add.reduceat(table.tokens, first)})
+
+
+_COLUMNS = fields(Stretches)
