@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.catalog.bad_rows import BadRows
@@ -174,6 +175,13 @@ class Source(Protocol):
         Raises:
             SourceUnreadable: no such file or column, a wrong type, or not a file of this kind; a bad row.
             CorruptPage: a page does not decode; a line that is no JSON.
+        """
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """Other columns of a file, with a row for each document that a scan finds, in order; `path` as for `check`.
+
+        Raises:
+            SourceUnreadable: No such file or column, or a format without columns.
         """
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:

@@ -1,6 +1,7 @@
 """Ranges of bytes: files of this machine, and objects of stores. Files in reading order:
 
 random_access.py  a file as ranges of bytes
+byte_stream.py    a file as a stream of Python's
 file_status.py    what the kernel says of a file: whether it was written to
 file_ends.py      the identity of a file without a footer
 stores.py         a URI -> the store that holds it

@@ -7,5 +7,6 @@ page.py     bytes of a page -> an Arrow array
 batches.py  a file or stream -> the messages of its batches
 column.py   a column's name -> the column
 scan.py     batches -> pages
+properties.py  other columns of a file
 source.py   the source of Arrow files
 """

@@ -20,6 +20,7 @@ from torchmix.errors import CorruptPage
 from torchmix.formats.arrow.batches import find_batches, open_arrow
 from torchmix.formats.arrow.column import find_column
 from torchmix.formats.arrow.page import read_page
+from torchmix.formats.arrow.properties import read_properties
 from torchmix.formats.arrow.scan import ArrowScan
 from torchmix.formats.column import Kind, transform_id_of, vocab_size_of
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
@@ -82,6 +83,10 @@ class ArrowSource:
                 if progress is not None:
                     progress(num_column_bytes)
         return scan.as_scan(num_bytes, digest)
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """See `source.Source.properties`."""
+        return read_properties(path, columns, self._where(path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`; a row without tokens is read as null, which gives none either."""

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from torchmix.formats.column import Kind
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANK = b" \t\r"
 """What may stand on a line without an object; JSON has no other white space within a line."""
 
@@ -132,6 +133,12 @@ def whole_lines(content: bytes, num_rows: int) -> bytes:
         num_rows -= 1
         stop = offset + len(line) + 1
     return content[:stop]
+
+
+def lines_of_rows(content: bytes | memoryview, *, is_first: bool) -> Iterator[bytes]:
+    """Each line that is not blank; `is_first`: a byte order mark may stand before the first one."""
+    skipped = len(BYTE_ORDER_MARK) if is_first and bytes(content[: len(BYTE_ORDER_MARK)]) == BYTE_ORDER_MARK else 0
+    return (line for _, _, line in _lines(content[skipped:]))
 
 
 def _lines(content: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:

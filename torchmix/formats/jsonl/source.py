@@ -22,8 +22,9 @@ from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
 from torchmix.formats.column import Kind, transform_id_of, vocab_size_of
 from torchmix.formats.good_rows import documents_of_run, look_at_rows, passes_over_rows
 from torchmix.formats.jsonl.frames import codec_of_name
-from torchmix.formats.jsonl.lines import LineFault, LineParser
+from torchmix.formats.jsonl.lines import BYTE_ORDER_MARK, LineFault, LineParser
 from torchmix.formats.jsonl.pages import PLAIN, LinePage, Read, cut_pages, is_alone, lines_of_page
+from torchmix.formats.jsonl.properties import read_properties
 from torchmix.formats.seen_ids import SeenIds, join_seen
 from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun
 from torchmix.storage.file_ends import hash_ends
@@ -31,8 +32,6 @@ from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.tokenizer import Tokenizer
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +92,10 @@ class JsonLinesSource:
                 if progress is not None:
                     progress(page.num_bytes)
         return found.as_scan(num_bytes, digest)
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """See `source.Source.properties`."""
+        return read_properties(path, columns, self._where(path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.manifest import FileStatus
@@ -95,6 +96,13 @@ class IndexedSource:
             tokens=documents.tokens,
             schema=header.dtype.str.encode(),
             is_quick=len(documents.tokens) < QUICK_DOCUMENTS,
+        )
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """See `source.Source.properties`; these files have none."""
+        raise SourceUnreadable(
+            f"source {self.name!r}: {path} has no columns, so no property {columns[0]!r}; join a table of properties "
+            "by row, or take them from the path"
         )
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:

@@ -8,5 +8,6 @@ levels.py  levels -> where rows begin, and which hold nothing
 plain.py   pages of integers alone -> arrays, by a Parquet file in memory
 values.py  bytes of pages of token lists -> the tokens alone
 scan.py    a chunk -> its pages with their rows, and the tokens of each row
+properties.py  other columns of a file
 source.py  the Parquet source: a column of token lists or of text
 """

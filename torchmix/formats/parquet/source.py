@@ -24,6 +24,7 @@ from torchmix.formats.column import Kind, find_leaf, transform_id_of, vocab_size
 from torchmix.formats.good_rows import documents_of_run
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
 from torchmix.formats.parquet.page import decode_pages, encode_schema
+from torchmix.formats.parquet.properties import read_properties
 from torchmix.formats.parquet.scan import ChunkScan, ScannedChunk
 from torchmix.formats.parquet.values import decode_values
 from torchmix.formats.seen_ids import join_seen
@@ -112,6 +113,10 @@ class ParquetSource:
             split_pages=sum(part.split_pages for part in scanned),
             bad=bad,
         )
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """See `source.Source.properties`."""
+        return read_properties(path, columns, self._where(path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`."""
