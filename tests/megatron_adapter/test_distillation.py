@@ -72,12 +72,14 @@ def test_the_hash_changes_with_all_that_decides_who_gets_what(logits: ModuleType
     identify_data(["--logits-load-dir", "/logits"])
     text = recipe.read_text()
     moved = recipe.with_name("moved.yaml")
-    moved.write_text(text + "read: {cache: 64MiB}\n")
-    assert hash_of(logits, recipe) == hash_of(logits, moved), "a cache alters nothing"
+    moved.write_text(text.replace("tiny: {", "tiny: {max_epochs: 9, ") + "read: {cache: 64MiB}\n")
+    assert moved.read_text().count("max_epochs") == 1
+    assert hash_of(logits, recipe) == hash_of(logits, moved), "neither a cache nor an end that is far alters anything"
     texts = [
         text.replace("seed: ", "seed: 9"),
         text.replace("boundaries: document", "boundaries: none"),
         text.replace("layers: 4", "layers: 5"),
+        text.replace("tiny: {", "tiny: {documents: [0%, 99%], "),
     ]
     hashes = [hash_of(logits, recipe)]
     for number, changed in enumerate(texts):

@@ -33,6 +33,8 @@ from torchmix.recipe.parts import recipe_of_part
 from torchmix.recipe.structs import Recipe
 
 LOGITS_FLAGS = ("--logits-save-dir", "--logits-load-dir")
+BESIDE_ATTENTION = frozenset({"path", "tokenizer", "max_epochs", "on_exhausted", "bad_rows", "max_bad"})
+"""Words of a source that alter nothing, or that the catalog or the order has already."""
 
 
 def identify_data(arguments: Sequence[str] | None = None) -> None:
@@ -87,8 +89,15 @@ def blend_of_recipe(args: Any) -> dict[str, Any]:
 
 
 def _attention(recipe: Recipe) -> Any:
-    """What decides over which tokens attention goes, where positions begin again, and which tokens have a loss."""
-    return msgspec.to_builtins(recipe.packing)
+    """What decides over which tokens attention goes, where positions begin again, and which tokens have a loss.
+
+    Of a source, all words but those that `BESIDE_ATTENTION` names: a word that a recipe learns later counts.
+    """
+    sources = {
+        name: {key: value for key, value in msgspec.to_builtins(source).items() if key not in BESIDE_ATTENTION}
+        for name, source in recipe.sources.items()
+    }
+    return [msgspec.to_builtins(recipe.packing), sources]
 
 
 def _digest(value: Any) -> str:
