@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.store import Catalog, SourceCatalog
-from torchmix.errors import RecipeError
+from torchmix.errors import OptionError
 from torchmix.formats.source import Source
 from torchmix.formats.table import choose_source
 from torchmix.reader.reader import Reader
@@ -57,7 +57,7 @@ class DocumentReader:
         self._catalog = catalog
         self._number = {name: number for number, name in enumerate(catalog.sources)}
         if tokenizer is not None and tokenizer_kind(tokenizer) is None:
-            raise RecipeError(f"--tokenizer {tokenizer}: no tokenizer; write {TOKENIZERS}")
+            raise OptionError(f"--tokenizer {tokenizer}: no tokenizer; write {TOKENIZERS}")
         own, named = Tokenizers(directory), Tokenizers(Path())
         sources: dict[str, Source] = {}
         self._tokenizer: dict[str, Tokenizer | None] = {}

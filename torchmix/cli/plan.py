@@ -18,7 +18,7 @@ from torchmix.cli.forecast import epoch_tokens
 from torchmix.cli.plan_files import paths_of, write_plan_files
 from torchmix.cli.plan_summary import PlanSummary, print_summary
 from torchmix.cli.terminal import ExitCode, add_part, at_least, print_json, progress_bar
-from torchmix.errors import PlanError, RecipeError
+from torchmix.errors import OptionError, PlanError
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """
     one_pass = arguments.one_pass
     if arguments.steps is None and not one_pass:
-        raise RecipeError("give --steps N, or --one-pass")
+        raise OptionError("give --steps N, or --one-pass")
     recipe = recipe_of_part(load_recipe(arguments.recipe), arguments.part, one_pass)
     catalog = open_catalog(recipe, recipe_directory(arguments.recipe))
     layout = {"dp": arguments.dp, "micro_batch_size": arguments.micro_batch_size}

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from torchmix.cli.terminal import ExitCode, count_text, print_json, progress_bar
-from torchmix.errors import RecipeError
+from torchmix.errors import OptionError, RecipeError
 from torchmix.formats.jsonl.frames import MOST_FRAME_BYTES, codec_of_name
 from torchmix.formats.jsonl.reframe import FRAME_BYTES, LEVELS, LONG_LINES, reframe
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     lowest, _, highest = LEVELS[codec] if codec is not None else (0, 0, 0)
     if arguments.level is not None and not lowest <= arguments.level <= highest:
         what = f"goes from {lowest} to {highest}" if codec is not None else "needs an OUT that ends in .gz or .zst"
-        raise RecipeError(f"--level {arguments.level}: the level {what}")
+        raise OptionError(f"--level {arguments.level}: the level {what}")
     total = arguments.source.stat().st_size if arguments.source.is_file() else 0
     with progress_bar(total, unit="B", title="reframing", silent=arguments.json or arguments.quiet, scale=True) as bar:
 

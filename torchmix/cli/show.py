@@ -14,7 +14,7 @@ from torchmix.catalog.store import open_catalog
 from torchmix.cli.show_rows import print_row, rows_shown
 from torchmix.cli.show_step import plan_of_step, print_sample, samples_shown
 from torchmix.cli.terminal import ExitCode, at_least, print_json
-from torchmix.errors import RecipeError
+from torchmix.errors import OptionError
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
@@ -99,11 +99,11 @@ def _check_options(arguments: argparse.Namespace) -> None:
     wrong = given & set(OF_STEP if arguments.source is not None else OF_ROWS)
     if wrong:
         option = f"--{min(wrong).replace('_', '-')}"
-        raise RecipeError(f"{option} goes with {'--step' if arguments.source is not None else '--source'}")
+        raise OptionError(f"{option} goes with {'--step' if arguments.source is not None else '--source'}")
     if arguments.source is not None and not given:
-        raise RecipeError("--source needs --row R, --rows A:B or --page P")
+        raise OptionError("--source needs --row R, --rows A:B or --page P")
     if arguments.sample is not None and (arguments.dp_rank is not None or arguments.microbatch is not None):
-        raise RecipeError("--sample names one sample; leave --dp-rank and --microbatch out")
+        raise OptionError("--sample names one sample; leave --dp-rank and --microbatch out")
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.documents import DocumentReader, only, place_of
 from torchmix.cli.readable import readable
 from torchmix.cli.terminal import count_text
-from torchmix.errors import RecipeError
+from torchmix.errors import OptionError
 from torchmix.recipe.build import nearest
 
 
@@ -23,11 +23,11 @@ def rows_shown(catalog: Catalog, directory: Path, arguments: argparse.Namespace)
     """Rows that the arguments name, one by one: source, row, file, file_row, page, tokens, and text or ids.
 
     Raises:
-        RecipeError: There is no such source, row or page.
+        OptionError: There is no such source, row or page.
     """
     name = arguments.source
     if name not in catalog.sources:
-        raise RecipeError(f"--source {name}: there is no such source{nearest(name, catalog.sources)}")
+        raise OptionError(f"--source {name}: there is no such source{nearest(name, catalog.sources)}")
     source = catalog.sources[name]
     start, stop = _range(source, arguments)
     with DocumentReader(only(catalog, name), directory, tokenizer=arguments.tokenizer) as reader:
@@ -62,11 +62,11 @@ def _range(source: SourceCatalog, arguments: argparse.Namespace) -> tuple[int, i
     """Rows to show, as (start, stop)."""
     if arguments.page is not None:
         if arguments.page >= source.pages.num_pages:
-            raise RecipeError(f"--page {arguments.page}: source {source.name!r} has {source.pages.num_pages} pages")
+            raise OptionError(f"--page {arguments.page}: source {source.name!r} has {source.pages.num_pages} pages")
         first_row = source.pages.first_row
         return int(first_row[arguments.page]), int(first_row[arguments.page + 1])
     start, stop = arguments.rows if arguments.rows is not None else (arguments.row, arguments.row + 1)
     if stop > source.num_documents:
         option = "--rows" if arguments.rows is not None else "--row"
-        raise RecipeError(f"{option}: source {source.name!r} has {source.num_documents} rows, from 0 on")
+        raise OptionError(f"{option}: source {source.name!r} has {source.num_documents} rows, from 0 on")
     return start, stop

@@ -18,7 +18,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.cli.documents import DocumentReader, place_of
 from torchmix.cli.readable import excerpt, readable
 from torchmix.cli.terminal import count_text, print_table, progress_bar
-from torchmix.errors import RecipeError, StateMismatch, TopologyError
+from torchmix.errors import OptionError, StateMismatch, TopologyError
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -49,7 +49,7 @@ def samples_shown(
     """Samples of a step, one by one, with their pieces.
 
     Raises:
-        RecipeError: There is no such sample.
+        OptionError: There is no such sample.
         TopologyError: There is no such rank or microbatch.
     """
     placement, pieces = plan.placement, plan.pieces
@@ -139,7 +139,7 @@ def _samples(plan: StepPlan, arguments: argparse.Namespace) -> list[int]:
     """Numbers of the samples that the arguments name, ascending."""
     if arguments.sample is not None:
         if arguments.sample >= plan.num_samples:
-            raise RecipeError(
+            raise OptionError(
                 f"--sample {arguments.sample}: step {plan.step} has {plan.num_samples} samples, from 0 on"
             )
         return [arguments.sample]

@@ -40,6 +40,7 @@ SHARE_UNITS = 10_000
 """Of the whole, in which shares by size are given: hundredths of a percent."""
 TAIL = """\
 # split: [99, 1, 0]           # train, validation and test: cuts the rows of every source
+# vocab_size: 50257           # of the model; then check compares it with tokenizers and with the ids of the data
 packing:
   method: best_fit            # documents stay whole where they fit a sample; concat cuts the stream every length tokens
   overflow: split             # of longer documents; or truncate, drop, error
