@@ -56,6 +56,37 @@ def test_escapes_and_long_integers():
     assert tokens(b'{"text": [ -9223372036854775808 , 9223372036854775807, -0 ]}') == [[-(2**63), 2**63 - 1, 0]]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ud83d",
+        "a\ud83d",
+        "\ud83dz",
+        "\ude42 second alone",
+        "\ud83d\ud83d\ude42\ude42",
+        "🙂\udbff",
+        "\\\ud83d",
+        "\\ud83d is no escape",
+        "\\\\ud83d",
+        '"\ud83d"',
+        "\udc00\ud800",
+    ],
+)
+def test_11_8_half_of_a_surrogate_pair_is_the_replacement_character_in_any_key(text):
+    meant = re.sub("[\ud800-\udfff]", "�", json.loads(json.dumps(text)))
+    line = json.dumps({"text": text, "n": [7]}).encode() + b"\n"
+    assert texts(line) == [meant]
+    unread = json.dumps({text: text, "text": "🙂", "more": {"of": [text]}, "n": [7]}).encode()
+    assert texts(GOOD + unread) == ["good", "🙂"]
+    assert tokens(line + unread, "n") == [[7], [7]]
+    upper = line.replace(b"\\ud83d", b"\\uD83D").replace(b"\\ude42", b"\\uDE42")
+    assert texts(upper) == [re.sub("[\ud800-\udfff]", "�", json.loads(upper)["text"])]
+    assert fault(line + GOOD + b'{"txt":1}\n')[:2] == (2, len(line + GOOD)), "places are those of the file"
+    found = {}
+    both = LineParser("text", "text").parse(line + b"{\n" + line, found).to_pylist()
+    assert (both, list(found)) == ([meant, None, meant], [1])
+
+
 GOOD = b'{"text":"good"}\n'
 
 
@@ -73,7 +104,7 @@ GOOD = b'{"text":"good"}\n'
         (b'{"text":"a","score":NaN}', False, "invalid character"),
         (b'{"text":"a\tb"}', False, "invalid character"),
         (b'{"text":"\xff"}', False, "not UTF-8: invalid start byte"),
-        (b'{"text":"\\ud800"}', False, ""),
+        (b'{"text":"\\ud80"}', False, ""),
         (b'\xef\xbb\xbf{"text":"a"}', False, "invalid character"),
         (b"\x1f\x8b\x08\x00", False, r"compressed.* name the file .jsonl.gz"),
         ('{"text":"a"}'.encode("utf-16-le"), False, "UTF-16"),
