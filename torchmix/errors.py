@@ -9,7 +9,8 @@
     |   |-- CatalogStale                the catalog was built for other settings or another format version
     |   |-- SourceUnreadable            missing file or column, wrong type, no documents
     |   |-- SourceChanged               a file is not the one that was indexed
-    |   `-- CorruptPage                 bytes that do not decode, or decode to other sizes than planned
+    |   |-- CorruptPage                 bytes that do not decode, or decode to other sizes than planned
+    |   `-- TooManyBadRows              more of a source cannot be read than `max_bad` allows
     |-- PlanError                       a step that cannot be planned
     |   |-- SourceExhausted             a source gave its `max_epochs` and the recipe says `error`
     |   |-- DocumentTooLong             `overflow: error` met a document longer than a sample
@@ -83,6 +84,10 @@ class SourceChanged(CatalogError):
 
 class CorruptPage(CatalogError):
     """Bytes of a page that do not decode, or decode to other sizes than the catalog holds."""
+
+
+class TooManyBadRows(CatalogError):
+    """More of a source cannot be read than its `max_bad` allows."""
 
 
 class PlanError(TorchmixError):

@@ -18,7 +18,7 @@ from tests.support.json_lines import write_lines
 from tests.support.split_rows import make_split_file
 from torchmix.catalog.bad_rows import MOST_LISTED
 from torchmix.catalog.store import open_catalog
-from torchmix.errors import CatalogError, CatalogStale, CorruptPage, RecipeError, SourceUnreadable
+from torchmix.errors import CatalogError, CatalogStale, CorruptPage, RecipeError, SourceUnreadable, TooManyBadRows
 from torchmix.indexing.scan import index_recipe, index_sources
 from torchmix.recipe.structs import Recipe
 from torchmix.transform.encoder import PROBE
@@ -140,13 +140,13 @@ def test_more_bad_rows_than_the_recipe_allows_are_an_error_and_what_was_scanned_
     (tmp_path / "web.jsonl").write_bytes(b"\n".join(lines))
     keys = {"text": "text", "tokenizer": "bytes"}
     for max_bad in ("0%", "0.09%"):
-        with pytest.raises(SourceUnreadable, match=r"2 of 2000 rows cannot be read, which is 0\.1000%.*row 1998: line"):
+        with pytest.raises(TooManyBadRows, match=r"2 of 2000 rows cannot be read, which is 0\.1000%.*row 1998: line"):
             index_recipe(recipe_over("web.jsonl", **keys, max_bad=max_bad), tmp_path)
     report = index_sources(recipe_over("web.jsonl", **keys, max_bad=None), tmp_path)  # 0.1%, the default
     assert (report.scanned_files, report.resumed_files) == (0, 1)
-    with pytest.raises(SourceUnreadable, match="2 of 2000 rows could not be indexed"):
+    with pytest.raises(TooManyBadRows, match="2 of 2000 rows could not be indexed"):
         open_catalog(recipe_over("web.jsonl", **keys, max_bad="0.09%"), tmp_path)
-    with pytest.raises(SourceUnreadable, match="2 of 2000 rows cannot be read"):
+    with pytest.raises(TooManyBadRows, match="2 of 2000 rows cannot be read"):
         index_recipe(recipe_over("web.jsonl", **keys, max_bad="0.09%"), tmp_path)
     (tmp_path / "web.jsonl").write_bytes(b"\n".join([b"x"] * 10))
     with pytest.raises(SourceUnreadable, match="10 documents, all without tokens"):
@@ -180,7 +180,7 @@ def test_a_run_that_failed_under_error_leaves_no_part_for_one_that_masks_and_the
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\nx\n')
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n')
     masked = recipe_over("*.jsonl", text="text", tokenizer="bytes", max_bad="1%")
-    with pytest.raises(SourceUnreadable, match="max_bad"):
+    with pytest.raises(TooManyBadRows, match="max_bad"):
         index_recipe(masked, tmp_path)
     with pytest.raises(CorruptPage, match="line 2"):  # a part of the run that masked would have no fault
         index_recipe(recipe_over("*.jsonl", text="text", tokenizer="bytes", bad_rows="error", max_bad=None), tmp_path)

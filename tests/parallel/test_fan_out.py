@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.support.worlds import run_ranks
-from torchmix.errors import CorruptPage, PlanDiverged, RankLost, TopologyError, WireError
+from torchmix.errors import CorruptPage, PlanDiverged, RankLost, TooManyBadRows, TopologyError, WireError
 from torchmix.parallel.array_form import DTYPES
+from torchmix.parallel.comparison import Masked
 from torchmix.parallel.fan_out import FanOut, Share, local_world, open_fan_out
 from torchmix.parallel.local_groups import open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
@@ -138,7 +139,8 @@ def test_leaders_with_equal_plans_agree() -> None:
     ends = [end for end in local_world(Topology(tp=2, dp=3)) if end.roles_to_send]
     assert len(ends) == 3
     digests = (bytes.fromhex("ffffffffffffffff"), bytes.fromhex("0123456789abcdef"))
-    assert run_ranks(ends, lambda end: [end.compare(step, *digests) for step in range(3)]) == [[None] * 3] * 3
+    for found in run_ranks(ends, lambda end: [end.compare(step, *digests) for step in range(3)]):
+        assert [(masked.num_tokens, masked.bad_tokens) for masked in found] == [(0, None)] * 3
 
 
 @pytest.mark.parametrize("changed", [(8, b"a" * 8, b"b" * 8), (7, b"\xff" * 8, b"b" * 8), (7, b"a" * 8, b"d" * 8)])
@@ -287,3 +289,32 @@ def test_a_payload_that_shrinks_and_grows_reuses_its_buffer() -> None:
     assert addresses[0] == addresses[1]
     assert addresses[2] == addresses[3] == addresses[4]
     assert np.unique(addresses).size == 2
+
+
+def test_what_leaders_masked_is_summed_also_while_one_of_them_ends() -> None:
+    ends = local_world(Topology(dp=3))
+    bad = {0: np.array([5, 0]), 1: None}
+
+    def run(rank: int) -> list[tuple[int, list[int] | None]]:
+        found = []
+        for step in range(3) if rank < 2 else ():
+            mine = Masked(num_tokens=10 * rank + step, bad_tokens=bad[rank] if step == 1 else None)
+            masked = ends[rank].compare(step, bytes([step] * 8), bytes(8), masked=mine)
+            found.append((masked.num_tokens, None if masked.bad_tokens is None else masked.bad_tokens.tolist()))
+        ends[rank].send_end()
+        return found
+
+    first, second, ended = run_ranks(range(3), run)
+    assert first == second == [(10, None), (12, [5, 0]), (14, None)] and ended == []
+
+
+def test_peers_meet_the_error_that_all_leaders_meet() -> None:
+    leader, peer = local_world(Topology(tp=2))
+
+    def receive() -> str:
+        with pytest.raises(TooManyBadRows) as caught:
+            peer.receive()
+        return str(caught.value)
+
+    told, met_there = run_ranks([lambda: leader.tell_peers(TooManyBadRows("web: 5, 6")), receive], lambda f: f())
+    assert told is None and met_there == "web: 5, 6"

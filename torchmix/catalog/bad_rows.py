@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from torchmix.errors import CatalogStale, SourceUnreadable
+from torchmix.errors import CatalogStale, TooManyBadRows
 
 MOST_LISTED = 10
 """Bad rows of a file that are listed; the others are counted."""
@@ -97,7 +97,7 @@ def check_bad_rows(
 
     Raises:
         CatalogStale: Bad rows are an error, and the source was indexed when they were not.
-        SourceUnreadable: There are more.
+        TooManyBadRows: There are more.
     """
     num_bad = sum(file.num_bad_rows for _, file in files)
     if not num_bad:
@@ -109,7 +109,7 @@ def check_bad_rows(
             "run torchmix index"
         )
     if num_bad > max_bad * num_rows:
-        raise SourceUnreadable(
+        raise TooManyBadRows(
             f"{fact}, which is {num_bad / num_rows:.4%}, and max_bad is {float(max_bad):.4%}: {listed_text(files, 3)}. "
             "Mend them and run torchmix index, or raise max_bad"
         )

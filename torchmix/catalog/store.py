@@ -167,7 +167,7 @@ def open_catalog(recipe: Recipe, directory: Path) -> Catalog:
     Raises:
         CatalogMissing: There is no catalog, or it lacks a source of the recipe.
         CatalogStale: A source was indexed with other settings, or by another version of the format.
-        SourceUnreadable: More rows of a source could not be read than its `max_bad` allows.
+        TooManyBadRows: More rows of a source could not be read than its `max_bad` allows.
         CatalogError: The catalog is damaged.
     """
     folder = catalog_directory(recipe, directory)

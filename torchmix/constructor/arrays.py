@@ -49,5 +49,8 @@ class StepArrays:
     """By name, `FIELDS`; writable."""
     num_masked_tokens: int = 0
     """Tokens of this replica that `num_tokens_global` counts, and whose label reading took away."""
+    bad_tokens: NDArray[np.int64] | None = None
+    """[S] tokens of each source in pieces that could not be read, and are blank; None if all could. Stays where the
+    step is built."""
     header: bytes = b""
     """What the loader sends along; opaque here."""

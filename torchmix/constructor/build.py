@@ -15,6 +15,7 @@ n is pieces, S samples of the replica, N = S * length tokens with padding, M mic
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +118,7 @@ def build(
     length: int,
     packing: Packing,
     memory: StepMemory | None = None,
+    masked: Collection[str] = (),
 ) -> StepArrays:
     """Fill every field of a replica's step.
 
@@ -128,19 +130,21 @@ def build(
         length: Tokens of a sample.
         packing: The recipe's; `method` and `align_tokens` say where pieces lie, `boundaries` what a segment is.
         memory: Where the sequence fields' memory comes from; fresh memory if None.
+        masked: Names of sources of which a piece with a value that is no token id is blank: ids of 0, without loss.
+            What could not be read comes as such values.
 
     Returns:
         Every field; sequence fields are [M, B, length].
 
     Raises:
-        CorruptPage: A value is no token id.
+        CorruptPage: A value of another source is no token id.
     """
     num_tokens = pieces.num_samples * length
     assert len(values) == num_tokens, "a value per token, padding included"
     arrays = (memory or StepMemory()).empty_together(num_tokens, list(SEQUENCE_DTYPES.values()))
     sequence = dict(zip(SEQUENCE_FIELDS, arrays, strict=True))
     spans = _spans(pieces, length, packing)
-    _fill(values, successors, pieces, spans, length=length, **sequence)
+    bad = _fill(values, successors, pieces, spans, length=length, masked=masked, **sequence)
     boundaries = _boundaries(pieces, length, packing)
     num_microbatches = pieces.num_samples // pieces.micro_batch_size
     shape = (num_microbatches, pieces.micro_batch_size, length)
@@ -148,6 +152,8 @@ def build(
     return StepArrays(
         step=pieces.step,
         num_tokens_global=pieces.num_tokens_global,
+        num_masked_tokens=int((pieces.tokens - pieces.ends_document)[bad].sum()),
+        bad_tokens=_tokens_of_source(pieces, bad) if len(bad) else None,
         fields={
             **{name: field.reshape(shape) for name, field in sequence.items()},
             "spans": span_array,
@@ -179,10 +185,15 @@ def _fill(
     spans: Spans,
     *,
     length: int,
+    masked: Collection[str],
     tokens: Int32Array,
     labels: Int32Array,
-) -> None:
-    """[N] the reader's values, and [N] the value that follows, which lies in the sample too unless the piece ends."""
+) -> Int64Array:
+    """[N] the reader's values, and [N] the value that follows, which lies in the sample too unless the piece ends.
+
+    Returns:
+        Numbers of pieces that are blank, because they have values that are no ids.
+    """
     num_tokens, is_suspicious = len(tokens), False
     for start in range(0, num_tokens, BLOCK_TOKENS):  # all but the first find the values in the processor's cache
         stop = start + BLOCK_TOKENS
@@ -190,12 +201,18 @@ def _fill(
         following = values[start + 1 : stop + 1]
         labels[start : start + len(following)] = following
         is_suspicious = is_suspicious or _has_no_id(values[start:stop])
+    bad = np.zeros(0, np.int64)
     if is_suspicious:  # perhaps in padding, where anything may stand
-        _check_ids(pieces, values, length)
-    labels[pieces.places(length) + pieces.tokens - 1] = np.where(pieces.ends_document, NO_LOSS, successors)
+        bad = _bad_pieces(pieces, values, length, masked)
+    places = pieces.places(length)
+    labels[places + pieces.tokens - 1] = np.where(pieces.ends_document, NO_LOSS, successors)
     padding = _padding(spans, num_tokens)
     tokens[padding] = 0
     labels[padding] = NO_LOSS
+    for start, stop in zip(places[bad].tolist(), (places + pieces.tokens)[bad].tolist(), strict=True):
+        tokens[start:stop] = 0
+        labels[start:stop] = NO_LOSS
+    return bad
 
 
 def _has_no_id(values: NDArray[np.integer[Any]]) -> bool:
@@ -204,15 +221,31 @@ def _has_no_id(values: NDArray[np.integer[Any]]) -> bool:
     return bool(is_negative or (values.dtype.itemsize >= 4 and values.max() > MOST_ID))
 
 
-def _check_ids(pieces: ReplicaPieces, values: NDArray[np.integer[Any]], length: int) -> None:
+def _bad_pieces(
+    pieces: ReplicaPieces, values: NDArray[np.integer[Any]], length: int, masked: Collection[str]
+) -> Int64Array:
+    """Numbers of the pieces of masked sources that have values that are no ids."""
+    bad: list[int] = []
     for i, (place, tokens) in enumerate(zip(pieces.places(length).tolist(), pieces.tokens.tolist(), strict=True)):
         piece = values[place : place + tokens]
-        if _has_no_id(piece):
-            at = int(np.flatnonzero((piece < 0) | (piece > MOST_ID))[0])
-            raise CorruptPage(
-                f"source {pieces.source_name(i)}: row {pieces.row[i]} has {piece[at]} as token {pieces.start[i] + at} "
-                f"of its document; token ids are 0 to {MOST_ID}. Write the file again, then run torchmix index"
-            )
+        if not _has_no_id(piece):
+            continue
+        if masked and pieces.source_names[int(pieces.source[i])] in masked:
+            bad.append(i)
+            continue
+        at = int(np.flatnonzero((piece < 0) | (piece > MOST_ID))[0])
+        raise CorruptPage(
+            f"source {pieces.source_name(i)}: row {pieces.row[i]} has {piece[at]} as token {pieces.start[i] + at} "
+            f"of its document; token ids are 0 to {MOST_ID}. Write the file again, then run torchmix index"
+        )
+    return np.array(bad, np.int64)
+
+
+def _tokens_of_source(pieces: ReplicaPieces, chosen: Int64Array) -> Int64Array:
+    """[S] tokens of some pieces, by source."""
+    found = np.zeros(len(pieces.source_names), np.int64)
+    np.add.at(found, pieces.source[chosen], pieces.tokens[chosen])
+    return found
 
 
 def _padding(spans: Spans, num_tokens: int) -> Int64Array:

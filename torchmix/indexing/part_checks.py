@@ -25,7 +25,8 @@ def check_parts(name: str, settings: SourceSettings, files: Sequence[tuple[str, 
     """Check a source's files; `files` are its paths with their parts.
 
     Raises:
-        SourceUnreadable: More rows could not be read than `max_bad` allows, or no document has tokens.
+        TooManyBadRows: More rows could not be read than `max_bad` allows.
+        SourceUnreadable: No document has tokens.
     """
     num_rows = sum(len(part.tokens) for _, part in files)
     check_bad_rows(

@@ -24,8 +24,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchmix.errors import PlanDiverged, RankLost
+from torchmix.errors import PlanDiverged, RankLost, TooManyBadRows
 from torchmix.parallel.array_form import DTYPES
+from torchmix.parallel.comparison import (
+    ENDS,
+    FAILED,
+    Masked,
+    check_plans,
+    num_masked_tokens,
+    sources_to_gather,
+    statuses,
+    words_of_plan,
+    words_of_status,
+)
 from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, open_gloo_groups
 from torchmix.parallel.local_groups import LocalGroups, open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
@@ -47,8 +58,8 @@ from torchmix.parallel.wire import (
 _DTYPE_OF_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 _NAME_OF_DTYPE = {dtype: name for name, dtype in _DTYPE_OF_NAME.items()}
 
-_GOES_ON, _ENDS, _FAILED = 0, 1, 2
-"""What a leader tells the others beside its plan."""
+_JOB_ERRORS = {TooManyBadRows.__name__: TooManyBadRows}
+"""What all leaders raise alike; so do their peers."""
 _MAX_REASON_BYTES = 16 << 10
 
 
@@ -112,11 +123,13 @@ class FanOut:
             self._start(role, KIND_END)
         self._finish()
         if len(self._tree.leaders) > 1:
-            ending = np.array([0, 0, 0, 0, _ENDS], dtype=np.int64)
+            ending = words_of_status(ENDS)
             while True:
-                said = self._open_groups.gather(ending)[:, -1]
-                if (said == _FAILED).any() or (said == _ENDS).all():
+                rows = self._open_groups.gather(ending)
+                if (statuses(rows) == FAILED).any() or (statuses(rows) == ENDS).all():
                     return
+                if num_sources := sources_to_gather(rows):
+                    self._open_groups.gather(np.zeros(num_sources, np.int64))
 
     def send_failure(self, error: BaseException) -> None:
         """Leader: tell every peer and every other leader that this stream ends here, by an error of this rank.
@@ -128,15 +141,27 @@ class FanOut:
             RankLost: A rank is gone.
         """
         assert self._tree.is_leader, "peers receive"
-        self._send_reason(error)
+        self.tell_peers(error)
         if len(self._tree.leaders) > 1:
-            self._open_groups.gather(np.array([0, 0, 0, 0, _FAILED], dtype=np.int64))
+            self._open_groups.gather(words_of_status(FAILED))
+
+    def tell_peers(self, error: BaseException) -> None:
+        """Leader: tell the peers that no step follows, because of an error that all leaders meet.
+
+        Raises:
+            RankLost: A peer is gone.
+        """
+        reason = f"{type(error).__name__}: {error}".encode(errors="replace")[:_MAX_REASON_BYTES]
+        for role in self.roles_to_send:
+            self._start_payload(role, KIND_FAILED, reason, [])
+        self._finish()
 
     def receive(self) -> Share | None:
         """Peer: this rank's share of the next global batch, or None once when the leader has ended the stream.
 
         Raises:
             RankLost: The leader is gone, or it failed.
+            TooManyBadRows: As on all leaders.
             WireError: What came is not the exchange this rank waits for.
         """
         assert not self._tree.is_leader, "leaders send"
@@ -157,6 +182,9 @@ class FanOut:
         header, blocks = decode_payload(envelope, payload.numpy())
         if envelope.kind == KIND_FAILED:
             reason = header.decode(errors="replace")
+            kind, _, text = reason.partition(": ")
+            if kind in _JOB_ERRORS:
+                raise _JOB_ERRORS[kind](text)
             raise RankLost(f"rank {envelope.leader}, which leads this rank, failed: {reason}", envelope.leader)
         return Share(header=header, tensors={block.name: _tensor_of(block, payload) for block in blocks})
 
@@ -170,8 +198,16 @@ class FanOut:
             num_dropped += 1
         return num_dropped
 
-    def compare(self, step: int, order_digest: bytes, plan_digest: bytes, *, first_microbatch: int = 0) -> None:
-        """Leader: check that all leaders planned this step alike. A collective among leaders.
+    def compare(
+        self,
+        step: int,
+        order_digest: bytes,
+        plan_digest: bytes,
+        *,
+        first_microbatch: int = 0,
+        masked: Masked | None = None,
+    ) -> Masked:
+        """Leader: check that all leaders planned this step alike, and sum what they could not read of it. A collective.
 
         A leader that is ending its stream takes part in `send_end` and is not compared. What this raises, all leaders
         raise at this step, and their peers are told: the exchange is at rest.
@@ -181,27 +217,36 @@ class FanOut:
             order_digest: Order digest after the step, 8 bytes.
             plan_digest: Plan digest of the step, 8 bytes.
             first_microbatch: Where this rank begins in the step; not 0 where a state inside it was loaded.
+            masked: What reading took away of this replica's part.
+
+        Returns:
+            What reading took away of all replicas.
 
         Raises:
             PlanDiverged: They did not; the message names the step, the ranks and both values.
             RankLost: A leader is gone, or failed.
         """
         assert self._tree.is_leader, "peers plan nothing"
-        if len(self._tree.leaders) == 1:
-            return
-        digests = (int.from_bytes(order_digest, "big"), int.from_bytes(plan_digest, "big"))
-        mine = np.array((step, *digests, first_microbatch, _GOES_ON), dtype=np.uint64)
-        rows = self._open_groups.gather(mine.view(np.int64)).view(np.uint64)
-        for rank, row in zip(self._tree.leaders, rows, strict=True):
-            if row[-1] == _FAILED:
+        masked = masked or Masked()
+        leaders = self._tree.leaders
+        if len(leaders) == 1:
+            return masked
+        rows = self._open_groups.gather(words_of_plan(step, order_digest, plan_digest, first_microbatch, masked))
+        for rank, status in zip(leaders, statuses(rows).tolist(), strict=True):
+            if status == FAILED:
                 failed = RankLost(f"rank {rank}, a leader as this rank, failed at step {step}: see its own error", rank)
-                self._send_reason(failed)
+                self.tell_peers(failed)
                 raise failed
-        for rank, row in zip(self._tree.leaders, rows, strict=True):
-            if row[-1] == _GOES_ON and (row != mine).any():
-                diverged = _diverged(self._tree.topology.rank, mine.tolist(), rank, row.tolist())
-                self._send_reason(diverged)
-                raise diverged
+        try:
+            check_plans(rows, leaders, self._tree.topology.rank)
+        except PlanDiverged as diverged:
+            self.tell_peers(diverged)
+            raise
+        bad_tokens = None
+        if num_sources := sources_to_gather(rows):
+            mine = np.zeros(num_sources, np.int64) if masked.bad_tokens is None else masked.bad_tokens
+            bad_tokens = self._open_groups.gather(mine).sum(axis=0)
+        return Masked(num_tokens=num_masked_tokens(rows), bad_tokens=bad_tokens)
 
     def close(self) -> None:
         """Give the groups back. The other ranks see broken groups if they still use them."""
@@ -235,13 +280,6 @@ class FanOut:
             self._buffer_of_role[role] = payload
         self._start(role, kind, description_bytes=size, header_bytes=len(header), payload_bytes=payload.size)
         self._open_groups.start_broadcast(role, payload)
-
-    def _send_reason(self, error: BaseException) -> None:
-        """Tell the peers that no step follows, because of an error."""
-        reason = f"{type(error).__name__}: {error}".encode(errors="replace")[:_MAX_REASON_BYTES]
-        for role in self.roles_to_send:
-            self._start_payload(role, KIND_FAILED, reason, [])
-        self._finish()
 
     def _finish(self) -> None:
         self._num_exchanges += 1
@@ -288,14 +326,3 @@ def _tensor_of(block: Block, payload: torch.Tensor) -> torch.Tensor:
     start = block.values.ctypes.data - payload.data_ptr() if block.values.size else 0
     flat = payload[start : start + block.values.size].view(_DTYPE_OF_NAME[block.dtype])
     return flat.view(block.shape)
-
-
-def _diverged(rank: int, words: list[int], other: int, others: list[int]) -> PlanDiverged:
-    mine, theirs = (
-        f"rank {who} step {step}, order digest {order:016x}, plan digest {plan:016x}, from microbatch {first}"
-        for who, (step, order, plan, first, _) in ((rank, words), (other, others))
-    )
-    return PlanDiverged(
-        f"leaders planned differently: {mine}; {theirs}. Give all ranks the same recipe, catalog, state and version of "
-        "torchmix"
-    )

@@ -18,6 +18,8 @@ from torchmix.formats.source import Documents
 PAGE_OVERHEAD_BYTES = 512
 """Python's objects around a decoded page."""
 
+NO_ID = -1
+"""Stands for each token of a page that could not be read: no file holds it as an id."""
 INT32 = np.iinfo(np.int32)
 
 
@@ -52,6 +54,11 @@ class DictionaryPage:
     def num_bytes(self) -> int:
         """Memory it takes."""
         return len(self.content) + sum(map(len, self.memo.values()))
+
+
+def blank_page(offsets: NDArray[np.int64]) -> DecodedPage:
+    """What stands for a page that could not be read; `offsets` [rows + 1] as the catalog has them."""
+    return DecodedPage(values=np.full(offsets[-1], NO_ID, np.int32), offsets=offsets.data)
 
 
 def cut_documents(documents: Documents, rows_of_page: Sequence[int]) -> list[DecodedPage]:

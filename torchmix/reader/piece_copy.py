@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,17 @@ class Scratch:
         if held is None or len(held) < length:
             held = self._arrays[dtype] = np.zeros(length, dtype)
         return held[:length]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Tokens:
+    """What one call read."""
+
+    values: NDArray[np.integer[Any]]
+    """[num_places] each piece's tokens at its place, anything elsewhere: of the narrowest type that holds those of all
+    pages that were read, mostly int32 or uint16. Valid until the next read into the same memory."""
+    successors: Int64Array
+    """[n] the token that follows each piece in its document; 0 where the document ends with it."""
 
 
 class PieceCopy:

@@ -16,9 +16,8 @@ documents, the largest result so far, and one run of pages.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -42,23 +41,12 @@ from torchmix.reader.open_files import Descriptors, OpenFiles
 from torchmix.reader.page_batches import BATCH_BYTES
 from torchmix.reader.page_cache import PageCache
 from torchmix.reader.page_runs import PageRuns, mapped_runs
-from torchmix.reader.piece_copy import PieceCopy, Scratch
+from torchmix.reader.piece_copy import PieceCopy, Scratch, Tokens
 from torchmix.reader.range_requests import RangeFetch, RequestPool
 from torchmix.reader.source_pages import SourcePages
 
 DICTIONARY_BYTES = 128 << 20
 """Dictionary pages kept, of all sources together."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Tokens:
-    """What one call read."""
-
-    values: NDArray[np.integer[Any]]
-    """[num_places] each piece's tokens at its place, anything elsewhere: of the narrowest type that holds those of all
-    pages that were read, mostly int32 or uint16. Valid until the next read into the same memory."""
-    successors: Int64Array
-    """[n] the token that follows each piece in its document; 0 where the document ends with it."""
 
 
 class Reader:
@@ -72,6 +60,7 @@ class Reader:
         cache_bytes: int,
         sources: Mapping[str, Source] | None = None,
         ids: IdLimit | None = None,
+        masked: Collection[str] = (),
     ) -> None:
         """Nothing is opened yet.
 
@@ -81,6 +70,7 @@ class Reader:
             cache_bytes: Decoded pages kept, of all sources together.
             sources: How each source is read, by name; by default as the catalog says.
             ids: What all ids must be below; by default those of a .bin, which no index has seen, may be any.
+            masked: Names of sources whose pages may be damaged: each token of such a page is given as `NO_ID`.
 
         Raises:
             CatalogStale: The catalog holds lengths of another transform, as of another tokenizer.
@@ -93,7 +83,8 @@ class Reader:
         decoders = decoders_of(catalog, directory, sources)
         for source, decoder in zip(catalog.sources.values(), decoders, strict=True):
             files = OpenFiles(decoder, source.files, directory, self._descriptors)
-            self._sources.append(SourcePages(source, decoder, files, dictionaries))
+            pages = SourcePages(source, decoder, files, dictionaries, masks_bad=source.name in masked)
+            self._sources.append(pages)
         # Pages are numbered over all sources, as keys of the cache.
         pages_of_source = [source.catalog.pages.num_pages for source in self._sources]
         self._first_key = np.cumsum([0, *pages_of_source])
@@ -262,7 +253,7 @@ class Reader:
             bytes_read: from files, footers not counted; of mapped files what was served.
             bytes_decoded, bytes_served: of tokens, 1 to 8 bytes each as they are kept; the same of mapped files.
             decode_amplification: their ratio; 0 before anything is served.
-            pages_decoded: ahead of need or not.
+            pages_decoded: ahead of need or not; bad_pages: of masked sources, that could not be.
             cache_hits, cache_misses: pages of a call that were kept, and that had to be decoded.
             cache_bytes, cache_pages, open_document_bytes, files_open: now.
             total_read_s, total_decode_s: seconds, of files that are not mapped.
@@ -275,6 +266,7 @@ class Reader:
             "bytes_served": self._bytes_served,
             "decode_amplification": bytes_decoded / self._bytes_served if self._bytes_served else 0.0,
             "pages_decoded": sum(source.pages_decoded for source in active),
+            "bad_pages": sum(source.num_bad_pages for source in self._sources),
             "cache_hits": self._cache_hits,
             "cache_misses": self._cache_misses,
             "cache_bytes": self._cache.num_bytes,

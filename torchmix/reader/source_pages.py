@@ -12,6 +12,7 @@ Cost: that of decoding, and some 50 microseconds a run; a copy at 0.3 ns a token
 
 from __future__ import annotations
 
+import logging
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,14 +23,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.store import SourceCatalog
-from torchmix.errors import CorruptPage
+from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.source import Documents, Int32Array, Int64Array, PageRun, Source, offsets_of
-from torchmix.reader.decoded_page import PAGE_OVERHEAD_BYTES, DecodedPage, DictionaryPage, cut_documents
+from torchmix.reader.decoded_page import (
+    PAGE_OVERHEAD_BYTES,
+    DecodedPage,
+    DictionaryPage,
+    blank_page,
+    cut_documents,
+)
 from torchmix.reader.mapped_files import MappedFiles
 from torchmix.reader.open_files import OpenFiles
 from torchmix.reader.page_batches import BATCH_BYTES, PlannedRun, batches, plan_runs
 from torchmix.reader.page_cache import PageCache
 from torchmix.reader.range_requests import RangeFetch, Wanted
+
+logger = logging.getLogger(__name__)
 
 
 class SourcePages:
@@ -41,8 +50,21 @@ class SourcePages:
         decoder: Source,
         files: OpenFiles,
         dictionaries: PageCache[tuple[str, int], DictionaryPage],
+        *,
+        masks_bad: bool = False,
     ) -> None:
-        """Nothing is read yet; `dictionaries` keeps dictionary pages, by source and chunk, of all sources."""
+        """Nothing is read yet.
+
+        Args:
+            catalog: What is known of it.
+            decoder: How its pages become documents.
+            files: Its files.
+            dictionaries: Keeps dictionary pages, by source and chunk, of all sources.
+            masks_bad: A page that does not decode, or to other documents than were indexed, is blank (`NO_ID`), and
+                told once in the log; else it is an error.
+        """
+        self._masks_bad = masks_bad
+        self._bad_pages: set[int] = set()
         self.catalog = catalog
         self._decoder = decoder
         self._files = files
@@ -52,6 +74,11 @@ class SourcePages:
         self.bytes_decoded = 0
         self.read_s = 0.0
         self.decode_s = 0.0
+
+    @property
+    def num_bad_pages(self) -> int:
+        """Pages that were found to be blank."""
+        return len(self._bad_pages)
 
     @property
     def bytes_read(self) -> int:
@@ -144,8 +171,11 @@ class SourcePages:
     def _decode_batch(self, batch: Sequence[PlannedRun], fetch: RangeFetch | None) -> Iterator[DecodedPage]:
         try:
             documents = self._decode_together(batch, fetch)
-        except CorruptPage:
+        except CorruptPage as error:
             numbers = [page for run in batch for page in run.pages]
+            if len(numbers) == 1 and self._masks_bad:
+                yield self._blank(numbers[0], batch[0].rows[0], error)
+                return
             if len(numbers) == 1:
                 raise
             for page in numbers:  # alone, the damaged one is named
@@ -156,6 +186,12 @@ class SourcePages:
                 self.pages_decoded += 1
                 self.bytes_decoded += decoded.values.nbytes
                 yield decoded
+
+    def _blank(self, page: int, rows: slice, error: CorruptPage) -> DecodedPage:
+        if page not in self._bad_pages:
+            self._bad_pages.add(page)
+            logger.warning("%s - its rows come without loss, as bad_rows: mask says", error)
+        return blank_page(offsets_of(self.catalog.sizes.tokens[rows]))
 
     def _decode_together(self, batch: Sequence[PlannedRun], fetch: RangeFetch | None) -> list[Documents]:
         began = time.perf_counter()
@@ -176,7 +212,12 @@ class SourcePages:
             runs.append(self._as_read(run, planned, dictionaries[run.chunk], parts, is_as_indexed=is_as_indexed))
             row = stop
         read = time.perf_counter()
-        documents = self._decoder.decode(runs)
+        try:
+            documents = self._decoder.decode(runs)
+        except SourceUnreadable as error:  # a row is bad that was not when it was indexed
+            if not self._masks_bad:
+                raise
+            raise CorruptPage(str(error)) from error
         for chunk, dictionary in dictionaries.items():
             if dictionary is not None:  # with what was made of it
                 self._dictionaries.keep((self.catalog.name, chunk), dictionary, dictionary.num_bytes)

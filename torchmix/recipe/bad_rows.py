@@ -9,7 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from torchmix.recipe.shares import parse_fraction
-from torchmix.recipe.structs import Source
+from torchmix.recipe.structs import Recipe, Source
 
 DEFAULT_MAX_BAD = "0.1%"
 
@@ -17,6 +17,11 @@ DEFAULT_MAX_BAD = "0.1%"
 def masks_bad_rows(source: Source) -> bool:
     """Whether rows that cannot be read are left out of training; else the first one is an error."""
     return source.bad_rows == "mask"
+
+
+def masked_sources(recipe: Recipe) -> frozenset[str]:
+    """Names of the sources that mask bad rows."""
+    return frozenset(name for name, source in recipe.sources.items() if masks_bad_rows(source))
 
 
 def max_bad_of(source: Source) -> Fraction:

@@ -9,7 +9,7 @@ holds any more can go. Cost: pinning copies a step once.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 import torch
 
@@ -30,6 +30,7 @@ def feed_of_rank(
     fan_out: FanOut | None,
     tree: ClientPlaceTree,
     recipe: Recipe,
+    bad_tokens: Mapping[str, int],
 ) -> Generator[StepTensors, None, None]:
     """Steps of this rank's role.
 
@@ -39,11 +40,14 @@ def feed_of_rank(
         fan_out: The exchange with the other ranks; None in a job of one.
         tree: The job's place tree, seen from this rank.
         recipe: The checked recipe.
+        bad_tokens: Tokens of each source that could not be read before the first step.
     """
     whole = start()
     del start  # it holds the loader
     is_leader = isinstance(stream, StepStream)
-    served = serve_steps(whole, fan_out=fan_out, tree=tree, recipe=recipe) if is_leader else None
+    served = None
+    if is_leader:
+        served = serve_steps(whole, fan_out=fan_out, tree=tree, recipe=recipe, bad_tokens=bad_tokens)
     pin = torch.cuda.is_available()
     try:
         for step in whole if served is None else served:

@@ -279,7 +279,14 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if isinstance(stream, StepStream):
             stream.load_state_dict(self.state_dict())
             stream.stop_when(stop)
-        steps = feed_of_rank(self._start_torch, stream, fan_out=self._fan_out, tree=self._tree, recipe=self._recipe)
+        steps = feed_of_rank(
+            self._start_torch,
+            stream,
+            fan_out=self._fan_out,
+            tree=self._tree,
+            recipe=self._recipe,
+            bad_tokens=self._state.bad_tokens,
+        )
         self._feed = Ahead(steps, depth=self._look_ahead, name="torchmix-feed", on_close=stop.set)
         # For a loader that nobody closes. Whichever thread collects it must not wait, but at the interpreter's end one
         # must: a thread that still runs there may abort the process. With other ranks, liveness tells them instead.

@@ -35,6 +35,7 @@ from torchmix.parallel.ring import SHORTEST_PATIENCE_S, patience_of
 from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import check_divides
 from torchmix.planner.source_order import check_rows_of_part
+from torchmix.recipe.bad_rows import max_bad_of
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
 from torchmix.recipe.options import true_or_false
@@ -224,6 +225,7 @@ def _facts(recipe: Recipe, tree: ClientPlaceTree, **options: float | str | None)
         "recipe": recipe_fingerprint(recipe),
         "boundaries": recipe.packing.boundaries,
         "vocab_size": str(recipe.vocab_size),
+        "bad_rows": repr(sorted((name, one.bad_rows, str(max_bad_of(one))) for name, one in recipe.sources.items())),
         "balance": msgspec.json.encode(recipe.balance).decode(),
         "topology": f"tp {sizes.tp} x cp {sizes.cp} x pp {sizes.pp} x dp {sizes.dp}",
         "leaders and roles": hashlib.sha256(places.encode()).hexdigest()[:16],

@@ -1,59 +1,85 @@
 """A step's road from the replica's leader to this rank.
 
 In: on a leader, steps of the whole replica; on a peer, the exchange. Out: steps of this rank's role. Must hold: leaders
-compare their plans before any rank can consume the step; a leader ends the exchange when it stops, and a peer hears it
-out, so that neither waits for the other; an error of a leader is no end: its peers and the other leaders get it in the
-place of the step that is missing. Cost: one exchange per step and role, in the background.
+compare their plans, and sum what they could not read, before any rank can consume the step; a leader ends the exchange
+when it stops, and a peer hears it out, so that neither waits for the other; an error of a leader is no end: its peers
+and the other leaders get it in the place of the step that is missing. Cost: one exchange per step and role, in the
+background.
 
 These are generators for a thread of the loader; closing them runs their `finally` there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from torch.utils.data import IterableDataset
 
 from torchmix.constructor.context_parallel import cp_slices, share_of
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
-from torchmix.errors import RankLost
+from torchmix.errors import RankLost, TooManyBadRows
 from torchmix.parallel.fan_out import FanOut, Share
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.structs import Recipe
-from torchmix.steps.header import decode_header
+from torchmix.steps.bad_tokens import BadTokens, masked_of
+from torchmix.steps.header import StepHeader, decode_header, encode
 
 
 def serve_steps(
-    steps: Iterator[StepTensors], *, fan_out: FanOut | None, tree: ClientPlaceTree, recipe: Recipe
+    steps: Iterator[StepTensors],
+    *,
+    fan_out: FanOut | None,
+    tree: ClientPlaceTree,
+    recipe: Recipe,
+    bad_tokens: Mapping[str, int],
 ) -> Generator[StepTensors, None, None]:
     """On a leader: give each role of the replica its share, and yield the leader's own.
+
+    Args:
+        steps: Of this leader's replica.
+        fan_out: The exchange with the other ranks; None in a job of one.
+        tree: The job's place tree, seen from this rank.
+        recipe: The checked recipe.
+        bad_tokens: Tokens of each source that could not be read before the first of these steps.
 
     Raises:
         PlanDiverged: Another leader holds another plan of the same step.
         RankLost: A rank went away, or another leader failed.
+        TooManyBadRows: All replicas together could not read more of a source than its `max_bad` allows.
     """
+    counts = BadTokens(bad_tokens)
     is_at_rest = True  # no exchange is half done
     memory = StepMemory()
     length, packing = recipe.batch.length, recipe.packing
     try:
         for step in steps:
             slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)
-            if fan_out is not None:
-                header = decode_header(step.header)
-                roles = fan_out.roles_to_send
-                shares = {role: _message(share_of(step, role, slices, memory=memory)) for role in roles}
-                is_at_rest = False
-                fan_out.compare(
-                    step.step,
-                    header.order_digest,
-                    header.plan_digest,
-                    first_microbatch=header.first_microbatch,
-                )
-                fan_out.send(shares)
-                is_at_rest = True
-            yield share_of(step, tree.role, slices, memory=memory)
+            header = decode_header(step.header)
+            masked = masked_of(header, step.num_masked_tokens)
+            own = share_of(step, tree.role, slices, memory=memory)
+            if fan_out is None:
+                yield _settled(own, counts.settle(header, masked))
+                continue
+            shares = {role: share_of(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
+            is_at_rest = False
+            masked = fan_out.compare(
+                step.step,
+                header.order_digest,
+                header.plan_digest,
+                first_microbatch=header.first_microbatch,
+                masked=masked,
+            )
+            try:
+                header = counts.settle(header, masked)
+            except TooManyBadRows as error:  # all leaders meet it here
+                fan_out.tell_peers(error)
+                raise
+            fan_out.send({role: _message(_settled(share, header)) for role, share in shares.items()})
+            is_at_rest = True
+            yield _settled(own, header)
     except GeneratorExit:
         if fan_out is not None:
             fan_out.send_end()
@@ -65,6 +91,14 @@ def serve_steps(
         raise
     if fan_out is not None:
         fan_out.send_end()
+
+
+def _settled(share: StepTensors, header: StepHeader) -> StepTensors:
+    """A share with what all leaders know together."""
+    if not header.bad_tokens and not header.num_masked_tokens:
+        return share
+    num_tokens_global = share.num_tokens_global - header.num_masked_tokens
+    return replace(share, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=encode(header))
 
 
 def _message(share: StepTensors) -> Share:

@@ -3,6 +3,7 @@
 cursor_bounds.py  what a cursor may hold, from the recipe and the catalog
 state.py          all that a run must keep of its data plane, as bytes
 header.py         what travels with a step's tensors
+bad_tokens.py     how many tokens a run may read in vain
 stop_signal.py    a flag that ends the making of steps
 windows_ahead.py  the next window of each source, decoded while the present one is consumed
 replica_steps.py  the steps of one replica: planned, read and built

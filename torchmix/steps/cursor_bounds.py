@@ -23,6 +23,8 @@ longest piece: at most L, and at most those of its longest document:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -65,6 +67,17 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
         _check(f"debt of source {name!r}", debt, -most_debt, most_debt)
         _check(f"residue of source {name!r}", residue, 0, (1 << 32) - 1)
     _check_pool(cursor, planner, most_tokens=most_in_pool)
+
+
+def check_bad_tokens(bad_tokens: Mapping[str, int], step: int, planner: Planner) -> None:
+    """Refuse more tokens that could not be read than the steps before `step` had.
+
+    Raises:
+        StateError: Of a source there are more, or none.
+    """
+    batch = planner.recipe.batch
+    for name, tokens in bad_tokens.items():
+        _check(f"bad_tokens of source {name!r}", tokens, 1, samples_before(batch, step) * batch.length)
 
 
 def check_step(step: int) -> None:

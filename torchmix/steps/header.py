@@ -33,7 +33,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """The leader's reader since it started; see `Reader.stats`."""
 
 
-class StepHeader(msgspec.Struct, frozen=True, kw_only=True):
+class StepHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step, less its tensors."""
 
     step: int
@@ -46,6 +46,13 @@ class StepHeader(msgspec.Struct, frozen=True, kw_only=True):
     next_state: bytes
     """Encoded LoaderState at the boundary after this step."""
     report: StepReport
+    num_masked_tokens: int = 0
+    """Tokens that the plan counts in the loss, and that have none because of reading: of all replicas."""
+    bad_tokens: dict[str, int] = {}
+    """Tokens of each source that could not be read: on their way to a leader those of its part of this step; from the
+    leader those of all replicas, up to this step."""
+    most_bad_tokens: dict[str, int] = {}
+    """How many may be, up to this step, of each source that masks bad rows."""
 
 
 def encode_header(
@@ -57,9 +64,11 @@ def encode_header(
     read_s: float,
     build_s: float,
     reading: dict[str, int | float],
+    bad_tokens: dict[str, int] | None = None,
+    most_bad_tokens: dict[str, int] | None = None,
 ) -> bytes:
     """Bytes of a step's header."""
-    return msgspec.msgpack.encode(
+    return encode(
         StepHeader(
             step=plan.step,
             sources=list(plan.sources),
@@ -78,8 +87,15 @@ def encode_header(
                 build_s=build_s,
                 reading=reading,
             ),
+            bad_tokens=bad_tokens or {},
+            most_bad_tokens=most_bad_tokens or {},
         )
     )
+
+
+def encode(header: StepHeader) -> bytes:
+    """Bytes of a header as it is."""
+    return msgspec.msgpack.encode(header)
 
 
 def decode_header(data: bytes) -> StepHeader:
@@ -130,6 +146,8 @@ def stats_of(header: StepHeader) -> dict[str, object]:
         "plan_s": report.plan_s,
         "read_s": report.read_s,
         "build_s": report.build_s,
+        "masked_tokens": header.num_masked_tokens,
+        "bad_tokens_of_source": header.bad_tokens,
     }
     assert not figures.keys() & report.reading.keys(), "figures of the step are not those since the start"
     return {**figures, **report.reading}

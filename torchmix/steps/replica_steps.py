@@ -9,9 +9,12 @@ pass the interpreter's lock to and fro some hundred times a step, for a tenth mo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.catalog.vocabulary import id_limit
@@ -23,9 +26,11 @@ from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.reader.reader import Reader
+from torchmix.recipe.bad_rows import masked_sources
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.structs import Recipe
+from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.header import encode_header
 from torchmix.steps.state import cursor_of_state, decode_state, encode_state, state_of_cursor
 from torchmix.steps.windows_ahead import WindowsAhead
@@ -91,20 +96,24 @@ def replica_steps(
         cursor = None  # the pass ends before its first step, as one that is resumed at its end
     if cursor is None:
         return
-    cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
-    reader = Reader(catalog, folder, cache_bytes=cache_bytes, ids=id_limit(recipe, settings.padded_vocab_size))
+    masked = masked_sources(recipe)
+    bounds = BadTokenBounds(recipe, catalog)
+    cache_bytes, ids = parse_bytes(recipe.read.cache, where="read.cache"), id_limit(recipe, settings.padded_vocab_size)
+    reader = Reader(catalog, folder, cache_bytes=cache_bytes, ids=ids, masked=masked)
     windows = WindowsAhead(planner, reader)
     first_microbatch = start.microbatch
     try:
         for plan, next_cursor, plan_s in _plans(planner, cursor, settings.max_steps, one_pass=settings.one_pass):
             to_come = documents_to_come(planner, next_cursor)
             reader.hold(to_come.source, to_come.row, to_come.start)
-            step, read_s, build_s = read_and_build(settings, plan, reader, memory)
+            step, read_s, build_s = read_and_build(settings, plan, reader, memory, masked=masked)
             after = state_of_cursor(next_cursor, planner, recipe=fingerprint, catalog=catalog.fingerprint)
             header = encode_header(
                 plan,
                 encode_state(after),
                 first_microbatch=first_microbatch,
+                bad_tokens=_by_name(plan.sources, step.bad_tokens),
+                most_bad_tokens=bounds.after(after),
                 plan_s=plan_s,
                 read_s=read_s,
                 build_s=build_s,
@@ -118,7 +127,7 @@ def replica_steps(
 
 
 def read_and_build(
-    settings: StreamSettings, plan: StepPlan, reader: Reader, memory: StepMemory
+    settings: StreamSettings, plan: StepPlan, reader: Reader, memory: StepMemory, *, masked: Collection[str] = ()
 ) -> tuple[StepArrays, float, float]:
     """The replica's arrays of a step, and the seconds that reading and filling them took."""
     batch = settings.recipe.batch
@@ -140,8 +149,14 @@ def read_and_build(
         length=batch.length,
         packing=settings.recipe.packing,
         memory=memory,
+        masked=masked,
     )
     return step, read - began, time.perf_counter() - read
+
+
+def _by_name(names: Sequence[str], tokens: NDArray[np.int64] | None) -> dict[str, int]:
+    """Tokens of each source that has some."""
+    return {} if tokens is None else {name: count for name, count in zip(names, tokens.tolist(), strict=True) if count}
 
 
 def _plans(

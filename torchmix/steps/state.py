@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -26,7 +26,7 @@ from torchmix.mixture.draw import Position
 from torchmix.planner.planner import Cursor, Decision, Planner
 from torchmix.recipe.ramp import samples_of_step
 from torchmix.recipe.structs import MAX_NAME_BYTES, Batch
-from torchmix.steps.cursor_bounds import check_cursor, check_step, pieces_of_columns
+from torchmix.steps.cursor_bounds import check_bad_tokens, check_cursor, check_step, pieces_of_columns
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
     source: _Name
 
 
-class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The state of a loader, on every rank alike."""
 
     recipe: _Fingerprint
@@ -93,6 +93,8 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """By sorted name; empty where nothing was planned yet: the steps before `step` are to be planned from 0."""
     pool: PoolState
     decisions: list[DecisionState]
+    bad_tokens: dict[_Name, _Int] = {}
+    """Tokens of each source that could not be read in the steps before `step`; none is left out."""
 
 
 def start_state(*, recipe: str, dp: int, micro_batch_size: int, step: int = 0) -> LoaderState:
@@ -173,6 +175,7 @@ def cursor_of_state(
         decisions=tuple(Decision(step=d.step, source=d.source) for d in state.decisions),
     )
     check_cursor(cursor, planner)
+    check_bad_tokens(state.bad_tokens, state.step, planner)
     return cursor
 
 
@@ -229,6 +232,12 @@ def encode_state(state: LoaderState) -> bytes:
     return _MAGIC + bytes([STATE_VERSION]) + hashlib.sha256(body).digest()[:_DIGEST_BYTES] + body
 
 
+def with_bad_tokens(data: bytes, bad_tokens: Mapping[str, int]) -> bytes:
+    """Bytes of a state that was encoded in this job, with other `bad_tokens`."""
+    state = msgspec.msgpack.decode(data[len(_MAGIC) + 1 + _DIGEST_BYTES :], type=LoaderState)
+    return encode_state(msgspec.structs.replace(state, bad_tokens=dict(bad_tokens)))
+
+
 def decode_state(data: bytes, *, recipe: str) -> LoaderState:
     """Read bytes of `encode_state`, from a file that may be anything.
 
@@ -276,6 +285,7 @@ def _check_parts(state: LoaderState) -> None:
         "plan_digest": len(state.plan_digest) != (_DIGEST_BYTES if state.microbatch else 0),
         "pool": bool(state.pool.row) and not is_planned,
         "decisions": bool(state.decisions) and not is_planned,
+        "bad_tokens": not state.bad_tokens.keys() <= {source.name for source in state.sources},
     }
     wrong = [name for name, is_wrong in faults.items() if is_wrong]
     if wrong:

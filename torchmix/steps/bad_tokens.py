@@ -1,0 +1,96 @@
+"""Tokens that could not be read: how many a run may have, and whether it has more.
+
+In: the recipe's bounds; what all leaders could not read of each step. Out: the header of the step with the sums of all
+replicas, or an error. Must hold: all leaders come to the same, at the same step, and so does a run that was resumed
+however often: what was read in vain so far is in the state. Cost: none for a step of which all could be read, in a run
+of which all could.
+
+The bound of a source is `max_bad` of its used tokens, times the epochs that it has begun.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from fractions import Fraction
+
+import msgspec
+import numpy as np
+
+from torchmix.catalog.store import Catalog
+from torchmix.errors import TooManyBadRows
+from torchmix.parallel.comparison import Masked
+from torchmix.recipe.bad_rows import masks_bad_rows, max_bad_of
+from torchmix.recipe.documents import rows_of
+from torchmix.recipe.structs import Recipe
+from torchmix.steps.header import StepHeader
+from torchmix.steps.state import LoaderState, with_bad_tokens
+
+logger = logging.getLogger(__name__)
+
+
+class BadTokenBounds:
+    """How many tokens of each source a run may read in vain."""
+
+    def __init__(self, recipe: Recipe, catalog: Catalog) -> None:
+        self._of_epoch: dict[str, Fraction] = {}
+        for name, source in recipe.sources.items():
+            if masks_bad_rows(source):
+                start, stop = rows_of(source, catalog.sources[name].num_documents)
+                tokens = catalog.sources[name].sizes.tokens[start:stop].sum(dtype=np.int64)
+                self._of_epoch[name] = max_bad_of(source) * int(tokens)
+
+    def after(self, state: LoaderState) -> dict[str, int]:
+        """Of each source that masks bad rows, the bound up to a state."""
+        epochs = {source.name: source.epoch + 1 for source in state.sources if source.name in self._of_epoch}
+        return {name: int(self._of_epoch[name] * count) for name, count in epochs.items()}
+
+
+def masked_of(header: StepHeader, num_masked_tokens: int) -> Masked:
+    """What reading took away of one replica's part of a step, as its reader tells."""
+    if not header.bad_tokens:
+        return Masked(num_tokens=num_masked_tokens)
+    counts = np.array([header.bad_tokens.get(name, 0) for name in header.sources], np.int64)
+    return Masked(num_tokens=num_masked_tokens, bad_tokens=counts)
+
+
+class BadTokens:
+    """What a run has read in vain so far; leaders keep it, each for all."""
+
+    def __init__(self, so_far: Mapping[str, int]) -> None:
+        """`so_far`: tokens of sources, from the state that the run goes on from."""
+        self._so_far = dict(so_far)
+
+    def settle(self, header: StepHeader, masked: Masked) -> StepHeader:
+        """Count what was masked of a step, and judge it.
+
+        Args:
+            header: Of the step, as this leader's reader made it.
+            masked: Of all replicas.
+
+        Returns:
+            The header that all ranks get: `header` itself if nothing is to be told.
+
+        Raises:
+            TooManyBadRows: More tokens of a source could not be read than `max_bad` allows.
+        """
+        if masked.bad_tokens is not None:
+            for name, tokens in zip(header.sources, masked.bad_tokens.tolist(), strict=True):
+                if tokens:
+                    self._so_far[name] = self._so_far.get(name, 0) + tokens
+        if not self._so_far and not masked.num_tokens:
+            return header
+        for name, tokens in self._so_far.items():
+            most = header.most_bad_tokens.get(name)
+            if most is not None and tokens > most:
+                raise TooManyBadRows(
+                    f"source {name!r}: up to step {header.step} pages with {tokens} of its tokens could not be read, "
+                    f"max_bad allows {most}. Restore the files that the leaders' warnings name, or raise max_bad, and "
+                    "go on from the last checkpoint"
+                )
+        return msgspec.structs.replace(
+            header,
+            next_state=with_bad_tokens(header.next_state, self._so_far),
+            bad_tokens=dict(self._so_far),
+            num_masked_tokens=masked.num_tokens,
+        )
