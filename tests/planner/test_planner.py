@@ -46,6 +46,7 @@ def copy_of(cursor: Cursor) -> Cursor:
         pool=type(cursor.pool)(**{name: np.array(values, np.int64) for name, values in pool.items()}),
         order_digest=bytes(cursor.order_digest),
         decisions=tuple(cursor.decisions),
+        drawn=replace(cursor.drawn),
     )
 
 

@@ -130,30 +130,39 @@ def test_accounts_of_a_plan_balance_and_shares_are_kept_at_every_step(packing):
         exact = [Fraction(int(asked.sum()) * int(share), SHARE_ONE) for share in shares]
         # Each source is charged whole tokens; what is left over, of all of them, is less than one each.
         assert all(abs(a - e) < len(shares) for a, e in zip(asked.tolist(), exact, strict=True)), plan.step
-        # No more is asked than needed, topped up a sample's worth at a time.
-        before = plan.capacity_tokens - pool_aligned
-        assert int(plan.asked_tokens.sum()) >= before - len(shares)
+        # Without alignment what is missing is asked, topped up a sample's worth at a time; with it, less.
+        missing = plan.capacity_tokens - pool_aligned
+        assert align > 1 or int(plan.asked_tokens.sum()) >= missing - len(shares)
         pool_aligned = aligned_tokens(cursor.pool, align)
         assert aligned_tokens(plan.pieces, align) + pool_aligned >= plan.capacity_tokens
     assert abs(int(drawn[planner.sources.index("tiny")]) - float(asked.sum()) * 1e-5) <= 40 / 2 + 1
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_a_step_asks_for_what_the_pool_lacks_and_then_at_least_a_sample_until_the_batch_is_full(packing):
+def test_a_step_asks_by_what_was_drawn_so_far_takes_back_what_alignment_bloats_and_tops_up(packing):
     recipe = make_recipe(SHARES, samples=16, length=256, packing=PACKINGS[packing])
     planner, align = Planner(recipe, SIZES), align_of(packing)
     shares, endless = integer_shares(parse_shares(recipe)), np.full(len(SIZES), 1 << 40)
     plans, cursors = plan_steps(planner, 40)
-    several_draws = 0
+    several_draws, raw, aligned = 0, 1, 1
     for plan, before, after in zip(plans, cursors, cursors[1:], strict=False):
         have, position = aligned_tokens(before.pool, align), before.position
         asked, least = np.zeros(len(SIZES), np.int64), 0
         while have < 16 * 256:
-            made = draw(planner.orders, shares, position, max(16 * 256 - have, least), max_epochs=endless)
+            need = max(16 * 256 - have, least)
+            ask = max(1, -(-need * raw // aligned))
+            while True:
+                made = draw(planner.orders, shares, position, ask, max_epochs=endless)
+                tokens = int(made.stretches.tokens.sum())
+                units = int((-(-made.stretches.tokens // align) * align).sum())
+                if units - max(tokens, need) <= 16 * 256 // 4 or not 1 <= need * tokens // units < ask:
+                    break
+                ask = need * tokens // units
             asked, position = asked + made.asked, made.position
-            have += int((-(-made.stretches.tokens // align) * align).sum())
+            raw, aligned, have = raw + tokens, aligned + units, have + units
             several_draws += least > 0
             least = 256
+        assert (after.drawn.raw, after.drawn.aligned) == (raw, aligned)
         assert np.array_equal(plan.asked_tokens, asked)
         for each in fields(position):
             assert np.array_equal(getattr(after.position, each.name), getattr(position, each.name)), plan.step

@@ -11,6 +11,7 @@ import pytest
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import SourceExhausted, StateError
+from torchmix.planner.asking import DrawnTokens
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Cursor, Decision, Planner
 from torchmix.steps.cursor_bounds import MAX_STEPS, check_cursor, pieces_of_columns
@@ -100,6 +101,21 @@ def test_a_position_that_its_source_does_not_have_is_refused(name: str, value: i
     wrong = replace(cursor, position=replace(cursor.position, **{name: column}))
     with pytest.raises(StateError, match=rf"the state's {name} of source 'beta' is {value}, which is not in \["):
         check_cursor(wrong, planner)
+
+
+@pytest.mark.parametrize(
+    ("raw", "aligned", "match"),
+    [
+        (0, 5, "sum of tokens drawn is 0"),
+        (1 << 40, 1 << 40, "sum of tokens drawn is"),
+        (100, 99, "sum of aligned tokens drawn is 99"),
+        (1, 1 << 40, "sum of aligned tokens drawn is"),  # a draw would ask for a token at a time
+    ],
+)
+def test_totals_that_no_draws_have_are_refused(raw: int, aligned: int, match: str) -> None:
+    planner = planner_of()
+    with pytest.raises(StateError, match=f"the state's {match}"):
+        check_cursor(replace(some_cursor(planner), drawn=DrawnTokens(raw=raw, aligned=aligned)), planner)
 
 
 @pytest.mark.parametrize("step", [-1, MAX_STEPS + 1, 1 << 31])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -129,6 +129,7 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
     places = {name: Place() for name in names}
     fractions = dict(job.shares)
     pool: list[Piece] = []
+    raw = aligned = 1
     decisions: list[list[int | str]] = []
     digest = hashlib.sha256(b"torchmix-order-1").digest()[:8]
     step = 0
@@ -139,18 +140,30 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
         samples = job.samples(step)
         capacity = samples * job.length
         least = 0
-        while (have := sum(-(-piece.tokens // unit) * unit for piece in pool + new)) < capacity:
+        while (have := aligned_tokens(pool + new, unit)) < capacity:
             if job.one_pass and not any(fractions.values()):
                 break
-            shares = integer_shares(fractions)
+            need = max(capacity - have, least)
+            ask = max(1, -(-need * raw // aligned))
+            while True:
+                found = draw(job, sources, places, fractions, ask, step)
+                tokens, units = sum(piece.tokens for piece in found.pieces), aligned_tokens(found.pieces, unit)
+                if units - max(tokens, need) <= capacity // 4:
+                    break
+                less = need * tokens // units
+                if not 1 <= less < ask:
+                    break
+                ask = less
+            raw, aligned = raw + tokens, aligned + units
+            while aligned > 2**40:
+                raw, aligned = raw // 2, aligned // 2
+            places = found.places
+            new += found.pieces
             for name in names:
-                taken, ran_out = draw_source(
-                    job, sources[name], places[name], shares[name] * max(capacity - have, least), step, asked
-                )
-                new += taken
-                if ran_out:
-                    fractions[name] = Fraction(0)
-                    decisions.append([step, name])
+                asked[name] += found.asked[name]
+            for name in found.ran_out:
+                fractions[name] = Fraction(0)
+                decisions.append([step, name])
             least = job.length
         if not pool + new:
             return
@@ -187,6 +200,40 @@ def steps(job: BookJob, sources: Mapping[str, BookSource]) -> Iterator[BookStep]
             plan_digest=plan_digest(*layout, placed_on, digest),
         )
         step += 1
+
+
+def aligned_tokens(pieces: list[Piece], unit: int) -> int:
+    """Tokens of pieces, each rounded up to a multiple."""
+    return sum(-(-piece.tokens // unit) * unit for piece in pieces)
+
+
+class Found(NamedTuple):
+    """What one draw gives, if it counts."""
+
+    pieces: list[Piece]
+    places: dict[str, Place]
+    asked: dict[str, int]
+    ran_out: list[str]
+
+
+def draw(
+    job: BookJob,
+    sources: Mapping[str, BookSource],
+    places: Mapping[str, Place],
+    fractions: Mapping[str, Fraction],
+    tokens: int,
+    step: int,
+) -> Found:
+    """Draw so many tokens; moves nothing."""
+    found = Found([], {name: replace(place) for name, place in places.items()}, dict.fromkeys(places, 0), [])
+    shares = integer_shares(fractions)
+    for name in places:
+        charge = shares[name] * tokens
+        taken, ran_out = draw_source(job, sources[name], found.places[name], charge, step, found.asked)
+        found.pieces.extend(taken)
+        if ran_out:
+            found.ran_out.append(name)
+    return found
 
 
 def draw_source(

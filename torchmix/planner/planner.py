@@ -21,10 +21,11 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogMissing
 from torchmix.mixture.coming import ComingPieces
-from torchmix.mixture.draw import MAX_ASKED_TOKENS, Position, draw, exhausted_error
+from torchmix.mixture.draw import Draw, Position, draw, exhausted_error
 from torchmix.mixture.shares.integers import integer_shares
 from torchmix.mixture.stretches import Stretches, joined
 from torchmix.planner import balance, pack
+from torchmix.planner.asking import DrawnTokens, ask_less
 from torchmix.planner.cost import cost_model
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import START_DIGEST, StepPlan, name_hashes, order_digest, plan_digest
@@ -57,6 +58,8 @@ class Cursor:
     order_digest: bytes
     """Of the steps before."""
     decisions: tuple[Decision, ...]
+    drawn: DrawnTokens
+    """Of all draws of the steps before."""
 
 
 class Planner:
@@ -111,7 +114,8 @@ class Planner:
         )
         self._cost.check_fits(num_samples=most_samples(recipe.batch), length=recipe.batch.length)
         concat = recipe.packing.method == "concat"
-        self._align_tokens = 1 if concat else recipe.packing.align_tokens
+        self.align_tokens = 1 if concat else recipe.packing.align_tokens
+        """Tokens to a multiple of which a piece is rounded up in its sample."""
 
     def start(self) -> Cursor:
         """The cursor before step 0."""
@@ -121,6 +125,7 @@ class Planner:
             pool=Pieces.empty(),
             order_digest=START_DIGEST,
             decisions=(),
+            drawn=DrawnTokens(),
         )
 
     def step(self, cursor: Cursor) -> tuple[StepPlan, Cursor]:
@@ -168,13 +173,18 @@ class Planner:
 
     def _fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Ints, Cursor]:
         """What does not depend on the layout: samples, documents drawn, tokens asked of each source, next cursor."""
-        drawn, position, asked, decisions = self._draw(cursor)
-        packed = self._pack(cursor, drawn)
+        new, asked, position, decisions, drawn = self._draw(cursor)
+        packed = self._pack(cursor, new)
         digest = order_digest(cursor.order_digest, cursor.step, packed, self._name_hash)
         after = Cursor(
-            step=cursor.step + 1, position=position, pool=packed.pool, order_digest=digest, decisions=decisions
+            step=cursor.step + 1,
+            position=position,
+            pool=packed.pool,
+            order_digest=digest,
+            decisions=decisions,
+            drawn=drawn,
         )
-        return packed, drawn, asked, after
+        return packed, new, asked, after
 
     def shares(self, decisions: tuple[Decision, ...], *, step: int) -> Ints:
         """int64 [S], sum 2^32: the recipe's shares, scaled up where sources have run out.
@@ -191,34 +201,41 @@ class Planner:
         self._shares_after = (decisions, integer_shares(left))
         return self._shares_after[1]
 
-    def _draw(self, cursor: Cursor) -> tuple[Pieces, Position, Ints, tuple[Decision, ...]]:
-        """Tokens enough to fill the batch: capacity less pool, topped up until it is full."""
+    def _draw(self, cursor: Cursor) -> tuple[Pieces, Ints, Position, tuple[Decision, ...], DrawnTokens]:
+        """Tokens enough to fill the batch: what the pool lacks, topped up until it is full."""
         length = self.recipe.batch.length
         capacity = samples_of_step(self.recipe.batch, cursor.step) * length
-        position, decisions = cursor.position, cursor.decisions
+        position, decisions, drawn = cursor.position, cursor.decisions, cursor.drawn
         asked = np.zeros(len(self.sources), np.int64)
         parts: list[Stretches] = []
         have = self._aligned_sum(cursor.pool.tokens)
         # At least a sample's worth each time: a few tokens would fall below every source's midpoint.
         while have < capacity and not (self.one_pass and have and len(decisions) == len(self.sources)):
-            more = draw(
-                self.orders,
-                self.shares(decisions, step=cursor.step),
-                position,
-                min(max(capacity - have, length if parts else 0), MAX_ASKED_TOKENS),
-                max_epochs=self.max_epochs,
-                coming=self._coming,
-            )
+            need = max(capacity - have, length if parts else 0)
+            shares = self.shares(decisions, step=cursor.step)
+            more, aligned = self._draw_aligned(position, shares, need, drawn, capacity)
             position = more.position
             asked += more.asked
             parts.append(more.stretches)
-            have += self._aligned_sum(more.stretches.tokens)
+            drawn = drawn.plus(int(more.stretches.tokens.sum()), aligned)
+            have += aligned
             for s in more.ran_out:
                 name = self.sources[s]
                 if self.recipe.sources[name].on_exhausted == "error":
                     raise exhausted_error(name, int(self.max_epochs[s]), cursor.step, all_sources=False)
                 decisions = (*decisions, Decision(step=cursor.step, source=name))
-        return _drawn_in(cursor.step, joined(parts)), position, asked, decisions
+        return _drawn_in(cursor.step, joined(parts)), asked, position, decisions, drawn
+
+    def _draw_aligned(
+        self, position: Position, shares: Ints, need: int, drawn: DrawnTokens, capacity: int
+    ) -> tuple[Draw, int]:
+        """The draw that counts, where `need` aligned tokens are missing, and the aligned tokens that it gave."""
+        ask: int | None = drawn.to_ask(need)
+        while ask is not None:
+            found = draw(self.orders, shares, position, ask, max_epochs=self.max_epochs, coming=self._coming)
+            raw, aligned = int(found.stretches.tokens.sum()), self._aligned_sum(found.stretches.tokens)
+            ask = ask_less(ask, need_tokens=need, raw_tokens=raw, aligned_tokens=aligned, capacity_tokens=capacity)
+        return found, aligned
 
     def _pack(self, cursor: Cursor, drawn: Pieces) -> Packed:
         packing, length = self.recipe.packing, self.recipe.batch.length
@@ -236,7 +253,7 @@ class Planner:
                 tie,
                 num_samples=num_samples,
                 length=length,
-                align_tokens=self._align_tokens,
+                align_tokens=self.align_tokens,
                 step=step,
             )
         return pack.renumber(packed, seed=seed, step=step, num_samples=num_samples)
@@ -248,7 +265,7 @@ class Planner:
 
     def _aligned_sum(self, tokens: Ints) -> int:
         # A stretch is split into whole samples and a rest, so rounding it up as one is the same.
-        return int(pack.aligned(tokens, self._align_tokens).sum() if self._align_tokens > 1 else tokens.sum())
+        return int(pack.aligned(tokens, self.align_tokens).sum() if self.align_tokens > 1 else tokens.sum())
 
     def _by_source(self, pieces: Pieces) -> Ints:
         sums = np.zeros(len(self.sources), np.int64)

@@ -14,6 +14,8 @@ longest piece: at most L, and at most those of its longest document:
     window, offset     exist in the source; the offset counts pieces of the window
     debt               |debt| <= longest(s) / 2, as a draw stops at the midpoint of a piece (mixture/draw.py)
     residue            in [0, 2^32)
+    drawn              1 <= raw <= aligned <= 2^40; raw is at most one more than the tokens that have been drawn, and
+                       aligned at most `align_tokens` * (raw + 1), as each piece has a token or more
     pool               each piece is one that packing makes, of a used row, and no token of an epoch is in two; at most
                        C + L + sum of longest(s) tokens: a draw asks for what is missing to C, or for L, and a
                        source gives at most longest(s) more than that
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 
 from torchmix.errors import StateError
 from torchmix.mixture.order import SourceOrder
+from torchmix.planner.asking import MOST_ALIGNED
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.recipe.ramp import most_samples, samples_before
@@ -66,6 +69,10 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
         _check(f"offset of source {name!r}", offset, 0, max(0, order.num_pieces(epoch, window) - 1))
         _check(f"debt of source {name!r}", debt, -most_debt, most_debt)
         _check(f"residue of source {name!r}", residue, 0, (1 << 32) - 1)
+    totals = cursor.drawn
+    _check("sum of tokens drawn", totals.raw, 1, min(1 + drawn, MOST_ALIGNED))
+    most_aligned = min(planner.align_tokens * (totals.raw + 1), MOST_ALIGNED)
+    _check("sum of aligned tokens drawn", totals.aligned, totals.raw, most_aligned)
     _check_pool(cursor, planner, most_tokens=most_in_pool)
 
 

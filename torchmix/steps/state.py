@@ -23,6 +23,7 @@ import numpy as np
 
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.mixture.draw import Position
+from torchmix.planner.asking import DrawnTokens
 from torchmix.planner.planner import Cursor, Decision, Planner
 from torchmix.recipe.ramp import samples_of_step
 from torchmix.recipe.structs import MAX_NAME_BYTES, Batch
@@ -65,6 +66,13 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forb
     drawn_step: list[_Int]
 
 
+class DrawnState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """Tokens of all draws; see `planner.asking.DrawnTokens`."""
+
+    raw: _Int
+    aligned: _Int
+
+
 class DecisionState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """A logged change of shares: `source` ran out in `step`."""
 
@@ -91,6 +99,8 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of `step`, whose placement `microbatch` counts in; empty at a boundary."""
     sources: list[SourceState]
     """By sorted name; empty where nothing was planned yet: the steps before `step` are to be planned from 0."""
+    drawn: DrawnState
+    """Of all draws before `step`."""
     pool: PoolState
     decisions: list[DecisionState]
     bad_tokens: dict[_Name, _Int] = {}
@@ -109,6 +119,7 @@ def start_state(*, recipe: str, dp: int, micro_batch_size: int, step: int = 0) -
         order_digest=b"",
         plan_digest=b"",
         sources=[],
+        drawn=DrawnState(raw=1, aligned=1),
         pool=PoolState(source=[], epoch=[], row=[], start=[], tokens=[], drawn_step=[]),
         decisions=[],
     )
@@ -132,6 +143,7 @@ def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: s
             SourceState(name=name, epoch=epoch, window=window, offset=offset, debt=debt, residue=residue)
             for name, (epoch, window, offset, debt, residue) in zip(planner.sources, columns, strict=True)
         ],
+        drawn=DrawnState(raw=cursor.drawn.raw, aligned=cursor.drawn.aligned),
         pool=PoolState(**{name: getattr(pool, name).tolist() for name in PoolState.__struct_fields__}),
         decisions=[DecisionState(step=d.step, source=d.source) for d in cursor.decisions],
     )
@@ -173,6 +185,7 @@ def cursor_of_state(
         pool=pieces_of_columns(planner, **pool),
         order_digest=state.order_digest,
         decisions=tuple(Decision(step=d.step, source=d.source) for d in state.decisions),
+        drawn=DrawnTokens(raw=state.drawn.raw, aligned=state.drawn.aligned),
     )
     check_cursor(cursor, planner)
     check_bad_tokens(state.bad_tokens, state.step, planner)
