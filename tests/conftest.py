@@ -1,11 +1,12 @@
 """For all tests: what is imported by then is not looked through by each garbage collection to come; what they have
-started for each other ends with them.
+started for each other ends with them; no test hangs for ever.
 """
 
 from __future__ import annotations
 
 import gc
 
+from tests.support.deadlines import pytest_configure, pytest_runtest_protocol  # noqa: F401  # hooks
 from tests.support.forks import close_fork_servers
 
 

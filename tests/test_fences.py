@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.deadlines import LONG_S
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torchmix"
 
@@ -280,7 +282,7 @@ def test_what_only_plans_and_reads_imports_without_torch() -> None:
     code = (
         f"import sys\n{lines}\nheavy = {{'torch', 'torchdata', 'megatron'}} & set(sys.modules)\nassert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
 
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.support.deadlines import LONG_S
 from tests.support.processes import wait_until
 from torchmix.catalog.lock import catalog_lock
 from torchmix.errors import CatalogError
@@ -24,7 +25,7 @@ def test_a_second_holder_waits_with_a_message_that_names_the_first(tmp_path, cap
         waiting.start()
         wait_until(lambda: "waiting" in caplog.text, deadline_s=20, what="the message of the waiting thread")
         order.append("first")
-    waiting.join(20)
+    waiting.join(LONG_S)
     assert order == ["first", "second"]
     assert f"waiting for process {os.getpid()} on " in caplog.text and str(tmp_path / "catalog") in caplog.text
 

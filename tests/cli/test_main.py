@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.deadlines import LONG_S
 from tests.support.projects import make_project
 from torchmix import __version__
 from torchmix.cli import plan
@@ -108,10 +109,10 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path: Path) -> None
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=LONG_S) == 0
 
 
 def test_the_command_line_does_without_torch() -> None:
     code = "import sys, torchmix.cli.main\nassert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests.support.deadlines import LONG_S
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.processes import ROOT
 from torchmix.pages.open import open_pages
@@ -81,6 +82,6 @@ def test_the_script_runs_as_it_says_with_a_worker_that_is_forked_or_spawned(tmp_
         "dataset.main()\n"
     )
     command = [sys.executable, "-c", code, "data/*.parquet", "--tokens", "input_ids", "--rows", "2000"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     assert "1,500 rows in " in done.stdout and "read 2,000 rows" in done.stdout

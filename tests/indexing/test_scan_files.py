@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.catalogs import make_world
+from tests.support.deadlines import LONG_S
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.indexing import assert_lengths, counts, indexed, names_in, two_files
 from tests.support.processes import wait_until
@@ -106,7 +107,7 @@ def test_the_first_error_ends_the_scans_of_other_threads(tmp_path, monkeypatch):
         if Path(path).name == "0.parquet":
             failed.set()
             raise CorruptPage("page 3 of 0.parquet")
-        assert failed.wait(30)
+        assert failed.wait(LONG_S)
         wait_until(lambda: stopped(progress), deadline_s=30, what="the other scan is told to stop")
         raise AssertionError("progress() must end this scan")
 
@@ -156,7 +157,7 @@ def test_an_index_run_waits_for_another(tmp_path, caplog):
         waiting.start()
         wait_until(lambda: "waiting for process" in caplog.text, deadline_s=30, what="the message of the waiting run")
         assert not (tmp_path / "catalog" / MANIFEST_NAME).exists()
-    waiting.join(30)
+    waiting.join(LONG_S)
     assert counts(reports[0]) == (2, 0, 0)
 
 
@@ -167,7 +168,7 @@ def test_two_runs_at_once_scan_each_file_once(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(LONG_S)
     assert sorted(counts(report) for report in reports) == [(0, 0, 6), (0, 0, 6), (6, 0, 0)]
     assert len({report.catalog.fingerprint for report in reports}) == 1
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.deadlines import LONG_S
 from tests.support.microbatches import make_microbatch
 from torchmix.megatron_adapter import packed_seq_params
 
@@ -73,5 +74,5 @@ def test_boundaries_move_to_the_device_that_is_asked_for(megatron: ModuleType) -
 
 def test_importing_the_room_imports_neither_torch_nor_megatron() -> None:
     program = "import sys, torchmix.megatron_adapter; print([n for n in ('torch', 'megatron') if n in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=LONG_S)
     assert result.stdout.strip() == "[]"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.deadlines import LONG_S
 from torchmix.errors import SourceUnreadable
 from torchmix.reader import range_requests
 from torchmix.reader.range_requests import RangeFetch, RequestPool, Wanted, plan_requests
@@ -26,7 +27,7 @@ class FakeObjects:
     def read(self, file: int, offset: int, num_bytes: int) -> bytes:
         self.asked.append((file, offset, num_bytes))
         if self.gate is not None:
-            assert self.gate.wait(20)
+            assert self.gate.wait(LONG_S)
         if any(offset <= byte < offset + num_bytes for byte in self.bad):
             raise SourceUnreadable(f"fails at {offset}")
         return self.contents[file][offset : offset + num_bytes]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.deadlines import LONG_S
 from torchmix.stateful.ahead import Ahead
 
 
@@ -26,12 +27,12 @@ def test_no_more_than_depth_items_wait() -> None:
 
     ahead = Ahead(items(), depth=2, name="t")
     for _ in range(3):  # two that wait and one in hand that does not fit
-        assert reached.acquire(timeout=30)
+        assert reached.acquire(timeout=LONG_S)
     assert not reached.acquire(timeout=0.05)
     assert started == [0, 1, 2]
     assert next(ahead) == 0
-    assert reached.acquire(timeout=30)
-    assert ahead.close(timeout_s=30)
+    assert reached.acquire(timeout=LONG_S)
+    assert ahead.close(timeout_s=LONG_S)
 
 
 def test_an_error_comes_after_the_items_before_it() -> None:
@@ -58,7 +59,7 @@ def test_close_runs_the_generators_finally_in_its_thread() -> None:
 
     ahead = Ahead(items(), depth=1, name="the-thread")
     assert next(ahead) == 0
-    assert ahead.close(timeout_s=30)
+    assert ahead.close(timeout_s=LONG_S)
     assert finished_in == ["the-thread"]
     with pytest.raises(StopIteration):
         next(ahead)
@@ -68,11 +69,11 @@ def test_waiting_can_time_out_and_go_on() -> None:
     gate = threading.Event()
 
     def items() -> Iterator[int]:
-        assert gate.wait(30)
+        assert gate.wait(LONG_S)
         yield 7
 
     ahead = Ahead(items(), depth=1, name="t")
     with pytest.raises(TimeoutError):
         ahead.take(timeout_s=0.01)
     gate.set()
-    assert ahead.take(timeout_s=30) == 7
+    assert ahead.take(timeout_s=LONG_S) == 7

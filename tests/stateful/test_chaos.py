@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.deadlines import LONG_S
 from tests.support.files import flip_byte
 from tests.support.loaders import Rank, run_job, same_microbatches, take, write_job
 from tests.support.processes import wait_until
@@ -56,7 +57,7 @@ def take_all(loader: StatefulDataLoader, rank: Rank, together: threading.Barrier
             if microbatch.is_last_of_step:
                 rank.digests.append(loader.order_digest)
                 if together is not None:
-                    together.wait(30)
+                    together.wait(LONG_S)
     except TorchmixError as error:
         rank.result = error
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.deadlines import LONG_S
 from tests.support.loaders import FIELDS, Rank, run_job, same_microbatches, take, write_job
 from tests.support.processes import wait_until
 from torchmix.errors import CorruptPage, StateMismatch
@@ -147,6 +148,6 @@ def test_planning_runs_off_the_training_thread_and_ahead_of_what_is_consumed(
         microbatch = next(iter(loader))
         # Step 0 is in hand. Two steps wait in the feed, and it holds one.
         for ahead in range(1, 4):
-            assert planned[ahead].wait(30), f"step {ahead} is planned while step {microbatch.step} is consumed"
+            assert planned[ahead].wait(LONG_S), f"step {ahead} is planned while step {microbatch.step} is consumed"
         assert not planned[4].is_set()
     assert threads == {"torchmix-feed"}

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.deadlines import stretched
 from tests.support.forks import ROOT, TORCH, Fork, fork_server
 
 POLL_S = 0.01
@@ -31,10 +32,10 @@ STACKS_S = 1.0
 
 
 def wait_until(condition: Callable[[], bool], *, deadline_s: float, what: str | Callable[[], str]) -> None:
-    """Poll `condition` until it holds; an AssertionError naming `what` after `deadline_s` seconds."""
-    give_up_s = time.monotonic() + deadline_s
+    """Poll `condition` until it holds; an AssertionError naming `what` after `deadline_s` seconds, `stretched`."""
+    began_s = time.monotonic()
     while not condition():
-        if time.monotonic() > give_up_s:
+        if time.monotonic() - began_s > stretched(deadline_s):
             raise AssertionError(f"not within {deadline_s} s: {what if isinstance(what, str) else what()}")
         time.sleep(POLL_S)
 
@@ -84,7 +85,7 @@ class Child:
 
     def wait_for_line(self, text: str, *, deadline_s: float) -> str:
         """The first line of its stdout that contains `text`, which must come within `deadline_s` seconds."""
-        give_up_s = time.monotonic() + deadline_s
+        began_s = time.monotonic()
         while True:
             # Read the state first: output written just before the end is then still seen.
             has_ended = self.returncode is not None
@@ -92,7 +93,9 @@ class Child:
                 if text in line and line.endswith("\n"):
                     return line.rstrip("\n")
             assert not has_ended, f"{self.name} ended without printing {text!r}\n{self.report()}"
-            assert time.monotonic() < give_up_s, f"no {text!r} within {deadline_s} s\n{self.report()}"
+            assert time.monotonic() - began_s < stretched(deadline_s), (
+                f"no {text!r} within {deadline_s} s\n{self.report()}"
+            )
             time.sleep(POLL_S)
 
     def send_signal(self, number: int) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+from tests.support.deadlines import stretched
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -13,7 +16,7 @@ R = TypeVar("R")
 def run_ranks(ends: Sequence[T], program: Callable[[T], R], *, deadline_s: float = 30.0) -> list[R]:
     """Run `program` once per rank, each in a thread, and return the results by rank.
 
-    The first failure by rank is raised; a rank that is still running at the deadline fails the test.
+    The first failure by rank is raised; a rank that is still running at the deadline, `stretched`, fails the test.
     """
     results: dict[int, R] = {}
     failures: dict[int, BaseException] = {}
@@ -27,8 +30,10 @@ def run_ranks(ends: Sequence[T], program: Callable[[T], R], *, deadline_s: float
     threads = [threading.Thread(target=run, args=(rank, end), daemon=True) for rank, end in enumerate(ends)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(deadline_s)
+    began_s = time.monotonic()
+    while any(thread.is_alive() for thread in threads) and time.monotonic() - began_s < stretched(deadline_s):
+        for thread in threads:
+            thread.join(0.2)
     if failures:
         raise failures[min(failures)]
     late = [rank for rank, thread in enumerate(threads) if thread.is_alive()]

@@ -16,6 +16,7 @@ import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 import torchmix
+from tests.support.deadlines import LONG_S
 from tests.support.files import flip_byte
 from tests.support.loaders import Rank, run_job, same_microbatches, write_job
 from tests.support.processes import wait_until, workers_of_this_process
@@ -159,7 +160,7 @@ def test_a_signal_that_a_worker_ignores_does_not_end_it_while_it_is_being_born(
     with ours, theirs:
         process = start_worker(theirs, ignored_signals=ignored)
         os.kill(process.pid, signal.SIGTERM)  # long before any Python runs in it
-    assert process.wait(60) == exit_code  # nobody is at the other end: nothing to do
+    assert process.wait(LONG_S) == exit_code  # nobody is at the other end: nothing to do
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
@@ -173,7 +174,7 @@ def test_a_worker_ends_in_peace_whatever_its_threads_are_doing() -> None:
             f"from torchmix.steps.worker.main import main; main({theirs.fileno()}, [])"
         )
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=LONG_S)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -190,7 +191,7 @@ with torchmix.build_loader({str(job)!r}, topology=torchmix.Topology.single(), wo
     print(open(f"/proc/{{worker}}/cmdline").read().split(chr(0))[1:5])
 """
     command = [sys.executable, "-I", "-S", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
     assert done.returncode == 0, done.stderr
     assert {"-I", "-S"} <= set(ast.literal_eval(done.stdout))
 
@@ -201,7 +202,7 @@ def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(
     killed, kill = [], subprocess.Popen.kill
     monkeypatch.setattr(subprocess.Popen, "kill", lambda process: (killed.append(process), kill(process)))
     monkeypatch.setattr(client, "_END_S", 60.0)  # on a busy machine it may still be importing
-    loader = build_loader(job, topology=Topology(), workers=1, start_step=10**9)
+    loader = build_loader(job, topology=Topology(), workers=1, start_step=10**7)
     iter(loader)
     wait_until(lambda: len(workers_of_this_process()) == 1, deadline_s=30, what="the worker")
     loader.close()

@@ -45,6 +45,7 @@ from torchmix.recipe.structs import Recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.stream import StepStream
+from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.client import WorkerOptions
 
@@ -257,10 +258,11 @@ def _check_patience(patience_s: float | None) -> None:
 
 def _check_numbers(**numbers: int | None) -> None:
     lowest = {"workers": 0, "max_steps": 0, "start_step": 0}  # 1 of all others
-    highest = {"workers": 1}
+    highest = {"workers": 1, "start_step": MAX_STEPS}
     for name, value in numbers.items():
         if value is None and name in ("max_steps", "padded_vocab_size"):
             continue
         if type(value) is not int or value < lowest.get(name, 1) or value > highest.get(name, value):
             allowed = "0 or 1" if name == "workers" else f"an int of at least {lowest.get(name, 1)}"
+            allowed += f" and at most {MAX_STEPS}" if name == "start_step" else ""
             raise OptionError(f"build_loader: {name}={value!r} must be {allowed}")

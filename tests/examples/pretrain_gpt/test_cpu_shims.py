@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.deadlines import LONG_S
 from tests.support.example import PRETRAIN_GPT, example_module
 
 cpu_device = example_module("cpu_device", PRETRAIN_GPT)
@@ -97,7 +98,7 @@ def test_a_machine_without_a_gpu_looks_as_if_it_had_one(tmp_path: Path) -> None:
     options = {"cwd": PRETRAIN_GPT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     processes = [subprocess.Popen(command, **options) for command in commands]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=LONG_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

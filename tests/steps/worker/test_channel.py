@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.deadlines import LONG_S
 from torchmix.errors import OpenFilesLimit
 from torchmix.steps.worker.channel import Channel
 
@@ -93,7 +94,7 @@ def test_shutting_down_wakes_both_sides_and_may_come_late(ends: tuple[Channel, C
     time.sleep(0.05)  # they wait by now, most likely; it must hold either way
     one.shut_down()
     for thread in threads:
-        thread.join(30)
+        thread.join(LONG_S)
     assert len(woken) == 2
     one.close()
     one.shut_down()  # of a closed one: nothing happens

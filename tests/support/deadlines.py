@@ -1,0 +1,141 @@
+"""How long tests may take, on a machine that is quiet and on one where fifty processes share two cores.
+
+Two kinds. A *deadline* of a wait is what a quiet machine needs with room to spare; it is stretched by how many more
+processes want to run than there are cores. The *test's deadline* is long and the same for every test: whatever hangs is
+a bug, of the test or of the product, and the stacks of all threads are what finds it. They are printed, those of child
+processes too, then the process of the test ends: pytest-xdist reports the test and goes on in another process.
+
+The hooks at the end are those of pytest; `tests/conftest.py` imports them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LONG_S = 1200.0
+"""For what is waited for once, by a call that takes a fixed number of seconds."""
+TEST_S = float(os.environ.get("TORCHMIX_TEST_DEADLINE_S", "1800"))
+"""For a test with all its fixtures."""
+LAST_RESORT_S = 60.0
+"""After the test's deadline, if a call holds the interpreter's lock all the time: the stacks of this process alone."""
+STACKS_S = 2.0
+"""For child processes to print theirs."""
+TAIL_BYTES = 20_000
+
+_stderr = 2
+"""The descriptor of what the user sees, also while output is captured."""
+
+
+def stretched(seconds: float) -> float:
+    """A deadline as it is just now: longer by as much as the machine has more to do than it has cores."""
+    try:
+        load = os.getloadavg()[0]
+    except OSError:
+        return seconds
+    return seconds * max(1.0, load / (os.cpu_count() or 1))
+
+
+class TestDeadline:
+    """Watches one test; in a thread, since Python runs handlers of signals between instructions of the main one."""
+
+    __test__ = False  # no class of tests
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self._name, self._seconds = name, seconds
+        self._is_done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="test-deadline", daemon=True)
+
+    def __enter__(self) -> TestDeadline:
+        faulthandler.dump_traceback_later(self._seconds + LAST_RESORT_S, exit=True, file=_stderr)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        self._is_done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        if self._is_done.wait(self._seconds):
+            return
+        _say(f"\n{self._name} has not ended within {self._seconds:.0f} s. Stacks of process {os.getpid()}:\n")
+        faulthandler.dump_traceback(file=_stderr, all_threads=True)
+        descendants = descendants_of(os.getpid())
+        for pid in descendants:
+            if _prints_stacks(pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGUSR1)
+        time.sleep(STACKS_S)
+        for pid in descendants:
+            _say(f"\nChild process {pid}: {_read(Path(f'/proc/{pid}/cmdline'))}\n{_last_words(pid)}\n")
+        for pid in reversed(descendants):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        os._exit(1)
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Processes that a process has started, with those that they have started, parents first."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):  # it may end just now
+            state, parent, *_ = path.read_text().rsplit(") ", 1)[1].split()
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(path.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
+
+
+def _prints_stacks(pid: int) -> bool:
+    """Whether SIGUSR1 would not end the process: forks of the tests print their stacks then."""
+    for line in _read(Path(f"/proc/{pid}/status")).splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1)
+    return False
+
+
+def _last_words(pid: int) -> str:
+    """The end of what a process has written to stderr, where that is a file."""
+    with contextlib.suppress(OSError):
+        path = Path(f"/proc/{pid}/fd/2").readlink()
+        if path.is_file():
+            return path.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+    return "(its stderr is no file)"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(_stderr, text.encode(errors="replace"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before output is captured; pytest's own use of the one timer is for runs without this."""
+    global _stderr
+    sys.stderr.flush()
+    _stderr = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Around each test, with its fixtures."""
+    with TestDeadline(item.nodeid, TEST_S):
+        return (yield)

@@ -1,0 +1,85 @@
+"""A test that hangs ends at its deadline, with the stacks of its threads and of what it has started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.deadlines import LONG_S, descendants_of, stretched
+from tests.support.forks import ROOT
+
+pytestmark = pytest.mark.system
+
+HANGS = """
+import threading
+from pathlib import Path
+from tests.support.processes import Processes
+
+def where_a_thread_hangs():
+    threading.Event().wait()
+
+def where_the_test_hangs():
+    threading.Event().wait()
+
+def test_before():
+    pass
+
+def test_that_hangs(tmp_path):
+    threading.Thread(target=where_a_thread_hangs, daemon=True).start()
+    child = "import threading; where_a_child_hangs = threading.Event().wait; print('up', flush=True); "
+    with Processes(tmp_path) as processes:
+        child = processes.fork_python("-c", child + "where_a_child_hangs()", after=("threading",))
+        child.wait_for_line("up", deadline_s=60)
+        Path("pid").write_text(str(child.pid))
+        where_the_test_hangs()
+
+def test_after():
+    pass
+"""
+CONFTEST = "from tests.support.deadlines import pytest_configure, pytest_runtest_protocol\n"
+
+
+@pytest.mark.parametrize("workers", [0, 1], ids=["alone", "xdist"])
+def test_a_test_that_hangs_is_ended_with_all_stacks(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "test_hangs.py").write_text(HANGS)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            str(workers),
+            "--rootdir",
+            ".",
+            "test_hangs.py",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCHMIX_TEST_DEADLINE_S": "15"},
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
+    text = done.stdout + done.stderr
+    assert done.returncode != 0, text
+    assert "test_hangs.py::test_that_hangs has not ended within 15 s. Stacks of process " in text
+    assert "in where_the_test_hangs" in text and "in where_a_thread_hangs" in text, text
+    pid = (tmp_path / "pid").read_text()
+    assert f"Child process {pid}: " in text
+    assert 'File "<string>", line 1 in <module>' in text.split(f"Child process {pid}: ")[1], text
+    assert not Path(f"/proc/{pid}").exists() or pid not in map(str, descendants_of(1)), "the child was left behind"
+    if workers:
+        assert "2 passed" in text and "crashed while running" in text, text
+
+
+def test_a_deadline_is_stretched_by_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for load, seconds in [(0.5, 20.0), (2.0, 20.0), (50.0, 500.0)]:
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert stretched(20.0) == seconds
