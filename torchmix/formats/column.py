@@ -43,6 +43,8 @@ class _Leaf(NamedTuple):
     path: str
     num_lists: int
     type: pa.DataType
+    is_without_values: bool = False
+    """A list around it has the fixed size 0."""
 
 
 def find_leaf(schema: pa.Schema, column: str, kind: Kind, where: str) -> int:
@@ -84,6 +86,11 @@ def columns_of(schema: pa.Schema) -> list[tuple[str, Kind]]:
         elif _is_text(leaf):
             found.append((leaf.path, "text"))
     return found
+
+
+def is_without_values(schema: pa.Schema, leaf: int) -> bool:
+    """Whether a leaf lies in lists of the fixed size 0; Parquet has a null for each of them, which is no token."""
+    return [leaf for field in schema for leaf in _leaves(field.type, field.name, 0)][leaf].is_without_values
 
 
 def transform_id_of(kind: Kind, tokenizer: Tokenizer) -> str:
@@ -224,7 +231,9 @@ def _leaves(type: pa.DataType, path: str, num_lists: int) -> Iterator[_Leaf]:
     elif isinstance(type, pa.DictionaryType | pa.RunEndEncodedType):
         yield from _leaves(type.value_type, path, num_lists)
     elif isinstance(type, _LISTS):
-        yield from _leaves(type.value_type, path, num_lists + 1)
+        of_no_size = isinstance(type, pa.FixedSizeListType) and not type.list_size
+        for leaf in _leaves(type.value_type, path, num_lists + 1):
+            yield leaf._replace(is_without_values=True) if of_no_size else leaf
     elif isinstance(type, pa.MapType):
         yield from _leaves(type.key_type, f"{path}.key", num_lists + 1)
         yield from _leaves(type.item_type, f"{path}.value", num_lists + 1)

@@ -20,6 +20,7 @@ from torchmix.errors import SourceUnreadable
 from torchmix.formats.jsonl.frames import codec_of_name
 from torchmix.formats.jsonl.lines import lines_of_rows
 from torchmix.formats.jsonl.pages import cut_pages
+from torchmix.formats.jsonl.surrogates import without_lone_surrogates
 from torchmix.storage.open_path import opened
 
 
@@ -36,7 +37,7 @@ def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.
         for page in cut_pages(file.read, codec_of_name(str(path)), where):
             for line in lines_of_rows(page.lines, is_first=page.offset == 0):
                 try:
-                    row = decoder.decode(line)
+                    row = _decode(decoder, line)
                 except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     row = None  # a bad row, which a scan has judged: it has no properties
                 for number, column in enumerate(columns):
@@ -45,6 +46,16 @@ def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.
         if found and all(value is None for value in found):
             raise SourceUnreadable(f"{where}: no line has a value at key {column!r}, which is named as a property")
     return pa.table({column: _array(found) for column, found in values.items()})
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
+    try:
+        return decoder.decode(line)
+    except msgspec.DecodeError:
+        whole = without_lone_surrogates(line)
+        if whole is None:
+            raise
+        return decoder.decode(whole)
 
 
 def _row_type(columns: Sequence[str]) -> type[msgspec.Struct]:

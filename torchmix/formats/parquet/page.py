@@ -34,6 +34,9 @@ from torchmix.formats.source import PageRun
 
 _LIST_OF_ONE_STRUCT = bytes([1 << 4 | thrift.STRUCT])
 _REQUIRED, _DATA_PAGE_V2, _PLAIN, _FIXED_BYTES = 0, 3, 0, 7
+_BYTES, _UTF8 = 6, 0
+_NUM_CHILDREN, _CONVERTED, _LOGICAL = 5, 6, 10  # fields of a SchemaElement
+_MAPS, _LOGICAL_MAP = (1, 2), 2
 _MOST_VALUE_BYTES = 12  # of a plain value, but for those of fixed size: nothing where a size comes first
 
 
@@ -44,8 +47,24 @@ def encode_schema(leaf: Leaf, created_by: str) -> bytes:
         A FileMetaData of these two fields, encoded.
     """
     root = thrift.write_struct([(4, thrift.BINARY, b"schema"), (5, thrift.I32, 1)])
-    elements = thrift.write_list(thrift.STRUCT, [root, *leaf.elements])
+    elements = thrift.write_list(thrift.STRUCT, [root, *map(_without_annotation, leaf.elements)])
     return thrift.write_struct([(2, thrift.LIST, elements), (6, thrift.BINARY, created_by.encode())])
+
+
+def _without_annotation(element: bytes) -> bytes:
+    """A SchemaElement that pyarrow reads as it lies.
+
+    A text of JSON would come as an extension type, and is plain bytes; of a map one of its two children alone is there,
+    which pyarrow refuses, and takes as a list of structs.
+    """
+    fields, _ = thrift.read_struct(element)
+    converted, logical = fields.get(_CONVERTED), fields.get(_LOGICAL, {})
+    is_map = _NUM_CHILDREN in fields and (converted in _MAPS or _LOGICAL_MAP in logical)
+    is_text_of_a_kind = fields.get(1) == _BYTES and (converted is not None or logical) and converted != _UTF8
+    if not is_map and not is_text_of_a_kind:
+        return element
+    types = {1: thrift.I32, 2: thrift.I32, 3: thrift.I32, 4: thrift.BINARY, 5: thrift.I32}
+    return thrift.write_struct([(number, type, fields[number]) for number, type in types.items() if number in fields])
 
 
 def decode_pages(run: PageRun, where: str) -> list[pa.Array]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.catalog.bad_rows import BadRows
@@ -69,6 +70,8 @@ class ChunkScan:
     where: str
     bad: BadRows | None = None
     """Takes rows that cannot be read; None: the first one is an error."""
+    is_without_values: bool = False
+    """Rows are lists of no values, for which the file has nulls."""
 
     def scan(self, chunk: Chunk, first_row: int) -> ScannedChunk:
         """Scan a chunk; `first_row` is its first, in the file.
@@ -110,7 +113,7 @@ class ChunkScan:
             values_of_page += [header.num_values for header in read_headers(run, self.where)]
             checksums += _checksums(run, pages.num_bytes[start:stop])
             for array in decode_pages(run, self.where):
-                counts, ids = look_at_rows(array, self.kind, self.where, row, self.tokenizer, bad)
+                counts, ids = look_at_rows(self._rows(array), self.kind, self.where, row, self.tokenizer, bad)
                 tokens.append(counts)
                 values.append(count_values(array))
                 seen.append(ids)
@@ -150,7 +153,13 @@ class ChunkScan:
             checksums += _checksums(run, pages.num_bytes[start:stop])
             for array in decode_parts_of_rows(run, self.where):
                 found, ids = look_at_rows(
-                    array, self.kind, self.where, row - goes_on, self.tokenizer, bad, num_opening=int(goes_on)
+                    self._rows(array),
+                    self.kind,
+                    self.where,
+                    row - goes_on,
+                    self.tokenizer,
+                    bad,
+                    num_opening=int(goes_on and not self.is_without_values),
                 )
                 seen.append(ids)
                 for counts, parts in ((found, tokens), (count_values(array), values)):
@@ -161,6 +170,8 @@ class ChunkScan:
                 row += len(array) - goes_on
                 goes_on = False
         tokens_of_row, starts, page_starts = _join(tokens), _first_values(_join(values)), _first_values(pages.values)
+        if self.is_without_values:
+            tokens_of_row[:] = 0
         if bad is not None and len(bad.rows):
             tokens_of_row[np.asarray(bad.rows) - first_row] = 0  # of which another page may hold good parts
         first_rows, begins_inside = _rows_of_pages(starts, page_starts)
@@ -223,6 +234,10 @@ class ChunkScan:
                 checksum = zlib.crc32(self.file.read(int(pages.offset[first]), wanted_bytes))
             joined.append(checksum)
         return np.array(joined, dtype=np.uint32)
+
+    def _rows(self, array: pa.Array) -> pa.Array:
+        """Rows as their type says."""
+        return pa.nulls(len(array), pa.list_(pa.int32())) if self.is_without_values else array
 
     def _read_dictionary(self, pages: ChunkPages) -> bytes:
         return self.file.read(pages.dict_offset, pages.dict_bytes) if pages.dict_bytes else b""

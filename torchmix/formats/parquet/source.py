@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.column import Kind, find_leaf, transform_id_of, vocab_size_of
+from torchmix.formats.column import Kind, find_leaf, is_without_values, transform_id_of, vocab_size_of
 from torchmix.formats.good_rows import documents_of_run
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
 from torchmix.formats.parquet.page import decode_pages, encode_schema
@@ -75,7 +75,8 @@ class ParquetSource:
         with opened(path, where) as file:
             footer = read_footer(file, where)
             arrow_schema, created_by = _read_schema(footer, where)
-            leaf, chunks = read_column(footer, find_leaf(arrow_schema, self.column, self.kind, where), where)
+            number = find_leaf(arrow_schema, self.column, self.kind, where)
+            leaf, chunks = read_column(footer, number, where)
             scan = ChunkScan(
                 file=file,
                 path=str(path),
@@ -85,6 +86,7 @@ class ParquetSource:
                 schema=encode_schema(leaf, created_by),
                 where=where,
                 bad=bad,
+                is_without_values=is_without_values(arrow_schema, number),
             )
             scanned: list[ScannedChunk] = []
             first_row = 0
@@ -126,6 +128,8 @@ class ParquetSource:
     def _documents(self, run: PageRun, values: NDArray[np.integer[Any]] | None) -> Documents:
         if values is not None and run.tokens is not None:
             return Documents(values=values, offsets=offsets_of(run.tokens) if run.offsets is None else run.offsets)
+        if self.kind == "tokens" and run.is_as_indexed and run.tokens is not None and not run.tokens.any():
+            return Documents(values=np.zeros(0, np.int32), offsets=np.zeros(run.num_rows + 1, np.int64))
         where = self._where(run.path)
         return documents_of_run(decode_pages(run, where), self.kind, where, run, self.tokenizer)
 
