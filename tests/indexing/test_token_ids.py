@@ -22,6 +22,7 @@ from torchmix.catalog.manifest import MOST_ID, IdRange
 from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.parquet import scan
+from torchmix.indexing import scan_files
 from torchmix.indexing.scan import index_recipe
 from torchmix.pages.open import open_pages
 
@@ -111,8 +112,9 @@ def test_one_changed_file_is_looked_at_alone(tmp_path):
     assert open_catalog(world.recipe, tmp_path).sources["web"].ids == IdRange(1, 9)
 
 
-def test_files_of_an_unfinished_run_keep_what_was_seen(tmp_path):
-    """The first run fails at the second file, after the first was done."""
+def test_files_of_an_unfinished_run_keep_what_was_seen(tmp_path, monkeypatch):
+    """The first run fails at the second file, after the first was done: one thread takes them in turn."""
+    monkeypatch.setattr(scan_files, "_num_threads", lambda files: 1)
     world = make_world(tmp_path, {"web": [[[1, 2], [3]], [[40, 50]]]}, sources={"web": {"path": "web/*.parquet"}})
     intact = (tmp_path / "web" / "1.parquet").read_bytes()
     (tmp_path / "web" / "1.parquet").unlink()
@@ -139,7 +141,7 @@ def test_of_a_bin_the_index_knows_nothing(tmp_path):
     assert (source.ids, source.vocab_size) == (None, None)
 
 
-def test_pages_for_other_loaders_hold_any_integers(tmp_path):
+def test_pages_for_other_loaders_hold_any_rows(tmp_path):
     """Labels of -100 are no ids of a model, and none of a recipe's business."""
     make_tokens_file(tmp_path / "a.parquet", [[-100, 5], [2**40]], column="labels", type=LONG)
     with open_pages(tmp_path / "a.parquet", catalog=tmp_path / "index", tokens="labels") as pages:

@@ -327,3 +327,20 @@ def test_a_damaged_page_is_named(folder: Path) -> None:
     pages.read_page(0)
     with pytest.raises(CorruptPage, match=r"ids\.parquet"):
         pages.read_page(1)
+
+
+def test_files_without_rows_are_opened(tmp_path):
+    make_tokens_file(tmp_path / "a.parquet", [])
+    make_tokens_file(tmp_path / "b.parquet", [[1, 2], [3]])
+    with open_pages(tmp_path / "*.parquet", catalog=tmp_path / "both", tokens="input_ids") as pages:
+        assert pages.num_rows == 2 and pages.read_rows([1, 0]).to_pylist() == [[3], [1, 2]]
+        assert sorted(row for rows in pages.permuted_order(seed=1) for row in rows) == [0, 1]
+    with open_pages(tmp_path / "a.parquet", catalog=tmp_path / "none", tokens="input_ids") as pages:
+        assert (pages.num_rows, pages.num_pages) == (0, 0) and len(pages.lengths) == 0
+        assert pages.read_rows([]).to_pylist() == []
+        for method in ("page", "row", "none"):
+            assert [len(rows) for rows in pages.permuted_order(seed=1, method=method)] == [0]
+        for epochs in (1, None):  # without end there is nothing to wait for
+            assert list(pages.batches(rows=4, seed=1, epochs=epochs)) == []
+        with pytest.raises(IndexError):
+            pages.read_page(0)

@@ -110,7 +110,7 @@ def test_the_result_is_int32_unless_an_id_needs_more(tmp_path, value_type, large
         {"text": [["abc", "d"]], "wide": [documents], "x": [[[7, 8]]]},
         choices={"wide": {"type": pa.list_(value_type)}},
     )
-    reader = make_reader(world, catalog=index_recipe(world.recipe, world.directory, any_integers=True))
+    reader = make_reader(world, catalog=index_recipe(world.recipe, world.directory, any_rows=True))
     asked = whole_documents(world)
     for _ in range(2):  # decoded, then kept
         assert read_with_successors(reader, asked).dtype == dtype

@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.memory_store import memory_store
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.megatron.files import find_datasets
 from torchmix.storage.find_files import find_files
 
 NAMES = [
@@ -76,8 +75,3 @@ def test_objects_and_files_of_one_source_are_sorted_together_and_each_once(tree)
 def test_a_pattern_without_objects_is_an_error_with_the_nearest_names(tree, pattern: str, says: str) -> None:
     with pytest.raises(SourceUnreadable, match=f"source 'web': 'memory://{pattern[:6]}.*{says}"):
         find_files("web", [f"memory://{pattern}"], tree)
-
-
-def test_datasets_of_megatron_are_read_from_a_disk_alone(tree) -> None:
-    with pytest.raises(SourceUnreadable, match=r"s3://b/web: .*copy them to one, or write their tokens .* as Parquet"):
-        find_datasets("web", ["s3://b/web"], tree)

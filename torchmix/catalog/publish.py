@@ -117,7 +117,7 @@ def write_source(
         num_documents=pages.num_rows,
         num_tokens=num_tokens,
         num_empty=sum(int((tokens == 0).sum()) for tokens in lengths),
-        max_document_tokens=max(int(tokens.max()) for tokens in lengths),
+        max_document_tokens=max((int(tokens.max()) for tokens in lengths), default=0),
         file=file,
         arrays=arrays,
         schemas=schemas,

@@ -21,7 +21,9 @@ SHOWN_ROWS = 3
 """Bad rows of a source that a message names."""
 
 
-def check_parts(name: str, settings: SourceSettings, files: Sequence[tuple[str, FilePart]]) -> None:
+def check_parts(
+    name: str, settings: SourceSettings, files: Sequence[tuple[str, FilePart]], *, may_be_empty: bool = False
+) -> None:
     """Check a source's files; `files` are its paths with their parts.
 
     Raises:
@@ -35,7 +37,7 @@ def check_parts(name: str, settings: SourceSettings, files: Sequence[tuple[str, 
     if num_bad := sum(part.num_bad_rows for _, part in files):
         listed = listed_text(files, SHOWN_ROWS)
         logger.warning("source %r: %d of %d rows cannot be read: %s", name, num_bad, num_rows, listed)
-    if not any(part.tokens.any() for _, part in files):
+    if not may_be_empty and not any(part.tokens.any() for _, part in files):
         what = f"{num_rows} documents, all without tokens" if num_rows else "no documents"
         column = f"column {settings.column!r} of " if settings.column is not None else ""
         raise SourceUnreadable(

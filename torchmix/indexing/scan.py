@@ -84,10 +84,10 @@ def index_recipe(
     *,
     progress: Progress | None = None,
     force: bool = False,
-    any_integers: bool = False,
+    any_rows: bool = False,
 ) -> Catalog:
     """Bring the catalog of a recipe up to date and open it; all of it as `index_sources`."""
-    return index_sources(recipe, directory, progress=progress, force=force, any_integers=any_integers).catalog
+    return index_sources(recipe, directory, progress=progress, force=force, any_rows=any_rows).catalog
 
 
 def index_sources(
@@ -96,7 +96,7 @@ def index_sources(
     *,
     progress: Progress | None = None,
     force: bool = False,
-    any_integers: bool = False,
+    any_rows: bool = False,
 ) -> IndexReport:
     """Bring the catalog of a recipe up to date.
 
@@ -107,7 +107,8 @@ def index_sources(
         directory: The recipe's folder.
         progress: Called while files are scanned.
         force: Scan every file again, and count rows in the sorted order of paths, as if there were no catalog.
-        any_integers: Lists may hold integers that are no token ids, as labels of -100.
+        any_rows: They are not for training: a source may have none, and lists may hold integers that are no token ids,
+            as labels of -100.
 
     Raises:
         SourceUnreadable: A file or column is missing, of a wrong type or format, a source holds no tokens, or a token
@@ -117,7 +118,7 @@ def index_sources(
         CatalogError: The catalog's folder cannot be written.
     """
     with catalog_lock(catalog_directory(recipe, directory)):
-        return _index(recipe, directory, progress=progress, force=force, any_integers=any_integers)
+        return _index(recipe, directory, progress=progress, force=force, any_rows=any_rows)
 
 
 def ensure_catalog(recipe: Recipe, directory: Path) -> Catalog:
@@ -148,7 +149,7 @@ def ensure_catalog(recipe: Recipe, directory: Path) -> Catalog:
 
 
 def _index(
-    recipe: Recipe, directory: Path, *, progress: Progress | None, force: bool, any_integers: bool = False
+    recipe: Recipe, directory: Path, *, progress: Progress | None, force: bool, any_rows: bool = False
 ) -> IndexReport:
     """`index_sources`, under the lock."""
     folder = catalog_directory(recipe, directory)
@@ -160,11 +161,11 @@ def _index(
             remove_parts(folder, frozenset(recipe.sources))
         work = _compare(recipe, directory, folder, {} if force or old is None else old.sources)
         scanned = scan_files(
-            [_task(folder, *file, ids_only=not any_integers) for file in _to_scan(work)], directory, progress
+            [_task(folder, *file, ids_only=not any_rows) for file in _to_scan(work)], directory, progress
         )
         parts = _parts_of_sources(work, scanned)
         for source in work:
-            check_parts(source.name, source.settings, _named(source, parts[source.name]))
+            check_parts(source.name, source.settings, _named(source, parts[source.name]), may_be_empty=any_rows)
         with closing(SharedArrays(folder)) as shared:
             entries = {source.name: _entry(folder, source, parts[source.name], shared) for source in work}
         manifest = publish(folder, entries, old)

@@ -110,7 +110,7 @@ def open_pages(
 def _index(recipe: Recipe, directory: Path, progress: Progress | None) -> None:
     """Index, and log how far it is where nobody is told and it takes long."""
     lines = ProgressLines(logger.warning, only_long=True)
-    index_recipe(recipe, directory, progress=progress or lines, any_integers=True)
+    index_recipe(recipe, directory, progress=progress or lines, any_rows=True)
     lines.end()
 
 

@@ -83,6 +83,8 @@ def row_batches(
         epochs: Before which epoch to end; None: never.
         reader_index, num_readers: Which of the windows are taken.
     """
+    if not order.sizes.num_documents:
+        return  # epochs without rows would never end
     mine = range(reader_index, order.num_windows, num_readers)
     windows = (
         _Window(Place(epoch, done, 0), mine[done])

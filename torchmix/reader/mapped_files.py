@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.store import SourceCatalog
 from torchmix.formats.megatron.source import dtype_of_schema
 from torchmix.reader.open_files import OpenFiles
+from torchmix.storage.stores import is_uri
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ class MappedFiles:
         self._catalog = catalog
         self._files = files
         schemas = set(catalog.schemas)
-        self._dtype = _dtype_as_it_lies(catalog.format, schemas.pop()) if len(schemas) == 1 else None
+        can_be = len(schemas) == 1 and not any(is_uri(file.path) for file in catalog.files)
+        self._dtype = _dtype_as_it_lies(catalog.format, schemas.pop()) if can_be else None
         self.whole: NDArray[np.integer[Any]] | None = None
         """The tokens of a source's only file, while it is mapped."""
         self._mapped: dict[int, NDArray[np.integer[Any]]] = {}

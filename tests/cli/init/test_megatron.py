@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.indexed_datasets import random_sequences, write_dataset
+from tests.support.memory_store import memory_store
 from tests.support.templates import made_once
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
@@ -164,7 +165,7 @@ def test_nothing_is_overwritten_without_force(capsys):
         (["--data-path", "p/on", "--seq-length", "64"], 2, "--global-batch-size is missing"),
         (["--data-path", "p/no", *SIZES], 3, "there is no dataset 'p/no.bin' with 'p/no.idx' .*'on.bin'"),
         (["--data-path", "p/on.bin", *SIZES], 2, "p/on.bin: Megatron takes prefixes"),
-        (["--data-path", "s3://bucket/on", *SIZES], 2, "s3://bucket/on: datasets in object stores are not read"),
+        (["--data-path", "memory://bucket/on", *SIZES], 3, "'memory://bucket/on.idx' is missing"),
         (["--data-path", "p/on", "--split", "0,1", *SIZES], 2, "--split '0,1': one to three weights"),
         (["--data-path", "p/on", "--split", "a.", *SIZES], 2, "--split 'a.'"),
         (["--train-data-path", "p/on", "--split", "1,1", *SIZES], 2, "--split cuts one blend"),
@@ -177,3 +178,23 @@ def test_what_cannot_be_moved_is_named_and_nothing_is_written(words, code, says,
     init(*words, code=code)
     assert re.search(says, capsys.readouterr().err)
     assert not list(Path().glob("recipe*"))
+
+
+def test_weights_of_0_are_left_out_and_said(capsys):
+    init("--data-path", "0", "p/on", "1", "p/en/wiki_text_document", *SIZES, "--json")
+    values = json.loads(capsys.readouterr().out)
+    said = "p/on has weight 0 and is left out; Megatron fails on a weight of 0"
+    assert values["warnings"] == [said] and f"# {said}" in Path("recipe.yaml").read_text()
+    assert [one["path"] for one in values["sources"]] == ["p/en/wiki_text_document"]
+
+
+def test_datasets_in_stores_are_named_as_they_are():
+    with memory_store(Path("p"), "bucket"):
+        init("--data-path", "memory://bucket/on", "memory://bucket/en/wiki_text_document", *SIZES)
+        init("--data-path", "p/on", "p/en/wiki_text_document", *SIZES, "--out", "near.yaml")
+    far, near = load_recipe("recipe.yaml"), load_recipe("near.yaml")
+    assert [source.path for source in far.sources.values()] == [
+        "memory://bucket/on",
+        "memory://bucket/en/wiki_text_document",
+    ]
+    assert far.mixture == near.mixture

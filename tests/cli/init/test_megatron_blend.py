@@ -45,7 +45,8 @@ def test_words_mean_what_they_mean_to_megatron(words, expected):
         ([], "names no dataset"),
         (["0.3", "/p/web", "/p/code"], "3 words, some of them numbers"),
         (["0.3", "/p/web", "/p/code", "/p/more"], "'/p/code' stands where a weight should"),
-        (["0", "/p/web", "1", "/p/code"], "the weight 0 of /p/web must be above 0"),
+        (["0", "/p/web", "0.0", "/p/code"], "the weight 0 of /p/web must be above 0"),
+        (["1", "/p/web", "-0.5", "/p/code"], "the weight -0.5 of /p/code must be above 0"),
         (["-1", "/p/web"], "the weight -1 of /p/web must be above 0"),
         (["inf", "/p/web"], "the weight inf"),
         (["nan", "/p/web"], "the weight nan"),
@@ -86,18 +87,18 @@ def test_one_pass_has_as_many_samples_as_gpt_dataset_makes_of_it(tmp_path):
     """(tokens - 1) // seq_length: each sample ends with the first token of the next."""
     for number, tokens in enumerate([0, 1, 16, 17, 32, 33, 1000]):
         path = write_dataset(tmp_path / f"{number}", [[7] * (tokens // 2), [7] * (tokens - tokens // 2)])
-        assert samples_of_one_pass(path, seq_length=16, documents=None) == max(0, tokens - 1) // 16
+        assert samples_of_one_pass(str(path), seq_length=16, documents=None) == max(0, tokens - 1) // 16
     sequences = random_sequences(1, 100)
     path = write_dataset(tmp_path / "web", sequences)
     part = sum(map(len, sequences[10:97]))
-    assert samples_of_one_pass(path, seq_length=16, documents=("10%", "96.9%")) == (part - 1) // 16
+    assert samples_of_one_pass(str(path), seq_length=16, documents=("10%", "96.9%")) == (part - 1) // 16
 
 
 def test_an_index_that_is_none_is_an_error(tmp_path):
     path = write_dataset(tmp_path / "web", [[1]])
     path.with_suffix(".idx").write_bytes(b"no index")
     with pytest.raises(SourceUnreadable, match=r"web\.idx: begins with b'no index'"):
-        samples_of_one_pass(path, seq_length=16, documents=None)
+        samples_of_one_pass(str(path), seq_length=16, documents=None)
 
 
 def test_words_come_quoted_or_one_by_one_or_from_a_file(tmp_path):
@@ -127,3 +128,10 @@ def test_a_file_of_another_shape_is_named(tmp_path, content, says):
         words_of_split_file(tmp_path / "split.json")
     with pytest.raises(OptionError, match=r"cannot read .*none\.json"):
         words_of_split_file(tmp_path / "none.json")
+
+
+def test_prefixes_of_weight_0_are_left_out():
+    """Megatron's BlendedDataset asserts that weights are above 0, in every version; 0 means: not this one."""
+    found = parse_blend(["0", "/p/a", "1", "/p/b", "0.0", " /p/c ", "3", "/p/d"], "--data-path")
+    assert found.prefixes == ("/p/b", "/p/d") and found.weights == (1, 3)
+    assert found.left_out == ("/p/a", "/p/c")

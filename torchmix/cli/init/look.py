@@ -20,7 +20,7 @@ from torchmix.formats.column import Kind, columns_of
 from torchmix.formats.jsonl.frames import codec_of_name
 from torchmix.formats.megatron.files import index_path
 from torchmix.formats.megatron.header import read_header
-from torchmix.storage.random_access import LocalFile
+from torchmix.storage.open_path import opened
 from torchmix.storage.stores import is_uri, open_store
 
 LOOK_BYTES = 1 << 20
@@ -141,11 +141,8 @@ def _flat(row: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 def _megatron(file: str) -> FoundColumn:
     path = index_path(file)
-    index = LocalFile(path)
-    try:
+    with opened(path, path) as index:
         header = read_header(index, path)
-    finally:
-        index.close()
     return FoundColumn(name="", kind="tokens", share=1 / header.dtype.itemsize)
 
 

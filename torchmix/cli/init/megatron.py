@@ -41,6 +41,7 @@ from torchmix.recipe.documents import PARTS, documents_of_split
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import has_part
 from torchmix.recipe.structs import Recipe
+from torchmix.storage.stores import is_uri, place_of
 
 STOPS = "document  # attention and positions stop at documents: --reset-attention-mask and --reset-position-ids"
 RUNS_ON = "none  # attention goes over documents: Megatron without --reset-attention-mask; document stops it"
@@ -93,9 +94,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     taken: set[str] = set()
     parts = {part: _sources(blend, part, split, taken, arguments) for part, blend in blends.items()}
     masked = arguments.reset_position_ids or arguments.reset_attention_mask
+    left_out = [
+        f"{prefix} has weight 0 and is left out; Megatron fails on a weight of 0"
+        for blend in blends.values()
+        for prefix in blend.left_out
+    ]
     samples = _samples(arguments)
     draft = Draft(
-        head=_head(arguments),
+        head=[*_head(arguments), *left_out],
         seed=arguments.seed,
         length=arguments.seq_length,
         length_comment="--seq-length",
@@ -113,7 +119,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         ),
     )
     write_recipe(target, yaml_of(draft))
-    warnings = _without_rows(load_recipe(target), parts["train"], target) if split is not None else []
+    warnings = left_out + (_without_rows(load_recipe(target), parts["train"], target) if split is not None else [])
     if arguments.json:
         sources = [
             {"part": part, "name": source.name, "path": source.path, "share": source.share}
@@ -164,7 +170,7 @@ def _blends(arguments: argparse.Namespace) -> tuple[dict[str, Blend], list[str] 
 def _without_rows(recipe: Recipe, sources: Sequence[DraftSource], target: Path) -> list[str]:
     """What torchmix would refuse when a part is read, and Megatron would not come to an end with."""
     folder = target.absolute().parent
-    rows = {source.name: num_documents(folder / f"{source.path}.bin") for source in sources}
+    rows = {source.name: num_documents(place_of(folder, f"{source.path}.bin")) for source in sources}
     warnings = []
     for part in PARTS:
         if has_part(recipe, part):
@@ -210,7 +216,7 @@ def _sources(
         sources.append(
             DraftSource(
                 name=name,
-                path=prefix if Path(prefix).is_absolute() else os.path.relpath(prefix, folder),
+                path=prefix if is_uri(prefix) or Path(prefix).is_absolute() else os.path.relpath(prefix, folder),
                 share=share,
                 keys=(("format", "megatron"), *(ONE_PASS if by_size else ())),
                 comment=f"stands {times} times in the blend; its weights are added up" if times > 1 else "",
@@ -221,11 +227,10 @@ def _sources(
 
 def _find(prefix: str) -> str:
     """The .bin of a prefix, which is relative to where Megatron is started: here."""
-    if "://" in prefix:
-        raise OptionError(f"{prefix}: datasets in object stores are not read; copy them to a disk")
     if prefix.endswith((".bin", ".idx")):
         raise OptionError(f"{prefix}: Megatron takes prefixes, without .bin or .idx")
-    return os.path.normpath(Path.cwd() / find_datasets(prefix, [prefix], Path.cwd())[0])
+    place = place_of(Path.cwd(), find_datasets(prefix, [prefix], Path.cwd())[0])
+    return place if is_uri(place) else os.path.normpath(place)
 
 
 def _sizes(blend: Blend, paths: Sequence[str], split: Sequence[str] | None, seq_length: int) -> list[Fraction]:
@@ -233,7 +238,7 @@ def _sizes(blend: Blend, paths: Sequence[str], split: Sequence[str] | None, seq_
     if len(paths) == 1:
         return [Fraction(1)]
     documents = documents_of_split([float(weight) for weight in split], "train") if split is not None else None
-    sizes = [samples_of_one_pass(Path(path), seq_length=seq_length, documents=documents) for path in paths]
+    sizes = [samples_of_one_pass(path, seq_length=seq_length, documents=documents) for path in paths]
     for prefix, size in zip(blend.prefixes, sizes, strict=True):
         if size == 0:
             raise SourceUnreadable(f"{prefix} has less than one sample of {seq_length} tokens; leave it out")

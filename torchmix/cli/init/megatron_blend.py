@@ -24,7 +24,7 @@ from torchmix.formats.megatron.files import index_path
 from torchmix.formats.megatron.header import read_header
 from torchmix.recipe.documents import rows_of
 from torchmix.recipe.structs import Source
-from torchmix.storage.random_access import LocalFile
+from torchmix.storage.open_path import opened
 
 PER_SPLIT_KEYS = {"train": "train", "valid": "validation", "test": "test"}
 """Parts, as Megatron's file names them and as a recipe does."""
@@ -41,6 +41,8 @@ class Blend:
     """At least one."""
     weights: tuple[Fraction, ...] | None
     """Of each, above 0; None if they follow from sizes."""
+    left_out: tuple[str, ...] = ()
+    """Prefixes whose weight is 0."""
 
 
 def words_of(given: Sequence[str]) -> list[str]:
@@ -85,7 +87,7 @@ def parse_blend(words: Sequence[str], flag: str) -> Blend:
     """Understand the words of a flag as Megatron does.
 
     Raises:
-        OptionError: There are none, some pairs have a weight and some do not, or a weight is not above 0.
+        OptionError: There are none, some pairs have a weight and some do not, a weight is below 0, or all are 0.
     """
     if not words:
         raise OptionError(f"{flag} names no dataset")
@@ -100,50 +102,50 @@ def parse_blend(words: Sequence[str], flag: str) -> Blend:
                 "prefixes alone"
             )
         return Blend(prefixes=tuple(word.strip() for word in words), weights=None)
-    for word, number in zip(words[::2], numbers, strict=True):
-        if number is not None and not 0 < number < math.inf:
-            raise OptionError(f"{flag}: the weight {word} of {words[words.index(word) + 1]} must be above 0")
-    weights = tuple(Fraction(Decimal(word.strip())) for word in words[::2])
-    return Blend(prefixes=tuple(word.strip() for word in words[1::2]), weights=weights)
+    pairs = [(word, prefix.strip()) for word, prefix in zip(words[::2], words[1::2], strict=True)]
+    is_kept = [number != 0 for number in numbers]
+    for (word, prefix), number in zip(pairs, numbers, strict=True):
+        if number is not None and not (0 <= number < math.inf and any(is_kept)):
+            raise OptionError(f"{flag}: the weight {word} of {prefix} must be above 0")
+    kept = [pair for pair, keep in zip(pairs, is_kept, strict=True) if keep]
+    return Blend(
+        prefixes=tuple(prefix for _, prefix in kept),
+        weights=tuple(Fraction(Decimal(word.strip())) for word, _ in kept),
+        left_out=tuple(prefix for (_, prefix), keep in zip(pairs, is_kept, strict=True) if not keep),
+    )
 
 
-def samples_of_one_pass(bin_path: Path, *, seq_length: int, documents: tuple[str, str] | None) -> int:
+def samples_of_one_pass(bin_path: str, *, seq_length: int, documents: tuple[str, str] | None) -> int:
     """Samples that Megatron's GPTDataset makes of one epoch of a dataset.
 
     Args:
-        bin_path: Its .bin.
+        bin_path: Its .bin, a path or a URI.
         seq_length: Tokens of a sample.
         documents: The part of its sequences that counts; None for all.
 
     Raises:
         SourceUnreadable: Its .idx is none.
     """
-    path = index_path(str(bin_path))
-    index = LocalFile(path)
-    try:
+    path = index_path(bin_path)
+    with opened(path, path) as index:
         header = read_header(index, path)
         start, stop = rows_of(Source(path=path, documents=documents), header.num_sequences)
         tokens = 0
         for first in range(start, stop, LENGTHS_TOGETHER):
             lengths = header.lengths(index, first, min(first + LENGTHS_TOGETHER, stop))
             tokens += int(lengths.sum(dtype="int64"))
-    finally:
-        index.close()
     return max(0, tokens - 1) // seq_length
 
 
-def num_documents(bin_path: Path) -> int:
+def num_documents(bin_path: str) -> int:
     """Documents of a dataset, as its .idx has them.
 
     Raises:
         SourceUnreadable: Its .idx is none.
     """
-    path = index_path(str(bin_path))
-    index = LocalFile(path)
-    try:
+    path = index_path(bin_path)
+    with opened(path, path) as index:
         return read_header(index, path).num_documents
-    finally:
-        index.close()
 
 
 def share_texts(weights: Sequence[Fraction | int]) -> list[str]:

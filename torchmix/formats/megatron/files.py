@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torchmix.errors import SourceUnreadable
 from torchmix.storage.find_files import find_files, nearest_names
+from torchmix.storage.find_objects import find_objects
 from torchmix.storage.stores import is_uri
 
 BIN, IDX = ".bin", ".idx"
@@ -25,7 +26,8 @@ def find_datasets(name: str, patterns: Sequence[str], directory: Path) -> list[s
 
     Args:
         name: The source, for messages.
-        patterns: Megatron's prefixes (`/p/web_text_document`), .bin or .idx files, or globs of any of these.
+        patterns: Megatron's prefixes (`/p/web_text_document`, `s3://bucket/web_text_document`), .bin or .idx files,
+            or globs of any of these.
         directory: The recipe's folder.
 
     Raises:
@@ -34,9 +36,11 @@ def find_datasets(name: str, patterns: Sequence[str], directory: Path) -> list[s
     path_of_place: dict[str, str] = {}
     for pattern in patterns:
         for prefix in _prefixes(name, pattern, directory):
-            path_of_place.setdefault(os.path.normpath(_place(directory, prefix + BIN)), prefix + BIN)
+            place = prefix + BIN if is_uri(prefix) else os.path.normpath(_place(directory, prefix + BIN))
+            path_of_place.setdefault(place, prefix + BIN)
     for path in path_of_place.values():
-        _check_pair(name, path, directory)
+        if not is_uri(path):  # a store is asked when the .bin is opened
+            _check_pair(name, path, directory)
     return sorted(path_of_place.values())
 
 
@@ -47,10 +51,7 @@ def index_path(bin_path: str) -> str:
 
 def _prefixes(name: str, pattern: str, directory: Path) -> list[str]:
     if is_uri(pattern):
-        raise SourceUnreadable(
-            f"source {name!r}: {pattern}: Megatron's files are mapped into memory, and read from a disk alone; copy "
-            "them to one, or write their tokens to the store as Parquet"
-        )
+        return _prefixes_in_store(name, pattern)
     if pattern.endswith((BIN, IDX)):
         return [path[: -len(BIN)] for path in find_files(name, [pattern], directory)]
     if any(_is_file(directory, pattern + suffix) for suffix in (BIN, IDX)):
@@ -67,6 +68,12 @@ def _prefixes(name: str, pattern: str, directory: Path) -> list[str]:
         f"source {name!r}: there is no dataset {pattern + BIN!r} with {pattern + IDX!r} in {directory}"
         f"{nearest_names(directory / (pattern + BIN))}"
     )
+
+
+def _prefixes_in_store(name: str, pattern: str) -> list[str]:
+    """A URI may be a prefix or a glob of prefixes, which its .idx tells; whether each has its .bin, the .bin does."""
+    stem = pattern[: -len(BIN)] if pattern.endswith((BIN, IDX)) else pattern
+    return [uri[: -len(IDX)] for uri in find_objects(name, stem + IDX)]
 
 
 def _is_file(directory: Path, path: str) -> bool:

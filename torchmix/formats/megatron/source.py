@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,9 @@ from torchmix.formats.megatron.files import index_path
 from torchmix.formats.megatron.header import IndexHeader, read_header
 from torchmix.formats.source import Documents, FileScan, PageRun
 from torchmix.storage.file_status import settled_statuses
+from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import LocalFile, RandomAccessFile
+from torchmix.storage.stores import is_uri
 
 logger = logging.getLogger(__name__)
 
@@ -177,19 +179,23 @@ def _fingerprint(file: RandomAccessFile, index: RandomAccessFile) -> tuple[int, 
 
 
 @contextmanager
-def _open_bin(path: str | Path, where: str) -> Iterator[LocalFile]:
+def _open_bin(path: str | Path, where: str) -> Iterator[RandomAccessFile]:
     with _open(str(path), where) as file:
         yield file
 
 
 @contextmanager
-def _open_index(bin_path: str, where: str) -> Iterator[LocalFile]:
+def _open_index(bin_path: str, where: str) -> Iterator[RandomAccessFile]:
     with _open(index_path(bin_path), where) as file:
         yield file
 
 
 @contextmanager
-def _open(path: str, where: str) -> Iterator[LocalFile]:
+def _open(path: str, where: str) -> Iterator[RandomAccessFile]:
+    if is_uri(path):
+        with opened(path, f"{where}: {PurePosixPath(path).name}") as stored:
+            yield stored
+        return
     try:
         file = LocalFile(path)
     except OSError as error:
