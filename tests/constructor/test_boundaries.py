@@ -17,10 +17,10 @@ def test_a_full_sample_has_no_tail_and_one_without_pieces_is_all_tail() -> None:
     boundaries = boundaries_of_documents(
         np.array([0, 0, 2]),
         np.array([5, 8, 1]),
+        np.array([8, 8, 8]),
         num_samples=4,
         length=16,
         micro_batch_size=2,
-        align_tokens=8,
     )
     # sample 0: 5 (8), 8 (8); sample 1: tail 16; sample 2: 1 (8), tail 8; sample 3: tail 16
     assert boundaries.cu_seqlens.tolist() == [0, 5, 13, 13, *[0, 1, 1, 1]]
@@ -31,6 +31,6 @@ def test_a_full_sample_has_no_tail_and_one_without_pieces_is_all_tail() -> None:
 
 def test_a_replica_without_any_piece_is_all_tail() -> None:
     none = np.zeros(0, np.int64)
-    boundaries = boundaries_of_documents(none, none, num_samples=2, length=16, micro_batch_size=1, align_tokens=8)
+    boundaries = boundaries_of_documents(none, none, none, num_samples=2, length=16, micro_batch_size=1)
     assert boundaries.cu_seqlens.tolist() == [0, 0, 0, 0]
     assert boundaries.cu_seqlens_padded.tolist() == [0, 16, 0, 16]

@@ -71,11 +71,28 @@ def test_all_faults_are_told_at_once() -> None:
     assert all(flag in str(raised.value) for flag in ("--mock-data", "--sft", "--eval-iters 10"))
 
 
-@pytest.mark.parametrize("flag", ["reset_position_ids", "reset_attention_mask"])
-def test_resets_contradict_dense_batches_only(flag: str) -> None:
-    check(**{flag: True})
-    with pytest.raises(RecipeError, match=f"--{flag.replace('_', '-')}: .*boundaries: none"):
-        check(recipe_with(packing=Packing(boundaries="none")), **{flag: True})
+@pytest.mark.parametrize(
+    ("flag", "packing", "fault"),
+    [
+        ("reset_attention_mask", {"boundaries": "none"}, "--reset-attention-mask: .* write boundaries: document"),
+        ("reset_position_ids", {"boundaries": "none"}, "--reset-position-ids: .* write packing.positions: document"),
+        ("reset_position_ids", {"positions": "sample"}, "--reset-position-ids: .* write packing.positions: document"),
+        ("eod_mask_loss", {"reset_loss": "keep"}, "--eod-mask-loss: .* packing.reset_loss: keep"),
+    ],
+)
+def test_a_switch_that_the_recipe_has_off_is_refused(flag: str, packing: dict[str, Any], fault: str) -> None:
+    sources = {"web": msgspec.structs.replace(SOURCE, reset_id=3)}
+    check(recipe_with(sources=sources), **{flag: True})
+    with pytest.raises(RecipeError, match=fault):
+        check(recipe_with(sources=sources, packing=Packing(**packing)), **{flag: True})
+
+
+def test_positions_alone_do_not_stop_attention() -> None:
+    recipe = recipe_with(packing=Packing(boundaries="none", positions="document"))
+    check(recipe, reset_position_ids=True)
+    check(recipe, cp=2, reset_position_ids=True)
+    with pytest.raises(RecipeError, match="--reset-attention-mask"):
+        check(recipe, reset_position_ids=True, reset_attention_mask=True)
 
 
 def test_packed_samples_travel_one_by_one_between_stages() -> None:

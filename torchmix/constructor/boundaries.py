@@ -49,32 +49,31 @@ def boundaries_of_samples(num_samples: int, *, length: int, micro_batch_size: in
 def boundaries_of_documents(
     sample: Int64Array,
     tokens: Int64Array,
+    padded_tokens: Int64Array,
     *,
     num_samples: int,
     length: int,
     micro_batch_size: int,
-    align_tokens: int,
 ) -> Boundaries:
-    """One segment per piece, and one of true length 0 for what a sample's pieces leave of it.
+    """One segment per piece, or part of one, and one of true length 0 for what a sample's pieces leave of it.
 
     Args:
         sample: [n] sample of each piece, in [0, num_samples), never falling.
         tokens: [n] tokens of each piece, 1 or more.
+        padded_tokens: [n] the same with padding.
         num_samples: Samples of the replica, a multiple of micro_batch_size.
         length: Tokens of a sample.
         micro_batch_size: Samples of a microbatch.
-        align_tokens: Each piece takes its tokens, rounded up to a multiple of this; 1 where pieces touch.
     """
-    padded = -(-tokens // align_tokens) * align_tokens
     pieces_of_sample = np.bincount(sample, minlength=num_samples)
     pieces_stop = np.cumsum(pieces_of_sample)
-    padded_stop = np.concatenate([[0], np.cumsum(padded)])
+    padded_stop = np.concatenate([[0], np.cumsum(padded_tokens)])
     tail_tokens = length - (padded_stop[pieces_stop] - padded_stop[pieces_stop - pieces_of_sample])
     assert tail_tokens.min() >= 0, "aligned pieces fit their sample"
     # Insert a tail after the last piece of each sample that has one.
     with_tail = np.flatnonzero(tail_tokens)
     true_lengths = np.insert(tokens, pieces_stop[with_tail], 0)
-    padded_lengths = np.insert(padded, pieces_stop[with_tail], tail_tokens[with_tail])
+    padded_lengths = np.insert(padded_tokens, pieces_stop[with_tail], tail_tokens[with_tail])
     segments_of_sample = pieces_of_sample + (tail_tokens > 0)
     return _sum_up(true_lengths, padded_lengths, segments_of_sample.reshape(-1, micro_batch_size).sum(axis=1))
 

@@ -26,9 +26,11 @@ from torchmix.catalog.manifest import MOST_ID
 from torchmix.constructor.arrays import NO_LOSS, SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays
 from torchmix.constructor.boundaries import Boundaries, boundaries_of_documents, boundaries_of_samples
 from torchmix.constructor.memory import StepMemory
+from torchmix.constructor.resets import NO_RESET, Parts, cut_pieces, find_resets
 from torchmix.constructor.spans import PADDING, Spans, spans_of_pieces
 from torchmix.errors import CorruptPage
 from torchmix.planner.plan import StepPlan
+from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions
 from torchmix.recipe.structs import Packing
 
 Int32Array = NDArray[np.int32]
@@ -117,6 +119,7 @@ def build(
     *,
     length: int,
     packing: Packing,
+    reset_ids: Int64Array | None = None,
     memory: StepMemory | None = None,
     masked: Collection[str] = (),
 ) -> StepArrays:
@@ -128,7 +131,8 @@ def build(
             anything in padding. Not kept.
         successors: [n] the token that follows each piece in its document; anything where the document ends.
         length: Tokens of a sample.
-        packing: The recipe's; `method` and `align_tokens` say where pieces lie, `boundaries` what a segment is.
+        packing: The recipe's; `method` and `align_tokens` say where pieces lie, the rest what resets at documents.
+        reset_ids: [S] id that ends a document inside a row, by number of source, or NO_RESET; None: no source has one.
         memory: Where the sequence fields' memory comes from; fresh memory if None.
         masked: Names of sources of which a piece with a value that is no token id is blank: ids of 0, without loss.
             What could not be read comes as such values.
@@ -143,16 +147,21 @@ def build(
     assert len(values) == num_tokens, "a value per token, padding included"
     arrays = (memory or StepMemory()).empty_together(num_tokens, list(SEQUENCE_DTYPES.values()))
     sequence = dict(zip(SEQUENCE_FIELDS, arrays, strict=True))
-    spans = _spans(pieces, length, packing)
-    bad = _fill(values, successors, pieces, spans, length=length, masked=masked, **sequence)
-    boundaries = _boundaries(pieces, length, packing)
+    bad = _fill(values, successors, pieces, length=length, masked=masked, **sequence)
+    resets, parts = _resets(values, pieces, bad, length, packing, reset_ids)
+    num_masked_tokens = int((pieces.tokens - pieces.ends_document)[bad].sum())
+    if masks_resets(packing):
+        num_masked_tokens += _mask(sequence["labels"], resets)
+    spans = _spans(pieces, parts, length, packing)
+    _pad(spans, **sequence)
+    boundaries = _boundaries(pieces, parts, length, packing)
     num_microbatches = pieces.num_samples // pieces.micro_batch_size
     shape = (num_microbatches, pieces.micro_batch_size, length)
     span_array, spans_stop = spans.to_array(num_microbatches, pieces.micro_batch_size * length)
     return StepArrays(
         step=pieces.step,
         num_tokens_global=pieces.num_tokens_global,
-        num_masked_tokens=int((pieces.tokens - pieces.ends_document)[bad].sum()),
+        num_masked_tokens=num_masked_tokens,
         bad_tokens=_tokens_of_source(pieces, bad) if len(bad) else None,
         fields={
             **{name: field.reshape(shape) for name, field in sequence.items()},
@@ -166,23 +175,40 @@ def build(
     )
 
 
-def _spans(pieces: ReplicaPieces, length: int, packing: Packing) -> Spans:
-    position = np.zeros_like(pieces.tokens) if packing.boundaries == "document" else pieces.sample_offset
-    return spans_of_pieces(
-        pieces.places(length),
-        pieces.tokens,
-        position,
-        pieces.source,
-        num_microbatches=pieces.num_samples // pieces.micro_batch_size,
-        tokens_of_microbatch=pieces.micro_batch_size * length,
-    )
+def _resets(
+    values: NDArray[np.integer[Any]],
+    pieces: ReplicaPieces,
+    bad: Int64Array,
+    length: int,
+    packing: Packing,
+    reset_ids: Int64Array | None,
+) -> tuple[Int64Array, Parts]:
+    """Where ids inside pieces end a document, and the parts that they cut pieces into; none in bad pieces."""
+    start, resets = pieces.places(length), np.zeros(0, np.int64)
+    if reset_ids is not None:
+        id_of_piece = reset_ids[pieces.source]
+        id_of_piece[bad] = NO_RESET
+        resets = find_resets(values, start, pieces.tokens, id_of_piece)
+    align_tokens = packing.align_tokens if packing.method == "best_fit" else 1
+    padded_tokens = -(-pieces.tokens // align_tokens) * align_tokens
+    return resets, cut_pieces(start, pieces.tokens, padded_tokens, resets)
+
+
+def _spans(pieces: ReplicaPieces, parts: Parts, length: int, packing: Packing) -> Spans:
+    sizes = {
+        "num_microbatches": pieces.num_samples // pieces.micro_batch_size,
+        "tokens_of_microbatch": pieces.micro_batch_size * length,
+    }
+    if resets_positions(packing):
+        source = pieces.source[parts.piece]
+        return spans_of_pieces(parts.start, parts.tokens, np.zeros_like(parts.start), source, **sizes)
+    return spans_of_pieces(pieces.places(length), pieces.tokens, pieces.sample_offset, pieces.source, **sizes)
 
 
 def _fill(
     values: NDArray[np.integer[Any]],
     successors: Int64Array,
     pieces: ReplicaPieces,
-    spans: Spans,
     *,
     length: int,
     masked: Collection[str],
@@ -206,13 +232,23 @@ def _fill(
         bad = _bad_pieces(pieces, values, length, masked)
     places = pieces.places(length)
     labels[places + pieces.tokens - 1] = np.where(pieces.ends_document, NO_LOSS, successors)
-    padding = _padding(spans, num_tokens)
-    tokens[padding] = 0
-    labels[padding] = NO_LOSS
     for start, stop in zip(places[bad].tolist(), (places + pieces.tokens)[bad].tolist(), strict=True):
         tokens[start:stop] = 0
         labels[start:stop] = NO_LOSS
     return bad
+
+
+def _mask(labels: Int32Array, places: Int64Array) -> int:
+    """Take the labels at some places away; how many of these had one."""
+    num_masked = int(np.count_nonzero(labels[places] != NO_LOSS))
+    labels[places] = NO_LOSS
+    return num_masked
+
+
+def _pad(spans: Spans, *, tokens: Int32Array, labels: Int32Array) -> None:
+    padding = _padding(spans, len(tokens))
+    tokens[padding] = 0
+    labels[padding] = NO_LOSS
 
 
 def _has_no_id(values: NDArray[np.integer[Any]]) -> bool:
@@ -258,14 +294,8 @@ def _padding(spans: Spans, num_tokens: int) -> Int64Array:
     return places
 
 
-def _boundaries(pieces: ReplicaPieces, length: int, packing: Packing) -> Boundaries:
-    if packing.boundaries == "none":
-        return boundaries_of_samples(pieces.num_samples, length=length, micro_batch_size=pieces.micro_batch_size)
-    return boundaries_of_documents(
-        pieces.sample,
-        pieces.tokens,
-        num_samples=pieces.num_samples,
-        length=length,
-        micro_batch_size=pieces.micro_batch_size,
-        align_tokens=packing.align_tokens if packing.method == "best_fit" else 1,
-    )
+def _boundaries(pieces: ReplicaPieces, parts: Parts, length: int, packing: Packing) -> Boundaries:
+    sizes = {"num_samples": pieces.num_samples, "length": length, "micro_batch_size": pieces.micro_batch_size}
+    if not resets_attention(packing):
+        return boundaries_of_samples(**sizes)
+    return boundaries_of_documents(pieces.sample[parts.piece], parts.tokens, parts.padded_tokens, **sizes)

@@ -18,6 +18,7 @@ Sources: Megatron-LM `get_batch_on_this_cp_rank` (whole samples); Transformer En
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,16 +50,18 @@ class CpSlices:
     """[cp, c] where each begins in the step."""
 
 
-def check_context_parallel(cp: int, *, length: int, packing: Packing) -> None:
+def check_context_parallel(cp: int, *, length: int, packing: Packing, resetting: Sequence[str] = ()) -> None:
     """Refuse sizes of which some stretch would not divide into 2 * cp equal chunks.
 
     Args:
         cp: Context-parallel ranks.
         length: Tokens of a sample.
         packing: The recipe's.
+        resetting: Names of sources with a `reset_id`.
 
     Raises:
-        TopologyError: `length`, or `align_tokens` where documents are cut one by one, is no multiple of 2 * cp.
+        TopologyError: `length`, or `align_tokens` where documents are cut one by one, is no multiple of 2 * cp; or
+            documents are cut one by one, and end where only reading finds it.
     """
     if cp == 1:
         return
@@ -67,6 +70,12 @@ def check_context_parallel(cp: int, *, length: int, packing: Packing) -> None:
         raise TopologyError(
             f"context parallelism of cp={cp} cuts a sample into {chunks} equal chunks, but batch.length is {length}; "
             f"set length: {math.ceil(length / chunks) * chunks}, or choose a cp of which the double divides {length}"
+        )
+    if _slices_documents(packing) and resetting:
+        raise TopologyError(
+            f"context parallelism of cp={cp} cuts each document into {chunks} equal chunks, but documents of "
+            f"{', '.join(resetting)} also end at each reset_id inside a row, where nothing is aligned; give each text "
+            f"a row of its own, remove reset_id, write packing.boundaries: none, or use cp=1"
         )
     if _slices_documents(packing) and packing.align_tokens % chunks:
         raise TopologyError(

@@ -7,12 +7,13 @@ model takes when it is asked for it, on the device where it is:
     tokens        int64    id of the token; 0 in padding
     labels        int64    the next token of its document, also across a split; 0 where there is no loss
     loss_mask     float32  1 where the label is real, else 0
-    position_ids  int64    offset in its piece (`boundaries: document`) or in its sample (`none`); 0 in padding
+    position_ids  int64    offset in its piece (positions of documents) or in its sample; 0 in padding
     source_index  int32    number of its source, sources sorted by name; -1 in padding
 
 A role that does not need a field has None there. Boundaries run over the micro_batch_size * length tokens of a
 microbatch, sample after sample, and are never cut by context parallelism. With `boundaries: document` each piece is a
-segment, and so is what is left at a sample's end, with a true length of 0; with `none` each sample is one segment.
+segment, and so is what is left at a sample's end, with a true length of 0; with `none` each sample is one segment. A
+source's `reset_id` inside a piece begins another segment, restarts positions and has no label, as the recipe says.
 
     cu_seqlens         int32  0, then the true lengths of the segments, summed up: the tokens that are not padding
     cu_seqlens_padded  int32  0, then the lengths with padding, summed up: where segments lie; ends at their total

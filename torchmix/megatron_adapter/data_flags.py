@@ -103,9 +103,19 @@ DATA_FLAGS = (
         note="`batch.length` and `packing.align_tokens` are multiples of its double",
     ),
     FlagGroup(
-        flags="--reset-position-ids --reset-attention-mask --eod-mask-loss",
+        flags="--reset-position-ids",
         fate="compared",
-        note="`packing.boundaries`, see [Packed and dense](megatron.md#packed-and-dense)",
+        note="`packing.positions`, see [Resets](megatron.md#resets)",
+    ),
+    FlagGroup(
+        flags="--reset-attention-mask",
+        fate="compared",
+        note="`packing.boundaries`, see [Resets](megatron.md#resets)",
+    ),
+    FlagGroup(
+        flags="--eod-mask-loss",
+        fate="compared",
+        note="`packing.reset_loss`, see [Resets](megatron.md#resets)",
     ),
     FlagGroup(
         flags="--calculate-per-token-loss",

@@ -13,6 +13,7 @@ from typing import Any
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.parts import has_part, recipe_of_part
+from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
 from torchmix.recipe.structs import Recipe
 
 
@@ -122,10 +123,16 @@ def check_refusals(args: Any, recipe: Recipe, *, cp: int, pp: int) -> None:
 def _contradictions(args: Any, recipe: Recipe, *, cp: int, pp: int) -> Iterator[str]:
     """What depends on the recipe."""
     packing = recipe.packing
-    if packing.boundaries == "none":
-        for flag in ("--reset-position-ids", "--reset-attention-mask"):
-            if getattr(args, flag[2:].replace("-", "_"), False):
-                yield f"{flag}: the recipe says packing.boundaries: none; write boundaries: document"
+    if getattr(args, "reset_position_ids", False) and not resets_positions(packing):
+        yield (
+            "--reset-position-ids: in the recipe positions count through a sample; write packing.positions: document, "
+            "which does not stop attention"
+        )
+    if getattr(args, "eod_mask_loss", False) and sources_with_resets(recipe) and not masks_resets(packing):
+        yield "--eod-mask-loss: the recipe says packing.reset_loss: keep; write mask"
+    if not resets_attention(packing):
+        if getattr(args, "reset_attention_mask", False):
+            yield "--reset-attention-mask: the recipe says packing.boundaries: none; write boundaries: document"
     else:
         if args.micro_batch_size > 1 and pp > 1:
             yield (

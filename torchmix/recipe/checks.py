@@ -12,6 +12,7 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.bad_rows import masks_bad_rows
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.ramp import most_samples
+from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
 from torchmix.recipe.shares import parse_fraction, parse_shares
 from torchmix.recipe.source_format import format_of, paths_of
 from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Recipe, Source
@@ -30,6 +31,7 @@ def check_values(recipe: Recipe) -> None:
     _check_numbers(recipe)
     for name, source in recipe.sources.items():
         _check_source(name, source, f"sources.{name}")
+    _check_resets(recipe)
     parse_shares(recipe)
     if recipe.split is not None:
         _check_split(recipe)
@@ -73,6 +75,24 @@ def _check_vocabulary(recipe: Recipe) -> None:
     if vocab and vocab != recipe.vocab_size:
         message = f"{vocab} ids, and vocab_size is {recipe.vocab_size}; they are of one model: leave this one out"
         raise RecipeError(message, "balance.model.vocab")
+
+
+def _check_resets(recipe: Recipe) -> None:
+    packing = recipe.packing
+    does_nothing = not (resets_attention(packing) or resets_positions(packing) or masks_resets(packing))
+    for part in PARTS:
+        content = recipe if part == "train" else getattr(recipe, part)
+        prefix = "" if part == "train" else f"{part}."
+        for name, reset_id in sources_with_resets(content).items() if content is not None else ():
+            where = f"{prefix}sources.{name}.reset_id"
+            if does_nothing:
+                message = (
+                    "nothing resets at it: packing has boundaries: none, positions of samples and reset_loss: keep; "
+                    "remove reset_id, or alter one of these"
+                )
+                raise RecipeError(message, where)
+            if recipe.vocab_size is not None and reset_id >= recipe.vocab_size:
+                raise RecipeError(f"{reset_id} is no id of vocab_size {recipe.vocab_size}", where)
 
 
 def _check_batch(batch: Batch) -> None:
@@ -155,6 +175,8 @@ def _check_source(name: str, source: Source, where: str) -> None:
     else:
         _check_column(source, where)
         _check_tokenizer(source, where)
+    if source.reset_id is not None:
+        _check_range(source.reset_id, f"{where}.reset_id", 0, 2**31 - 1)
     if source.documents is not None:
         start, stop = (parse_fraction(text, f"{where}.documents[{i}]") for i, text in enumerate(source.documents))
         if not 0 <= start < stop <= 1:

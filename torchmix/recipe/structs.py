@@ -58,6 +58,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Stands before the ids of each text: an id, or the name of a token; None: nothing. Not with `bytes`."""
     end_id: int | str | None = None
     """Stands after the ids of each text, likewise."""
+    reset_id: int | None = None
+    """An id that ends a document inside a row, as an EOD between texts that were joined: what `boundaries`, `positions`
+    and `reset_loss` say of the ends of documents holds after each such token. It alters no sample. None: no id does."""
     documents: tuple[str, str] | None = None
     """Where the used rows begin and end, as `["0%", "96.9%"]` of all rows in their order; None: all are used."""
     max_epochs: int | None = None
@@ -80,7 +83,13 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     overflow: Literal["split", "truncate", "drop", "error"] = "split"
     """What becomes of a document longer than a sample; applied before the draw."""
     boundaries: Literal["document", "none"] = "document"
-    """What the model sees of document ends: `document` resets positions and attention there, `none` does not."""
+    """What attention sees of document ends: with `document` it stops there, with `none` it goes over them."""
+    positions: Literal["document", "sample"] | None = None
+    """Where positions count from 0: at each document, or at each sample. None: at documents if `boundaries` is
+    `document`, else at samples."""
+    reset_loss: Literal["mask", "keep"] = "mask"
+    """Whether a source's `reset_id` inside a document is trained to predict what follows it; `mask`: it is not. The
+    last token of a document never is."""
     align_tokens: int = 8
     """Pieces are padded to a multiple of this many tokens; 2 x cp or a multiple of it lets CP slice each document.
     Divides `length`. `concat` pads nothing and ignores it."""

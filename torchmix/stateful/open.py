@@ -41,6 +41,7 @@ from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
 from torchmix.recipe.options import true_or_false
 from torchmix.recipe.parts import recipe_of_part, with_all_sources
 from torchmix.recipe.ramp import stages_of
+from torchmix.recipe.resets import resets_positions, sources_with_resets
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.serve import ReceivedSteps
@@ -126,7 +127,12 @@ def build_loader(
         _check_patience(patience_s)
         for stage in stages_of(recipe.batch):
             check_divides(stage.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
-        check_context_parallel(tree.topology.cp, length=recipe.batch.length, packing=recipe.packing)
+        check_context_parallel(
+            tree.topology.cp,
+            length=recipe.batch.length,
+            packing=recipe.packing,
+            resetting=list(sources_with_resets(recipe)),
+        )
         if job_size not in (None, 1) and tree.topology.world_size == 1:
             text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
             logger.warning(text, job_size)
@@ -227,11 +233,18 @@ def _facts(recipe: Recipe, tree: ClientPlaceTree, **options: float | str | None)
         "boundaries": recipe.packing.boundaries,
         "vocab_size": str(recipe.vocab_size),
         "bad_rows": repr(sorted((name, one.bad_rows, str(max_bad_of(one))) for name, one in recipe.sources.items())),
+        "resets": _resets(recipe),
         "balance": msgspec.json.encode(recipe.balance).decode(),
         "topology": f"tp {sizes.tp} x cp {sizes.cp} x pp {sizes.pp} x dp {sizes.dp}",
         "leaders and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
         **{name: str(value) for name, value in options.items()},
     }
+
+
+def _resets(recipe: Recipe) -> str:
+    """What alters position_ids and the loss, and no sample."""
+    positions = "document" if resets_positions(recipe.packing) else "sample"
+    return f"positions {positions}, reset_loss {recipe.packing.reset_loss}, reset_id {sources_with_resets(recipe)}"
 
 
 def _is_of_one(topology: object) -> bool:

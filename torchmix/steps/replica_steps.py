@@ -21,6 +21,7 @@ from torchmix.catalog.vocabulary import id_limit
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.memory import StepMemory
+from torchmix.constructor.resets import NO_RESET, Int64Array
 from torchmix.errors import SourceExhausted
 from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
@@ -29,6 +30,7 @@ from torchmix.reader.reader import Reader
 from torchmix.recipe.bad_rows import masked_sources
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.resets import sources_with_resets
 from torchmix.recipe.structs import Recipe
 from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.header import encode_header
@@ -148,6 +150,7 @@ def read_and_build(
         tokens.successors,
         length=batch.length,
         packing=settings.recipe.packing,
+        reset_ids=_reset_ids(settings.recipe, plan.sources),
         memory=memory,
         masked=masked,
     )
@@ -157,6 +160,12 @@ def read_and_build(
 def _by_name(names: Sequence[str], tokens: NDArray[np.int64] | None) -> dict[str, int]:
     """Tokens of each source that has some."""
     return {} if tokens is None else {name: count for name, count in zip(names, tokens.tolist(), strict=True) if count}
+
+
+def _reset_ids(recipe: Recipe, sources: Sequence[str]) -> Int64Array | None:
+    """The `reset_id` of each source, as `build` takes them."""
+    ids = sources_with_resets(recipe)
+    return np.array([ids.get(name, NO_RESET) for name in sources]) if ids else None
 
 
 def _plans(

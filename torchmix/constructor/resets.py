@@ -1,0 +1,77 @@
+"""Tokens inside a document that end one: where they are, and what they make of the pieces.
+
+In: what was read, and the id after which each piece resets. Out: the places of these ids, and the pieces cut after
+each of them. Must hold: packing is not looked at, nor altered; a piece's padding belongs to its last part. Cost: 0.2 ns
+a token for each id that differs, a few numpy passes over pieces and resets, and nothing where no source resets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64Array = NDArray[np.int64]
+
+NO_RESET = -1
+"""The id of a source that has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Parts:
+    """The n pieces of a replica, cut into p >= n parts that touch; in the order in which they lie."""
+
+    piece: Int64Array
+    """[p] number of the piece, never falls."""
+    start: Int64Array
+    """[p] first token among those of the replica, rises."""
+    tokens: Int64Array
+    """[p] tokens, 1 or more."""
+    padded_tokens: Int64Array
+    """[p] the same with padding."""
+
+
+def find_resets(
+    values: NDArray[np.integer[Any]],
+    start: Int64Array,
+    tokens: Int64Array,
+    id_of_piece: Int64Array,
+) -> Int64Array:
+    """Places of the ids that end a document, rising.
+
+    Args:
+        values: [N] token ids; anything in padding.
+        start: [n] first token of each piece, rising.
+        tokens: [n] its tokens.
+        id_of_piece: [n] id that ends a document in it, or NO_RESET.
+    """
+    found: list[Int64Array] = []
+    for token in np.unique(id_of_piece[id_of_piece != NO_RESET]).tolist():
+        places = np.flatnonzero(values == token)
+        piece = np.searchsorted(start, places, side="right") - 1
+        is_inside = (piece >= 0) & (places < (start + tokens)[piece]) & (id_of_piece[piece] == token)
+        found.append(places[is_inside])
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
+
+
+def cut_pieces(start: Int64Array, tokens: Int64Array, padded_tokens: Int64Array, resets: Int64Array) -> Parts:
+    """Cut each piece after every reset in it, where it goes on.
+
+    Args:
+        start: [n] first token of each piece, rising.
+        tokens: [n] its tokens.
+        padded_tokens: [n] the same with padding.
+        resets: Places in pieces, rising.
+    """
+    stop = start + tokens
+    piece = np.searchsorted(start, resets, side="right") - 1
+    goes_on = resets + 1 < stop[piece]
+    piece, cut = piece[goes_on], resets[goes_on] + 1
+    piece_of_part = np.insert(np.arange(len(start)), piece + 1, piece)
+    part_start = np.insert(start, piece + 1, cut)
+    is_last = np.diff(piece_of_part, append=len(start)) > 0
+    part_tokens = np.where(is_last, stop[piece_of_part], np.append(part_start[1:], 0)) - part_start
+    padding = np.where(is_last, (padded_tokens - tokens)[piece_of_part], 0)
+    return Parts(piece=piece_of_part, start=part_start, tokens=part_tokens, padded_tokens=part_tokens + padding)
