@@ -184,3 +184,25 @@ def test_without_mask_a_bad_page_is_an_error_and_with_it_another_file_still_is(t
     make_tokens_file(tmp_path / "web.parquet", [[1, 2, 3]] * 50)
     with pytest.raises(SourceChanged):
         run_job(recipe, Topology(), steps=STEPS)
+
+
+def test_a_bad_document_of_many_samples_is_blank_in_every_step_that_draws_of_it(tmp_path: Path) -> None:
+    """Also what is left of it outside of its page, which later steps take without another look at the page."""
+    recipe = write_job(tmp_path, max_bad=", max_bad: 100%")
+    rows = [list(range(1, 5001)), *([6000] * 20 for _ in range(60))]
+    make_tokens_file(tmp_path / "web.parquet", rows, page_bytes=16)
+    index_recipe(load_recipe(recipe), tmp_path)
+    [sound] = run_job(recipe, Topology(), steps=20)
+    damage(recipe, [0])
+    [rank] = run_job(recipe, Topology(), steps=20)
+    with_it = set()
+    for before, after in zip(sound.microbatches, rank.microbatches, strict=True):
+        assert before.tokens is not None and after.tokens is not None and after.loss_mask is not None
+        is_bad = (before.source_index == 1) & (before.tokens < 6000)
+        with_it |= {before.step} if is_bad.any() else set()
+        assert torch.equal(after.tokens[~is_bad], before.tokens[~is_bad])
+        assert not after.tokens[is_bad].any() and not after.loss_mask[is_bad].any()
+    assert len(with_it) > 3
+    for step in range(20):
+        total = sum(float(one.loss_mask.sum()) for one in of_step(rank, step) if one.loss_mask is not None)
+        assert {one.num_tokens_global for one in of_step(rank, step)} == {total}
