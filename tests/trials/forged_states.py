@@ -17,8 +17,6 @@ import hashlib
 import json
 import random
 import resource
-import select
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,13 +28,14 @@ from typing import Any
 
 import msgspec
 
+from tests.support.judge_process import JudgeProcess
 from tests.support.loaders import open_job, write_job
-from tests.support.processes import ROOT
 from torchmix.errors import TorchmixError
 from torchmix.parallel.topology import Topology
 from torchmix.steps.state import decode_state
 
 Tree = dict[str, Any]
+MODULE = "tests.trials.forged_states"
 TIME_S = 60.0
 """For one state. What is meant to be bounded takes a tenth of a second, also where two cores are shared by fifty."""
 MEMORY_BYTES = 1 << 30
@@ -258,53 +257,6 @@ def judge_numbers(seed: int) -> None:
             print(json.dumps(report), flush=True)
 
 
-class Judge:
-    """A process that judges; one that is late is ended, and another begun."""
-
-    def __init__(self, seed: int) -> None:
-        self._command = [sys.executable, "-m", "tests.trials.forged_states", "--seed", str(seed), "--judge"]
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Judge:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._end()
-
-    def ask(self, number: int) -> dict[str, Any]:
-        """The report on a forged state."""
-        if self._process is None:
-            self._process = subprocess.Popen(
-                self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            assert self._answer(600.0) is not None, "the judge did not begin"
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{number}\n")
-        self._process.stdin.flush()
-        report = self._answer(TIME_S)
-        if report is None:
-            code = self._process.poll()
-            self._end()
-            reason = f"no step in {TIME_S:.0f} s" if code is None else f"the process ended with code {code}"
-            report = {"verdict": f"WRONG {reason}"}
-        return report
-
-    def _answer(self, limit_s: float) -> dict[str, Any] | None:
-        """The next line, None if it does not come. One line is asked for at a time, so none waits in a buffer."""
-        assert self._process is not None and self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], limit_s)[0]:
-            return None
-        line = self._process.stdout.readline()
-        report: dict[str, Any] | None = json.loads(line) if line else None
-        return report
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-
 def run_trial(*, seed: int, count: int, out: Path) -> dict[str, Any]:
     """Judge forged states 0 to `count` of a seed; what is in `out` already is not judged again."""
     result: dict[str, Any] = {"seed": seed, "done": 0, "verdicts": {}, "wrong": [], "slowest_s": 0.0}
@@ -312,7 +264,7 @@ def run_trial(*, seed: int, count: int, out: Path) -> dict[str, Any]:
         result = json.loads(out.read_text())
         assert result["seed"] == seed, f"{out} is of seed {result['seed']}"
     verdicts = Counter(result["verdicts"])
-    with Judge(seed) as judge:
+    with JudgeProcess(MODULE, seed, limit_s=TIME_S) as judge:
         for number in range(result["done"], count):
             report = judge.ask(number)
             is_wrong = report["verdict"].startswith("WRONG")
@@ -337,7 +289,7 @@ def main() -> None:
     if arguments.judge:
         judge_numbers(arguments.seed)
     elif arguments.only is not None:
-        with Judge(arguments.seed) as judge:
+        with JudgeProcess(MODULE, arguments.seed, limit_s=TIME_S) as judge:
             print(json.dumps(judge.ask(arguments.only), indent=1))
     else:
         out = arguments.out or Path(f"forged_states-{arguments.seed}.json")

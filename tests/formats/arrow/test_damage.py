@@ -29,3 +29,21 @@ def test_11_2_a_compressed_buffer_that_gives_fewer_bytes_than_it_says_is_damage(
         pa.ipc.open_file(str(path)).read_all()
     with pytest.raises(CorruptPage, match=r"a\.feather: the record batch at byte \d+, from row 0 on, does not decode"):
         source.scan(path)
+
+
+def test_a_message_of_a_version_that_no_reader_knows_is_damage(tmp_path: Path) -> None:
+    path = write_arrow(tmp_path / "a.arrow", pa.table({"ids": [[1, 2], [3]]}), stream=True)
+    source = ArrowSource(name="s", column="ids", kind="tokens")
+    assert source.scan(path).tokens.tolist() == [2, 1]
+    content = bytearray(path.read_bytes())
+    batch = content.index(b"\xff\xff\xff\xff", 8)
+    table = batch + 8 + int.from_bytes(content[batch + 8 : batch + 12], "little")
+    vtable = table - int.from_bytes(content[table : table + 4], "little", signed=True)
+    version = table + int.from_bytes(content[vtable + 4 : vtable + 6], "little")
+    assert content[version] == 4
+    content[version] = 1
+    path.write_bytes(content)
+    with pytest.raises(pa.ArrowInvalid, match="version"):
+        pa.ipc.open_stream(str(path)).read_all()
+    with pytest.raises(CorruptPage, match="metadata is of version 2"):
+        source.scan(path)

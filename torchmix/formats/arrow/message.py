@@ -20,6 +20,7 @@ from torchmix.formats.source import Int64Array
 MOST_SIZE = 1 << 48
 """No count or place in a batch is more."""
 CONTINUATION = b"\xff\xff\xff\xff"
+_VERSIONS = (3, 4)  # V4 and V5, which Arrow writes since 0.8, and reads
 _KINDS = {1: "schema", 2: "dictionary", 3: "batch"}
 _CODECS: dict[int, Literal["lz4", "zstd"]] = {0: "lz4", 1: "zstd"}
 
@@ -120,8 +121,10 @@ def parse_message(metadata: bytes) -> Message:
     body_bytes = table.number(3, "<q")
     if header is None or body_bytes < 0:
         raise ValueError("a message without a header, or of a negative size")
-    kind = _KINDS.get(table.number(1, "<B"), "other")
-    return Message(kind=kind, body_bytes=body_bytes, version=table.number(0, "<h"), header=header)  # type: ignore[arg-type]
+    kind, version = _KINDS.get(table.number(1, "<B"), "other"), table.number(0, "<h")
+    if version not in _VERSIONS:
+        raise ValueError(f"its metadata is of version {version + 1}, not of 4 or 5")
+    return Message(kind=kind, body_bytes=body_bytes, version=version, header=header)  # type: ignore[arg-type]
 
 
 def parse_batch(header: FlatTable) -> BatchLayout:

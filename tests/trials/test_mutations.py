@@ -1,0 +1,21 @@
+"""A small share of the trial: the same code at a small count, stopped and gone on with once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trials.mutations import run_trial
+
+pytestmark = pytest.mark.system
+
+
+def test_11_mutated_files_give_no_wrong_row_and_no_error_but_those_of_torchmix(tmp_path: Path) -> None:
+    out = tmp_path / "trial.json"
+    assert run_trial(seed=0, count=30, out=out)["done"] == 30
+    result = run_trial(seed=0, count=150, out=out)
+    assert result["wrong"] == []
+    assert sum(result["verdicts"].values()) == result["done"] == 150
+    for when in ("before: read", "before: refused", "after: read", "after: refused"):
+        assert any(verdict.startswith(when) for verdict in result["verdicts"]), when
