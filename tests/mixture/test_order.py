@@ -103,7 +103,7 @@ def test_a_draw_stops_at_the_first_document_whose_midpoint_is_not_owed():
                 stop = start
                 while stop < len(tokens) and ends[stop] + ends[stop + 1] < 2 * (owed + ends[start]):
                     stop += 1
-                assert window.stop(start, owed) == (stop, ends[stop] - ends[start]), (tokens, start, owed)
+                assert window.take(start, owed) == (start, stop, ends[start], ends[stop]), (tokens, start, owed)
 
 
 def test_lengths_that_sum_beyond_32_bits_are_summed_in_64():

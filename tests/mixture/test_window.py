@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from torchmix.mixture.window import Window
+from torchmix.mixture.window import Taken, Window
 
 SIZE = 16
 
@@ -52,9 +52,10 @@ def test_a_draw_takes_pieces_while_the_midpoint_of_the_next_is_below_what_is_owe
             while stop < len(pieces) and left > 0 and pieces[stop][2] < 2 * left:
                 left -= pieces[stop][2]
                 stop += 1
-            found, taken = window.stop(start, owed)
+            _, found, before, after = window.take(start, owed)
+            assert before == sum(piece[2] for piece in pieces[:start])
             # Pieces of no tokens at a place where nothing is owed any more may wait for the next draw.
-            assert (taken, owed - left) == (owed - left, taken)
+            assert after - before == owed - left
             assert found == stop or (left > 0 and not any(piece[2] for piece in pieces[stop:found]))
 
 
@@ -67,14 +68,15 @@ def test_pieces_and_stretches_are_the_tokens_of_the_documents(seed: int) -> None
         start = draw.randrange(len(pieces))
         stop = draw.randint(start + 1, len(pieces))
         found = window.pieces(start, stop)
+        taken = Taken(start, stop, window.tokens_before(start), window.tokens_before(stop))
         assert list(zip(*(column.tolist() for column in found), strict=True)) == pieces[start:stop]
         spans = [
             (row, first + i)
-            for row, first, count, _ in zip(*(column.tolist() for column in window.stretches(start, stop)), strict=True)
+            for row, first, count, _ in zip(*(column.tolist() for column in window.stretches(taken)), strict=True)
             for i in range(count)
         ]
         assert spans == [(row, first + i) for row, first, count, _ in pieces[start:stop] for i in range(count)]
-        rows = window.stretches(start, stop).row.tolist()
+        rows = window.stretches(taken).row.tolist()
         assert rows == sorted(set(rows)), "one stretch of each document"
 
 
@@ -97,8 +99,8 @@ def test_a_document_that_is_removed_while_it_is_open_ends_before_its_next_piece(
     """Removal makes a document count for nothing; its pieces keep their numbers, so no position moves."""
     whole, removed = window_of([5, 50, 20]), window_of([5, 50, 20], counted=[5, 0, 20])
     assert whole.num_pieces == removed.num_pieces == 7
-    assert whole.stop(2, 16)[0] == 3
-    stop, tokens = removed.stop(2, 16)
-    assert (stop, tokens) == (6, 16)
-    given = removed.stretches(2, stop)
+    assert whole.take(2, 16).stop == 3
+    taken = removed.take(2, 16)
+    assert taken == (2, 6, 5, 21)
+    given = removed.stretches(taken)
     assert [(r, s, t) for r, s, t in zip(given.row, given.start, given.tokens, strict=True) if t] == [(102, 0, 16)]

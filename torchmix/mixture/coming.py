@@ -1,7 +1,7 @@
 """The next few pieces of every source, side by side.
 
 In: windows of sources, and where draws have left them. Out: for sources that owe, the pieces that they give, in a few
-numpy calls for all of them. Must hold: what is given is what each source's window says (`Window.stop`); a source of
+numpy calls for all of them. Must hold: what is given is what each source's window says (`Window.take`); a source of
 which too little is held is left to whoever has the windows. Cost: 24 bytes a held piece, KEPT of each source; some
 microseconds a source each time its pieces are held. With hundreds of sources a draw takes a piece or two of each, and
 to ask each by itself would cost more than all else.

@@ -23,7 +23,7 @@ from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingPieces, Given
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.stretches import Stretches, joined
-from torchmix.mixture.window import Window
+from torchmix.mixture.window import Taken, Window
 
 MAX_ASKED_TOKENS = 1 << 30
 """Of one draw: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
@@ -112,12 +112,12 @@ def draw(
             ran_out.append(s)
             residue[s] = 0
         elif taken.next_in is not None:
-            num_taken = sum(run.stop - run.start for run in taken.runs)
+            num_taken = sum(run.taken.stop - run.taken.start for run in taken.runs)
             coming.hold(s, taken.next_in, taken.place.offset, given=num_taken)
     stands = Position(epoch=epoch, window=window, offset=offset, debt=debt, residue=residue)
     coming.end_at(stands)
     return Draw(
-        stretches=joined([_of_held(given, epoch), *map(_of_run, runs)]),
+        stretches=joined([_of_held(given, epoch), _of_runs(runs)]),
         position=stands,
         asked=asked,
         ran_out=tuple(ran_out),
@@ -131,16 +131,15 @@ class _Place(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Consecutive pieces of a window."""
+    """Pieces that a source gave from one window."""
 
     source: int
     epoch: int
     window: Window
-    start: int
-    stop: int
+    taken: Taken
 
 
-class _Taken(NamedTuple):
+class _FromWindows(NamedTuple):
     """What a source gave that was asked by itself."""
 
     runs: list[_Run]
@@ -152,7 +151,7 @@ class _Taken(NamedTuple):
     ran_out: bool
 
 
-def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *, max_epochs: int) -> _Taken:
+def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *, max_epochs: int) -> _FromWindows:
     """Take what a source owes, window by window; the slow path, for sources of which too little is held.
 
     Args:
@@ -166,21 +165,21 @@ def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *
     runs: list[_Run] = []
     while debt > 0:
         if epoch >= max_epochs:
-            return _Taken(runs, _Place(epoch, window, offset), debt=0, next_in=None, ran_out=True)
+            return _FromWindows(runs, _Place(epoch, window, offset), debt=0, next_in=None, ran_out=True)
         if order.is_sparse and (used := order.next_used(epoch, window)) != (epoch, window):
             (epoch, window), offset = used, 0
             continue
         documents = order.window(epoch, window)
-        stop, tokens = documents.stop(offset, debt)
-        if stop > offset:
-            runs.append(_Run(source, epoch, documents, offset, stop))
-            debt -= tokens
-        if stop < documents.num_pieces:
-            return _Taken(runs, _Place(epoch, window, stop), debt, next_in=documents, ran_out=False)
+        taken = documents.take(offset, debt)
+        if taken.stop > offset:
+            runs.append(_Run(source, epoch, documents, taken))
+            debt -= taken.tokens_after - taken.tokens_before
+        if taken.stop < documents.num_pieces:
+            return _FromWindows(runs, _Place(epoch, window, taken.stop), debt, next_in=documents, ran_out=False)
         window, offset = window + 1, 0
         if window == order.num_windows:
             epoch, window = epoch + 1, 0
-    return _Taken(runs, _Place(epoch, window, offset), debt, next_in=None, ran_out=False)
+    return _FromWindows(runs, _Place(epoch, window, offset), debt, next_in=None, ran_out=False)
 
 
 def _of_held(given: Given, epoch: Ints) -> Stretches:
@@ -195,16 +194,19 @@ def _of_held(given: Given, epoch: Ints) -> Stretches:
     )
 
 
-def _of_run(run: _Run) -> Stretches:
-    parts = run.window.stretches(run.start, run.stop)
-    count = len(parts.row)
+def _of_runs(runs: list[_Run]) -> Stretches:
+    parts = [run.window.stretches(run.taken) for run in runs]
+    counts = [len(part.row) for part in parts]
+    empty = np.zeros(0, np.int64)
+    tokens = np.concatenate([empty, *(part.tokens for part in parts)])
+    is_whole = all(part.document_tokens is part.tokens for part in parts)
     return Stretches(
-        source=np.full(count, run.source),
-        epoch=np.full(count, run.epoch),
-        row=parts.row,
-        start=parts.start,
-        tokens=parts.tokens,
-        document_tokens=parts.document_tokens.astype(np.int64),
+        source=np.repeat(np.array([run.source for run in runs], np.int64), counts),
+        epoch=np.repeat(np.array([run.epoch for run in runs], np.int64), counts),
+        row=np.concatenate([empty, *(part.row for part in parts)]),
+        start=np.concatenate([empty, *(part.start for part in parts)]),
+        tokens=tokens,
+        document_tokens=tokens if is_whole else np.concatenate([empty, *(part.document_tokens for part in parts)]),
     )
 
 

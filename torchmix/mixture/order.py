@@ -24,7 +24,7 @@ _WINDOWS: dict[Method, type[_Windows]] = {"page": PageWindows, "row": RowWindows
 
 
 class SourceOrder:
-    """The order of one source; remembers the window last asked for."""
+    """The order of one source; remembers the window last asked for, and one that was made ahead."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class SourceOrder:
         self.is_sparse = self._windows.is_sparse
         """Few windows have used rows."""
         self._last: tuple[tuple[int, int], Window] | None = None
+        self._ahead: tuple[tuple[int, int], Window] | None = None
         self._last_used_windows: tuple[int, NDArray[np.int64]] | None = None
 
     def pages(self, epoch: int, window: int) -> NDArray[np.int64]:
@@ -112,8 +113,21 @@ class SourceOrder:
     def window(self, epoch: int, window: int) -> Window:
         """The documents of a window of an epoch, in order."""
         if self._last is None or self._last[0] != (epoch, window):
-            self._last = (epoch, window), self._make(epoch, window)
+            if self._ahead is None or self._ahead[0] != (epoch, window):
+                self._ahead = (epoch, window), self._make(epoch, window)
+            self._last, self._ahead = self._ahead, None
         return self._last[1]
+
+    def make_ahead(self, epoch: int, window: int) -> None:
+        """Make a window now that will be asked for later, and keep it beside the last one."""
+        if all(kept is None or kept[0] != (epoch, window) for kept in (self._last, self._ahead)):
+            self._ahead = (epoch, window), self._make(epoch, window)
+
+    def left_tokens(self, epoch: int, window: int, offset: int) -> int | None:
+        """Tokens of a window from piece `offset` on, if it is the one last asked for; None for any other."""
+        if self._last is None or self._last[0] != (epoch, window):
+            return None
+        return int(self._last[1].ends[-1]) - self._last[1].tokens_before(offset)
 
     def _make(self, epoch: int, window: int) -> Window:
         rows = self._windows.rows(epoch, window)

@@ -30,6 +30,18 @@ class Parts(NamedTuple):
     """Tokens of the whole document, as the catalog has them."""
 
 
+class Taken(NamedTuple):
+    """Consecutive pieces of a window."""
+
+    start: int
+    """The first of them."""
+    stop: int
+    tokens_before: int
+    """Tokens of the window before the first."""
+    tokens_after: int
+    """The same with those of all of them."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Window:
     """The documents of one window, in the order in which they are drawn."""
@@ -50,8 +62,8 @@ class Window:
         """Pieces of all documents; one that counts for nothing has one, of 0 tokens."""
         return len(self.rows) if self.first_piece is None else int(self.first_piece[-1])
 
-    def stop(self, start: int, owed_tokens: int) -> tuple[int, int]:
-        """Where a draw of `owed_tokens` (1 or more) that begins at piece `start` stops, and the tokens it takes.
+    def take(self, start: int, owed_tokens: int) -> Taken:
+        """What a draw of `owed_tokens` (1 or more) that begins at piece `start` takes.
 
         Pieces are taken while the midpoint of the next one lies below what is owed.
         """
@@ -60,33 +72,41 @@ class Window:
         target = owed_tokens + before
         behind = bisect_left(ends, target)  # documents that begin below the target
         if behind > len(self.rows):
-            return self.num_pieces, ends[-1] - before
+            return Taken(start, self.num_pieces, before, ends[-1])
         first_token, last_token = ends[behind - 1], ends[behind]
         if self.first_piece is None:
-            stop = behind - (first_token + last_token >= 2 * target)
-        else:
-            inside, size = target - first_token, self.piece_tokens
-            whole = (inside - 1) // size  # pieces of the last document that end below the target
-            last = min(size, last_token - first_token - whole * size)
-            stop = self.first_piece.data[behind - 1] + whole + (2 * whole * size + last < 2 * inside)
-        stop = max(start, stop)
-        return stop, self.tokens_before(stop) - before
+            if first_token + last_token < 2 * target:
+                return Taken(start, behind, before, last_token)
+            return Taken(start, behind - 1, before, first_token)
+        inside, size = target - first_token, self.piece_tokens
+        whole = (inside - 1) // size  # pieces of the last document that end below the target
+        last = min(size, last_token - first_token - whole * size)
+        whole += 2 * whole * size + last < 2 * inside
+        stop = self.first_piece.data[behind - 1] + whole
+        return Taken(start, stop, before, min(first_token + whole * size, last_token))
 
     def tokens(self, piece: int) -> int:
         """Tokens that piece number `piece` counts for."""
-        return self.tokens_before(piece + 1) - self.tokens_before(piece)
+        ends = self.ends.data
+        if self.first_piece is None:
+            return int(ends[piece + 1] - ends[piece])
+        first_piece = self.first_piece.data
+        document = bisect_right(first_piece, piece) - 1
+        left = ends[document + 1] - ends[document] - (piece - first_piece[document]) * self.piece_tokens
+        return int(max(0, min(left, self.piece_tokens)))
 
     def tokens_before(self, piece: int) -> int:
         """Tokens of all pieces before number `piece`, in [0, num_pieces]."""
+        ends = self.ends.data
         if self.first_piece is None:
-            return int(self.ends.data[piece])
-        ends, first_piece = self.ends.data, self.first_piece.data
+            return int(ends[piece])
+        first_piece = self.first_piece.data
         document = bisect_right(first_piece, piece) - 1
-        if document == len(self.rows):
-            return int(ends[-1])
+        inside = piece - first_piece[document]
+        if not inside:
+            return int(ends[document])
         # A document that is not used any more counts for nothing, and keeps its pieces: it ends before the next one.
-        inside = min((piece - first_piece[document]) * self.piece_tokens, ends[document + 1] - ends[document])
-        return int(ends[document] + inside)
+        return int(min(ends[document] + inside * self.piece_tokens, ends[document + 1]))
 
     def open_document(self, piece: int) -> tuple[int, int] | None:
         """Row and first token of the document that piece number `piece` goes on with; None if it begins one."""
@@ -96,34 +116,37 @@ class Window:
         inside = piece - int(self.first_piece[document])
         return (int(self.rows[document]), inside * self.piece_tokens) if inside else None
 
-    def stretches(self, start: int, stop: int) -> Parts:
-        """Pieces `start` to `stop`, those of a document as one."""
+    def stretches(self, taken: Taken) -> Parts:
+        """The pieces taken, those of a document as one."""
+        start, stop, before, after = taken
         if self.first_piece is None:
-            return self.pieces(start, stop)
+            return self._documents(start, stop, np.zeros(stop - start, np.int64), self.ends[start : stop + 1])
         first_piece = self.first_piece.data
         first, last = bisect_right(first_piece, start) - 1, bisect_left(first_piece, stop)
         edges = self.ends[first : last + 1].copy()
         begins = np.zeros(last - first, np.int64)
-        begins[0] = self.tokens_before(start) - edges[0]
-        edges[0] += begins[0]
-        edges[-1] = self.tokens_before(stop)
-        return self._parts(slice(first, last), begins, np.diff(edges))
+        begins[0] = before - edges[0]
+        edges[0], edges[-1] = before, after
+        return self._documents(first, last, begins, edges)
 
     def pieces(self, start: int, stop: int) -> Parts:
         """Pieces `start` to `stop`, one by one."""
         if self.first_piece is None:
-            tokens = self.ends[start + 1 : stop + 1] - self.ends[start:stop]
-            return self._parts(slice(start, stop), np.zeros(stop - start, np.int64), tokens)
+            return self._documents(start, stop, np.zeros(stop - start, np.int64), self.ends[start : stop + 1])
         number = np.arange(start, stop)
-        document = np.searchsorted(self.first_piece, number, side="right") - 1
+        document = self.first_piece.searchsorted(number, side="right") - 1
         counted = self.ends[document + 1] - self.ends[document]
         begins = np.minimum((number - self.first_piece[document]) * self.piece_tokens, counted)
-        return self._parts(document, begins, np.minimum(counted - begins, self.piece_tokens))
+        whole = counted if self.document_tokens is None else self.document_tokens[document]
+        return Parts(self.rows[document], begins, np.minimum(counted - begins, self.piece_tokens), whole)
 
-    def _parts(self, documents: slice | Ints, begins: Ints, tokens: Ints) -> Parts:
-        whole = self.document_tokens
-        if whole is not None:
-            return Parts(self.rows[documents], begins, tokens, whole[documents])
-        if self.first_piece is None:
-            return Parts(self.rows[documents], begins, tokens, tokens)
-        return Parts(self.rows[documents], begins, tokens, np.diff(self.ends)[documents])
+    def _documents(self, first: int, last: int, begins: Ints, edges: Ints) -> Parts:
+        """Documents `first` to `last`, of each the tokens between two edges."""
+        tokens = edges[1:] - edges[:-1]
+        if self.document_tokens is not None:
+            whole: Ints | NDArray[np.int32] = self.document_tokens[first:last]
+        elif self.first_piece is None:
+            whole = tokens
+        else:
+            whole = self.ends[first + 1 : last + 1] - self.ends[first:last]
+        return Parts(self.rows[first:last], begins, tokens, whole)

@@ -22,6 +22,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogMissing
 from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.draw import Draw, Position, draw, exhausted_error
+from torchmix.mixture.next_windows import NextWindows
 from torchmix.mixture.shares.integers import integer_shares
 from torchmix.mixture.stretches import Stretches, joined
 from torchmix.planner import balance, pack
@@ -108,6 +109,7 @@ class Planner:
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each source may give."""
         self._coming = ComingPieces()
+        self._next_windows = NextWindows(self.orders, self.max_epochs)
         self._name_hash = name_hashes(self.sources)
         self._cost = cost_model(
             recipe.balance.model, boundaries=recipe.packing.boundaries, vocab_size=recipe.vocab_size
@@ -174,6 +176,7 @@ class Planner:
     def _fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Ints, Cursor]:
         """What does not depend on the layout: samples, documents drawn, tokens asked of each source, next cursor."""
         new, asked, position, decisions, drawn = self._draw(cursor)
+        self._next_windows.follow(cursor.position, position, asked)
         packed = self._pack(cursor, new)
         digest = order_digest(cursor.order_digest, cursor.step, packed, self._name_hash)
         after = Cursor(
@@ -224,7 +227,7 @@ class Planner:
                 if self.recipe.sources[name].on_exhausted == "error":
                     raise exhausted_error(name, int(self.max_epochs[s]), cursor.step, all_sources=False)
                 decisions = (*decisions, Decision(step=cursor.step, source=name))
-        return _drawn_in(cursor.step, joined(parts)), asked, position, decisions, drawn
+        return _drawn_in(cursor.step, parts[0] if len(parts) == 1 else joined(parts)), asked, position, decisions, drawn
 
     def _draw_aligned(
         self, position: Position, shares: Ints, need: int, drawn: DrawnTokens, capacity: int

@@ -1,0 +1,65 @@
+"""The next window of each source, made ahead, a few a step.
+
+In: where the sources stand after each step, and what the step asked of them. Out: windows kept by their orders until
+they are drawn from. Must hold: no order changes; a window that comes before it was made is made then. Cost: a few array
+operations a step, and MOST_A_STEP windows at most. Equal sources reach a border in the same step whatever their order:
+without this, 300 of them would make 300 windows there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.mixture.draw import Position
+from torchmix.mixture.order import SourceOrder
+
+MOST_A_STEP = 8
+"""Windows made after a step."""
+MOST_STEPS = 64
+"""A window is made at most so many steps ahead: fewer where there are few sources, since a window takes memory."""
+
+Ints = NDArray[np.int64]
+
+
+class NextWindows:
+    """Makes windows before they are needed; decides nothing."""
+
+    def __init__(self, orders: Sequence[SourceOrder], max_epochs: Ints) -> None:
+        """`max_epochs`: int64 [S] epochs that each source may give."""
+        self._orders = orders
+        self._max_epochs = max_epochs
+        self._most_steps = min(MOST_STEPS, 2 + 2 * len(orders) // MOST_A_STEP)
+        self._after: Position | None = None
+        # All [S], of the window that each source stands in.
+        self._is_known = np.zeros(len(orders), np.bool_)
+        self._is_made = np.zeros(len(orders), np.bool_)
+        self._left_tokens = np.zeros(len(orders), np.int64)
+
+    def follow(self, before: Position, after: Position, asked: Ints) -> None:
+        """Make what will be due soon.
+
+        Args:
+            before, after: Where the sources stood before a step, and stand after it.
+            asked: int64 [S] tokens that the step asked of each.
+        """
+        if before is not self._after:
+            self._is_known[:] = False
+        self._after = after
+        self._is_known &= (before.window == after.window) & (before.epoch == after.epoch)
+        self._left_tokens -= before.debt + asked - after.debt  # what each has given
+        for s in np.flatnonzero(~self._is_known & (asked > 0)).tolist():
+            place = int(after.epoch[s]), int(after.window[s])
+            left = self._orders[s].left_tokens(*place, int(after.offset[s]))
+            if left is not None:
+                self._left_tokens[s], self._is_known[s], self._is_made[s] = left, True, False
+        steps_left = self._left_tokens // np.maximum(asked, 1)
+        is_due = self._is_known & ~self._is_made & (asked > 0) & (steps_left >= 1) & (steps_left <= self._most_steps)
+        due = np.flatnonzero(is_due)
+        for s in due[np.argsort(steps_left[due], kind="stable")][:MOST_A_STEP].tolist():
+            self._is_made[s] = True
+            place = self._orders[s].following(int(after.epoch[s]), int(after.window[s]))
+            if place[0] < self._max_epochs[s]:
+                self._orders[s].make_ahead(*place)
