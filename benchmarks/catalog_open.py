@@ -28,7 +28,8 @@ from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.parts import FilePart
 from torchmix.catalog.publish import publish, write_source
-from torchmix.catalog.store import open_catalog, settings_of
+from torchmix.catalog.settings import settings_of
+from torchmix.catalog.store import open_catalog
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
 
@@ -83,10 +84,9 @@ def write_catalog(folder: Path, num_tokens: float) -> int:
     part = file_part()
     files = [(f"{i:04d}.parquet", part) for i in range(max(1, round(num_tokens / FILE_DOCUMENTS / MEAN_TOKENS)))]
     place = folder / recipe.catalog
+    settings = settings_of(recipe.sources, recipe.shuffle)["tokens"]
     with catalog_lock(place):
-        publish(
-            place, {"tokens": write_source(place, "tokens", settings_of(recipe, "tokens"), "tokens-1", files)}, None
-        )
+        publish(place, {"tokens": write_source(place, "tokens", settings, "tokens-1", files)}, None)
     return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
 
 
@@ -94,7 +94,7 @@ def contestant(folder: Path) -> None:
     recipe = load_recipe(folder / "recipe.yaml")
     floor = memory_mib(["self"])
     began = time.perf_counter()
-    catalog = open_catalog(recipe, folder)
+    catalog = open_catalog(folder / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
     opened = time.perf_counter()
     opened_memory = memory_mib(["self"])
     planner = open_planner(recipe, catalog)

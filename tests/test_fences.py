@@ -55,6 +55,8 @@ TORCH_FREE_FILES_BELOW = (
 )
 TORCH_FREE_ROOMS_BELOW = ("steps",)
 """What a worker process imports."""
+ROOMS_OF_THE_RECIPE = ("recipe", "indexing", "planner", "steps", "stateful", "megatron_adapter", "cli")
+"""The others take what they need of it."""
 MAX_LINES = 350
 BANNED_STEMS = {"util", "utils", "common", "helper", "helpers", "base", "manager", "misc", "core"}
 BANNED_MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
@@ -135,6 +137,17 @@ def test_imports_name_the_defining_module() -> None:
         for path in FILES
         for node, name in own_imports(path)
         if name in rooms and path.name != "__init__.py"
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_few_rooms_know_what_the_user_wrote() -> None:
+    faults = [
+        f"{place(path, node)} imports Recipe; take the settings or the part that is needed of it"
+        for path in FILES
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.ImportFrom) and "Recipe" in {alias.name for alias in node.names}
+        if (room := room_of(module_of(path))) is not None and room not in ROOMS_OF_THE_RECIPE
     ]
     assert not faults, "\n".join(faults)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.indexing import counts, indexed, two_files
 from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import CATALOG_VERSION, MANIFEST_NAME, Manifest, read_manifest, write_manifest
-from torchmix.catalog.store import open_catalog
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import CATALOG_VERSION, MANIFEST_NAME, Manifest, read_manifest
 from torchmix.catalog.publish import publish, remove_leftovers, with_settings
-from torchmix.catalog.store import open_catalog, settings_of
+from torchmix.catalog.settings import settings_of
 
 RECIPE = make_recipe({"peps": "30%", "web": "70%"})
 WEB = [("web/0.parquet", make_part([[3, 1], [2]], seed=1)), ("web/1.parquet", make_part([[4]], seed=2))]
@@ -175,14 +176,14 @@ def test_new_settings_keep_the_arrays_and_change_the_fingerprint_only_with_the_w
     manifest = publish_parts(RECIPE, tmp_path, {"web": WEB, "peps": PEPS})
     entry = manifest.sources["web"]
     moved = make_recipe({"web": "70%", "peps": "30%"}, sources={"web": {"path": "/elsewhere/*.parquet"}})
-    same = with_settings(entry, settings_of(moved, "web"), entry.files)
+    same = with_settings(entry, settings_of(moved.sources, moved.shuffle)["web"], entry.files)
     assert (same.patterns, same.fingerprint, same.file) == (
         ("/elsewhere/*.parquet",),
         entry.fingerprint,
         entry.file,
     )
     assert entry.window_pages == 256
-    small = settings_of(RECIPE, "web")
+    small = settings_of(RECIPE.sources, RECIPE.shuffle)["web"]
     mean_bytes = 4 * entry.num_tokens // sum(file.num_pages for file in entry.files) + 1
     narrow = with_settings(
         entry,

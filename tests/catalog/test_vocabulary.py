@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import MOST_ID, IdRange
-from torchmix.catalog.store import Catalog, open_catalog
+from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import ANY_MODEL, check_vocabulary, id_limit, vocabulary_misfits
 from torchmix.errors import RecipeError
 from torchmix.recipe.structs import Recipe
@@ -32,7 +33,7 @@ def opened(directory: Path, *ids: IdRange | None, **recipe: Any) -> tuple[Recipe
 
 def test_the_file_with_the_largest_id_is_named_with_both_values(tmp_path):
     recipe, catalog = opened(tmp_path, IdRange(5, 300), IdRange(0, 50_257), IdRange(9, 60), vocab_size=50_257)
-    assert [tuple(one) for one in vocabulary_misfits(recipe, catalog)] == [
+    assert [tuple(one) for one in vocabulary_misfits(recipe.vocab_size, catalog)] == [
         (
             "sources.web",
             "1.parquet holds the token 50257, but vocab_size is 50257; the ids are of another vocabulary, or the "
@@ -40,7 +41,7 @@ def test_the_file_with_the_largest_id_is_named_with_both_values(tmp_path):
         )
     ]
     with pytest.raises(RecipeError, match=r"^sources.web: 1.parquet holds the token 50257, but vocab_size is 50257"):
-        check_vocabulary(recipe, catalog)
+        check_vocabulary(recipe.vocab_size, catalog)
 
 
 @pytest.mark.parametrize(
@@ -60,25 +61,25 @@ def test_the_file_with_the_largest_id_is_named_with_both_values(tmp_path):
 )
 def test_ids_vocab_size_and_the_padded_size(tmp_path, ids, vocab_size, padded, is_refused):
     recipe, catalog = opened(tmp_path, ids, vocab_size=vocab_size)
-    assert bool(list(vocabulary_misfits(recipe, catalog, padded_vocab_size=padded))) == is_refused
+    assert bool(list(vocabulary_misfits(recipe.vocab_size, catalog, padded_vocab_size=padded))) == is_refused
 
 
 def test_a_vocab_size_above_the_padded_one_is_told_without_a_catalog():
     recipe = recipe_with(vocab_size=50_304)
-    [misfit] = vocabulary_misfits(recipe, None, padded_vocab_size=50_257)
+    [misfit] = vocabulary_misfits(recipe.vocab_size, None, padded_vocab_size=50_257)
     assert misfit.where == "vocab_size" and "50304 ids" in misfit.message and "has 50257" in misfit.message
 
 
 def test_all_misfits_are_in_one_error(tmp_path):
     recipe, catalog = opened(tmp_path, IdRange(-3, 70), vocab_size=60)
     with pytest.raises(RecipeError) as error:
-        check_vocabulary(recipe, catalog, padded_vocab_size=50)
+        check_vocabulary(recipe.vocab_size, catalog, padded_vocab_size=50)
     assert str(error.value).startswith("vocab_size: 60 ids") and "token -3" in str(error.value)
     assert "token 70, but vocab_size is 60" in str(error.value)
 
 
 def test_what_ids_must_be_below():
     recipe = make_recipe({"web": "100%"})
-    assert id_limit(recipe) == ANY_MODEL and ANY_MODEL.size == 2**31
-    assert id_limit(recipe, 128).size == 128
-    assert id_limit(recipe_with(vocab_size=100), 128).size == 100
+    assert id_limit(recipe.vocab_size) == ANY_MODEL and ANY_MODEL.size == 2**31
+    assert id_limit(recipe.vocab_size, 128).size == 128
+    assert id_limit(100, 128).size == 100

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.projects import make_project
-from torchmix.catalog.store import open_catalog
 from torchmix.cli.main import main
 from torchmix.errors import PlanError
 from torchmix.parallel.topology import Topology

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.projects import make_indexed_project, make_project
-from torchmix.catalog.store import open_catalog
 from torchmix.cli import plan_files
 from torchmix.cli.main import main
 from torchmix.planner.plan import StepPlan

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tests.support.catalogs import World
+from tests.support.catalogs import World, open_catalog
 from tests.support.files import flip_byte
 from tests.support.formats import format_world
 from tests.support.indexing import assert_lengths, changes, counts, indexed
 from tests.support.json_lines import frame_of
 from tests.support.reading import expected, random_pieces, read_with_successors, whole_documents
-from torchmix.catalog.store import open_catalog
 from torchmix.errors import CatalogError, CorruptPage, SourceChanged, SourceUnreadable
 from torchmix.formats.arrow import slices as arrow_slices
 from torchmix.formats.jsonl import pages as jsonl_pages

@@ -13,11 +13,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.support.bad_rows import read_documents, recipe_over
+from tests.support.catalogs import open_catalog
 from tests.support.files import make_tokens_file, write_file
 from tests.support.json_lines import write_lines
 from tests.support.split_rows import make_split_file
 from torchmix.catalog.bad_rows import MOST_LISTED
-from torchmix.catalog.store import open_catalog
 from torchmix.errors import CatalogError, CatalogStale, CorruptPage, RecipeError, SourceUnreadable, TooManyBadRows
 from torchmix.indexing.scan import index_recipe, index_sources
 from torchmix.recipe.structs import Recipe

@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.support.catalogs import make_world, random_world
+from tests.support.catalogs import make_world, open_catalog, random_world
 from tests.support.files import make_tokens_file, random_tokens, write_file
 from tests.support.indexing import assert_lengths, changes, counts, indexed, names_in, two_files
 from torchmix.catalog.manifest import MANIFEST_NAME, read_manifest
-from torchmix.catalog.store import open_catalog
 from torchmix.errors import CatalogStale, SourceUnreadable
 from torchmix.formats.parquet.source import ParquetSource
 from torchmix.indexing.scan import index_recipe, index_sources

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.arrow_files import write_arrow
-from tests.support.catalogs import make_world
+from tests.support.catalogs import make_world, open_catalog
 from tests.support.files import make_tokens_file
 from tests.support.indexed_datasets import write_dataset
 from tests.support.indexing import counts, indexed
@@ -19,7 +19,7 @@ from tests.support.json_lines import frame_of, plain_lines
 from tests.support.recipes import make_recipe
 from tests.support.split_rows import make_split_file
 from torchmix.catalog.manifest import MOST_ID, IdRange
-from torchmix.catalog.store import Catalog, open_catalog
+from torchmix.catalog.store import Catalog
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.parquet import scan
 from torchmix.indexing import scan_files

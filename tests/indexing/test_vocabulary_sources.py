@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
+from tests.support.catalogs import open_catalog
 from tests.support.files import make_text_file, random_texts
 from tests.support.indexing import counts
 from tests.support.json_lines import plain_lines
 from tests.support.vocabularies import END, TINY, install_tiny_encoding, make_tokenizer
-from torchmix.catalog.store import open_catalog
 from torchmix.cli.file_findings import file_findings
 from torchmix.errors import CatalogStale, CorruptPage, SourceUnreadable
 from torchmix.indexing.scan import index_recipe, index_sources

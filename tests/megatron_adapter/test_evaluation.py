@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.loaders import open_job, write_job
 from tests.support.worlds import run_ranks
-from torchmix.catalog.store import open_catalog
 from torchmix.constructor.fields import Microbatch
 from torchmix.megatron_adapter.evaluation import Passes, first_step, recipe_of_evaluation, steps_of_pass
 from torchmix.parallel.topology import Topology

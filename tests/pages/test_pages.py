@@ -181,7 +181,7 @@ def test_copies_read_on_their_own(folder: Path) -> None:
     make_tokens_file(folder / "ids-2.parquet", [[1, 2]])
     data = pickle.dumps(pages)
     open_tokens(folder, update=True)
-    with pytest.raises(CatalogStale, match="open them anew"):
+    with pytest.raises(CatalogStale, match="open them again"):
         pickle.loads(data)
 
 

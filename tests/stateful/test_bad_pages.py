@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.catalogs import open_catalog
 from tests.support.files import flip_byte, make_tokens_file
 from tests.support.loaders import Rank, open_job, run_job
 from tests.support.worlds import run_ranks
-from torchmix.catalog.store import open_catalog
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import CorruptPage, SourceChanged, TooManyBadRows
 from torchmix.indexing.scan import index_recipe

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.deadlines import LONG_S
 from tests.support.files import flip_byte
 from tests.support.loaders import Rank, run_job, same_microbatches, take, write_job
 from tests.support.processes import wait_until
 from tests.support.worlds import run_ranks
-from torchmix.catalog.store import open_catalog
 from torchmix.constructor.build import pieces_of_replica
 from torchmix.errors import CorruptPage, RankLost, SourceExhausted, StateMismatch, TorchmixError
 from torchmix.indexing import scan

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.loaders import run_job, write_job
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
-from torchmix.catalog.store import open_catalog
 from torchmix.cli.findings import sources_findings
 from torchmix.indexing.scan import index_recipe
 from torchmix.mixture import row_windows

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.loaders import write_job
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
-from torchmix.catalog.store import open_catalog
 from torchmix.errors import SourceExhausted
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Cursor, Planner

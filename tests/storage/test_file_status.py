@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.recipes import make_recipe
-from torchmix.catalog.store import Catalog, open_catalog
+from torchmix.catalog.store import Catalog
 from torchmix.errors import SourceChanged
 from torchmix.formats.megatron import source as indexed
 from torchmix.formats.megatron.source import IndexedSource

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torchmix.catalog.store import open_catalog
+from tests.support.catalogs import open_catalog
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Batch, Recipe, Source

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.recipes import make_recipe
+from torchmix.catalog import store
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.structs import Recipe
@@ -107,3 +109,8 @@ def random_world(directory: Path, seed: int, *, num_documents: int = 600, **opti
         ],
     }
     return make_world(directory, files_of_source, **options)
+
+
+def open_catalog(recipe: Recipe, directory: Path) -> Catalog:
+    """The catalog of a recipe whose folder is `directory`, opened."""
+    return store.open_catalog(directory / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.catalogs import World, make_world
+from tests.support.catalogs import World, make_world, open_catalog
 from tests.support.files import random_tokens
-from torchmix.catalog.store import open_catalog
 from torchmix.indexing.scan import IndexReport, index_sources
 
 

@@ -13,7 +13,7 @@ from torchmix.catalog.manifest import IdRange, Manifest
 from torchmix.catalog.page_table import PageTable
 from torchmix.catalog.parts import FilePart
 from torchmix.catalog.publish import publish, write_source
-from torchmix.catalog.store import catalog_directory, settings_of
+from torchmix.catalog.settings import settings_of
 from torchmix.recipe.structs import Recipe
 
 
@@ -54,10 +54,10 @@ def publish_parts(
     recipe: Recipe, directory: Path, files: Mapping[str, Sequence[tuple[str, FilePart]]], old: Manifest | None = None
 ) -> Manifest:
     """Publish these parts as the recipe's sources, as an index run does."""
-    folder = catalog_directory(recipe, directory)
+    folder = directory / recipe.catalog
     with catalog_lock(folder):
         entries = {
-            name: write_source(folder, name, settings_of(recipe, name), "none-1", parts)
+            name: write_source(folder, name, settings_of(recipe.sources, recipe.shuffle)[name], "none-1", parts)
             for name, parts in files.items()
         }
         return publish(folder, entries, old)

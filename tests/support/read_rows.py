@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchmix.catalog.store import open_catalog
+from tests.support.catalogs import open_catalog
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import load_recipe
 

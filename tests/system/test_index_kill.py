@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.catalogs import make_world
+from tests.support.catalogs import make_world, open_catalog
 from tests.support.files import random_texts, random_tokens
 from tests.support.indexing import names_in
 from tests.support.processes import Processes
 from torchmix.catalog.manifest import read_manifest
-from torchmix.catalog.store import open_catalog
 from torchmix.errors import CatalogError
 from torchmix.indexing.scan import index_recipe, index_sources
 from torchmix.recipe.structs import Recipe

@@ -16,11 +16,11 @@ import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 import torchmix
+from tests.support.catalogs import open_catalog
 from tests.support.deadlines import LONG_S
 from tests.support.files import flip_byte
 from tests.support.loaders import Rank, run_job, same_microbatches, write_job
 from tests.support.processes import wait_until, workers_of_this_process
-from torchmix.catalog.store import open_catalog
 from torchmix.errors import CorruptPage, SourceChanged
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe

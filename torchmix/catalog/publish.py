@@ -36,7 +36,8 @@ from torchmix.catalog.manifest import (
 )
 from torchmix.catalog.page_table import join_tables
 from torchmix.catalog.parts import FilePart, remove_parts
-from torchmix.catalog.store import ARRAYS_FOLDER, SourceSettings, source_fingerprint
+from torchmix.catalog.settings import SourceSettings
+from torchmix.catalog.store import ARRAYS_FOLDER, source_fingerprint
 
 SHARED_NAME = "sources"
 ARRAYS_NAME = re.compile(r".+\.[0-9a-f]{8}")

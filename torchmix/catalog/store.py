@@ -1,7 +1,7 @@
 """The catalog as it is opened: what data exists, in which order, with sizes ready for planning.
 
-In: a recipe and its folder. Out: `Catalog`: the recipe's sources, sorted by name, over memory-mapped arrays. Must hold:
-what is opened was published whole, for the settings that the recipe has now; anything else is an error that says so.
+In: the catalog's folder and the settings of sources. Out: `Catalog`: these sources, sorted by name, over memory-mapped
+arrays. Must hold: what is opened was published whole, for these settings; anything else is an error that says so.
 Data files are not touched: whether they are still the indexed ones is checked where they are read. Cost: one read of
 the manifest and one mapping per array, whatever the size of the data.
 """
@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -22,46 +21,11 @@ from torchmix.catalog.array_files import Content, open_arrays
 from torchmix.catalog.bad_rows import check_bad_rows
 from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, IdRange, Manifest, SourceEntry, read_manifest
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
-from torchmix.catalog.sizes import SourceSizes, window_pages_of
+from torchmix.catalog.settings import SourceSettings
+from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
-from torchmix.recipe.bad_rows import masks_bad_rows, max_bad_of
-from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.source_format import format_of, paths_of
-from torchmix.recipe.structs import Recipe
 
 ARRAYS_FOLDER = "arrays"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceSettings:
-    """What a recipe says of one source, as far as the catalog depends on it."""
-
-    patterns: tuple[str, ...]
-    """Paths and globs, as the recipe gives them."""
-    format: str
-    """What its files are: `parquet`, `megatron`."""
-    column: str | None
-    """The column that holds the documents; None in formats without columns."""
-    tokenizer: str | None
-    """What turns text into ids; None where the column holds ids."""
-    begin_id: int | str | None
-    """What stands before the ids of a text."""
-    end_id: int | str | None
-    """What stands after the ids of a text."""
-    masks_bad_rows: bool
-    """Rows that cannot be read have no tokens; else the first one is an error."""
-    max_bad: Fraction
-    """Up to this part of all rows."""
-    most_pages: int
-    """`shuffle.window_pages`."""
-    most_bytes: int
-    """`shuffle.window_bytes`."""
-
-    def window_pages(self, *, num_pages: int, num_tokens: int) -> int:
-        """Pages of the source's shuffle window."""
-        return window_pages_of(
-            num_pages=num_pages, num_tokens=num_tokens, most_pages=self.most_pages, most_bytes=self.most_bytes
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -119,7 +83,7 @@ class SourceCatalog:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Catalog:
-    """The sources of one recipe, open."""
+    """Some sources, open."""
 
     directory: Path
     """The catalog's folder."""
@@ -129,70 +93,49 @@ class Catalog:
     """16 hex digits over the names and fingerprints of these sources."""
 
 
-def catalog_directory(recipe: Recipe, directory: Path) -> Path:
-    """The catalog's folder; `directory` is the recipe's."""
-    return directory / recipe.catalog
-
-
-def part_of_catalog(catalog: Catalog, recipe: Recipe) -> Catalog:
-    """What `open_catalog` would give for a recipe that has some of the sources, and the same settings for them."""
-    sources = {name: catalog.sources[name] for name in sorted(recipe.sources)}
+def part_of_catalog(catalog: Catalog, names: Iterable[str]) -> Catalog:
+    """What `open_catalog` would give for some of the sources with the same settings."""
+    sources = {name: catalog.sources[name] for name in sorted(names)}
     return Catalog(directory=catalog.directory, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
 
 
-def settings_of(recipe: Recipe, name: str) -> SourceSettings:
-    """What a checked recipe says of its source `name`."""
-    source = recipe.sources[name]
-    return SourceSettings(
-        patterns=paths_of(source),
-        format=format_of(source),
-        column=source.tokens if source.text is None else source.text,
-        tokenizer=source.tokenizer,
-        begin_id=source.begin_id,
-        end_id=source.end_id,
-        masks_bad_rows=masks_bad_rows(source),
-        max_bad=max_bad_of(source),
-        most_pages=recipe.shuffle.window_pages,
-        most_bytes=parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes"),
-    )
-
-
-def open_catalog(recipe: Recipe, directory: Path) -> Catalog:
-    """Open the catalog of a recipe, memory-mapped and read-only.
+def open_catalog(catalog_folder: Path, settings: Mapping[str, SourceSettings]) -> Catalog:
+    """Open sources of a catalog, memory-mapped and read-only.
 
     Args:
-        recipe: A checked recipe.
-        directory: The recipe's folder, which `catalog` and the files' paths are relative to.
+        catalog_folder: Where the catalog lies.
+        settings: What the sources must have been indexed for, by name; `settings_of` makes them from a recipe.
 
     Raises:
-        CatalogMissing: There is no catalog, or it lacks a source of the recipe.
+        CatalogMissing: There is no catalog, or it lacks one of the sources.
         CatalogStale: A source was indexed with other settings, or by another version of the format.
         TooManyBadRows: More rows of a source could not be read than its `max_bad` allows.
         CatalogError: The catalog is damaged.
     """
-    folder = catalog_directory(recipe, directory)
-    manifest = read_manifest(folder)
+    manifest = read_manifest(catalog_folder)
     try:
-        return open_manifest(recipe, folder, manifest)
+        return open_manifest(catalog_folder, settings, manifest)
     except CatalogError:
-        newer = read_manifest(folder)  # published while we opened the older one's arrays
+        newer = read_manifest(catalog_folder)  # published while we opened the older one's arrays
         if newer == manifest:
             raise
-        return open_manifest(recipe, folder, newer)
+        return open_manifest(catalog_folder, settings, newer)
 
 
-def open_manifest(recipe: Recipe, folder: Path, manifest: Manifest) -> Catalog:
-    """The sources of a recipe in the catalog at `folder`, whose manifest was read; errors as `open_catalog`."""
+def open_manifest(catalog_folder: Path, settings: Mapping[str, SourceSettings], manifest: Manifest) -> Catalog:
+    """As `open_catalog`, where the manifest was read already."""
     sources: dict[str, SourceCatalog] = {}
     opened: dict[str | Path, Content] = {}
-    for name in sorted(recipe.sources):
+    for name in sorted(settings):
         entry = manifest.sources.get(name)
         if entry is None:
             held = ", ".join(manifest.sources) or "none"
-            raise CatalogMissing(f"the catalog at {folder} lacks source {name!r} (it has {held}); run torchmix index")
-        _check_settings(name, entry, settings_of(recipe, name), folder)
-        sources[name] = open_source(folder, name, entry, opened)
-    return Catalog(directory=folder, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
+            raise CatalogMissing(
+                f"the catalog at {catalog_folder} lacks source {name!r} (it has {held}); run torchmix index"
+            )
+        _check_settings(name, entry, settings[name], catalog_folder)
+        sources[name] = open_source(catalog_folder, name, entry, opened)
+    return Catalog(directory=catalog_folder, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
 
 
 def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, folder: Path) -> None:

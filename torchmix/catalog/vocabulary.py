@@ -1,8 +1,8 @@
 """Token ids of sources against the vocabulary of the model.
 
-In: a recipe, its catalog, and the rows of the model's embedding where they are known. Out: what does not go together,
-with both values; and the number that ids which nobody has looked at must stay below. Must hold: the same for `check`
-and for a start. Cost: none; the catalog has the smallest and largest id of each file.
+In: the recipe's `vocab_size`, the catalog, and the rows of the model's embedding where they are known. Out: what does
+not go together, with both values; and the number that ids which nobody has looked at must stay below. Must hold: the
+same for `check` and for a start. Cost: none; the catalog has the smallest and largest id of each file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import NamedTuple
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import RecipeError
-from torchmix.recipe.structs import Recipe
 
 
 class IdLimit(NamedTuple):
@@ -37,37 +36,35 @@ class Misfit(NamedTuple):
 ANY_MODEL = IdLimit(MOST_ID + 1, f"ids go from 0 to {MOST_ID}")
 
 
-def id_limit(recipe: Recipe, padded_vocab_size: int | None = None) -> IdLimit:
+def id_limit(vocab_size: int | None, padded_vocab_size: int | None = None) -> IdLimit:
     """What ids must be below: `vocab_size`, else the rows of the model's embedding, else what 32 bits hold."""
-    if recipe.vocab_size is not None:
-        return IdLimit(recipe.vocab_size, f"vocab_size is {recipe.vocab_size}")
+    if vocab_size is not None:
+        return IdLimit(vocab_size, f"vocab_size is {vocab_size}")
     if padded_vocab_size is not None and padded_vocab_size <= MOST_ID:
         return IdLimit(padded_vocab_size, f"the model's padded vocabulary has {padded_vocab_size}")
     return ANY_MODEL
 
 
 def vocabulary_misfits(
-    recipe: Recipe, catalog: Catalog | None, *, padded_vocab_size: int | None = None
+    vocab_size: int | None, catalog: Catalog | None, *, padded_vocab_size: int | None = None
 ) -> Iterator[Misfit]:
-    """What of a recipe and its catalog no model of this vocabulary can be trained on.
+    """What of sources no model of this vocabulary can be trained on.
 
     Args:
-        recipe: A checked recipe.
-        catalog: The catalog of its sources; None where there is none yet.
+        vocab_size: The recipe's, if it has one.
+        catalog: The recipe's sources; None where they are not indexed yet.
         padded_vocab_size: Rows of the model's embedding; None where they are not known.
     """
-    size = recipe.vocab_size
-    if size is not None and padded_vocab_size is not None and size > padded_vocab_size:
+    if vocab_size is not None and padded_vocab_size is not None and vocab_size > padded_vocab_size:
         yield Misfit(
             "vocab_size",
-            f"{size} ids, but the model's padded vocabulary has {padded_vocab_size}: its embedding lacks some of them; "
-            "give the model the vocabulary of the data",
+            f"{vocab_size} ids, but the model's padded vocabulary has {padded_vocab_size}: its embedding lacks some of "
+            "them; give the model the vocabulary of the data",
         )
     if catalog is None:
         return
-    limit = id_limit(recipe, padded_vocab_size)
-    for name in sorted(recipe.sources):
-        source = catalog.sources[name]
+    limit = id_limit(vocab_size, padded_vocab_size)
+    for name, source in catalog.sources.items():
         yield from _ids_outside(source, limit)
         if source.vocab_size is not None and source.vocab_size > limit.size:
             yield Misfit(
@@ -77,13 +74,13 @@ def vocabulary_misfits(
             )
 
 
-def check_vocabulary(recipe: Recipe, catalog: Catalog, *, padded_vocab_size: int | None = None) -> None:
+def check_vocabulary(vocab_size: int | None, catalog: Catalog, *, padded_vocab_size: int | None = None) -> None:
     """Refuse what `vocabulary_misfits` finds.
 
     Raises:
         RecipeError: With all of it.
     """
-    found = list(vocabulary_misfits(recipe, catalog, padded_vocab_size=padded_vocab_size))
+    found = list(vocabulary_misfits(vocab_size, catalog, padded_vocab_size=padded_vocab_size))
     if found:
         first, others = found[0], found[1:]
         raise RecipeError("\n  ".join([first.message, *(f"{one.where}: {one.message}" for one in others)]), first.where)

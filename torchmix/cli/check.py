@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.cli.file_findings import file_findings
 from torchmix.cli.findings import (
@@ -109,7 +110,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _open(recipe: Recipe, directory: Path) -> tuple[Catalog | None, list[Finding]]:
     """The catalog, or why there is none that fits."""
     try:
-        return open_catalog(recipe, directory), []
+        return open_catalog(directory / recipe.catalog, settings_of(recipe.sources, recipe.shuffle)), []
     except CatalogError as error:
         return None, [Finding(level=Level.FINDING, where="catalog", message=str(error))]
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchmix.catalog.bad_rows import BadRows
-from torchmix.catalog.store import Catalog, SourceCatalog, settings_of
+from torchmix.catalog.settings import settings_of
+from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.findings import Finding, Level
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.source import Source
@@ -37,8 +38,7 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
     """
     findings: list[Finding] = []
     tokenizers = Tokenizers(directory)
-    for name in sorted(recipe.sources):
-        settings = settings_of(recipe, name)
+    for name, settings in sorted(settings_of(recipe.sources, recipe.shuffle).items()):
         key = "tokenizer"
         try:
             if settings.tokenizer is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmix.catalog.parts import num_parts
-from torchmix.catalog.store import SourceCatalog, catalog_directory, catalog_fingerprint
+from torchmix.catalog.store import SourceCatalog, catalog_fingerprint
 from torchmix.cli.terminal import ExitCode, count_text, print_json, print_table, progress_bar
 from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan import IndexReport, index_sources
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     try:
         report = _index(whole, directory, arguments)
     except KeyboardInterrupt:
-        kept = num_parts(catalog_directory(recipe, directory))
+        kept = num_parts(directory / recipe.catalog)
         what = f"the scans of {count_text(kept)} files are kept, and" if kept else "no scan of a file was finished;"
         print(
             f"torchmix: interrupted: {what} the catalog is as it was; run torchmix index again to go on",

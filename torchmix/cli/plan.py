@@ -13,6 +13,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.forecast import epoch_tokens
 from torchmix.cli.plan_files import paths_of, write_plan_files
@@ -52,7 +53,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if arguments.steps is None and not one_pass:
         raise OptionError("give --steps N, or --one-pass")
     recipe = recipe_of_part(load_recipe(arguments.recipe), arguments.part, one_pass)
-    catalog = open_catalog(recipe, recipe_directory(arguments.recipe))
+    folder = recipe_directory(arguments.recipe) / recipe.catalog
+    catalog = open_catalog(folder, settings_of(recipe.sources, recipe.shuffle))
     layout = {"dp": arguments.dp, "micro_batch_size": arguments.micro_batch_size}
     planner = open_planner(recipe, catalog, **layout, one_pass=one_pass)
     shares = {name: float(share) for name, share in parse_shares(recipe).items()}

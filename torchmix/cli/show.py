@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.show_rows import print_row, rows_shown
 from torchmix.cli.show_step import plan_of_step, print_sample, samples_shown
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     _check_options(arguments)
     recipe = recipe_of_part(load_recipe(arguments.recipe), arguments.part)
     directory = recipe_directory(arguments.recipe)
-    catalog = open_catalog(recipe, directory)
+    catalog = open_catalog(directory / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
     if arguments.source is not None:
         rows = rows_shown(catalog, directory, arguments)
         if arguments.json:

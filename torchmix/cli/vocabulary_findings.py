@@ -29,7 +29,7 @@ def vocabulary_findings(
         catalog: Its catalog; None if there is none that fits.
         padded_vocab_size: Rows of the model's embedding, if they are known.
     """
-    for where, message in vocabulary_misfits(recipe, catalog, padded_vocab_size=padded_vocab_size):
+    for where, message in vocabulary_misfits(recipe.vocab_size, catalog, padded_vocab_size=padded_vocab_size):
         yield Finding(level=Level.FINDING, where=where, message=message)
     yield from _two_vocabularies(recipe, directory)
 

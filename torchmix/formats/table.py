@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Protocol
 
-from torchmix.catalog.store import SourceSettings
+from torchmix.catalog.settings import SourceSettings
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.arrow.source import ArrowSource
 from torchmix.formats.column import Kind

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torchmix.catalog.bad_rows import check_bad_rows, listed_text
 from torchmix.catalog.parts import FilePart
-from torchmix.catalog.store import SourceSettings
+from torchmix.catalog.settings import SourceSettings
 from torchmix.errors import SourceUnreadable
 
 logger = logging.getLogger(__name__)

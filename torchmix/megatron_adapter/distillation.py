@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import RecipeError
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -74,10 +75,11 @@ def blend_of_recipe(args: Any) -> dict[str, Any]:
     """
     path = Path(args.data_recipe)
     recipe = recipe_of_part(load_recipe(path), "train")
+    catalog = open_catalog(recipe_directory(path) / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
     return {
         "kind": "torchmix",
         "recipe": recipe_fingerprint(recipe),
-        "catalog": open_catalog(recipe, recipe_directory(path)).fingerprint,
+        "catalog": catalog.fingerprint,
         "attention": _digest(_attention(recipe)),
         "placement": {
             "balance": _digest(msgspec.to_builtins(recipe.balance)),

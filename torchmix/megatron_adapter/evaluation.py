@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RecipeError, SourceExhausted
@@ -106,7 +107,8 @@ def steps_of_pass(recipe: Recipe, part: str, folder: Path) -> int:
         RecipeError: The part has no documents.
     """
     alone = recipe_of_part(recipe, part, one_pass=True)
-    planner = open_planner(alone, open_catalog(alone, folder), one_pass=True)
+    catalog = open_catalog(folder / alone.catalog, settings_of(alone.sources, alone.shuffle))
+    planner = open_planner(alone, catalog, one_pass=True)
     cursor = planner.start()
     try:
         while True:

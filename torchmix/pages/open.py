@@ -13,15 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from torchmix.catalog.settings import settings_of
 from torchmix.errors import CatalogMissing, OptionError
 from torchmix.indexing.progress_lines import ProgressLines
-from torchmix.indexing.scan import index_recipe
+from torchmix.indexing.scan import update_catalog
 from torchmix.indexing.scan_files import Progress
 from torchmix.pages.pages import Pages
 from torchmix.pages.wording import in_words_of_pages
-from torchmix.recipe.load import check_recipe
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.checks import check_catalog_folder, check_shuffle, check_source
+from torchmix.recipe.load import check_types
 from torchmix.recipe.options import true_or_false
-from torchmix.recipe.structs import RECIPE_VERSION, Batch, Read, Recipe, Shuffle, Source
+from torchmix.recipe.structs import Read, Shuffle, Source
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ def open_pages(
     Raises:
         OptionError: An argument is of another type than these, out of its range, or goes with no other.
         CatalogStale: The index was made with other arguments; `update=True` makes it anew.
-        SourceUnreadable, SourceChanged, CorruptPage: As `indexing.scan.index_sources`.
+        SourceUnreadable, SourceChanged, CorruptPage: As `indexing.scan.update_catalog`.
     """
     paths = _paths(path)
     if not isinstance(catalog, str | os.PathLike):
@@ -76,42 +79,42 @@ def open_pages(
         raise OptionError(f"open_pages: name={name!r} must be text")
     true_or_false("open_pages", "update", update)
     with in_words_of_pages(name):
-        source = Source(
-            path=paths,
-            format=format,
-            tokens=tokens,
-            text=text,
-            tokenizer=None if text is None else tokenizer,
-            begin_id=begin_id,
-            end_id=end_id,
+        where = f"sources.{name}"
+        source = check_types(
+            Source(
+                path=paths,
+                format=format,
+                tokens=tokens,
+                text=text,
+                tokenizer=None if text is None else tokenizer,
+                begin_id=begin_id,
+                end_id=end_id,
+            ),
+            where,
         )
-        recipe = check_recipe(
-            Recipe(
-                version=RECIPE_VERSION,
-                seed=0,
-                batch=Batch(samples=1, length=8),
-                sources={name: source},
-                mixture={name: "100%"},
-                catalog=os.fspath(catalog),
-                shuffle=Shuffle(window_pages=window_pages, window_bytes=window_bytes),
-                read=Read(cache=cache),
-            )
-        )
-        directory = Path().absolute()
+        shuffle = check_types(Shuffle(window_pages=window_pages, window_bytes=window_bytes), "shuffle")
+        cache_bytes = parse_bytes(check_types(Read(cache=cache), "read").cache, where="read.cache")
+        check_source(name, source, where)
+        check_shuffle(shuffle)
+        settings = settings_of({name: source}, shuffle)
+        base = Path().absolute()
+        catalog_folder = base / check_catalog_folder(os.fspath(catalog))
+
+        def index() -> None:
+            lines = ProgressLines(logger.warning, only_long=True)  # where nobody is told and it takes long
+            update_catalog(catalog_folder, settings, base, progress=progress or lines, any_rows=True)
+            lines.end()
+
+        def opened() -> Pages:
+            return Pages(name, settings[name], catalog_folder=catalog_folder, base=base, cache_bytes=cache_bytes)
+
         if update:
-            _index(recipe, directory, progress)
+            index()
         try:
-            return Pages(recipe, directory)
+            return opened()
         except CatalogMissing:
-            _index(recipe, directory, progress)
-            return Pages(recipe, directory)
-
-
-def _index(recipe: Recipe, directory: Path, progress: Progress | None) -> None:
-    """Index, and log how far it is where nobody is told and it takes long."""
-    lines = ProgressLines(logger.warning, only_long=True)
-    index_recipe(recipe, directory, progress=progress or lines, any_rows=True)
-    lines.end()
+            index()
+            return opened()
 
 
 def _paths(path: str | Path | Sequence[str | Path]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import CatalogStale, OptionError
 from torchmix.formats.table import choose_source
@@ -32,9 +33,7 @@ from torchmix.pages.row_order import RowOrder
 from torchmix.pages.wording import in_words_of_pages
 from torchmix.reader.piece_copy import Scratch
 from torchmix.reader.reader import Reader
-from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.options import one_of, whole_number
-from torchmix.recipe.structs import Recipe
 from torchmix.transform.bytes_tokenizer import BYTES_ALONE
 from torchmix.transform.open_tokenizer import Tokenizers
 
@@ -45,20 +44,29 @@ MOST = 2**63 - 1
 class Pages:
     """The pages and rows of some files, counted through them in the order of the index."""
 
-    def __init__(self, recipe: Recipe, directory: Path) -> None:
-        """Open the one source of a recipe; see `open_pages`."""
-        self._recipe, self._directory = recipe, directory
-        catalog = open_catalog(recipe, directory)
-        self._source = next(iter(catalog.sources.values()))
-        cache_bytes = parse_bytes(recipe.read.cache, where="cache")
+    def __init__(
+        self, name: str, settings: SourceSettings, *, catalog_folder: Path, base: Path, cache_bytes: int
+    ) -> None:
+        """Open one source of a catalog; see `open_pages`.
+
+        Args:
+            name: The source.
+            settings: What it was indexed for.
+            catalog_folder: Where the catalog lies.
+            base: The folder that paths of files are relative to.
+            cache_bytes: Decoded pages kept.
+        """
+        self._arguments = (name, settings, catalog_folder, base, cache_bytes)
+        catalog = open_catalog(catalog_folder, {name: settings})
+        self._source = catalog.sources[name]
         self._is_text = self._source.tokenizer == "bytes"
-        tokenizers = Tokenizers(directory, for_bytes=BYTES_ALONE)
+        tokenizers = Tokenizers(base, for_bytes=BYTES_ALONE)
         paths = [file.path for file in self._source.files]
         sources = {self._source.name: choose_source(self._source.name, self._source, paths, tokenizers)}
-        self._reader = Reader(catalog, directory, cache_bytes=cache_bytes, sources=sources)
+        self._reader = Reader(catalog, base, cache_bytes=cache_bytes, sources=sources)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._recipe, self._directory, self.fingerprint)
+        return _reopen, (*self._arguments, self.fingerprint)
 
     def __enter__(self) -> Pages:
         return self
@@ -271,12 +279,14 @@ def _place(start: Sequence[SupportsIndex]) -> Place:
     return Place(*(whole_number("batches", f"start.{name}", number, 0, MOST) for name, number in named))
 
 
-def _reopen(recipe: Recipe, directory: Path, fingerprint: str) -> Pages:
-    with in_words_of_pages(next(iter(recipe.sources))):
-        pages = Pages(recipe, directory)
+def _reopen(
+    name: str, settings: SourceSettings, catalog_folder: Path, base: Path, cache_bytes: int, fingerprint: str
+) -> Pages:
+    with in_words_of_pages(name):
+        pages = Pages(name, settings, catalog_folder=catalog_folder, base=base, cache_bytes=cache_bytes)
     if pages.fingerprint != fingerprint:
         raise CatalogStale(
-            f"the index of {', '.join(next(iter(recipe.sources.values())).path)} is another ({pages.fingerprint}) than "
-            f"when these pages were opened ({fingerprint}); open them anew"
+            f"the index of {', '.join(settings.patterns)} is another ({pages.fingerprint}) than when these pages were "
+            f"opened ({fingerprint}); open them again"
         )
     return pages

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import SourceExhausted
 from torchmix.planner.planner import open_planner
@@ -29,7 +30,8 @@ def steps_of_one_pass(recipe: Recipe, directory: str | Path, *, part: str = "val
         CatalogError: There is no catalog that fits.
     """
     recipe = recipe_of_part(recipe, part, one_pass=True)
-    planner = open_planner(recipe, open_catalog(recipe, Path(directory)), one_pass=True)
+    catalog = open_catalog(Path(directory) / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
+    planner = open_planner(recipe, catalog, one_pass=True)
     cursor = planner.start()
     try:
         while True:

@@ -10,12 +10,13 @@ import math
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.bad_rows import masks_bad_rows
+from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.ramp import most_samples
 from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
 from torchmix.recipe.shares import parse_fraction, parse_shares
 from torchmix.recipe.source_format import format_of, paths_of
-from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Recipe, Source
+from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Recipe, Shuffle, Source
 from torchmix.recipe.tokenizer_kind import tokenizer_kind
 
 MOST_IDS = 2**31
@@ -30,7 +31,7 @@ def check_values(recipe: Recipe) -> None:
     """
     _check_numbers(recipe)
     for name, source in recipe.sources.items():
-        _check_source(name, source, f"sources.{name}")
+        check_source(name, source, f"sources.{name}")
     _check_resets(recipe)
     parse_shares(recipe)
     if recipe.split is not None:
@@ -59,12 +60,8 @@ def _check_numbers(recipe: Recipe) -> None:
             if model.heads % model.kv_heads:
                 raise RecipeError(f"{model.kv_heads} does not divide heads {model.heads}", "balance.model.kv_heads")
     _check_vocabulary(recipe)
-    _check_range(recipe.shuffle.window_pages, "shuffle.window_pages", 1)
-    if not recipe.catalog:
-        raise RecipeError("is empty; name a folder", "catalog")
-    if "://" in recipe.catalog:
-        message = f"{recipe.catalog} is in a store, and a catalog is mapped into memory; name a folder on a disk"
-        raise RecipeError(message, "catalog")
+    check_shuffle(recipe.shuffle)
+    check_catalog_folder(recipe.catalog)
 
 
 def _check_vocabulary(recipe: Recipe) -> None:
@@ -145,7 +142,7 @@ def _check_parts(recipe: Recipe) -> None:
             continue
         for name, source in content.sources.items():
             where = f"{part}.sources.{name}"
-            _check_source(name, source, where)
+            check_source(name, source, where)
             if name in part_of_name:
                 message = f"the name is that of a source of {part_of_name[name]}; a name stands in one part"
                 raise RecipeError(message, where)
@@ -159,7 +156,25 @@ def _check_range(value: int, where: str, lowest: int, highest: int | None = None
         raise RecipeError(f"{value} is out of range; it must be {bounds}", where)
 
 
-def _check_source(name: str, source: Source, where: str) -> None:
+def check_catalog_folder(folder: str) -> str:
+    """The folder of a catalog as the user names it, if it can be one; else a RecipeError."""
+    if not folder:
+        raise RecipeError("is empty; name a folder", "catalog")
+    if "://" in folder:
+        raise RecipeError(
+            f"{folder} is in a store, and a catalog is mapped into memory; name a folder on a disk", "catalog"
+        )
+    return folder
+
+
+def check_shuffle(shuffle: Shuffle) -> None:
+    """Check how far rows travel; raises a RecipeError at the first fault."""
+    _check_range(shuffle.window_pages, "shuffle.window_pages", 1)
+    parse_bytes(shuffle.window_bytes, where="shuffle.window_bytes")
+
+
+def check_source(name: str, source: Source, where: str) -> None:
+    """Check one source, which stands at `where`; raises a RecipeError at the first fault."""
     if not name.strip() or name != name.strip() or not name.isprintable() or "/" in name or name.startswith("."):
         message = f"the name {name!r} is not usable: printable text without '/', leading '.' or outer spaces"
         raise RecipeError(message, where)

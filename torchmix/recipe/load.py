@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from torchmix.recipe.checks import check_values
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.structs import RECIPE_VERSION, Recipe
 from torchmix.recipe.yaml_lines import line_of, parse_yaml
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -59,11 +61,28 @@ def check_recipe(recipe: Recipe | Mapping[str, Any]) -> Recipe:
     Raises:
         RecipeError: Any fault, with its path of keys.
     """
+    return _recipe_of_plain(_plain(dict(recipe) if isinstance(recipe, Mapping) else recipe))
+
+
+def check_types(struct: Struct, where: str) -> Struct:
+    """A Struct of a recipe, rebuilt from values of the right types; what they mean is for `checks.py`.
+
+    Args:
+        struct: As it was built in Python.
+        where: The path of keys at which it would stand in a recipe.
+
+    Raises:
+        RecipeError: A value of another type, with its path of keys.
+    """
+    built: Struct = build(type(struct), _plain(struct), where)
+    return built
+
+
+def _plain(value: Any) -> Any:
     try:
-        plain = msgspec.to_builtins(dict(recipe) if isinstance(recipe, Mapping) else recipe, enc_hook=os.fspath)
+        return msgspec.to_builtins(value, enc_hook=os.fspath)
     except (TypeError, ValueError, RecursionError) as error:
         raise RecipeError(f"the recipe holds a value that no recipe can hold: {error}") from error
-    return _recipe_of_plain(plain)
 
 
 def _recipe_of_plain(plain: Any) -> Recipe:
@@ -81,7 +100,6 @@ def _recipe_of_plain(plain: Any) -> Recipe:
     except msgspec.ValidationError:
         recipe = build(Recipe, plain)
     check_values(recipe)
-    parse_bytes(recipe.shuffle.window_bytes, where="shuffle.window_bytes")
     parse_bytes(recipe.read.cache, where="read.cache")
     return recipe
 

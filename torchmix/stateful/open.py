@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from torchmix import __version__
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, open_catalog, part_of_catalog
 from torchmix.catalog.vocabulary import check_vocabulary
 from torchmix.constructor.context_parallel import check_context_parallel
@@ -156,7 +157,7 @@ def build_loader(
             catalog = _catalog(recipe, whole, folder)
             rows = {name: source.num_documents for name, source in catalog.sources.items()}
             check_rows_of_part(whole, part, rows)
-            check_vocabulary(recipe, catalog, padded_vocab_size=padded_vocab_size)
+            check_vocabulary(recipe.vocab_size, catalog, padded_vocab_size=padded_vocab_size)
             settings = StreamSettings(
                 recipe=recipe,
                 directory=str(folder),
@@ -193,10 +194,12 @@ def build_loader(
 
 def _catalog(recipe: Recipe, whole: Recipe, folder: Path) -> Catalog:
     """The catalog of a part; what is missing is built for all parts together."""
+    catalog_folder = folder / whole.catalog
     try:
-        return open_catalog(recipe, folder)
+        return open_catalog(catalog_folder, settings_of(recipe.sources, recipe.shuffle))
     except CatalogMissing:
-        return part_of_catalog(ensure_catalog(with_all_sources(whole), folder), recipe)
+        every = settings_of(with_all_sources(whole).sources, whole.shuffle)
+        return part_of_catalog(ensure_catalog(catalog_folder, every, folder), recipe.sources)
 
 
 def _recipe_and_folder(

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.catalog.vocabulary import id_limit
 from torchmix.constructor.arrays import StepArrays
@@ -84,7 +85,7 @@ def replica_steps(
     """
     recipe, folder = settings.recipe, Path(settings.directory)
     fingerprint = recipe_fingerprint(recipe)
-    catalog = catalog or open_catalog(recipe, folder)
+    catalog = catalog or open_catalog(folder / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
     memory = memory or StepMemory()
     planner = open_planner(
         recipe, catalog, dp=settings.dp, micro_batch_size=settings.micro_batch_size, one_pass=settings.one_pass
@@ -100,7 +101,8 @@ def replica_steps(
         return
     masked = masked_sources(recipe)
     bounds = BadTokenBounds(recipe, catalog)
-    cache_bytes, ids = parse_bytes(recipe.read.cache, where="read.cache"), id_limit(recipe, settings.padded_vocab_size)
+    cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
+    ids = id_limit(recipe.vocab_size, settings.padded_vocab_size)
     reader = Reader(catalog, folder, cache_bytes=cache_bytes, ids=ids, masked=masked)
     windows = WindowsAhead(planner, reader)
     first_microbatch = start.microbatch
