@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.arrow_files import write_arrow
 from torchmix.errors import CorruptPage
+from torchmix.formats.arrow.batches import find_batches, open_arrow
 from torchmix.formats.arrow.source import ArrowSource
 
 
@@ -47,3 +48,24 @@ def test_a_message_of_a_version_that_no_reader_knows_is_damage(tmp_path: Path) -
         pa.ipc.open_stream(str(path)).read_all()
     with pytest.raises(CorruptPage, match="metadata is of version 2"):
         source.scan(path)
+
+
+def test_a_batch_in_the_place_of_another_is_told_by_its_size_in_the_footer(tmp_path: Path) -> None:
+    table = pa.table({"ids": [[i] * (40 if i < 5 else 3) for i in range(10)]})
+    path = write_arrow(tmp_path / "a.arrow", table, batch_rows=5)
+    source = ArrowSource(name="s", column="ids", kind="tokens")
+    first, second = source_batches(path)
+    content = bytearray(path.read_bytes())
+    content[first : first + 400] = content[second : second + 400]
+    path.write_bytes(content)
+    with pytest.raises((pa.ArrowInvalid, OSError), match="body"):
+        pa.ipc.open_file(str(path)).read_all()
+    with pytest.raises(CorruptPage, match=rf"no whole message at byte {first}: its body has \d+ bytes, \d+ by the"):
+        source.scan(path)
+
+
+def source_batches(path: Path) -> list[int]:
+    """Where the messages of the batches begin."""
+    content = path.read_bytes()
+    file = open_arrow(lambda offset, count: content[offset : offset + count], len(content), "file")
+    return [batch.offset for batch in find_batches(file, lambda a, n: content[a : a + n], None, "file")]

@@ -60,8 +60,8 @@ class ArrowFile:
     """Where the messages behind the schema begin."""
     num_bytes: int
     """Size of the file."""
-    blocks: tuple[list[int], list[int]] | None
-    """Where the messages with dictionaries, and with batches, begin; None for a stream."""
+    blocks: list[tuple[int, int]] | None
+    """Where messages begin, those with dictionaries first, and the sizes of their bodies; None for a stream."""
 
 
 def open_arrow(read: Read, num_bytes: int, where: str) -> ArrowFile:
@@ -123,8 +123,8 @@ def _open_file(read: Read, num_bytes: int, where: str) -> ArrowFile:
     if schema is None:
         raise ValueError("no schema in its footer")
     _refuse_big_endian(schema)
-    blocks = [footer.structs(slot, 24)[:, 0].tolist() for slot in (2, 3)]
-    for offset in (*blocks[0], *blocks[1]):
+    blocks = [(int(block[0]), int(block[2])) for slot in (2, 3) for block in footer.structs(slot, 24)]
+    for offset, _ in blocks:
         if not _BEGIN_BYTES <= offset < num_bytes:
             raise ValueError(f"its footer places a batch at byte {offset} of {num_bytes}")
     alone = pa.BufferReader(b"".join([MAGIC, b"\0\0", content, tail]))
@@ -134,7 +134,7 @@ def _open_file(read: Read, num_bytes: int, where: str) -> ArrowFile:
         version=footer.number(0, "<h"),
         first_message=_BEGIN_BYTES,
         num_bytes=num_bytes,
-        blocks=(blocks[0], blocks[1]),
+        blocks=blocks,
     )
 
 
@@ -158,11 +158,11 @@ def find_batches(file: ArrowFile, read: Read, dictionary_id: int | None, where: 
         SourceUnreadable: The column's dictionary comes in parts.
     """
     dictionary: tuple[int, int] | None = None
-    blocks = iter([*file.blocks[0], *file.blocks[1]]) if file.blocks is not None else None
-    offset = file.first_message
+    blocks = iter(file.blocks) if file.blocks is not None else None
+    offset, body_bytes = file.first_message, -1
     while True:
         if blocks is not None:
-            offset = next(blocks, -1)
+            offset, body_bytes = next(blocks, (-1, -1))
             if offset < 0:
                 return
         try:
@@ -175,6 +175,8 @@ def find_batches(file: ArrowFile, read: Read, dictionary_id: int | None, where: 
             message = parse_message(read(offset + prefix, size))
             if message.kind not in ("dictionary", "batch"):
                 raise ValueError("it is neither a record batch nor a dictionary")
+            if body_bytes >= 0 and message.body_bytes != body_bytes:
+                raise ValueError(f"its body has {message.body_bytes} bytes, {body_bytes} by the footer")
             if body_offset + message.body_bytes > file.num_bytes:
                 raise ValueError("the file ends within it")
             is_dictionary = message.kind == "dictionary" and message.header.number(0, "<q") == dictionary_id
