@@ -7,6 +7,8 @@ choose_tokenizer.py  the tokenizer of text, given or asked for
 from_files.py        a recipe for data files
 megatron_blend.py    Megatron's data flags -> datasets and their shares
 megatron_ramp.py     Megatron's flags of the batch -> stages by step
+inner_ends.py        a look into a Megatron dataset: EODs inside documents
+megatron_resets.py   Megatron's flags about the ends of documents
 megatron.py          a recipe for a blend of Megatron's
 demo.py              a small corpus and its recipe
 command.py           the verb: which of these is asked for

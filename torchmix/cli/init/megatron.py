@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
+from torchmix.cli.init import megatron_resets
 from torchmix.cli.init.megatron_blend import (
     Blend,
     num_documents,
@@ -43,8 +44,6 @@ from torchmix.recipe.parts import has_part
 from torchmix.recipe.structs import Recipe
 from torchmix.storage.stores import is_uri, place_of
 
-STOPS = "document  # attention and positions stop at documents: --reset-attention-mask and --reset-position-ids"
-RUNS_ON = "none  # attention goes over documents: Megatron without --reset-attention-mask; document stops it"
 ONE_PASS = (("max_epochs", "1"), ("on_exhausted", "renormalise"))
 DEFAULT_SPLIT = "969, 30, 1"
 """What Megatron takes where --data-path has no --split."""
@@ -69,8 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--per-split-data-args-path", type=Path, metavar="FILE", help="JSON of train, valid and test")
     data.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
     data.add_argument("--step-batch-size-schedule", metavar="SCHEDULE", help='as "0:768 250B:1536"')
-    for flag in ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"):
-        data.add_argument(flag, action="store_true")
+    megatron_resets.add_arguments(data)
 
 
 def has_blend(arguments: argparse.Namespace) -> bool:
@@ -92,8 +90,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     check_is_free(target, arguments.force)
     blends, split = _blends(arguments)
     taken: set[str] = set()
-    parts = {part: _sources(blend, part, split, taken, arguments) for part, blend in blends.items()}
-    masked = arguments.reset_position_ids or arguments.reset_attention_mask
+    found = {part: _sources(blend, part, split, taken, arguments) for part, blend in blends.items()}
+    parts, about_resets = megatron_resets.with_reset_ids(found, arguments, target.absolute().parent)
     left_out = [
         f"{prefix} has weight 0 and is left out; Megatron fails on a weight of 0"
         for blend in blends.values()
@@ -115,11 +113,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         tail=(
             "packing:",
             "  method: concat  # documents run on from sample to sample, as in Megatron's GPTDataset",
-            f"  boundaries: {STOPS if masked else RUNS_ON}",
+            *megatron_resets.packing_lines(parts, arguments),
         ),
     )
     write_recipe(target, yaml_of(draft))
-    warnings = left_out + (_without_rows(load_recipe(target), parts["train"], target) if split is not None else [])
+    warnings = [*left_out, *about_resets]
+    if split is not None:
+        warnings += _without_rows(load_recipe(target), parts["train"], target)
     if arguments.json:
         sources = [
             {"part": part, "name": source.name, "path": source.path, "share": source.share}
