@@ -43,6 +43,9 @@ class Notes:
     def forget(self, source: int, pages: np.ndarray) -> None:
         self.forgotten += pages.tolist()
 
+    def end_window(self, source: int, pages: np.ndarray | None) -> None:
+        pass
+
 
 Followed = tuple[Planner, Cursor, Notes]
 

@@ -28,7 +28,7 @@ from torchmix.recipe.structs import Recipe
 SHOWN_ROWS = 10
 """Bad rows of a source that a finding names."""
 MOST_AMPLIFICATION = 1.5
-"""Tokens decoded for each one served, above which shuffling by row is told what it costs."""
+"""Times that a page is decoded in an epoch, above which shuffling by row is told what it costs."""
 
 
 class Level(enum.Enum):
@@ -157,7 +157,7 @@ def _scattered_rows(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
     amplification = 1 + (1 - kept) * (rows_of_page - 1)
     if recipe.shuffle.method == "row" and amplification > MOST_AMPLIFICATION:
         message = (
-            f"row decodes about {amplification:.1f} tokens for each one that is served (decode_amplification): a page "
+            f"row decodes each page about {amplification:.1f} times an epoch (decode_amplification): a page "
             f"has {rows_of_page:.0f} rows, and read.cache holds {percent_text(kept)} of all pages. With method page it "
             f"is about one; a larger read.cache, or files with smaller pages, lower it"
         )

@@ -110,6 +110,9 @@ def row_batches(
         if order.method == "page":
             done = order.pages(here.place.epoch, here.number)
             reader.forget(0, np.setdiff1d(done, coming))
+            reader.end_window(0, done)
+        elif following is None or following.place.epoch != here.place.epoch:
+            reader.end_window(0, None)
         used = 0
 
 

@@ -31,6 +31,7 @@ from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import CatalogError, LoaderClosed
 from torchmix.formats.source import Int64Array, Source
 from torchmix.reader.coming_pages import Coming, ComingPages
+from torchmix.reader.decode_count import DecodeCount
 from torchmix.reader.decoded_page import DecodedPage, DictionaryPage
 from torchmix.reader.decoders import decoders_of
 from torchmix.reader.id_check import IdCheck
@@ -88,6 +89,7 @@ class Reader:
         # Pages are numbered over all sources, as keys of the cache.
         pages_of_source = [source.catalog.pages.num_pages for source in self._sources]
         self._first_key = np.cumsum([0, *pages_of_source])
+        self._decode_count = DecodeCount(self._first_key)
         self._locator = Locator([source.catalog for source in self._sources])
         self._checked_s = time.monotonic()
         self._token_bytes = np.array([source.mapped.token_bytes for source in self._sources], np.int64)
@@ -246,13 +248,17 @@ class Reader:
             self._cache.forget(int(self._first_key[source]) + page)
         self._sources[source].mapped.forget()
 
+    def end_window(self, source: int, page_ids: Int64Array | None) -> None:
+        """Say that a window with these pages has ended, or with None one of all pages; for `stats` alone."""
+        self._decode_count.begin_anew(source, page_ids)
+
     def stats(self) -> dict[str, int | float]:
         """Figures since the reader was made.
 
         Returns:
             bytes_read: from files, footers not counted; of mapped files what was served.
             bytes_decoded, bytes_served: of tokens, 1 to 8 bytes each as they are kept; the same of mapped files.
-            decode_amplification: their ratio; 0 before anything is served.
+            decode_amplification: pages decoded over distinct pages of their window; see decode_count.py.
             pages_decoded: ahead of need or not; bad_pages: of masked sources, that could not be.
             cache_hits, cache_misses: pages of a call that were kept, and that had to be decoded.
             cache_bytes, cache_pages, open_document_bytes, files_open: now.
@@ -264,7 +270,7 @@ class Reader:
             "bytes_read": self._bytes_mapped + sum(source.bytes_read for source in active),
             "bytes_decoded": bytes_decoded,
             "bytes_served": self._bytes_served,
-            "decode_amplification": bytes_decoded / self._bytes_served if self._bytes_served else 0.0,
+            "decode_amplification": self._decode_count.amplification,
             "pages_decoded": sum(source.pages_decoded for source in active),
             "bad_pages": sum(source.num_bad_pages for source in self._sources),
             "cache_hits": self._cache_hits,
@@ -335,6 +341,7 @@ class Reader:
                 first_key = int(self._first_key[s])
                 for page, decoded in zip(pages, self._sources[s].decode(pages, fetch), strict=True):
                     if not decoded.is_view:
+                        self._decode_count.add(first_key + page)
                         self._cache.keep(first_key + page, decoded, decoded.num_bytes)
                     yield decoded
         finally:

@@ -38,6 +38,8 @@ class WindowsAhead:
         # Of others each step needs as many new pages as any other, or the next window has the same pages.
         ahead = [s for s, order in enumerate(self._orders) if order.method == "page" and order.num_windows > 1]
         self._sources = np.array(ahead, np.int64)
+        self._whole = np.array([s for s in range(len(self._orders)) if s not in ahead], np.int64)
+        """Sources of which any step may need any page: an epoch is their window."""
         self._sparse = [s for s in ahead if self._orders[s].is_sparse]
         # What is decoded together costs less; a quarter of a window at most, for the cache holds two and little more.
         quarter = [max(1, order.sizes.window_pages // 4) for order in self._orders]
@@ -65,6 +67,10 @@ class WindowsAhead:
         for source, pages in outlived.items():
             # One step late: pieces deferred from the finished window were in the step just built.
             self._reader.forget(source, pages)
+        whole = self._whole[(epoch[self._whole] != self._epoch[self._whole]) & (self._epoch[self._whole] >= 0)]
+        for source in whole.tolist():
+            self._reader.end_window(source, None)
+        self._epoch[self._whole] = epoch[self._whole]
         due = (self._num_next[s] * offset[s] / self._num_pieces[s] + self._phases[s]).astype(np.int64)
         is_due = due > self._num_warmed[s]
         stops = np.minimum(due + self._at_once[s] - 1, self._num_next[s])
@@ -100,6 +106,8 @@ class WindowsAhead:
         present = self._present[s] = _Present(this, following)
         if finished is not None:
             self._outlived[s] = present.less_needed(finished.this.pages)
+        if finished is not None:
+            self._reader.end_window(s, finished.this.pages)
         self._epoch[s], self._window[s] = here
         self._num_pieces[s] = max(1, order.num_pieces(*here))
         self._num_next[s], self._num_warmed[s] = len(following.pages), 0
