@@ -40,8 +40,17 @@ def test_counts_have_separators() -> None:
 
 
 def test_columns_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(("name", "n"), [("a", "1"), ("longer", "1,234")])
+    print_table({"name": "what it is called", "n": "how many"}, [("a", "1"), ("longer", "1,234")], explain=False)
     assert capsys.readouterr().out == "name        n\na           1\nlonger  1,234\n"
+
+
+def test_meanings_stand_below_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table({"name": "what it is called", "n": "word " * 30}, [("a", "1")], explain=True)
+    table, meanings = capsys.readouterr().out.split("\n\n")
+    assert table == "name  n\na     1"
+    first, second, *more = meanings.splitlines()
+    assert first == "  name  what it is called" and second.startswith("  n     word word")
+    assert more and all(line.startswith("        word") and len(line) <= 100 for line in more)
 
 
 def test_counts_of_arguments_have_a_lower_bound() -> None:

@@ -27,6 +27,7 @@ from torchmix.cli.findings import (
 from torchmix.cli.forecast import SIMULATED_STEPS, Forecast, forecast
 from torchmix.cli.terminal import (
     ExitCode,
+    add_explain,
     add_part,
     at_least,
     count_text,
@@ -46,6 +47,16 @@ from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, recipe_of_part, with_all_sources
 from torchmix.recipe.structs import Recipe
 
+COLUMNS = {
+    "source": "a source of the recipe, by its name",
+    "share": "its share of the tokens that are trained on, as the recipe says",
+    "documents": "rows of its files, with those that have no tokens, and with rows that other parts use",
+    "tokens": "of all these rows together",
+    "first step": "the step, from 0 on, in which its first document comes; ~: estimated; -: it never comes",
+    "given": "tokens of it in all steps: those that are in samples, not those that wait for a later step",
+    "epochs": "how often that goes through the rows that this part uses; 0.5 is half of them once",
+    "runs out": "the first step that asks for more than its max_epochs; ~: estimated; -: none does",
+}
 HELP = "check a recipe, its files and what each source will give"
 
 
@@ -65,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of the model's embedding, as Megatron pads its vocabulary; data and vocab_size are compared with it",
     )
     add_part(parser)
+    add_explain(parser)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -102,7 +114,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         print_json(_values(arguments, recipe, catalog, result, findings, code))
     else:
         if catalog is not None and result is not None:
-            _print_sources(recipe, catalog, result)
+            _print_sources(recipe, catalog, result, explain=arguments.explain)
         _print_findings(findings)
     return code
 
@@ -141,8 +153,7 @@ def _placed(finding: Finding, whole: Recipe) -> Finding:
     return finding
 
 
-def _print_sources(recipe: Recipe, catalog: Catalog, result: Forecast) -> None:
-    header = ("source", "share", "documents", "tokens", "first step", "given", "epochs", "runs out")
+def _print_sources(recipe: Recipe, catalog: Catalog, result: Forecast, *, explain: bool) -> None:
     rows = [
         (
             source.name,
@@ -160,7 +171,7 @@ def _print_sources(recipe: Recipe, catalog: Catalog, result: Forecast) -> None:
     print(
         f"{count_text(stop)} steps of {count_text(result.capacity_tokens)} tokens, {percent_text(result.fill)} filled\n"
     )
-    print_table(header, rows)
+    print_table(COLUMNS, rows, explain=explain)
     if result.simulated_steps < stop:
         print(f"\n~ and all sums: estimated from the first {count_text(result.simulated_steps)} steps")
     open_bytes = open_document_bytes(recipe, catalog)

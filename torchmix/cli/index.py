@@ -15,7 +15,7 @@ from typing import Any
 
 from torchmix.catalog.parts import num_parts
 from torchmix.catalog.store import SourceCatalog, catalog_fingerprint
-from torchmix.cli.terminal import ExitCode, count_text, print_json, print_table, progress_bar
+from torchmix.cli.terminal import ExitCode, add_explain, count_text, print_json, print_table, progress_bar
 from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan import IndexReport, index_sources
 from torchmix.recipe.byte_sizes import bytes_text
@@ -24,12 +24,24 @@ from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import with_all_sources
 from torchmix.recipe.structs import Recipe
 
+COLUMNS = {
+    "source": "a source of the recipe, by its name",
+    "files": "its files",
+    "size": "of these files, with columns that are not read",
+    "documents": "rows of the files, with those that have no tokens",
+    "empty": "rows without tokens, which are passed over",
+    "tokens": "of all rows together",
+    "longest": "tokens of the longest document",
+    "pages": "units of reading: a page is read and decoded as a whole",
+    "a window": "pages whose rows are shuffled together (shuffle.window_pages and window_bytes of the recipe)",
+}
 HELP = "build the catalog of a recipe, or bring it up to date"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this verb beside RECIPE and --json."""
     parser.add_argument("--force", action="store_true", help="scan every file again, in the sorted order of paths")
+    add_explain(parser)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -62,7 +74,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             }
         )
     else:
-        _print(report)
+        _print(report, explain=arguments.explain)
     return ExitCode.OK
 
 
@@ -113,8 +125,7 @@ def _values(report: IndexReport) -> dict[str, Any]:
     }
 
 
-def _print(report: IndexReport) -> None:
-    header = ("source", "files", "size", "documents", "empty", "tokens", "longest", "pages", "a window")
+def _print(report: IndexReport, *, explain: bool) -> None:
     rows = [
         (
             source.name,
@@ -129,7 +140,7 @@ def _print(report: IndexReport) -> None:
         )
         for source in report.catalog.sources.values()
     ]
-    print_table(header, rows)
+    print_table(COLUMNS, rows, explain=explain)
     scanned = f"{report.scanned_files} files scanned, {report.kept_files} kept"
     resumed = f", {report.resumed_files} taken from an unfinished run" if report.resumed_files else ""
     print(f"\n{report.catalog.directory}: {scanned}{resumed}")

@@ -18,7 +18,7 @@ from torchmix.catalog.store import open_catalog
 from torchmix.cli.forecast import epoch_tokens
 from torchmix.cli.plan_files import paths_of, write_plan_files
 from torchmix.cli.plan_summary import PlanSummary, print_summary
-from torchmix.cli.terminal import ExitCode, add_part, at_least, print_json, progress_bar
+from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--micro-batch-size", type=at_least(1), default=1, metavar="B", help="samples of a microbatch (default 1)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write pieces.parquet and steps.parquet here")
+    add_explain(parser)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -107,7 +108,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         f"steps {arguments.start} to {last} of {of_part}: {samples} samples x {recipe.batch.length} tokens, "
         f"dp {arguments.dp}, micro-batch size {arguments.micro_batch_size}\n"
     )
-    print_summary(values)
+    print_summary(values, explain=arguments.explain)
     if has_ended:
         print(f"\none pass: after step {last} every document has been given once")
     if arguments.out is not None:

@@ -13,8 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from torchmix.cli.terminal import count_text, percent_text, print_table
+from torchmix.cli.terminal import count_text, percent_text, print_meanings, print_table
 from torchmix.planner.plan import StepPlan
+
+COLUMNS = {
+    "source": "a source of the recipe, by its name",
+    "share": "its share of the tokens that are trained on, as the recipe says",
+    "given": "its share of the tokens in the samples of these steps",
+    "tokens": "of it in these samples",
+    "epochs": "how often it has been gone through since step 0, up to the last of these steps",
+    "an epoch": "tokens that going through it once gives, after packing.overflow",
+    "deferred": "tokens of it that were drawn and wait, after the last of these steps, for a later one",
+}
+LINES = {
+    "fill": "tokens in samples over the tokens that the samples have room for; the rest is padding",
+    "balance": "cost of the slowest rank, summed over the microbatches, over the least that any placement could reach, "
+    "1 being perfect; hash order is the same for samples that are placed without a look at their cost",
+    "deferred": "pieces that came in a later step than their document was drawn in, and by how many steps at most",
+    "planning": "time to plan a step, without reading",
+    "digest": "of the order from step 0 to this one: equal digests are equal orders",
+}
 
 
 class PlanSummary:
@@ -112,11 +130,10 @@ class PlanSummary:
         }
 
 
-def print_summary(values: Mapping[str, Any]) -> None:
+def print_summary(values: Mapping[str, Any], *, explain: bool = False) -> None:
     """Print `PlanSummary.values()` for a person."""
     if not values["num_steps"]:
         return
-    header = ("source", "share", "given", "tokens", "epochs", "an epoch", "deferred")
     rows = [
         (
             source["name"],
@@ -129,7 +146,7 @@ def print_summary(values: Mapping[str, Any]) -> None:
         )
         for source in values["sources"]
     ]
-    print_table(header, rows)
+    print_table(COLUMNS, rows, explain=explain)
     planning = values["planning_ms"]
     balance = "nothing to balance at dp 1; see --dp"
     if values.get("dp") != 1:
@@ -148,3 +165,5 @@ deferred  {percent_text(values["late_pieces"])} of the pieces came late, the lat
 {values["oldest_piece_steps"]} step(s)
 planning  {planning["median"]:.2f} ms a step (p95 {planning["p95"]:.2f}, longest {planning["max"]:.2f})
 digest    {values["order_digest"]} after step {values["first_step"] + values["num_steps"] - 1}""")
+    if explain:
+        print_meanings(LINES)

@@ -13,8 +13,8 @@ from pathlib import Path
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.show_rows import print_row, rows_shown
-from torchmix.cli.show_step import plan_of_step, print_sample, samples_shown
-from torchmix.cli.terminal import ExitCode, at_least, print_json
+from torchmix.cli.show_step import COLUMNS, plan_of_step, print_sample, samples_shown
+from torchmix.cli.terminal import ExitCode, add_explain, at_least, print_json, print_meanings
 from torchmix.errors import OptionError
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--characters", type=at_least(1), default=60, metavar="C", help="of both ends of a piece (default 60)"
     )
+    add_explain(parser)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -91,6 +92,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     )
     for sample in samples:
         print_sample(sample, length=recipe.batch.length, characters=arguments.characters)
+    if arguments.explain:
+        print_meanings(COLUMNS)
     return ExitCode.OK
 
 

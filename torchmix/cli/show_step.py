@@ -25,6 +25,14 @@ from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.structs import Recipe
 from torchmix.steps.state import cursor_of_state, decode_state
 
+COLUMNS = {
+    "source": "a source of the recipe, by its name",
+    "file": "the file that the document lies in",
+    "row": "its row, counted through all files of the source; torchmix show --source NAME --row R shows it whole",
+    "epoch": "how often the source had been gone through before",
+    "tokens": "which tokens of the document are this piece, half-open, of how many",
+}
+
 
 def plan_of_step(recipe: Recipe, catalog: Catalog, arguments: argparse.Namespace) -> StepPlan:
     """The step that the arguments name.
@@ -105,7 +113,7 @@ def print_sample(sample: dict[str, Any], *, length: int, characters: int) -> Non
             )
         )
     if rows:
-        print_table(("source", "file", "row", "epoch", "tokens"), rows)
+        print_table(COLUMNS, rows, explain=False)
     for number, piece in enumerate(sample["pieces"]):
         if piece["text"] is not None:
             print(f"  {number}: {excerpt(piece['text'], characters)}")

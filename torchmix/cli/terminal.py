@@ -11,6 +11,7 @@ import argparse
 import enum
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,21 +59,38 @@ def print_json(values: Mapping[str, Any]) -> None:
     print(json.dumps(values, indent=2, ensure_ascii=False))
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    """Declare --explain."""
+    parser.add_argument("--explain", action="store_true", help="say below each table what its columns mean")
+
+
+def print_table(columns: Mapping[str, str], rows: Sequence[Sequence[str]], *, explain: bool) -> None:
     """Print rows under a header: the first column flush left, the others flush right.
 
     Args:
-        header: Name of each column.
+        columns: Name of each column, and what it means.
         rows: Texts, as many in each row as there are columns.
+        explain: Print the meanings below the table.
     """
-    lines = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    lines = [list(columns), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     for line in lines:
         cells = [
             line[0].ljust(widths[0]),
             *(text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True)),
         ]
         print("  ".join(cells).rstrip())
+    if explain:
+        print_meanings(columns)
+
+
+def print_meanings(meanings: Mapping[str, str]) -> None:
+    """Print what names mean, one below the other, wrapped."""
+    width = max(map(len, meanings))
+    print()
+    for name, meaning in meanings.items():
+        indent = " " * (width + 4)
+        print(textwrap.fill(meaning, 100, initial_indent=f"  {name.ljust(width)}  ", subsequent_indent=indent))
 
 
 def count_text(count: int) -> str:

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from torchmix.cli.init import demo, from_files, megatron
-from torchmix.cli.terminal import ExitCode, at_least
+from torchmix.cli.terminal import ExitCode, add_explain, at_least
 from torchmix.errors import OptionError
 
 HELP = "write a recipe for data files, for a blend of Megatron's, or for a demonstration"
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=at_least(0), default=1234, metavar="N", help="default 1234")
     parser.add_argument("--out", dest="recipe", type=Path, default=Path("recipe.yaml"), metavar="FILE")
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
+    add_explain(parser)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:

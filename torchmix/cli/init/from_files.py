@@ -50,6 +50,15 @@ packing:
 shuffle: {window_pages: 256, window_bytes: 64MiB}   # how far rows travel; fixed when the source is indexed
 read: {cache: 1GiB}           # decoded pages kept in each process that reads; no part of the order
 """
+COLUMNS = {
+    "source": "the name of a source in the recipe",
+    "part": "what reads it: train, validation or test; with split, a source of train is read by all three",
+    "format": "what its files are",
+    "column": "the column that is read; -: there are none, as in Megatron's .bin",
+    "files": "its files",
+    "size": "of these files, with columns that are not read",
+    "share": "of the tokens of this part: by size, as far as the column takes it",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,7 +263,7 @@ def _tell(
         )
         return
     print_table(
-        ("source", "part", "format", "column", "files", "size", "share"),
+        COLUMNS,
         [
             (
                 source.name,
@@ -267,6 +276,7 @@ def _tell(
             )
             for part, source, one in named
         ],
+        explain=arguments.explain,
     )
     if left_out:
         shown = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")

@@ -49,6 +49,12 @@ DEFAULT_SPLIT = "969, 30, 1"
 """What Megatron takes where --data-path has no --split."""
 PREPROCESSED = "_text_document"
 """What Megatron's tools/preprocess_data.py adds to most names."""
+COLUMNS = {
+    "source": "the name of a source in the recipe",
+    "part": "what reads it: train, validation or test; cut by split, a source of train is read by all three",
+    "share": "of the tokens of this part, as Megatron's weight is of its samples",
+    "dataset": "the prefix of its .bin and .idx",
+}
 PART_OF_FLAG = {"train_data_path": "train", "valid_data_path": "validation", "test_data_path": "test"}
 
 
@@ -129,7 +135,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         print_json({"recipe": str(target), "sources": sources, "split": split, "warnings": warnings})
     else:
         rows = [(source.name, part, source.share, str(source.path)) for part in parts for source in parts[part]]
-        print_table(("source", "part", "share", "dataset"), rows)
+        print_table(COLUMNS, rows, explain=arguments.explain)
         for warning in warnings:
             print(f"\nwarning: {warning}")
         print(f"\n{target} is written; next: torchmix index {target}, then torchmix check {target}")
