@@ -69,3 +69,22 @@ def source_batches(path: Path) -> list[int]:
     content = path.read_bytes()
     file = open_arrow(lambda offset, count: content[offset : offset + count], len(content), "file")
     return [batch.offset for batch in find_batches(file, lambda a, n: content[a : a + n], None, "file")]
+
+
+@pytest.mark.parametrize("codec", [None, "zstd"], ids=["slices", "batch"])
+def test_other_nulls_than_the_batch_counts_are_damage(tmp_path: Path, codec: str | None) -> None:
+    """Text and tokens that damaged bits call null would be documents of no tokens."""
+    rows = [None if i in (3, 77) else [i] for i in range(100)]
+    bits = np.packbits([row is not None for row in rows], bitorder="little").tobytes()
+    path = tmp_path / "a.arrow"
+    table = pa.table({"ids": pa.array(rows, pa.list_(pa.int32()))})
+    source = ArrowSource(name="s", column="ids", kind="tokens")
+    write_arrow(path, table, codec=codec)
+    content = path.read_bytes()
+    assert content.count(bits) == 1, "zstd leaves so few bytes as they are"
+    assert source.scan(path).tokens.sum() == 98
+    path.write_bytes(content.replace(bits, bits[:-3] + bytes(3)))
+    with pytest.raises(pa.ArrowInvalid, match="null_count"):
+        pa.ipc.open_file(str(path)).read_all().validate(full=True)
+    with pytest.raises(CorruptPage, match=r"\d+ of 100 rows are null by their bits, 2 by the batch"):
+        source.scan(path)

@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from torchmix.formats.arrow.message import BatchLayout
 
@@ -224,8 +225,10 @@ class Walk:
         held = [*own[:1], *(pa.py_buffer(b"") if buffer is None else buffer for buffer in own[1:])]
         if num_nulls and (num_nulls > num_rows or not own or own[0] is None):
             raise ValueError(f"{num_nulls} of {num_rows} rows are null by the batch, and no bits say which")
+        if num_nulls:
+            read_nulls(own[0], num_rows, num_nulls)
         if num_nulls and (held_type in _VIEWS or isinstance(held_type, _LIST_VIEWS)):
-            _clear_nulls(held_type, num_rows, held)
+            _clear_nulls(held_type, num_rows, num_nulls, held)
         return num_rows, num_nulls, held
 
     def _enter(self, held_type: pa.DataType) -> int:
@@ -239,6 +242,22 @@ class Walk:
         self.node += 1
         self.buffer += num_buffers
         return num_buffers
+
+
+def read_nulls(bits: bytes | pa.Buffer, num_rows: int, num_nulls: int) -> NDArray[np.bool_]:
+    """Which rows of a field are null.
+
+    Raises:
+        ValueError: There are fewer bits than rows, or other nulls than the batch says.
+    """
+    cells = np.frombuffer(bits, np.uint8)
+    if len(cells) * 8 < num_rows:
+        raise ValueError(f"{len(cells)} bytes of validity for {num_rows} rows")
+    is_null: NDArray[np.bool_] = np.unpackbits(cells, count=num_rows, bitorder="little") == 0
+    found = np.count_nonzero(is_null)
+    if found != num_nulls:
+        raise ValueError(f"{found} of {num_rows} rows are null by their bits, {num_nulls} by the batch")
+    return is_null
 
 
 def _plain_list(array: pa.Array) -> pa.Array:
@@ -265,14 +284,11 @@ def _with_children(held_type: pa.DataType) -> Iterator[pa.DataType]:
             yield from _with_children(held_type.field(i).type)
 
 
-def _clear_nulls(held_type: pa.DataType, num_rows: int, buffers: list[pa.Buffer]) -> None:
+def _clear_nulls(held_type: pa.DataType, num_rows: int, num_nulls: int, buffers: list[pa.Buffer]) -> None:
     """Put zeros into views where a row is null: Arrow does not check what stands there, and follows it all the same."""
     is_text = held_type in _VIEWS
     row_bytes = 16 if is_text else 8 if isinstance(held_type, pa.LargeListViewType) else 4
-    bits = np.frombuffer(buffers[0], np.uint8)
-    if len(bits) * 8 < num_rows:
-        raise ValueError(f"{len(bits)} bytes of validity for {num_rows} rows")
-    is_null = np.unpackbits(bits, count=num_rows, bitorder="little") == 0
+    is_null = read_nulls(buffers[0], num_rows, num_nulls)
     for i in (1,) if is_text else (1, 2):
         if len(buffers[i]) < num_rows * row_bytes:
             raise ValueError(f"{len(buffers[i])} bytes of views for {num_rows} rows")

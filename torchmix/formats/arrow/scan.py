@@ -121,7 +121,9 @@ class ArrowScan:
         starts = row_starts(kind, num_rows, offsets, slices.values[1])
         if starts[0] == starts[-1]:
             return False
-        is_null = null_rows([self.read(body + offset, size) for offset, size in slices.validity], num_rows)
+        is_null = null_rows(
+            [(self.read(body + offset, size), nulls) for (offset, size), nulls in slices.validity], num_rows
+        )
         for first, stop in pairwise(cut_rows(starts).tolist()):
             page = _Page(
                 offset=body + slices.values[0] + int(starts[first]),

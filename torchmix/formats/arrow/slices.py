@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from torchmix.formats.arrow.layout import Column
+from torchmix.formats.arrow.layout import Column, read_nulls
 from torchmix.formats.arrow.message import BatchLayout
 from torchmix.formats.source import Int64Array
 
@@ -30,8 +30,8 @@ Range = tuple[int, int]
 class SliceableColumn:
     """Where the parts of a column lie in the body of a batch."""
 
-    validity: tuple[Range, ...]
-    """Bits that tell which rows, or structs around them, are null; none where no row is."""
+    validity: tuple[tuple[Range, int], ...]
+    """Bits that tell which rows, or structs around them, are null, and how many are; none where no row is."""
     offsets: Range | None
     """Where values of rows begin; None for lists of a fixed size."""
     values: Range
@@ -82,9 +82,9 @@ def find_slices(column: Column, layout: BatchLayout) -> SliceableColumn | None:
     if kind is None or layout.codec is not None or not layout.num_rows:
         return None
     walk, held_type = column.begin(layout, ()), column.held_type
-    structs: list[int] = []
+    nulls: list[tuple[int, int]] = []
     for i in column.path[: _num_structs(column)]:
-        structs.append(walk.buffer)
+        nulls.append((walk.buffer, walk.node))
         held_type = walk.descend(held_type, (i,))
     is_list = kind.value_type is not None
     if walk.node + is_list >= len(layout.nodes):
@@ -95,8 +95,11 @@ def find_slices(column: Column, layout: BatchLayout) -> SliceableColumn | None:
     values = _range(layout, walk.buffer + 1 + (not kind.list_size) + is_list)
     if not values[1]:
         return None
-    validity = [_range(layout, place) for place in (*structs, walk.buffer)]
-    return SliceableColumn(validity=tuple(bits for bits in validity if bits[1]), offsets=offsets, values=values)
+    nulls.append((walk.buffer, walk.node))
+    validity = [(_range(layout, buffer), int(layout.nodes[node, 1])) for buffer, node in nulls]
+    return SliceableColumn(
+        validity=tuple(bits for bits in validity if bits[0][1] or bits[1]), offsets=offsets, values=values
+    )
 
 
 def _num_structs(column: Column) -> int:
@@ -126,17 +129,15 @@ def row_starts(kind: SliceType, num_rows: int, offsets: bytes, values_bytes: int
     return starts
 
 
-def null_rows(validity: list[bytes], num_rows: int) -> NDArray[np.bool_]:
-    """Which rows are null, by the bits of the column and of the structs around it.
+def null_rows(validity: list[tuple[bytes, int]], num_rows: int) -> NDArray[np.bool_]:
+    """Which rows are null, by the bits of the column and of the structs around it, each with the number of its nulls.
 
     Raises:
-        ValueError: There are fewer bits than rows.
+        ValueError: There are fewer bits than rows, or other nulls.
     """
     is_null = np.zeros(num_rows, dtype=bool)
-    for bits in validity:
-        if len(bits) * 8 < num_rows:
-            raise ValueError(f"{len(bits)} bytes of validity for {num_rows} rows")
-        is_null |= np.unpackbits(np.frombuffer(bits, np.uint8), count=num_rows, bitorder="little") == 0
+    for bits, num_nulls in validity:
+        is_null |= read_nulls(bits, num_rows, num_nulls)
     return is_null
 
 
