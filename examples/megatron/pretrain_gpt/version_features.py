@@ -22,8 +22,9 @@ def distillation(bench: Bench) -> list[str] | None:
 
     Megatron compares hashes of the two runs' data.
     """
-    if not (bench.runner.checkout / "megatron" / "training" / "distillation").is_dir():
-        return None
+    checkpointing = bench.runner.checkout / "megatron" / "training" / "checkpointing.py"
+    if "get_logits_saver" not in checkpointing.read_text(encoding="utf-8"):
+        return None  # core 0.18 and older; dev of August 2026 gathers logits, and never writes them
     logits, schedule = bench.runner.folder / "logits", steps_flags(SAVE_AT)
     save = ["--logits-save-dir", str(logits), "--logits-save-top-k", str(TEACHER_TOP)]
     save += [*async_flags(bench.runner), "--use-persistent-ckpt-worker"]  # Megatron asserts both
