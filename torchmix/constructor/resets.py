@@ -65,6 +65,8 @@ def cut_pieces(start: Int64Array, tokens: Int64Array, padded_tokens: Int64Array,
         padded_tokens: [n] the same with padding.
         resets: Places in pieces, rising.
     """
+    if not len(resets):
+        return Parts(piece=np.arange(len(start)), start=start, tokens=tokens, padded_tokens=padded_tokens)
     stop = start + tokens
     piece = np.searchsorted(start, resets, side="right") - 1
     goes_on = resets + 1 < stop[piece]
