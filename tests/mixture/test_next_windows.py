@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
-from torchmix.mixture.next_windows import MOST_A_STEP, NextWindows
+from torchmix.mixture.next_windows import A_STEP, NextWindows
 from torchmix.mixture.order import SourceOrder
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
@@ -65,7 +65,7 @@ def test_borders_of_all_sources_in_one_step_are_spread_over_the_steps_before(
     plain, plain_counts = plans(planner_of(num_windows), made, 260)
     assert [one.order_digest for one in ahead] == [one.order_digest for one in plain]
     assert max(plain_counts[1:]) > 20, "the sources do not reach their borders together: the test says nothing"
-    assert max(counts[1:]) <= MOST_A_STEP
+    assert max(counts[1:]) <= A_STEP
     assert len(places) == len(set(places)), "a window was made twice"
     assert set(made) <= set(places) and len(places) - len(made) <= NUM_SOURCES
 

@@ -2,7 +2,7 @@
 
 In: where the sources stand after each step, and what the step asked of them. Out: windows kept by their orders until
 they are drawn from. Must hold: no order changes; a window that comes before it was made is made then. Cost: a few array
-operations a step, and MOST_A_STEP windows at most. Equal sources reach a border in the same step whatever their order:
+operations a step, and A_STEP windows. Equal sources reach a border in the same step whatever their order:
 without this, 300 of them would make 300 windows there.
 """
 
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torchmix.mixture.draw import Position
 from torchmix.mixture.order import SourceOrder
 
-MOST_A_STEP = 8
-"""Windows made after a step."""
+A_STEP = 8
+"""Windows made after a step, or as many as it takes for all to be in time."""
 MOST_STEPS = 64
 """A window is made at most so many steps ahead: fewer where there are few sources, since a window takes memory."""
 
@@ -31,7 +31,7 @@ class NextWindows:
         """`max_epochs`: int64 [S] epochs that each source may give."""
         self._orders = orders
         self._max_epochs = max_epochs
-        self._most_steps = min(MOST_STEPS, 2 + 2 * len(orders) // MOST_A_STEP)
+        self._most_steps = min(MOST_STEPS, 2 + 2 * len(orders) // A_STEP)
         self._after: Position | None = None
         # All [S], of the window that each source stands in.
         self._is_known = np.zeros(len(orders), np.bool_)
@@ -58,7 +58,10 @@ class NextWindows:
         steps_left = self._left_tokens // np.maximum(asked, 1)
         is_due = self._is_known & ~self._is_made & (asked > 0) & (steps_left >= 1) & (steps_left <= self._most_steps)
         due = np.flatnonzero(is_due)
-        for s in due[np.argsort(steps_left[due], kind="stable")][:MOST_A_STEP].tolist():
+        due = due[np.argsort(steps_left[due], kind="stable")]
+        # Of the first k of them one in each step that is left would be in time.
+        needed = -(-np.arange(1, len(due) + 1) // steps_left[due])
+        for s in due[: max(A_STEP, int(needed.max(initial=0)))].tolist():
             self._is_made[s] = True
             place = self._orders[s].following(int(after.epoch[s]), int(after.window[s]))
             if place[0] < self._max_epochs[s]:
