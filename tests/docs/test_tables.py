@@ -58,7 +58,7 @@ def keys_of(kind: Any, prefix: str = "") -> dict[str, str]:
         elif struct is not None:
             keys |= keys_of(struct, f"{name}.NAME." if str(field.type).startswith("dict") else f"{name}.")
         elif str(field.type).startswith("dict"):
-            keys[f"{name}.NAME"] = "required"
+            keys[f"{name}.NAME"] = "required" if field.required else "none"
         elif field.required:
             keys[name] = "required"
         else:

@@ -22,7 +22,7 @@ from torchmix.mixture.shares.integers import SHARE_ONE, integer_shares
 from torchmix.planner.pack import Pieces
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Decision, Planner
-from torchmix.recipe.shares import parse_shares
+from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.structs import Recipe
 
 Span = tuple[int, int]

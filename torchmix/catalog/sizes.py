@@ -36,10 +36,14 @@ class SourceSizes:
     """Pages of one shuffle window, 1 or more; fixed when the source was indexed."""
     longest_tokens: int = -1
     """Tokens of the longest document, which the catalog knows; -1 to look through `tokens`."""
+    num_tokens: int = -1
+    """Tokens of all documents, likewise."""
 
     def __post_init__(self) -> None:
         if self.longest_tokens < 0:
             object.__setattr__(self, "longest_tokens", int(self.tokens.max(initial=0)))
+        if self.num_tokens < 0:
+            object.__setattr__(self, "num_tokens", int(self.tokens.sum(dtype=np.int64)))
 
     @property
     def num_pages(self) -> int:

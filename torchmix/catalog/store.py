@@ -184,6 +184,7 @@ def open_source(
         tokens=tokens,
         window_pages=entry.window_pages,
         longest_tokens=entry.max_document_tokens,
+        num_tokens=entry.num_tokens,
     )
     if pages.num_rows != sizes.num_documents:
         raise CatalogError(

@@ -25,6 +25,7 @@ from torchmix.cli.findings import (
     sources_findings,
 )
 from torchmix.cli.forecast import SIMULATED_STEPS, Forecast, forecast
+from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
@@ -172,12 +173,18 @@ def _print_sources(recipe: Recipe, catalog: Catalog, result: Forecast, *, explai
         f"{count_text(stop)} steps of {count_text(result.capacity_tokens)} tokens, {percent_text(result.fill)} filled\n"
     )
     print_table(COLUMNS, rows, explain=explain)
+    print_groups(_groups(recipe, result), explain=explain)
     if result.simulated_steps < stop:
         print(f"\n~ and all sums: estimated from the first {count_text(result.simulated_steps)} steps")
     open_bytes = open_document_bytes(recipe, catalog)
     if open_bytes:
         print(f"\nopen documents: up to {bytes_text(open_bytes)} beside read.cache, in each process that reads")
     print()
+
+
+def _groups(recipe: Recipe, result: Forecast) -> list[dict[str, Any]]:
+    shares = {source.name: source.share for source in result.sources}
+    return group_values(recipe, shares, {source.name: source.delivered_tokens for source in result.sources})
 
 
 def _step_text(result: Forecast, step: int | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,8 @@ from torchmix.cli.forecast import Forecast, SourceForecast
 from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.documents import rows_of
+from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.ramp import stages_of
-from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.structs import Recipe
 
 SHOWN_ROWS = 10
@@ -59,7 +60,7 @@ class Finding:
 def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
     """Findings in what the catalog holds of each source, whatever the number of steps."""
     smallest = min(stage.samples for stage in stages_of(recipe.batch))
-    capacity, shares = smallest * recipe.batch.length, parse_shares(recipe)
+    capacity, shares = smallest * recipe.batch.length, _shares_at_start(recipe, catalog)
     for name in sorted(recipe.sources):
         where, source = f"sources.{name}", catalog.sources[name]
         tokens = used_tokens(recipe, source)
@@ -152,7 +153,7 @@ def _scattered_rows(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
         return
     all_bytes = DECODED_TOKEN_BYTES * sum(source.num_tokens for source in sources)
     kept = min(1.0, parse_bytes(recipe.read.cache, where="read.cache") / all_bytes)
-    shares = parse_shares(recipe)
+    shares = _shares_at_start(recipe, catalog)
     rows_of_page = sum(float(shares[source.name]) * source.num_documents / source.pages.num_pages for source in sources)
     amplification = 1 + (1 - kept) * (rows_of_page - 1)
     if recipe.shuffle.method == "row" and amplification > MOST_AMPLIFICATION:
@@ -245,3 +246,7 @@ def _stops_by_error(recipe: Recipe, result: Forecast) -> bool:
         source.runs_out_step is not None and recipe.sources[source.name].on_exhausted == "error"
         for source in result.sources
     )
+
+
+def _shares_at_start(recipe: Recipe, catalog: Catalog) -> dict[str, Fraction]:
+    return parse_shares(recipe, tokens={name: catalog.sources[name].num_tokens for name in recipe.sources})

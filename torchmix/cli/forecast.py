@@ -9,6 +9,7 @@ Cost: `simulated_steps` times the planning time of a step.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,11 +19,11 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
+from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.recipe.documents import rows_of
 from torchmix.recipe.ramp import samples_before, stages_of
-from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.structs import Batch, Recipe
 
 SIMULATED_STEPS = 1000
@@ -96,10 +97,12 @@ def forecast(
     seen = _simulate(recipe, sizes, min(num_steps, simulated_steps), progress)
     stop_is_exact = seen.stop_step is not None
     _extrapolate(recipe, seen, num_steps)
+    shares = seen.planner.shares_of_step.mean(0, max(1, num_steps))
+    assert shares is not None, "a checked recipe gives some source a share"
     sources = tuple(
         SourceForecast(
             name=name,
-            share=float(share),
+            share=float(shares[s]) / SHARE_ONE,
             epoch_tokens=int(seen.epoch_tokens[s]),
             first_step=seen.first_step.get(s),
             delivered_tokens=int(seen.delivered[s]),
@@ -107,7 +110,7 @@ def forecast(
             runs_out_step=seen.runs_out_step.get(s),
             most_repeats=int(seen.most_repeats[s]),
         )
-        for s, (name, share) in enumerate(parse_shares(recipe).items())
+        for s, name in enumerate(seen.planner.sources)
     )
     length = recipe.batch.length
     return Forecast(
@@ -204,22 +207,23 @@ def _extrapolate(recipe: Recipe, seen: _Seen, num_steps: int) -> None:
     Time is counted in samples, since a step may grow.
     """
     names, batch = seen.planner.sources, recipe.batch
-    shares = np.array([float(share) for share in parse_shares(recipe).values()])
-    shares[list(seen.runs_out_step)] = 0
+    borders = [samples_before(batch, step) for step in seen.planner.shares_of_step.borders(num_steps)]
     # What is delivered, not what is drawn: in the first steps the draw also fills the pool.
     now, stop = float(samples_before(batch, seen.steps)), float(samples_before(batch, num_steps))
     sample_tokens = seen.simulated_tokens / max(now, 1)
     most = np.array([float(recipe.sources[name].max_epochs or math.inf) for name in names]) * seen.epoch_tokens
     wait = {s: _wait(seen, s) for s in range(len(names)) if s not in seen.first_step}
     while now < stop and seen.stop_step is None:
-        if not shares.any():
+        shares = _shares(seen, _step_at(batch, now))
+        if shares is None:
             seen.stop_step = _step_at(batch, now)
             if samples_before(batch, seen.stop_step) < now:
                 seen.stop_step += 1
             break
-        rate = shares / shares.sum() * sample_tokens
+        rate = shares * sample_tokens
         left = np.divide(np.maximum(most - seen.drawn, 0), rate, out=np.full(len(rate), math.inf), where=rate > 0)
-        stride = min(stop - now, float(left.min()))
+        behind = bisect_right(borders, now)  # the shares are those of `now` up to the next border
+        stride = min(stop - now, float(left.min()), *(border - now for border in borders[behind : behind + 1]))
         for s in wait:
             if s not in seen.first_step and wait[s] < rate[s] * stride:
                 seen.first_step[s] = _step_at(batch, now + wait[s] / rate[s])
@@ -229,13 +233,20 @@ def _extrapolate(recipe: Recipe, seen: _Seen, num_steps: int) -> None:
         now += stride
         for s in np.flatnonzero((left <= stride) & (now < stop)).tolist():
             seen.runs_out_step[s] = _step_at(batch, now)
-            shares[s] = 0
             if recipe.sources[names[s]].on_exhausted == "error":
                 seen.stop_step = _step_at(batch, now)
-    if seen.stop_step is None:
-        rate = shares / shares.sum() * sample_tokens
+    shares = _shares(seen, num_steps) if seen.stop_step is None else None
+    if shares is not None:
+        rate = shares * sample_tokens
         late = {s: _step_at(batch, now + wait[s] / rate[s]) for s in wait if s not in seen.first_step and rate[s] > 0}
         seen.first_step |= late
+
+
+def _shares(seen: _Seen, step: int) -> NDArray[np.float64] | None:
+    """[S] shares in a step, without what has run out; None where nothing is left."""
+    gone = frozenset(seen.planner.sources[s] for s in seen.runs_out_step)
+    shares = seen.planner.shares_of_step.at(step, gone)
+    return None if shares is None else shares / SHARE_ONE
 
 
 def _step_at(batch: Batch, samples: float) -> int:

@@ -16,16 +16,17 @@ from pathlib import Path
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.forecast import epoch_tokens
+from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.plan_files import paths_of, write_plan_files
 from torchmix.cli.plan_summary import PlanSummary, print_summary
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError
-from torchmix.planner.planner import open_planner
+from torchmix.mixture.shares.integers import SHARE_ONE
+from torchmix.planner.planner import Planner, open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import recipe_of_part
 from torchmix.recipe.ramp import samples_of_step
-from torchmix.recipe.shares import parse_shares
 
 HELP = "show what the steps of a run will hold"
 
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     catalog = open_catalog(folder, settings_of(recipe.sources, recipe.shuffle))
     layout = {"dp": arguments.dp, "micro_batch_size": arguments.micro_batch_size}
     planner = open_planner(recipe, catalog, **layout, one_pass=one_pass)
-    shares = {name: float(share) for name, share in parse_shares(recipe).items()}
+    shares = _mean_shares(planner, arguments.start, arguments.steps)
     summary = PlanSummary(shares, [epoch_tokens(recipe, name, catalog.sources[name].sizes) for name in shares])
     stop = sys.maxsize if arguments.steps is None else arguments.start + arguments.steps
     has_ended = False
@@ -95,6 +96,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         "has_ended": has_ended,
         **layout,
         **summary.values(),
+        "groups": group_values(recipe, shares, summary.delivered()),
         "files": [str(path) for path in paths_of(arguments.out)] if arguments.out is not None else [],
     }
     if arguments.json:
@@ -109,8 +111,16 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         f"dp {arguments.dp}, micro-batch size {arguments.micro_batch_size}\n"
     )
     print_summary(values, explain=arguments.explain)
+    print_groups(values["groups"], explain=arguments.explain)
     if has_ended:
         print(f"\none pass: after step {last} every document has been given once")
     if arguments.out is not None:
         print(f"\nwrote {' and '.join(values['files'])}")
     return ExitCode.OK
+
+
+def _mean_shares(planner: Planner, start: int, num_steps: int | None) -> dict[str, float]:
+    """Share of each source, by sorted name: the mean over the tokens of the steps."""
+    shares = planner.shares_of_step.mean(start, start + (num_steps or 1))
+    assert shares is not None, "a checked recipe gives some source a share"
+    return {name: float(share) / SHARE_ONE for name, share in zip(planner.sources, shares, strict=True)}

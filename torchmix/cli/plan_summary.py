@@ -86,6 +86,10 @@ class PlanSummary:
         self._oldest = max(self._oldest, int(ages.max(initial=0)))
         self._last = plan
 
+    def delivered(self) -> dict[str, int]:
+        """Tokens that each source gave, by sorted name."""
+        return dict(zip(self._shares, map(int, self._delivered), strict=True))
+
     def values(self) -> dict[str, Any]:
         """The summary for a program; tokens are of the steps added, epochs of all from step 0 on."""
         if self._last is None:

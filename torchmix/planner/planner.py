@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +22,16 @@ from torchmix.errors import CatalogMissing
 from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.draw import Draw, Position, draw, exhausted_error
 from torchmix.mixture.next_windows import NextWindows
-from torchmix.mixture.shares.integers import integer_shares
 from torchmix.mixture.stretches import Stretches, joined
 from torchmix.planner import balance, pack
 from torchmix.planner.asking import DrawnTokens, ask_less
 from torchmix.planner.cost import cost_model
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import START_DIGEST, StepPlan, name_hashes, order_digest, plan_digest
+from torchmix.planner.shares_of_step import SharesOfStep
 from torchmix.planner.source_order import order_of_source
 from torchmix.recipe.parts import recipe_of_part
 from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
-from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.structs import Recipe
 
 Ints = NDArray[np.int64]
@@ -103,8 +101,7 @@ class Planner:
         self.orders = tuple(order_of_source(recipe, name, sizes[name]) for name in self.sources)
         self.sources_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
         """Indices of sources that are drawn by pieces of documents."""
-        self._fractions = parse_shares(recipe)
-        self._shares_after: tuple[tuple[Decision, ...], Ints] = ((), integer_shares(self._fractions))
+        self.shares_of_step = SharesOfStep(recipe, {name: sizes[name].num_tokens for name in self.sources})
         epochs = [recipe.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each source may give."""
@@ -190,19 +187,15 @@ class Planner:
         return packed, new, asked, after
 
     def shares(self, decisions: tuple[Decision, ...], *, step: int) -> Ints:
-        """int64 [S], sum 2^32: the recipe's shares, scaled up where sources have run out.
+        """int64 [S], sum 2^32: the mixture's shares in a step, without what has run out.
 
         Raises:
             SourceExhausted: All have, so nothing can be drawn for `step`.
         """
-        if self._shares_after[0] == decisions:
-            return self._shares_after[1]
-        gone = {decision.source for decision in decisions}
-        left = {name: Fraction(0) if name in gone else share for name, share in self._fractions.items()}
-        if not any(left.values()):
+        shares = self.shares_of_step.at(step, frozenset(decision.source for decision in decisions))
+        if shares is None:
             raise exhausted_error("", 0, step, all_sources=True)
-        self._shares_after = (decisions, integer_shares(left))
-        return self._shares_after[1]
+        return shares
 
     def _draw(self, cursor: Cursor) -> tuple[Pieces, Ints, Position, tuple[Decision, ...], DrawnTokens]:
         """Tokens enough to fill the batch: what the pool lacks, topped up until it is full."""
@@ -213,7 +206,8 @@ class Planner:
         parts: list[Stretches] = []
         have = self._aligned_sum(cursor.pool.tokens)
         # At least a sample's worth each time: a few tokens would fall below every source's midpoint.
-        while have < capacity and not (self.one_pass and have and len(decisions) == len(self.sources)):
+        num_sources = self.shares_of_step.num_with_share
+        while have < capacity and not (self.one_pass and have and len(decisions) == num_sources):
             need = max(capacity - have, length if parts else 0)
             shares = self.shares(decisions, step=cursor.step)
             more, aligned = self._draw_aligned(position, shares, need, drawn, capacity)

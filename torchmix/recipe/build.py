@@ -37,7 +37,10 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
     choices = get_args(kind) if get_origin(kind) in (types.UnionType, Union) else (kind,)
     if value is None and type(None) in choices:
         return None
+    has_other = any(_is_plain(choice) for choice in choices)
     for choice in choices:
+        if _is_mapping(choice) and has_other and not isinstance(value, dict):
+            continue
         if _is_struct(choice):
             return _build_struct(choice, value, where)
         if get_origin(choice) is tuple and _is_struct(get_args(choice)[0]) and isinstance(value, list | tuple):
@@ -63,8 +66,21 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
+def _is_mapping(kind: Any) -> bool:
+    return _is_struct(kind) or get_origin(kind) is dict
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a type is no mapping and not nothing, so that a value may be meant for it."""
+    return not _is_mapping(kind) and kind is not type(None)
+
+
 def _type_words(kind: Any) -> str:
     """What is expected, in the user's words."""
+    if _is_struct(kind):
+        return f"a mapping with the keys {_listed(_fields(kind))}"
+    if get_origin(kind) is dict:
+        return "a mapping of name: value"
     if get_origin(kind) is not tuple:
         return _TYPE_WORDS[kind]
     item, *others = get_args(kind)
@@ -84,12 +100,15 @@ def _build_struct(kind: type[msgspec.Struct], value: Any, where: str) -> msgspec
     for name, field in fields.items():
         if field.required and name not in mapping:
             raise RecipeError("the key is required and missing", key_path(where, name))
-    return kind(**{name: build(fields[name].type, item, key_path(where, name)) for name, item in mapping.items()})
+    return kind(
+        **{fields[key].name: build(fields[key].type, item, key_path(where, key)) for key, item in mapping.items()}
+    )
 
 
 @functools.cache
 def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
-    return {field.name: field for field in msgspec.structs.fields(kind)}  # evaluates annotations: 0.3 ms for a source
+    """By the names that a file uses; evaluates annotations, 0.3 ms for a source."""
+    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
 def _mapping(value: Any, where: str, expected: Iterable[str] = ()) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.bad_rows import masks_bad_rows
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.documents import PARTS
+from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.ramp import most_samples
 from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
-from torchmix.recipe.shares import parse_fraction, parse_shares
+from torchmix.recipe.shares import parse_fraction
 from torchmix.recipe.source_format import format_of, paths_of
 from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Recipe, Shuffle, Source
 from torchmix.recipe.tokenizer_kind import tokenizer_kind

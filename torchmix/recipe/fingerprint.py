@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from fractions import Fraction
 from typing import Any
 
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.documents import fractions_of
+from torchmix.recipe.mixture.shares_of_part import parse_shares, stages_of_part, tree_of_part
+from torchmix.recipe.mixture.tree import Node, walk
 from torchmix.recipe.parts import recipe_of_part
 from torchmix.recipe.ramp import stages_of
-from torchmix.recipe.shares import parse_shares
 from torchmix.recipe.source_format import format_of
 from torchmix.recipe.structs import Recipe, Shuffle, Source
 from torchmix.recipe.tokenizer_kind import tokenizer_kind
@@ -37,7 +39,7 @@ def recipe_fingerprint(recipe: Recipe) -> str:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).
     """
     recipe = recipe_of_part(recipe, "train")
-    order = {
+    order: dict[str, Any] = {
         "format": ORDER_FORMAT,
         "seed": recipe.seed,
         "batch": [[[stage.from_step, stage.samples] for stage in stages_of(recipe.batch)], recipe.batch.length],
@@ -50,8 +52,24 @@ def recipe_fingerprint(recipe: Recipe) -> str:
         "shuffle": _shuffle(recipe.shuffle),
         "sources": {name: _source(source) for name, source in recipe.sources.items()},
     }
+    tree = tree_of_part(recipe)
+    if any(node.children for _, node in walk(tree)):
+        order["tree"] = _tree(tree)
+    if recipe.schedule:
+        order["schedule"] = [
+            [stage.start_token, stage.stop_token, _tree(stage.tree)] for stage in stages_of_part(recipe)
+        ]
     text = json.dumps(order, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
+def _tree(node: Node) -> list[Any]:
+    """Children of a group, each with its share of the group, and theirs; after them a power of sizes, if it has one."""
+    total = sum((child.weight for child in node.children), Fraction(0))
+    children: list[Any] = []
+    for child in node.children:
+        children.append([child.name, str(child.weight / total), *([_tree(child)] if child.children else [])])
+    return children if node.exponent is None else [*children, str(node.exponent)]
 
 
 def _source(source: Source) -> list[Any]:

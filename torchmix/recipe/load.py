@@ -17,7 +17,6 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.build import build
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.checks import check_values
-from torchmix.recipe.documents import PARTS
 from torchmix.recipe.structs import RECIPE_VERSION, Recipe
 from torchmix.recipe.yaml_lines import line_of, parse_yaml
 
@@ -39,7 +38,7 @@ def load_recipe(path: str | Path) -> Recipe:
         raise RecipeError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', error)}") from error
     plain, lines = parse_yaml(text)
     try:
-        return _recipe_of_plain(plain)
+        return _recipe_of_plain(_with_mixtures_of_files(plain, recipe_directory(path)))
     except RecipeError as error:
         raise RecipeError(error.message, error.where, line_of(error.where, lines)) from None
 
@@ -91,10 +90,6 @@ def _recipe_of_plain(plain: Any) -> Recipe:
         if type(version) is int and version != RECIPE_VERSION:
             message = f"the recipe has version {version}, this torchmix reads version {RECIPE_VERSION}"
             raise RecipeError(message, "version")
-        _check_share_types(plain.get("mixture"), "mixture")
-        for part in PARTS[1:]:
-            content = plain.get(part)
-            _check_share_types(content.get("mixture") if isinstance(content, dict) else None, f"{part}.mixture")
     try:
         recipe = msgspec.convert(plain, Recipe)  # faster than `build`, which has the words for what is wrong
     except msgspec.ValidationError:
@@ -104,7 +99,28 @@ def _recipe_of_plain(plain: Any) -> Recipe:
     return recipe
 
 
-def _check_share_types(mixture: Any, where: str) -> None:
-    for name, share in mixture.items() if isinstance(mixture, dict) else ():
-        if type(share) in (int, float):  # the likeliest slip: 0.7 or 70 could both be meant
-            raise RecipeError(f"{share} is a number, a share is text with a percent sign, as 70%", f"{where}.{name}")
+def _with_mixtures_of_files(plain: Any, directory: Path) -> Any:
+    """A recipe's plain values with the mixtures that changes of its schedule name by a file."""
+    schedule = plain.get("schedule") if isinstance(plain, dict) else None
+    if not isinstance(schedule, list):
+        return plain
+    changes = []
+    for number, change in enumerate(schedule):
+        if isinstance(change, dict) and isinstance(change.get("file"), str) and "mixture" not in change:
+            where = f"schedule[{number}].file"
+            change = {**change, "mixture": _mixture_of_file(directory / change["file"], where)}
+            del change["file"]
+        changes.append(change)
+    return {**plain, "schedule": changes}
+
+
+def _mixture_of_file(path: Path, where: str) -> Any:
+    try:
+        plain, _ = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', error)}", where) from error
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}", where) from None
+    if not isinstance(plain, dict) or "mixture" not in plain:
+        raise RecipeError(f"{str(path)!r} has no `mixture`", where)
+    return plain["mixture"]

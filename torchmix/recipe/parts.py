@@ -47,7 +47,14 @@ def recipe_of_part(recipe: Recipe, part: str, one_pass: bool = False) -> Recipe:
     if part != "train":
         batch = msgspec.structs.replace(batch, samples=last_samples(batch))
     return msgspec.structs.replace(
-        recipe, batch=batch, sources=sources, mixture=content.mixture, split=None, validation=None, test=None
+        recipe,
+        batch=batch,
+        sources=sources,
+        mixture=content.mixture,
+        schedule=recipe.schedule if part == "train" else (),
+        split=None,
+        validation=None,
+        test=None,
     )
 
 

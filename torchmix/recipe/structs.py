@@ -75,6 +75,37 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     indexed, of its tokens in each epoch of a run. None: 0.1%."""
 
 
+Share = str | int | float
+"""A percentage (`70%`) or a fraction (`1/3`) as text, or a number: among numbers alone, a ratio."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Several children of a mixture, which have a share together."""
+
+    share: Share | None = None
+    """Of the group above. Missing where that shares by sizes."""
+    children: dict[str, Share | Group] | tuple[str, ...]
+    """Name to share in this group, or to a group in turn. A list of names where they share by sizes."""
+    proportional: str | int | float | None = None
+    """Children share in proportion to their tokens to this power, in [0, 1]; in place of shares of theirs."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
+    """Other shares from a place of the run on."""
+
+    start: str
+    """Where it begins (`from` in YAML): `12T tokens` or `5000 steps`."""
+    to: str | None = None
+    """Where the new shares are reached, on a straight line from `from`; None: they hold at once."""
+    set: dict[str, Share] | None = None
+    """Path of a child, with dots (`text.german`), to its share of its group; its siblings keep their ratios in the
+    rest."""
+    mixture: dict[str, Share | Group] | None = None
+    """A whole mixture in place of the one before."""
+    file: str | None = None
+    """A YAML file, relative to the recipe, whose `mixture` it is."""
+
+
 class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How documents become samples of fixed length."""
 
@@ -145,7 +176,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     sources: dict[str, Source]
     """Sources by name; no name is in another part."""
-    mixture: dict[str, str]
+    mixture: dict[str, Share | Group]
     """Share of each; the sum is 100 %."""
 
 
@@ -153,15 +184,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Everything that decides what is trained on, in which order."""
 
     version: int
-    """Version of the recipe's format: 1 or 2."""
+    """Version of the recipe's format: 1."""
     seed: int
     """Seeds every permutation and hash; in [0, 2**63)."""
     batch: Batch
     """The size of a step."""
     sources: dict[str, Source]
     """Sources by name. A name is identity: renaming a source makes it another one. Their order means nothing."""
-    mixture: dict[str, str]
-    """Share of trained tokens of each source, as text: `70%`, `0.001%`, `1e-3%`. The sum is 100 %."""
+    mixture: dict[str, Share | Group]
+    """Share of trained tokens of each source, as text that sums to 100 % (`70%`, `1/3`), or as ratios; and groups."""
+    schedule: tuple[Change, ...] = ()
+    """How the mixture changes over training, in the order of places."""
     split: tuple[int | float, ...] | None = None
     """Weights of train, validation and test: each source's rows are cut in this ratio, as Megatron's `--split` does."""
     validation: Part | None = None

@@ -21,7 +21,7 @@ from tests.support.vocabularies import make_tokenizer
 from torchmix.cli.init import choose_tokenizer
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.shares import parse_shares
+from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.structs import Recipe
 
 TEXTS = random_texts(1, 200)

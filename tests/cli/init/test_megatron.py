@@ -14,7 +14,7 @@ from tests.support.memory_store import memory_store
 from tests.support.templates import made_once
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.shares import parse_shares
+from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.structs import RampStage
 
 SIZES = ["--seq-length", "64", "--global-batch-size", "8"]

@@ -16,7 +16,7 @@ from torchmix.cli.init.megatron_blend import (
     words_of_split_file,
 )
 from torchmix.errors import OptionError, SourceUnreadable
-from torchmix.recipe.shares import parse_percent
+from torchmix.recipe.shares import parse_fraction
 
 
 def blend(*prefixes: str, weights: list[str] | None = None) -> Blend:
@@ -77,7 +77,7 @@ def test_shares_of_any_weights_sum_to_one_and_are_megatrons_to_the_last_bit_of_a
     draw = random.Random(1)
     for _ in range(300):
         weights = [Fraction(draw.randint(1, 10 ** draw.randint(1, 12)), 1000) for _ in range(draw.randint(1, 40))]
-        shares = [parse_percent(text, "") for text in share_texts(weights)]
+        shares = [parse_fraction(text, "") for text in share_texts(weights)]
         assert sum(shares) == 1
         for share, weight in zip(shares, weights, strict=True):
             assert abs(share - weight / sum(weights)) <= Fraction(1, 10**17)

@@ -81,12 +81,7 @@ class SourceSpace:
         self.num_rows = self.num_kept = sizes.num_documents
         self.num_units = sizes.num_pages
         self.window_units = sizes.window_pages
-        self.longest_tokens = sizes.longest_tokens
-
-    @property
-    def num_tokens(self) -> int:
-        """See `Space`; reads all lengths."""
-        return int(self.sizes.tokens.sum(dtype=np.int64))
+        self.longest_tokens, self.num_tokens = sizes.longest_tokens, sizes.num_tokens
 
     def members(self, units: Ints) -> Members:
         """See `Space`."""

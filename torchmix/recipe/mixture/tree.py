@@ -17,6 +17,7 @@ from fractions import Fraction
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import nearest
+from torchmix.recipe.mixture.powers import power
 
 SEPARATOR = "."
 """Between the names of a path; no name has it."""
@@ -32,15 +33,39 @@ class Node:
     """At least 0. Its share of the group is the weight over the sum of its siblings' weights and its own."""
     children: tuple[Node, ...] = ()
     """Of a group, by sorted name; none of a stream."""
+    exponent: Fraction | None = None
+    """Of a group whose children share by a power of their tokens, see `with_sizes`; their weights mean nothing."""
 
 
-def group(name: str, weight: Fraction, children: Collection[Node]) -> Node:
+def group(name: str, weight: Fraction, children: Collection[Node], exponent: Fraction | None = None) -> Node:
     """A node with children, which stand by sorted name whatever the order in which they are given."""
-    return Node(name=name, weight=weight, children=tuple(sorted(children, key=lambda node: node.name)))
+    ordered = tuple(sorted(children, key=lambda node: node.name))
+    return Node(name=name, weight=weight, children=ordered, exponent=exponent)
+
+
+def with_sizes(node: Node, tokens: Mapping[str, int]) -> Node:
+    """The tree with weights in the groups that share in proportion to sizes.
+
+    Args:
+        node: The tree.
+        tokens: Of each stream.
+    """
+    children = tuple(with_sizes(child, tokens) for child in node.children)
+    if node.exponent is not None:
+        powers = [power(sum(tokens[name] for name in streams_of(child)), node.exponent) for child in children]
+        children = tuple(replace(child, weight=Fraction(p)) for child, p in zip(children, powers, strict=True))
+    return replace(node, children=children)
+
+
+def by_sizes(root: Node) -> bool:
+    """Whether some group shares in proportion to sizes."""
+    return any(node.exponent is not None for _, node in walk(root))
 
 
 def streams_of(root: Node) -> list[str]:
     """Names of the streams, sorted; one that stands twice in the tree is in the list twice."""
+    if not root.children:
+        return [root.name]
     return sorted(node.name for _, node in walk(root) if not node.children)
 
 
@@ -87,6 +112,9 @@ def with_shares(root: Node, changes: Mapping[str, Fraction]) -> Node:
     for path in changes:
         if path not in paths:
             raise RecipeError(f"the mixture has no {path!r}{nearest(path, paths)}")
+    for path, node in walk(root):
+        if node.exponent is not None and any(change.startswith(f"{path}{SEPARATOR}") for change in changes):
+            raise RecipeError(f"the children of {path!r} share by their sizes, so none of them can be set")
     return replace(root, children=_changed(root, "", changes))
 
 

@@ -1,0 +1,167 @@
+"""Trees and schedules in the plan: what is drawn follows the integral of the shares, by an oracle in fractions."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.support.mixtures import SHARES, SIZES, plan_steps
+from tests.support.recipes import make_recipe
+from torchmix.errors import SourceExhausted
+from torchmix.planner.planner import Planner
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.structs import Recipe
+
+LENGTH = 256
+REST = {"share": "50%", "children": {"gaps": 1, "one": 2, "tiny": 3}}
+TREE = {
+    "long": {"share": "1/4", "children": {"books": 3, "web": 1}},
+    "short": {"share": "3/4", "children": {"code": "50%", "rest": REST}},
+}
+START = {
+    "books": Fraction(3, 16),
+    "web": Fraction(1, 16),
+    "code": Fraction(3, 8),
+    "gaps": Fraction(1, 16),
+    "one": Fraction(1, 8),
+    "tiny": Fraction(3, 16),
+}
+SUDDEN = {
+    "books": Fraction(3, 8),
+    "web": Fraction(1, 8),
+    "code": Fraction(1, 4),
+    "gaps": Fraction(1, 24),
+    "one": Fraction(1, 12),
+    "tiny": Fraction(1, 8),
+}
+AFTER = {**{name: Fraction(0) for name in START}, "web": Fraction(1, 2), "code": Fraction(1, 2)}
+CHANGES = [
+    {"from": "9000 tokens", "set": {"long": "50%"}},
+    {"from": "20 steps", "to": "100K tokens", "mixture": {"web": 1, "code": 1}},
+]
+
+
+def scheduled(samples: Any = ((0, 8), (12, 16)), packing: dict[str, Any] | None = None) -> Recipe:
+    recipe = make_recipe(SHARES, samples=samples, length=LENGTH, packing=packing)
+    return check_recipe({**msgspec.to_builtins(recipe), "mixture": TREE, "schedule": CHANGES})
+
+
+def tokens_before(step: int) -> int:
+    return LENGTH * (8 * min(step, 12) + 16 * max(0, step - 12))
+
+
+def share_at(name: str, token: Fraction) -> Fraction:
+    begin, end = tokens_before(20), 100_000
+    if token < 9000:
+        return START[name]
+    if token < begin:
+        return SUDDEN[name]
+    part = min(Fraction(1), (token - begin) / (end - begin))
+    return SUDDEN[name] + (AFTER[name] - SUDDEN[name]) * part
+
+
+def mean_share(name: str, step: int) -> Fraction:
+    """The mean over the tokens of a step: between borders it is a line, whose mean is the value in the middle."""
+    first, last = tokens_before(step), tokens_before(step + 1)
+    cuts = sorted({first, last, *(t for t in (9000, tokens_before(20), 100_000) if first < t < last)})
+    total = Fraction(0)
+    for left, right in pairwise(cuts):
+        total += share_at(name, Fraction(left + right, 2)) * (right - left)
+    return total / (last - first)
+
+
+@pytest.mark.parametrize(
+    "packing", [{"method": "concat"}, {"method": "best_fit"}, {"method": "best_fit", "align_tokens": 32}]
+)
+def test_drawn_tokens_follow_the_integral_of_the_schedule(packing: dict[str, Any]) -> None:
+    planner = Planner(scheduled(packing=packing), SIZES)
+    plans, _ = plan_steps(planner, 40)
+    names = planner.sources
+    expected, drawn = dict.fromkeys(names, Fraction(0)), np.zeros(len(names), np.int64)
+    asked = np.zeros(len(names), np.int64)
+    for plan in plans:
+        asked += plan.asked_tokens
+        drawn += plan.drawn_tokens
+        for s, name in enumerate(names):
+            expected[name] += mean_share(name, plan.step) * int(plan.asked_tokens.sum())
+            most = min(LENGTH, SIZES[name].longest_tokens) / 2
+            # Whole tokens are asked of each source: so many may lie between the sum and its parts.
+            assert abs(drawn[s] - expected[name]) <= most + len(names) + 1, (plan.step, name)
+    assert drawn[names.index("one")] > 0 and plans[-1].asked_tokens[names.index("one")] == 0
+
+
+def test_the_order_is_the_same_after_a_resume_at_any_step_and_before_the_first_change() -> None:
+    planner = Planner(scheduled(), SIZES)
+    plans, cursors = plan_steps(planner, 30)
+    for at in (1, 4, 5, 19, 20, 21, 28):
+        again, _ = plan_steps(Planner(scheduled(), SIZES), 30 - at, cursors[at])
+        assert [plan.order_digest for plan in again] == [plan.order_digest for plan in plans[at:]]
+    constant = check_recipe({**msgspec.to_builtins(scheduled()), "schedule": []})
+    others, _ = plan_steps(Planner(constant, SIZES), 6)
+    same = [plan.order_digest == other.order_digest for plan, other in zip(plans, others, strict=False)]
+    assert same == [True] * 4 + [False] * 2, "step 4 holds token 9000"
+
+
+def test_what_runs_out_gives_to_its_siblings_in_every_stage() -> None:
+    plain = msgspec.to_builtins(scheduled())
+    for name in ("tiny", "one"):
+        plain["sources"][name] |= {"max_epochs": 2, "on_exhausted": "renormalise"}
+    planner = Planner(check_recipe(plain), SIZES)
+    _, cursors = plan_steps(planner, 19)
+    gone = {decision.source for decision in cursors[-1].decisions}
+    assert gone == {"tiny", "one"}
+    shares = planner.shares(cursors[-1].decisions, step=19) / 2**32
+    wanted = dict(SUDDEN, gaps=SUDDEN["gaps"] + SUDDEN["one"] + SUDDEN["tiny"], one=Fraction(0), tiny=Fraction(0))
+    assert shares.tolist() == pytest.approx([float(wanted[name]) for name in planner.sources], abs=1e-9)
+
+
+def test_one_pass_gives_all_and_ends_also_where_shares_are_zero_for_a_time() -> None:
+    plain = msgspec.to_builtins(scheduled())
+    plain["schedule"] = [{"from": "0 steps", "mixture": {"tiny": 1}}, {"from": "1 steps", "mixture": TREE}]
+    for source in plain["sources"].values():
+        source |= {"max_epochs": 1, "on_exhausted": "renormalise"}
+    planner = Planner(check_recipe(plain), SIZES, one_pass=True)
+    cursor, delivered = planner.start(), np.zeros(len(planner.sources), np.int64)
+    with pytest.raises(SourceExhausted):
+        while True:
+            plan, cursor = planner.step(cursor)
+            delivered += plan.delivered_tokens
+    assert delivered.tolist() == [int(SIZES[name].tokens.sum()) for name in planner.sources]
+
+
+def test_random_trees_and_schedules_keep_every_source_to_its_own_order() -> None:
+    rng = random.Random(8)
+    constant, _ = plan_steps(Planner(make_recipe(SHARES, length=LENGTH), SIZES), 60)
+    for _ in range(6):
+        weights = {name: rng.randint(1, 9) for name in SHARES}
+        changes = [
+            {"from": f"{step} steps", "mixture": {name: rng.randint(0, 5) or (name == "web") * 1 for name in SHARES}}
+            for step in sorted(rng.sample(range(1, 25), 3))
+        ]
+        plain = msgspec.to_builtins(make_recipe(SHARES, length=LENGTH)) | {"mixture": weights, "schedule": changes}
+        planner = Planner(check_recipe(plain), SIZES)
+        _, cursors = plan_steps(planner, 25)
+        given, reference = _rows(planner, cursors), _rows(Planner(make_recipe(SHARES, length=LENGTH), SIZES), None)
+        for name, rows in given.items():
+            assert rows == reference[name][: len(rows)], f"{name} comes in its own order whatever its share"
+    assert constant
+
+
+def _rows(planner: Planner, cursors: Any) -> dict[str, list[tuple[int, int]]]:
+    """First documents of each source, by its order alone; of cursors, those of the first epoch that are passed."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for s, name in enumerate(planner.sources):
+        order = planner.orders[s]
+        rows = [(0, row) for row in order.window(0, 0).rows.tolist()]
+        if cursors is not None:
+            at = cursors[-1].position
+            stop = len(rows) if (at.epoch[s], at.window[s]) > (0, 0) else int(at.offset[s])
+            rows = rows[: min(stop, len(rows))]
+        found[name] = rows
+    return found

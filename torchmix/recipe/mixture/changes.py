@@ -1,0 +1,109 @@
+"""The recipe's `schedule` -> the trees that follow each other, and where each holds.
+
+In: changes, as the recipe has them, and the tree at the start. Out: the tree after each change, with the tokens of the
+run at which it begins and holds. Must hold: places are exact integers, rise, and do not overlap; a place in steps is
+the tokens of the steps before, as the ramp of the batch has them. Cost: microseconds a change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from fractions import Fraction
+
+from torchmix.errors import RecipeError
+from torchmix.recipe.mixture.groups import parse_share, tree_of
+from torchmix.recipe.mixture.tree import Node, with_shares
+from torchmix.recipe.ramp import samples_before
+from torchmix.recipe.structs import Batch, Change
+
+_PLACE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMBT]?)\s*(tokens?|steps?)\s*", re.ASCII)
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+MOST_TOKENS = 10**18
+"""Of a run: keeps all arithmetic of shares in sight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A tree, and where it begins to hold."""
+
+    start_token: int
+    """Where the shares begin to change."""
+    stop_token: int
+    """Where they are those of the tree; `start_token` where they are at once."""
+    tree: Node
+
+
+def tokens_before(batch: Batch, step: int) -> int:
+    """Tokens of all steps before `step`, padding included: samples x length, as Megatron counts consumed samples."""
+    return samples_before(batch, step) * batch.length
+
+
+def stages_of_schedule(
+    start: Node, schedule: Collection[Change], batch: Batch, sources: Collection[str], where: str = "schedule"
+) -> tuple[Stage, ...]:
+    """The stages that follow the start.
+
+    Args:
+        start: The tree at token 0.
+        schedule: The recipe's.
+        batch: The recipe's, for places in steps.
+        sources: Names of the sources.
+        where: Path of keys, for errors.
+
+    Raises:
+        RecipeError: A place that is none, or that is not after the one before; a change of nothing, or of something
+            that is not there.
+    """
+    stages: list[Stage] = []
+    tree, at = start, 0
+    for number, change in enumerate(schedule):
+        place = f"{where}[{number}]"
+        begin = _tokens(change.start, batch, f"{place}.from")
+        end = begin if change.to is None else _tokens(change.to, batch, f"{place}.to")
+        if begin < at:
+            raise RecipeError(f"{change.start} is before {at:,} tokens, where the change before ends", f"{place}.from")
+        if end < begin or (change.to is not None and end == begin):
+            raise RecipeError(
+                f"{change.to} is not after {change.start}; leave `to` out for a sudden change", f"{place}.to"
+            )
+        tree, at = _changed(tree, change, sources, place), end
+        stages.append(Stage(start_token=begin, stop_token=end, tree=tree))
+    return tuple(stages)
+
+
+def _changed(tree: Node, change: Change, sources: Collection[str], place: str) -> Node:
+    given = [name for name in ("set", "mixture", "file") if getattr(change, name) is not None]
+    if len(given) != 1:
+        said = f"gives {' and '.join(given)}" if given else "changes nothing"
+        raise RecipeError(f"{said}; give one of set, mixture and file", place)
+    if change.mixture is not None:
+        return tree_of(change.mixture, sources, f"{place}.mixture", may_lack=True)
+    if change.file is not None:
+        raise RecipeError("a file is read with the recipe that names it; write its mixture here", f"{place}.file")
+    changes: dict[str, Fraction] = {}
+    for path, share in (change.set or {}).items():
+        where = f"{place}.set.{path}"
+        if not isinstance(share, str):
+            raise RecipeError(f"{share} is a number; a share that is set is text, as 20% or 1/5", where)
+        changes[path] = parse_share(share, where)
+    if not changes:
+        raise RecipeError("sets nothing", f"{place}.set")
+    try:
+        return with_shares(tree, changes)
+    except RecipeError as error:
+        raise RecipeError(error.message, f"{place}.set") from None
+
+
+def _tokens(text: str, batch: Batch, where: str) -> int:
+    match = _PLACE.fullmatch(text)
+    if match is None:
+        raise RecipeError(f"{text!r} is no place of a run; write 5000 steps, or 12T tokens (K, M, B, T)", where)
+    count = Fraction(match[1]) * _UNITS[match[2]]
+    if count.denominator != 1:
+        raise RecipeError(f"{text!r} is no whole number of {match[3]}", where)
+    tokens = tokens_before(batch, int(count)) if match[3].startswith("step") else int(count)
+    if tokens > MOST_TOKENS:
+        raise RecipeError(f"{text!r} is beyond 10^18 tokens", where)
+    return tokens

@@ -1,0 +1,149 @@
+"""The recipe's `mixture` -> the tree.
+
+In: names with shares, and groups of them. Out: `tree.Node`, whose leaves are sources. Must hold: shares are exact; the
+children of a group have shares that sum to 1, or numbers that are taken as ratios, never some of each; every source
+stands in the tree once. Cost: microseconds a name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from itertools import pairwise
+
+from torchmix.errors import RecipeError
+from torchmix.recipe.build import nearest
+from torchmix.recipe.mixture.powers import MOST_DENOMINATOR
+from torchmix.recipe.mixture.tree import Node, group, streams_of, walk
+from torchmix.recipe.shares import numerators, parse_fraction, share_text
+from torchmix.recipe.structs import Group, Share
+from torchmix.recipe.yaml_lines import key_path
+
+
+def tree_of(mixture: Mapping[str, Share | Group], sources: Collection[str], where: str, *, may_lack: bool) -> Node:
+    """The tree of a mixture.
+
+    Args:
+        mixture: As the recipe has it.
+        sources: Names of the sources.
+        where: Path of keys of the mixture, for errors.
+        may_lack: A source may have no share: a schedule gives or took it.
+
+    Raises:
+        RecipeError: A name that is no source or stands twice, a source without a share, or shares that are none or do
+            not fit.
+    """
+    root = _group("", Fraction(1), mixture, where)
+    for path, node in walk(root):
+        if not node.children and node.name not in sources:
+            place = f"{where}.{path}"
+            raise RecipeError(f"there is no such source{nearest(node.name, sources)}", place)
+    names = streams_of(root)
+    for name, after in pairwise(names):
+        if name == after:
+            raise RecipeError(f"the source {name!r} stands there twice; a source has one share", where)
+    for name in sorted(set(sources) - set(names)):
+        if not may_lack:
+            message = f"the source {name!r} has no share; give it one, or remove the source"
+            raise RecipeError(message, f"{where}.{name}")
+    return root
+
+
+def parse_share(share: Share, where: str) -> Fraction:
+    """Exact value of a share of 0 or more: a percentage, a fraction, or a number.
+
+    Raises:
+        RecipeError: It is none of these, or below 0.
+    """
+    if isinstance(share, str) and (match := re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", share, re.ASCII)):
+        if not int(match[2]):
+            raise RecipeError(f"{share!r} divides by 0", where)
+        value = Fraction(int(match[1]), int(match[2]))
+    elif isinstance(share, str):
+        value = parse_fraction(share, where)
+    elif (isinstance(share, float) and share != share) or share in (float("inf"), float("-inf")):
+        raise RecipeError(f"{share} is no share", where)
+    else:
+        value = Fraction(Decimal(repr(share)))
+    if value < 0:
+        raise RecipeError(f"the share {share} is below 0", where)
+    return value
+
+
+def _group(
+    name: str,
+    weight: Fraction,
+    children: Mapping[str, Share | Group] | Collection[str],
+    where: str,
+    exponent: Fraction | None = None,
+) -> Node:
+    if not children:
+        raise RecipeError("names no source", where)
+    if exponent is not None:
+        return group(name, weight, [_sized(child, children, where) for child in children], exponent)
+    if not isinstance(children, Mapping):
+        raise RecipeError("a list of names has no shares; write NAME: SHARE, or add `proportional: 1`", where)
+    shares = {child: _share_of(value, f"{where}.{child}") for child, value in children.items()}
+    weights = _weights(shares, where)
+    return group(name, weight, [_node(child, weights[child], value, where) for child, value in children.items()])
+
+
+def _sized(child: str, children: Mapping[str, Share | Group] | Collection[str], where: str) -> Node:
+    """A child of a group that shares by sizes."""
+    value = children[child] if isinstance(children, Mapping) else None
+    if value is None:
+        return Node(name=child, weight=Fraction(1))
+    if isinstance(value, Group) and value.share is None:
+        return _node(child, Fraction(1), value, where)
+    raise RecipeError(
+        "has a share of its own in a group that shares by sizes; remove one of the two", f"{where}.{child}"
+    )
+
+
+def _node(name: str, weight: Fraction, value: Share | Group, where: str) -> Node:
+    if not isinstance(value, Group):
+        return Node(name=name, weight=weight)
+    place = f"{where}.{name}"
+    exponent = None
+    if value.proportional is not None:
+        exponent = _exponent(value.proportional, key_path(place, "proportional"))
+    return _group(name, weight, value.children, key_path(place, "children"), exponent)
+
+
+def _exponent(value: str | int | float, where: str) -> Fraction:
+    exponent = parse_share(value, where)
+    if exponent > 1 or exponent.denominator > MOST_DENOMINATOR:
+        raise RecipeError(f"{value!r} is not in [0, 1], with at most three decimals: 1 is natural size", where)
+    return exponent
+
+
+def _share_of(value: Share | Group, where: str) -> Share:
+    if not isinstance(value, Group):
+        return value
+    if value.share is None:
+        raise RecipeError("the key is required and missing", key_path(where, "share"))
+    return value.share
+
+
+def _weights(shares: Mapping[str, Share], where: str) -> dict[str, Fraction]:
+    """The shares of the children of one group, exactly; ratios of numbers are not scaled yet."""
+    texts = [name for name, share in shares.items() if isinstance(share, str)]
+    weights = {name: parse_share(share, f"{where}.{name}") for name, share in shares.items()}
+    if texts and len(texts) < len(shares):
+        number = next(name for name in shares if name not in texts)
+        raise RecipeError(
+            f"{shares[number]} is a number, and {texts[0]} has a share as text; write all as text (70%), or all as "
+            "numbers, which are ratios",
+            f"{where}.{number}",
+        )
+    parts, whole = numerators(weights.values())
+    if texts and sum(parts) != whole:
+        total = Fraction(sum(parts), whole)
+        gap = "missing" if total < 1 else "too much"
+        message = f"the shares sum to {share_text(total)}, not 100%; {share_text(abs(1 - total))} is {gap}"
+        raise RecipeError(message, where)
+    if not any(parts):
+        raise RecipeError("all shares are 0", where)
+    return weights
