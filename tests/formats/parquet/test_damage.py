@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.files import flip_byte, make_tokens_file, random_tokens
-from tests.support.pages import documents_by_page
+from tests.support.files import flip_byte, make_text_file, make_tokens_file, random_tokens
+from tests.support.pages import documents_by_page, documents_by_pyarrow
 from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogError, CorruptPage, SourceChanged, SourceUnreadable
@@ -83,3 +83,20 @@ def test_a_damaged_byte_anywhere_reads_or_is_a_named_error(tmp_path: Path) -> No
             assert str(error).startswith(f"source 'web': {path}: ")
             outcomes.add(type(error).__name__)
     assert outcomes == {"read", "SourceUnreadable", "CorruptPage"}
+
+
+def test_pages_that_do_not_lie_where_the_page_index_says_are_found_by_their_headers(tmp_path: Path) -> None:
+    """Two neighbours of different sizes and of as many rows have changed places: together they still decode."""
+    texts = [*["a"] * 16, *["much longer"] * 16, "b"]
+    path = make_text_file(tmp_path / "a.parquet", texts, codec="none", page_bytes=1, row_group_rows=1000)
+    source = ParquetSource(name="web", column="text", kind="text")
+    scan = source.scan(path)
+    assert scan.page_rows.tolist() == [16, 16, 1]
+    a, b, c = (int(offset) for offset in scan.page_offset)
+    assert b - a != c - b
+    content = path.read_bytes()
+    path.write_bytes(content[:a] + content[b:c] + content[a:b] + content[c:])
+    scan = source.scan(path)
+    assert scan.page_offset.tolist() == [a, a + c - b, c]
+    assert documents_by_page(source, path, scan) == documents_by_pyarrow(path, "text")
+    assert scan.tokens.tolist() == [12] * 16 + [2] * 17

@@ -110,7 +110,10 @@ class ChunkScan:
         for start, stop in _cut_runs(pages, chunk):
             num_rows = int(pages.rows[start:stop].sum())
             run = self._run(chunk, pages, dictionary, slice(start, stop), num_rows, row)
-            values_of_page += [header.num_values for header in read_headers(run, self.where)]
+            headers = read_headers(run, self.where)
+            if [header.stop for header in headers] != np.cumsum(pages.num_bytes[start:stop]).tolist():
+                return None  # together they are pages, but not those of the index
+            values_of_page += [header.num_values for header in headers]
             checksums += _checksums(run, pages.num_bytes[start:stop])
             for array in decode_pages(run, self.where):
                 counts, ids = look_at_rows(self._rows(array), self.kind, self.where, row, self.tokenizer, bad)
