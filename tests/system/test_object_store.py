@@ -16,8 +16,10 @@ import pytest
 
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.formats import format_world
+from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.memory_store import in_store
 from tests.support.processes import Child, Processes
+from tests.support.recipes import make_recipe
 from tests.support.s3_server import DROP, Asked, Proxy, S3Server, proxy, s3_server
 from torchmix.reader.range_requests import GAP_BYTES
 from torchmix.recipe.structs import Recipe
@@ -124,6 +126,24 @@ def test_all_formats_give_the_stream_of_local_files_and_resume(corpus, near, sto
     far_rows, near_rows = (json.loads(text)["rows"] for text in shown)
     assert [row["text"] for row in far_rows] == [row["text"] for row in near_rows]
     assert f"s3://{ROOT}/lines/0.jsonl" in shown[0]
+
+
+def test_a_dataset_of_megatron_gives_the_stream_of_local_files(server, store, processes, tmp_path) -> None:
+    for number in range(2):
+        sequences = random_sequences(number, 2000, mean_tokens=200)
+        write_dataset(tmp_path / "data" / f"web{number}", sequences)
+    server.put_folder(tmp_path / "data", "datasets")
+    keys = {"path": "*.idx", "format": "megatron", "tokens": None}
+    recipe = make_recipe({"web": "100%"}, sources={"web": keys}, length=512)
+    results = []
+    for name, root in (("near", str(tmp_path / "data")), ("far", "s3://datasets")):
+        results.append(
+            result_of(train(processes, store, write(in_store(recipe, root, "catalog"), tmp_path / name / "r.yaml")))
+        )
+    assert results[0]["hashes"] == results[1]["hashes"] and len(set(results[1]["hashes"])) == STEPS
+    assert {asked.key for asked in store.ranges()} == {
+        f"datasets/web{i}.{half}" for i in (0, 1) for half in ("bin", "idx")
+    }
 
 
 def read_window(processes: Processes, store: Proxy, place: object, catalog: Path) -> tuple[dict[str, Any], list[Asked]]:
