@@ -31,7 +31,7 @@ from torchmix.pages.row_batches import Place, RowBatch, row_batches
 from torchmix.pages.row_numbers import row_numbers
 from torchmix.pages.row_order import RowOrder
 from torchmix.pages.wording import in_words_of_pages
-from torchmix.reader.piece_copy import Scratch
+from torchmix.reader.pieces.piece_copy import Scratch
 from torchmix.reader.reader import Reader
 from torchmix.recipe.options import one_of, whole_number
 from torchmix.transform.bytes_tokenizer import BYTES_ALONE

@@ -11,11 +11,7 @@ decode_count.py    how often pages are decoded
 page_batches.py    pages -> runs and batches, which are decoded together
 source_pages.py    pages -> documents
 coming_pages.py    pages whose bytes are on their way
-page_starts.py     the pages of all sources in one sorted table
-locate.py          pieces -> their pages, and where in mapped files they begin
-piece_copy.py      pieces -> their places
-open_documents.py  what is left of documents that steps draw piece by piece
-id_check.py        ids that the index has not seen, as they are read
-page_runs.py       pieces -> what is copied from mapped files, and from each page
 reader.py          pieces of documents -> tokens
+
+And pieces/: where pieces lie, and how they come to their places.
 """

@@ -34,15 +34,15 @@ from torchmix.reader.coming_pages import Coming, ComingPages
 from torchmix.reader.decode_count import DecodeCount
 from torchmix.reader.decoded_page import DecodedPage, DictionaryPage
 from torchmix.reader.decoders import decoders_of
-from torchmix.reader.id_check import IdCheck
-from torchmix.reader.locate import Locator
 from torchmix.reader.mapped_files import CHECK_EVERY_S
-from torchmix.reader.open_documents import OpenDocuments
 from torchmix.reader.open_files import Descriptors, OpenFiles
 from torchmix.reader.page_batches import BATCH_BYTES
 from torchmix.reader.page_cache import PageCache
-from torchmix.reader.page_runs import PageRuns, mapped_runs
-from torchmix.reader.piece_copy import PieceCopy, Scratch, Tokens
+from torchmix.reader.pieces.id_check import IdCheck
+from torchmix.reader.pieces.locate import Locator
+from torchmix.reader.pieces.open_documents import OpenDocuments
+from torchmix.reader.pieces.page_runs import PageRuns, mapped_runs
+from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch, Tokens
 from torchmix.reader.range_requests import RangeFetch, RequestPool
 from torchmix.reader.source_pages import SourcePages
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.store import SourceCatalog
 from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import SourceUnreadable
-from torchmix.reader.locate import Located
+from torchmix.reader.pieces.locate import Located
 
 
 class IdCheck:

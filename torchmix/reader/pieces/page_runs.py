@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from torchmix.formats.source import Int64Array
 from torchmix.reader.decoded_page import DecodedPage
-from torchmix.reader.locate import Located
 from torchmix.reader.mapped_files import MappedFiles
-from torchmix.reader.open_documents import OpenDocuments
-from torchmix.reader.piece_copy import Run
+from torchmix.reader.pieces.locate import Located
+from torchmix.reader.pieces.open_documents import OpenDocuments
+from torchmix.reader.pieces.piece_copy import Run
 
 
 def mapped_runs(at: Located, mapped_of_source: Sequence[MappedFiles], token_bytes: Int64Array) -> list[Run]:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from torchmix.formats.source import Int64Array
 from torchmix.reader.decoded_page import DecodedPage
-from torchmix.reader.locate import Located
-from torchmix.reader.page_starts import row_keys
-from torchmix.reader.piece_copy import Run
+from torchmix.reader.pieces.locate import Located
+from torchmix.reader.pieces.page_starts import row_keys
+from torchmix.reader.pieces.piece_copy import Run
 
 
 class _Rest(NamedTuple):

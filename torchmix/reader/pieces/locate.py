@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import PlanError
 from torchmix.formats.source import Int64Array
-from torchmix.reader.page_starts import PageStarts, row_keys
+from torchmix.reader.pieces.page_starts import PageStarts, row_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
