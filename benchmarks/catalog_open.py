@@ -32,6 +32,7 @@ from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 
 FILE_DOCUMENTS, PAGE_DOCUMENTS, CHUNK_PAGES, MEAN_TOKENS = 1 << 20, 80, 64, 800
 PAGE_BYTES = 150_000
@@ -97,7 +98,7 @@ def contestant(folder: Path) -> None:
     catalog = open_catalog(folder / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
     opened = time.perf_counter()
     opened_memory = memory_mib(["self"])
-    planner = open_planner(recipe, catalog)
+    planner = open_planner(part_of(recipe, "train"), catalog)
     planner.step(planner.start())
     planned = time.perf_counter()
     reply(

@@ -25,6 +25,7 @@ from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe, load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Batch, Packing, Recipe, Source
 from torchmix.stateful.open import build_loader
 
@@ -43,7 +44,7 @@ def planner_of(shares: dict[str, str], sizes: dict[str, SourceSizes], samples: i
         mixture=shares,
         packing=Packing(method="best_fit"),
     )
-    return Planner(check_recipe(recipe), sizes)
+    return Planner(part_of(check_recipe(recipe), "train"), sizes)
 
 
 def measure_shares() -> None:

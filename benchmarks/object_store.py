@@ -33,7 +33,9 @@ from synthetic import write_recipe, write_tokens
 
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.source_pages import SourcePages
+from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.replica_steps import StreamSettings
 
@@ -103,9 +105,12 @@ def counts_of(address: str) -> np.ndarray:
 
 def stream_s(recipe_path: Path, num_steps: int) -> list[float]:
     """Seconds of each step, without any work between them."""
+    recipe = load_recipe(recipe_path)
     settings = StreamSettings(
-        recipe=load_recipe(recipe_path),
-        directory=str(recipe_path.parent),
+        part=part_of(recipe, "train"),
+        base=str(recipe_path.parent),
+        catalog_folder=str(recipe_path.parent / recipe.catalog),
+        cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"),
         replica=0,
         dp=1,
         micro_batch_size=1,

@@ -28,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import write_recipe, write_tokens
 
 from torchmix.indexing.scan import index_recipe
+from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.header import decode_header
 from torchmix.steps.replica_steps import StreamSettings
@@ -84,8 +86,10 @@ def open_stream(directory: Path, *, dp: int = 1, cache: str = CACHE) -> StepStre
     loaded = load_recipe(path)
     index_recipe(loaded, directory)
     settings = StreamSettings(
-        recipe=loaded,
-        directory=str(directory),
+        part=part_of(loaded, "train"),
+        base=str(directory),
+        catalog_folder=str(directory / loaded.catalog),
+        cache_bytes=parse_bytes(loaded.read.cache, where="read.cache"),
         replica=0,
         dp=dp,
         micro_batch_size=1,

@@ -25,6 +25,7 @@ from torchmix.indexing.scan import index_recipe
 from torchmix.planner.planner import open_planner
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Batch, Read, Recipe, Shuffle, Source
 from torchmix.steps.windows_ahead import WindowsAhead
 
@@ -56,7 +57,7 @@ def recipe_of(method: str, cache: int) -> Recipe:
 
 def run(recipe: Recipe, catalog: Catalog, folder: Path, num_steps: int) -> tuple[float, float]:
     """Amplification, and tokens per CPU-second."""
-    planner = open_planner(recipe, catalog)
+    planner = open_planner(part_of(recipe, "train"), catalog)
     reader = Reader(catalog, folder, cache_bytes=int(recipe.read.cache))
     windows = WindowsAhead(planner, reader)
     cursor, before, cpu_s, num_tokens = planner.start(), {}, 0.0, 0
@@ -101,7 +102,7 @@ def main() -> None:
                     recipe = recipe_of(method, cache)
                     catalog = index_recipe(recipe, folder)
                     found[method] = run(recipe, catalog, folder, options.steps)
-                    for note in sources_findings(recipe, catalog):
+                    for note in sources_findings(part_of(recipe, "train"), catalog, recipe.read):
                         if note.where == "shuffle.method":
                             told = note.message.split("about ")[1].split()[0]
                 row, none = (found[method][1] / found["page"][1] for method in ("row", "none"))

@@ -55,7 +55,7 @@ TORCH_FREE_FILES_BELOW = (
 )
 TORCH_FREE_ROOMS_BELOW = ("steps",)
 """What a worker process imports."""
-ROOMS_OF_THE_RECIPE = ("recipe", "indexing", "planner", "steps", "stateful", "megatron_adapter", "cli")
+ROOMS_OF_THE_RECIPE = ("recipe", "indexing", "planner", "stateful", "megatron_adapter", "cli")
 """The others take what they need of it."""
 MAX_LINES = 350
 BANNED_STEMS = {"util", "utils", "common", "helper", "helpers", "base", "manager", "misc", "core"}

@@ -18,6 +18,7 @@ from torchmix.cli import check as check_verb
 from torchmix.cli.findings import sources_findings
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 
 
 def indexed(folder: Path, *edits: tuple[str, str]) -> Path:
@@ -253,17 +254,17 @@ def test_estimates_are_marked(
 def test_rows_split_over_pages_are_a_note(tmp_path: Path) -> None:
     path = indexed(tmp_path)
     recipe = load_recipe(path)
-    catalog = open_catalog(recipe, tmp_path)
+    part, catalog = part_of(recipe, "train"), open_catalog(recipe, tmp_path)
     web = catalog.sources["web"]
     files = (msgspec.structs.replace(web.files[0], split_pages=2, tail_bytes=1000), *web.files[1:])
     altered = replace(catalog, sources=catalog.sources | {"web": replace(web, files=files)})
-    found = [one.message for one in sources_findings(recipe, altered) if "split over pages" in one.message]
+    found = [one.message for one in sources_findings(part, altered, recipe.read) if "split over pages" in one.message]
     assert len(found) == 1 and found[0].startswith("1 of 2 files")
     assert "1000 B more" in found[0] and "% of the column" in found[0]
-    assert not [one for one in sources_findings(recipe, catalog) if "split over pages" in one.message]
+    assert not [one for one in sources_findings(part, catalog, recipe.read) if "split over pages" in one.message]
     files = (web.files[0], msgspec.structs.replace(web.files[1], whole_chunks=True))
     altered = replace(catalog, sources=catalog.sources | {"web": replace(web, files=files)})
-    found = [one.message for one in sources_findings(recipe, altered) if "only be read whole" in one.message]
+    found = [one.message for one in sources_findings(part, altered, recipe.read) if "only be read whole" in one.message]
     assert len(found) == 1 and found[0].startswith("1 of 2 files")
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.cli.forecast import Forecast, SourceForecast, epoch_tokens, forecast
 from torchmix.errors import PlanError, SourceExhausted
-from torchmix.planner.planner import Planner
+from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
 
 SIZES = {
@@ -21,6 +23,10 @@ SIZES = {
     "web": synthetic_sizes(1500, shortest=5, longest=1500),
 }
 SHARES = {"code": "30%", "tiny": "0.1%", "web": "69.9%"}
+
+
+def forecast_of(recipe: Recipe, *arguments: Any, **options: Any) -> Forecast:
+    return forecast(part_of(recipe, "train"), *arguments, **options)
 
 
 def recipe_with(**sources: dict[str, object]) -> Recipe:
@@ -32,7 +38,7 @@ def of(result: Forecast, name: str) -> SourceForecast:
 
 
 def steps_until_exhausted(recipe: Recipe, limit: int) -> int:
-    planner = Planner(recipe, SIZES)
+    planner = make_planner(recipe, SIZES)
     cursor = planner.start()
     for step in range(limit):
         try:
@@ -44,7 +50,7 @@ def steps_until_exhausted(recipe: Recipe, limit: int) -> int:
 
 def test_simulated_steps_give_the_numbers_of_the_plan() -> None:
     recipe = recipe_with()
-    planner = Planner(recipe, SIZES)
+    planner = make_planner(recipe, SIZES)
     cursor = planner.start()
     delivered, first = np.zeros(3, np.int64), dict[int, int]()
     for step in range(40):
@@ -52,7 +58,7 @@ def test_simulated_steps_give_the_numbers_of_the_plan() -> None:
         delivered += plan.delivered_tokens
         for s in np.flatnonzero(plan.delivered_tokens).tolist():
             first.setdefault(s, step)
-    result = forecast(recipe, SIZES, 40)
+    result = forecast_of(recipe, SIZES, 40)
     assert [source.name for source in result.sources] == ["code", "tiny", "web"]
     assert [source.delivered_tokens for source in result.sources] == delivered.tolist()
     assert [source.first_step for source in result.sources] == [first.get(s) for s in range(3)]
@@ -62,7 +68,10 @@ def test_simulated_steps_give_the_numbers_of_the_plan() -> None:
 
 def test_rates_carry_on_where_the_plan_ends() -> None:
     recipe = recipe_with()
-    exact, expected = forecast(recipe, SIZES, 400), forecast(recipe, SIZES, 400, simulated_steps=40)
+    exact, expected = (
+        forecast_of(recipe, SIZES, 400),
+        forecast_of(recipe, SIZES, 400, simulated_steps=40),
+    )
     assert expected.simulated_steps == 40
     for name in ("code", "web"):
         assert of(expected, name).delivered_tokens == pytest.approx(of(exact, name).delivered_tokens, rel=0.03)
@@ -72,18 +81,18 @@ def test_rates_carry_on_where_the_plan_ends() -> None:
 @pytest.mark.parametrize("simulated_steps", [1, 5])
 def test_the_first_step_of_a_rare_source_is_foreseen(simulated_steps: int) -> None:
     recipe = make_recipe({"web": "99.98%", "tiny": "0.02%"}, samples=16, length=256)
-    exact = of(forecast(recipe, SIZES, 200), "tiny").first_step
+    exact = of(forecast_of(recipe, SIZES, 200), "tiny").first_step
     assert exact is not None and exact > simulated_steps
-    expected = of(forecast(recipe, SIZES, 200, simulated_steps=simulated_steps), "tiny").first_step
+    expected = of(forecast_of(recipe, SIZES, 200, simulated_steps=simulated_steps), "tiny").first_step
     assert expected is not None and abs(expected - exact) <= max(2, exact // 10)
 
 
 def test_a_first_step_beyond_the_run_is_estimated() -> None:
     recipe = make_recipe({"web": "99.98%", "tiny": "0.02%"}, samples=16, length=256)
-    exact = of(forecast(recipe, SIZES, 200), "tiny").first_step
+    exact = of(forecast_of(recipe, SIZES, 200), "tiny").first_step
     assert exact is not None
     for simulated_steps in (3, 1000):
-        result = forecast(recipe, SIZES, 5, simulated_steps=simulated_steps)
+        result = forecast_of(recipe, SIZES, 5, simulated_steps=simulated_steps)
         first = of(result, "tiny").first_step
         assert first is not None and first >= 5 and abs(first - exact) <= 2
         assert not result.is_exact(first)
@@ -98,7 +107,7 @@ def test_a_source_has_no_first_step_where_the_data_ends_before() -> None:
         sources={"code": {"max_epochs": 1}},
     )
     for simulated_steps in (3, 1000):
-        result = forecast(recipe, SIZES, 10_000, simulated_steps=simulated_steps)
+        result = forecast_of(recipe, SIZES, 10_000, simulated_steps=simulated_steps)
         assert result.stop_step is not None
         assert of(result, "tiny").first_step is None
 
@@ -107,11 +116,11 @@ def test_the_run_stops_where_the_planner_says_that_a_source_is_exhausted() -> No
     recipe = recipe_with(code={"max_epochs": 2})
     stop = steps_until_exhausted(recipe, 1000)
     assert 10 < stop < 1000
-    result = forecast(recipe, SIZES, 1000)
+    result = forecast_of(recipe, SIZES, 1000)
     assert (result.stop_step, of(result, "code").runs_out_step) == (stop, stop)
     assert of(result, "web").runs_out_step is None
     assert result.simulated_steps == stop
-    expected = forecast(recipe, SIZES, 1000, simulated_steps=10)
+    expected = forecast_of(recipe, SIZES, 1000, simulated_steps=10)
     assert expected.stop_step is not None and abs(expected.stop_step - stop) <= 2 + stop // 20
 
 
@@ -119,7 +128,7 @@ def test_a_source_that_hands_its_share_on_runs_out_without_a_stop() -> None:
     recipe = recipe_with(code={"max_epochs": 2, "on_exhausted": "renormalise"})
     stop = steps_until_exhausted(recipe_with(code={"max_epochs": 2}), 1000)
     for simulated_steps in (1000, 10):
-        result = forecast(recipe, SIZES, 2 * stop, simulated_steps=simulated_steps)
+        result = forecast_of(recipe, SIZES, 2 * stop, simulated_steps=simulated_steps)
         ran_out = of(result, "code").runs_out_step
         assert ran_out is not None and abs(ran_out - stop) <= 2 + stop // 20
         assert result.stop_step is None
@@ -131,16 +140,16 @@ def test_the_run_ends_with_the_last_source() -> None:
     bound = {"max_epochs": 1, "on_exhausted": "renormalise"}
     recipe = recipe_with(code=bound, tiny=bound, web=bound)
     stop = steps_until_exhausted(recipe, 10_000)
-    result = forecast(recipe, SIZES, 10_000)
+    result = forecast_of(recipe, SIZES, 10_000)
     assert result.stop_step == stop
     assert all(source.runs_out_step is not None for source in result.sources)
-    expected = forecast(recipe, SIZES, 10_000, simulated_steps=10)
+    expected = forecast_of(recipe, SIZES, 10_000, simulated_steps=10)
     assert expected.stop_step is not None and abs(expected.stop_step - stop) <= 2 + stop // 10
 
 
 def test_a_source_smaller_than_its_share_of_a_step_repeats_its_documents() -> None:
     recipe = make_recipe({"web": "50%", "tiny": "50%"}, samples=16, length=256)
-    planner = Planner(recipe, SIZES)
+    planner = make_planner(recipe, SIZES)
     cursor = planner.start()
     most = Counter[str]()
     for _ in range(5):
@@ -150,7 +159,7 @@ def test_a_source_smaller_than_its_share_of_a_step_repeats_its_documents() -> No
         for (source, _row), count in Counter(begins).items():
             most[plan.sources[source]] = max(most[plan.sources[source]], count)
     assert most["tiny"] > 3
-    result = forecast(recipe, SIZES, 5)
+    result = forecast_of(recipe, SIZES, 5)
     assert {source.name: source.most_repeats for source in result.sources} == most
 
 
@@ -166,12 +175,12 @@ def test_an_epoch_counts_tokens_after_the_overflow_rule(overflow: str, tokens: i
 def test_what_the_planner_refuses_from_the_start_is_raised() -> None:
     recipe = make_recipe({"web": "100%"}, length=256, packing={"overflow": "error"})
     with pytest.raises(PlanError, match="overflow: error"):
-        forecast(recipe, SIZES, 5)
+        forecast_of(recipe, SIZES, 5)
 
 
 def test_progress_is_told_of_every_simulated_step() -> None:
     calls: list[int] = []
-    forecast(recipe_with(), SIZES, 50, simulated_steps=7, progress=lambda: calls.append(1))
+    forecast_of(recipe_with(), SIZES, 50, simulated_steps=7, progress=lambda: calls.append(1))
     assert len(calls) == 7
 
 
@@ -187,7 +196,10 @@ def test_an_epoch_counts_the_rows_that_are_used() -> None:
 def test_estimates_follow_a_ramp(ramp: list[tuple[int, int]]) -> None:
     limits = {"web": {"max_epochs": 1, "on_exhausted": "renormalise"}, "code": {"max_epochs": 12}}
     recipe = make_recipe(SHARES, samples=ramp, length=256, sources=limits)
-    exact, estimate = forecast(recipe, SIZES, 800), forecast(recipe, SIZES, 800, simulated_steps=40)
+    exact, estimate = (
+        forecast_of(recipe, SIZES, 800),
+        forecast_of(recipe, SIZES, 800, simulated_steps=40),
+    )
     assert exact.stop_step is not None and estimate.stop_step is not None and estimate.simulated_steps == 40
     assert estimate.stop_step == pytest.approx(exact.stop_step, rel=0.05)
     assert of(estimate, "web").runs_out_step == pytest.approx(of(exact, "web").runs_out_step, rel=0.05)

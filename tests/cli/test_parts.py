@@ -15,7 +15,7 @@ from torchmix.cli.main import main
 from torchmix.errors import PlanError
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.parts import part_of
 from torchmix.stateful.open import build_loader
 
 SPLIT = ("balance:", "split: [60, 40]\nbalance:")
@@ -80,7 +80,7 @@ def test_index_builds_the_catalog_of_all_parts(tmp_path: Path, capsys: pytest.Ca
     assert [one["name"] for one in values["sources"]] == ["code", "held", "tiny", "web"]
     recipe = load_recipe(path)
     assert values["catalog_fingerprint"] == open_catalog(recipe, tmp_path).fingerprint
-    assert list(open_catalog(recipe_of_part(recipe, "validation"), tmp_path).sources) == ["held"]
+    assert list(open_catalog(part_of(recipe, "validation"), tmp_path).sources) == ["held"]
 
 
 def test_check_looks_at_the_files_of_all_parts_and_forecasts_one(

@@ -18,6 +18,7 @@ from torchmix.cli.main import main
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 
 PIECE_COLUMNS = [
     "step",
@@ -57,7 +58,9 @@ def recipe(tmp_path: Path) -> Path:
 
 def plans_of(recipe: Path, num_steps: int, *, dp: int = 1, micro_batch_size: int = 1) -> list[StepPlan]:
     loaded = load_recipe(recipe)
-    planner = open_planner(loaded, open_catalog(loaded, recipe.parent), dp=dp, micro_batch_size=micro_batch_size)
+    planner = open_planner(
+        part_of(loaded, "train"), open_catalog(loaded, recipe.parent), dp=dp, micro_batch_size=micro_batch_size
+    )
     cursor, plans = planner.start(), []
     for _ in range(num_steps):
         plan, cursor = planner.step(cursor)

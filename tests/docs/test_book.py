@@ -20,11 +20,11 @@ import pytest
 from tests.support import book_order
 from tests.support.book_order import BookSource
 from tests.support.book_steps import BookJob, Piece, job_of_run, name_hash, piece_hash, steps
+from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.writers.write_vectors import FILE, written_again
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
-from torchmix.planner.planner import Planner
 from torchmix.recipe.structs import Shuffle
 
 VECTORS = json.loads(FILE.read_text(encoding="utf-8"))
@@ -155,7 +155,7 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
     recipe = msgspec.structs.replace(recipe, shuffle=Shuffle(method=shuffle))
     model = recipe.balance.model
     assert model is not None and model.kv_heads is None
-    planner = Planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size, one_pass=one_pass)
+    planner = make_planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size, one_pass=one_pass)
     job = BookJob(
         seed=seed,
         ramp=ramp,

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.book_order import BookSource
+from tests.support.mixtures import make_planner
 from tests.support.plans import build_tensors, values_of
 from torchmix.catalog.manifest import FileEntry
 from torchmix.catalog.sizes import SourceSizes
@@ -37,7 +38,6 @@ from torchmix.parallel.wire import (
 )
 from torchmix.planner.pack import Pieces, piece_hashes
 from torchmix.planner.plan import START_DIGEST, name_hashes
-from torchmix.planner.planner import Planner
 from torchmix.recipe.documents import PARTS, documents_of_split, rows_of
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe
@@ -192,7 +192,7 @@ def recipe_of_run(run: dict[str, Any]) -> Recipe:
 def test_whole_steps(run: dict[str, Any]) -> None:
     sizes = {name: sizes_of(source) for name, source in SOURCES.items()}
     layout = {"dp": run["dp"], "micro_batch_size": run["micro_batch_size"]}
-    planner = Planner(recipe_of_run(run), sizes, **layout, one_pass=run.get("one_pass", False))
+    planner = make_planner(recipe_of_run(run), sizes, **layout, one_pass=run.get("one_pass", False))
     assert START_DIGEST.hex() == VECTORS["start_digest"]
     cursor = planner.start()
     for wanted in run["steps"]:

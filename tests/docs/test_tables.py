@@ -22,7 +22,7 @@ from torchmix.parallel.array_form import DTYPES
 from torchmix.parallel.wire import ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
 from torchmix.planner.plan import ORDER_VERSION
 from torchmix.recipe.load import check_recipe, load_recipe
-from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Model, Packing, Part, Recipe, Shuffle, Source
+from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Evaluation, Model, Packing, Recipe, Shuffle, Source
 from torchmix.steps.header import StepHeader
 from torchmix.steps.state import STATE_VERSION, LoaderState, PoolState, SourceState
 
@@ -53,7 +53,7 @@ def keys_of(kind: Any, prefix: str = "") -> dict[str, str]:
         inner = [each for each in (field.type, *get_args(field.type)) if isinstance(each, type)]
         struct = next((each for each in inner if issubclass(each, msgspec.Struct)), None)
         name = prefix + field.encode_name
-        if struct is Part:
+        if struct is Evaluation:
             keys[name] = "none"  # the keys of a recipe once more
         elif struct is not None:
             keys |= keys_of(struct, f"{name}.NAME." if str(field.type).startswith("dict") else f"{name}.")

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from tests.support.mixtures import SHARES, SIZES, plan_steps
+from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.mixture.window_rows import Method
-from torchmix.planner.planner import Planner
 from torchmix.recipe.structs import Recipe, Shuffle
 
 STEPS = 72
@@ -33,13 +32,13 @@ def recipe_of(method: str, shuffle: Method = "page") -> Recipe:
 
 def lines() -> Iterator[str]:
     yield from HEADER.splitlines()
-    best_fit, _ = plan_steps(Planner(recipe_of("best_fit"), SIZES, dp=4, micro_batch_size=2), STEPS)
-    concat, _ = plan_steps(Planner(recipe_of("concat"), SIZES), STEPS)
+    best_fit, _ = plan_steps(make_planner(recipe_of("best_fit"), SIZES, dp=4, micro_batch_size=2), STEPS)
+    concat, _ = plan_steps(make_planner(recipe_of("concat"), SIZES), STEPS)
     for one, other in zip(best_fit, concat, strict=True):
         yield f"{one.step} {one.order_digest.hex()} {other.order_digest.hex()} {one.plan_digest.hex()}"
     yield SHUFFLES_HEADER
-    by_row, _ = plan_steps(Planner(recipe_of("best_fit", "row"), SIZES), STEPS)
-    unshuffled, _ = plan_steps(Planner(recipe_of("best_fit", "none"), SIZES), STEPS)
+    by_row, _ = plan_steps(make_planner(recipe_of("best_fit", "row"), SIZES), STEPS)
+    unshuffled, _ = plan_steps(make_planner(recipe_of("best_fit", "none"), SIZES), STEPS)
     for one, other in zip(by_row, unshuffled, strict=True):
         yield f"{one.step} {one.order_digest.hex()} {other.order_digest.hex()}"
 

@@ -16,8 +16,8 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.parts import recipe_of_part
-from torchmix.recipe.structs import Part
+from torchmix.recipe.parts import part_of
+from torchmix.recipe.structs import Evaluation
 from torchmix.stateful.loader import StatefulDataLoader
 
 STEPS = 3
@@ -47,9 +47,9 @@ def test_validation_goes_round_sources_that_training_uses_once(tmp_path: Path) -
     once = {name: msgspec.structs.replace(source, max_epochs=1) for name, source in plain.sources.items()}
     split = msgspec.structs.replace(plain, sources=once, split=(80, 20))
     fifth = {name: msgspec.structs.replace(source, documents=("80%", "100%")) for name, source in once.items()}
-    own = msgspec.structs.replace(plain, validation=Part(sources=fifth, mixture=plain.mixture))
+    own = msgspec.structs.replace(plain, validation=Evaluation(sources=fifth, mixture=plain.mixture))
     for recipe in (split, own):
-        part = recipe_of_part(recipe_of_evaluation(recipe, samples=4), "validation")
+        part = part_of(recipe_of_evaluation(recipe, samples=4), "validation")
         planner = open_planner(part, open_catalog(part, tmp_path))
         cursor = planner.start()
         while cursor.position.epoch.min() < 2:

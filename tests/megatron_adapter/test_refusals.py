@@ -11,7 +11,7 @@ import pytest
 from tests.support.fake_megatron import default_args
 from torchmix.errors import RecipeError
 from torchmix.megatron_adapter.refusals import check_refusals
-from torchmix.recipe.structs import Batch, Packing, Part, Recipe, Source
+from torchmix.recipe.structs import Batch, Evaluation, Packing, Recipe, Source
 
 SOURCE = Source(path="web.parquet", tokens="input_ids")
 RECIPE = Recipe(version=1, seed=1, batch=Batch(samples=8, length=64), sources={"web": SOURCE}, mixture={"web": "100%"})
@@ -123,7 +123,7 @@ def test_validation_needs_a_validation_part(changes: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="the recipe has no validation; give it `split` or `validation`"):
         check(**changes)
     check(recipe_with(split=(90, 10, 0)), **changes)
-    check(recipe_with(validation=Part(sources={"held": SOURCE}, mixture={"held": "100%"})), **changes)
+    check(recipe_with(validation=Evaluation(sources={"held": SOURCE}, mixture={"held": "100%"})), **changes)
 
 
 def test_several_validation_sets_are_whole_and_have_the_names_of_sources() -> None:

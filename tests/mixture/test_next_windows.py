@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.mixture.next_windows import A_STEP, NextWindows
@@ -40,7 +41,7 @@ def planner_of(num_windows: int, *, shuffle_pages: int = 20, longest: int = 400,
         for name in names
     }
     keys = dict.fromkeys(names, sources) if sources else None
-    return Planner(make_recipe(dict.fromkeys(names, "2%"), samples=64, length=512, sources=keys), sizes)
+    return make_planner(make_recipe(dict.fromkeys(names, "2%"), samples=64, length=512, sources=keys), sizes)
 
 
 def plans(planner: Planner, made: list[tuple[str, int, int]], steps: int) -> tuple[list[StepPlan], list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.mixtures import plan_steps
+from tests.support.mixtures import make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture import draw as draw_module
@@ -24,7 +24,7 @@ def geometric(seed: int, count: int, mean: int) -> SourceSizes:
 def planner_of(samples: int, align: int, mean: int) -> Planner:
     sizes = {name: geometric(seed, 6000, mean) for seed, name in enumerate("abc")}
     packing = {"method": "best_fit", "align_tokens": align}
-    return Planner(
+    return make_planner(
         make_recipe({"a": "50%", "b": "40%", "c": "10%"}, samples=samples, length=1024, packing=packing), sizes
     )
 

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.planner.cost import CostModel, cost_model
@@ -76,14 +77,14 @@ def test_the_vocabulary_of_the_recipe_is_that_of_a_model_that_says_none() -> Non
     without = cost_model(plain, boundaries="document")
     assert cost_model(plain, boundaries="document", vocab_size=128_256) == cost_model(LLAMA_8B, boundaries="document")
     assert cost_model(msgspec.structs.replace(LLAMA_8B, vocab=0), boundaries="document", vocab_size=9) == without
-    planner = make_planner(vocab_size=1_000)
-    assert planner._cost.per_token == make_planner(vocab_size=None)._cost.per_token + 1_000
+    planner = planner_with(vocab_size=1_000)
+    assert planner._cost.per_token == planner_with(vocab_size=None)._cost.per_token + 1_000
 
 
-def make_planner(*, vocab_size: int | None) -> Planner:
+def planner_with(*, vocab_size: int | None) -> Planner:
     """Of a recipe whose model says no vocabulary."""
     model = Model(layers=2, hidden=8, ffn=8, heads=2)
     recipe = msgspec.structs.replace(
         make_recipe({"web": "100%"}), balance=Balance(method="rows", model=model), vocab_size=vocab_size
     )
-    return Planner(recipe, {"web": synthetic_sizes(40, shortest=1, longest=9)})
+    return make_planner(recipe, {"web": synthetic_sizes(40, shortest=1, longest=9)})

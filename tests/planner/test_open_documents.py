@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.mixtures import PACKINGS, SHARES, SIZES, plan_steps
+from tests.support.mixtures import PACKINGS, SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.planner.open_documents import documents_to_come
-from torchmix.planner.planner import Planner
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_open_documents_are_those_that_were_begun_and_come_again(packing: str) -> None:
-    planner = Planner(make_recipe(SHARES, samples=4, length=256, packing=PACKINGS[packing]), SIZES)
+    planner = make_planner(make_recipe(SHARES, samples=4, length=256, packing=PACKINGS[packing]), SIZES)
     plans, cursors = plan_steps(planner, 60)
     num_open, is_split = 0, packing in ("best_fit", "concat")
     for step in range(40):

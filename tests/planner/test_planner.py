@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.mixtures import PACKINGS, SHARES, SIZES, plan_steps
+from tests.support.mixtures import PACKINGS, SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
@@ -17,7 +17,7 @@ from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError, Topology
 from torchmix.mixture.draw import Position
 from torchmix.planner.balance import in_hash_order
 from torchmix.planner.plan import StepPlan
-from torchmix.planner.planner import Cursor, Planner
+from torchmix.planner.planner import Cursor
 from torchmix.recipe.structs import Recipe
 
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (4, 4), (16, 1), (1, 16), (8, 2)]
@@ -54,7 +54,7 @@ def copy_of(cursor: Cursor) -> Cursor:
 def test_the_order_is_equal_at_every_layout_and_the_placement_is_not(packing):
     recipe = mixture_recipe(packing)
     runs = {
-        layout: plan_steps(Planner(recipe, SIZES, dp=layout[0], micro_batch_size=layout[1]), STEPS)[0]
+        layout: plan_steps(make_planner(recipe, SIZES, dp=layout[0], micro_batch_size=layout[1]), STEPS)[0]
         for layout in LAYOUTS
     }
     base = runs[1, 1]
@@ -74,10 +74,10 @@ def test_the_order_is_equal_at_every_layout_and_the_placement_is_not(packing):
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_any_cursor_continues_as_the_uninterrupted_run_did(packing):
     recipe = mixture_recipe(packing)
-    plans, cursors = plan_steps(Planner(recipe, SIZES), STEPS + 8)
+    plans, cursors = plan_steps(make_planner(recipe, SIZES), STEPS + 8)
     rng = random.Random(60)
     for start in (0, 1, *rng.sample(range(2, STEPS + 8), 3)):
-        resumed = Planner(recipe, SIZES, dp=4)
+        resumed = make_planner(recipe, SIZES, dp=4)
         again, between = plan_steps(resumed, min(3, STEPS + 8 - start), copy_of(cursors[start]))
         for plan, uninterrupted in zip(again, plans[start:], strict=False):
             assert plan.step == uninterrupted.step
@@ -85,12 +85,12 @@ def test_any_cursor_continues_as_the_uninterrupted_run_did(packing):
             assert order_of(plan) == order_of(uninterrupted)
         # And a resume of the resume, with yet another planner.
         if start + len(again) < len(plans):
-            last, _ = Planner(recipe, SIZES, dp=2).step(copy_of(between[-1]))
+            last, _ = make_planner(recipe, SIZES, dp=2).step(copy_of(between[-1]))
             assert last.order_digest == plans[start + len(again)].order_digest
 
 
 def test_planning_a_step_twice_or_steps_out_of_order_alters_nothing():
-    planner = Planner(mixture_recipe(), SIZES)
+    planner = make_planner(mixture_recipe(), SIZES)
     plans, cursors = plan_steps(planner, STEPS)
     before = [copy_of(cursor) for cursor in cursors]
     for step in random.Random(61).choices(range(STEPS), k=12):
@@ -109,7 +109,7 @@ def test_planning_a_step_twice_or_steps_out_of_order_alters_nothing():
 def test_the_order_of_sources_in_recipe_and_catalog_means_nothing(packing):
     recipe = mixture_recipe(packing)
     names = list(SHARES)
-    base = plan_steps(Planner(recipe, SIZES), 6)[0]
+    base = plan_steps(make_planner(recipe, SIZES), 6)[0]
     for seed in range(3):
         random.Random(seed).shuffle(names)
         shuffled = msgspec.structs.replace(
@@ -119,14 +119,14 @@ def test_the_order_of_sources_in_recipe_and_catalog_means_nothing(packing):
         )
         sizes = {name: SIZES[name] for name in names}
         sizes["of another recipe"] = SIZES["web"]
-        planner = Planner(shuffled, sizes)
+        planner = make_planner(shuffled, sizes)
         assert planner.sources == tuple(sorted(SHARES))
         assert [order_of(plan) for plan in plan_steps(planner, 6)[0]] == [order_of(plan) for plan in base]
 
 
 def test_the_order_depends_on_the_seed_and_not_on_balance_boundaries_or_alignment_of_a_stream():
     def last_digest(recipe: Recipe) -> bytes:
-        return plan_steps(Planner(recipe, SIZES), 4)[0][-1].order_digest
+        return plan_steps(make_planner(recipe, SIZES), 4)[0][-1].order_digest
 
     base = mixture_recipe("concat")
     same = [
@@ -147,7 +147,7 @@ def test_the_order_depends_on_the_seed_and_not_on_balance_boundaries_or_alignmen
 
 
 def test_without_balance_samples_are_placed_in_hash_order():
-    plan = plan_steps(Planner(make_recipe(SHARES, balance="none"), SIZES, dp=4, micro_batch_size=2), 1)[0][0]
+    plan = plan_steps(make_planner(make_recipe(SHARES, balance="none"), SIZES, dp=4, micro_batch_size=2), 1)[0][0]
     expected = in_hash_order(16, dp=4, micro_batch_size=2)
     for each in fields(expected):
         assert np.array_equal(getattr(plan.placement, each.name), getattr(expected, each.name))
@@ -157,7 +157,7 @@ def test_without_balance_samples_are_placed_in_hash_order():
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_pieces_of_a_plan_lie_beside_each_other_in_their_samples(packing):
     align = 1 if packing.startswith("concat") else PACKINGS[packing].get("align_tokens", 8)
-    for plan in plan_steps(Planner(mixture_recipe(packing), SIZES), STEPS)[0]:
+    for plan in plan_steps(make_planner(mixture_recipe(packing), SIZES), STEPS)[0]:
         stop_of: dict[int, int] = {}
         slots: dict[int, int] = {}
         columns = (plan.sample, plan.slot, plan.sample_offset, plan.pieces.tokens)
@@ -176,7 +176,7 @@ def test_pieces_of_a_plan_lie_beside_each_other_in_their_samples(packing):
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_the_global_token_count_is_that_of_tokens_whose_document_goes_on(packing):
     cut_documents = 0
-    for plan in plan_steps(Planner(mixture_recipe(packing), SIZES), STEPS)[0]:
+    for plan in plan_steps(make_planner(mixture_recipe(packing), SIZES), STEPS)[0]:
         labelled = 0
         for i in range(len(plan.pieces)):
             source, row = plan.sources[plan.pieces.source[i]], int(plan.pieces.row[i])
@@ -192,7 +192,7 @@ def test_the_global_token_count_is_that_of_tokens_whose_document_goes_on(packing
 def test_truncated_and_dropped_documents_are_charged_for_what_they_give():
     for packing, most in (("best_fit truncate", 256), ("concat truncate", 256), ("best_fit drop", 256)):
         recipe = make_recipe({"web": "100%"}, samples=16, length=256, packing=PACKINGS[packing])
-        plans, _ = plan_steps(Planner(recipe, {"web": SIZES["web"]}), STEPS)
+        plans, _ = plan_steps(make_planner(recipe, {"web": SIZES["web"]}), STEPS)
         for plan in plans:
             reach = plan.pieces.start + plan.pieces.tokens
             assert reach.max() <= most
@@ -207,11 +207,11 @@ def test_a_document_longer_than_a_sample_is_named_where_the_recipe_forbids_it():
     sizes = SourceSizes(first_row_of_page=np.array([0, 4]), tokens=np.array([5, 256, 257, 9], np.int32), window_pages=1)
     recipe = make_recipe({"web": "100%"}, length=256, packing={"overflow": "error"})
     with pytest.raises(DocumentTooLong) as raised:
-        Planner(recipe, {"web": sizes})
+        make_planner(recipe, {"web": sizes})
     for said in ("'web'", "row 2", "257 tokens", "256", "split, truncate or drop"):
         assert said in str(raised.value)
     fits = replace(sizes, tokens=np.array([5, 256, 1, 9], np.int32), longest_tokens=-1)
-    plan_steps(Planner(recipe, {"web": fits}), 3)
+    plan_steps(make_planner(recipe, {"web": fits}), 3)
 
 
 def test_a_source_that_would_give_nothing_is_refused_with_the_reason():
@@ -227,15 +227,15 @@ def test_a_source_that_would_give_nothing_is_refused_with_the_reason():
     ):
         recipe = make_recipe({"bad": "50%", "web": "50%"}, length=256, packing=packing)
         with pytest.raises(PlanError, match=f"'bad' would give no tokens: .*{why}"):
-            Planner(recipe, {"bad": sizes, "web": SIZES["web"]})
+            make_planner(recipe, {"bad": sizes, "web": SIZES["web"]})
     # One document of exactly a sample is enough, and is all that is given.
     one_fits = replace(long, tokens=np.where(np.arange(20) == 3, 256, long.tokens).astype(np.int32))
-    plans, _ = plan_steps(Planner(make_recipe({"web": "100%"}, length=256, packing=drop), {"web": one_fits}), 3)
+    plans, _ = plan_steps(make_planner(make_recipe({"web": "100%"}, length=256, packing=drop), {"web": one_fits}), 3)
     assert {row for plan in plans for row in plan.pieces.row.tolist()} == {3}
 
 
 def test_sizes_that_are_missing_are_named_and_a_layout_that_does_not_divide_is_refused():
     with pytest.raises(CatalogMissing, match=r"books, web; run `torchmix index`"):
-        Planner(mixture_recipe(), {name: SIZES[name] for name in SIZES if name not in ("web", "books")})
+        make_planner(mixture_recipe(), {name: SIZES[name] for name in SIZES if name not in ("web", "books")})
     with pytest.raises(TopologyError, match="16 samples"):
-        Planner(mixture_recipe(), SIZES, dp=3)
+        make_planner(mixture_recipe(), SIZES, dp=3)

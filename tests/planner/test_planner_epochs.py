@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.given import given_tokens
-from tests.support.mixtures import PACKINGS, SHARES, SIZES, plan_steps
+from tests.support.mixtures import PACKINGS, SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
@@ -71,7 +71,7 @@ EPOCH_SHARES = {"books": "32%", "gaps": "30%", "one": "3%", "web": "35%"}
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_over_whole_epochs_the_delivered_spans_are_the_catalog(packing):
-    planner = Planner(make_recipe(EPOCH_SHARES, samples=8, length=256, packing=PACKINGS[packing]), EPOCH_SIZES)
+    planner = make_planner(make_recipe(EPOCH_SHARES, samples=8, length=256, packing=PACKINGS[packing]), EPOCH_SIZES)
     plans, cursors = plan_steps(planner, 60)
     delivered: dict[str, dict[tuple[int, int], list[Span]]] = defaultdict(dict)
     for plan in plans:
@@ -91,7 +91,7 @@ def test_over_whole_epochs_the_delivered_spans_are_the_catalog(packing):
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_delivered_and_deferred_documents_are_a_prefix_of_each_source_s_own_order(packing):
     # Also what proves that a source moves no other: each order is made here from its own name and sizes alone.
-    planner = Planner(make_recipe(SHARES, samples=16, length=256, packing=PACKINGS[packing]), SIZES)
+    planner = make_planner(make_recipe(SHARES, samples=16, length=256, packing=PACKINGS[packing]), SIZES)
     plans, cursors = plan_steps(planner, 40)
     seen: dict[str, dict[tuple[int, int], list[Span]]] = defaultdict(dict)
     for step, plan in enumerate(plans):
@@ -115,7 +115,7 @@ def test_delivered_and_deferred_documents_are_a_prefix_of_each_source_s_own_orde
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_accounts_of_a_plan_balance_and_shares_are_kept_at_every_step(packing):
     recipe = make_recipe(SHARES, samples=16, length=256, packing=PACKINGS[packing])
-    planner = Planner(recipe, SIZES)
+    planner = make_planner(recipe, SIZES)
     shares = integer_shares(parse_shares(recipe))
     longest = np.array([min(256, max(counted_tokens(SIZES[name], packing))) for name in planner.sources])
     align = align_of(packing)
@@ -141,7 +141,7 @@ def test_accounts_of_a_plan_balance_and_shares_are_kept_at_every_step(packing):
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_a_step_asks_by_what_was_drawn_so_far_takes_back_what_alignment_bloats_and_tops_up(packing):
     recipe = make_recipe(SHARES, samples=16, length=256, packing=PACKINGS[packing])
-    planner, align = Planner(recipe, SIZES), align_of(packing)
+    planner, align = make_planner(recipe, SIZES), align_of(packing)
     shares, endless = integer_shares(parse_shares(recipe)), np.full(len(SIZES), 1 << 40)
     plans, cursors = plan_steps(planner, 40)
     several_draws, raw, aligned = 0, 1, 1
@@ -172,7 +172,7 @@ def test_a_step_asks_by_what_was_drawn_so_far_takes_back_what_alignment_bloats_a
 @pytest.mark.parametrize(("packing", "samples"), [("best_fit", 16), ("best_fit truncate", 16), ("best_fit", 2)])
 def test_a_small_pool_is_gone_in_one_step_and_no_length_starves(packing, samples):
     # Two samples of 256: documents of up to 3000 tokens make pools of several batches.
-    planner = Planner(make_recipe(SHARES, samples=samples, length=256, packing=PACKINGS[packing]), SIZES)
+    planner = make_planner(make_recipe(SHARES, samples=samples, length=256, packing=PACKINGS[packing]), SIZES)
     plans, cursors = plan_steps(planner, 200)
     align = align_of(packing)
     most_surplus = steps_with_pool = most_age = 0
@@ -205,7 +205,7 @@ def plan_to_the_end(planner: Planner) -> tuple[list[StepPlan], list[Cursor], Sou
 
 
 def test_a_source_that_must_not_run_out_stops_the_run_by_name_and_never_gives_too_much():
-    plans, _, error = plan_to_the_end(Planner(exhausting_recipe(gaps="error"), EPOCH_SIZES))
+    plans, _, error = plan_to_the_end(make_planner(exhausting_recipe(gaps="error"), EPOCH_SIZES))
     assert "'gaps' has given its max_epochs (2)" in str(error) and f"step {len(plans)} " in str(error)
     gaps = plans[0].sources.index("gaps")
     given = Counter(
@@ -221,7 +221,7 @@ def test_a_source_that_must_not_run_out_stops_the_run_by_name_and_never_gives_to
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_a_source_that_runs_out_gives_its_share_to_the_others_as_a_decision(packing):
-    planner = Planner(exhausting_recipe(packing, gaps="renormalise", one="renormalise"), EPOCH_SIZES)
+    planner = make_planner(exhausting_recipe(packing, gaps="renormalise", one="renormalise"), EPOCH_SIZES)
     plans, cursors = plan_steps(planner, 60)
     decisions = cursors[-1].decisions
     assert sorted(decision.source for decision in decisions) == ["gaps", "one"]
@@ -249,15 +249,15 @@ def test_a_source_that_runs_out_gives_its_share_to_the_others_as_a_decision(pack
 
 def test_decisions_in_a_cursor_are_all_that_a_resumed_run_needs_to_know_of_them():
     recipe = exhausting_recipe(gaps="renormalise", one="renormalise")
-    plans, cursors = plan_steps(Planner(recipe, EPOCH_SIZES), 41)
+    plans, cursors = plan_steps(make_planner(recipe, EPOCH_SIZES), 41)
     for start in range(0, 40, 3):
-        again, _ = plan_steps(Planner(recipe, EPOCH_SIZES, dp=2), 2, cursors[start])
+        again, _ = plan_steps(make_planner(recipe, EPOCH_SIZES, dp=2), 2, cursors[start])
         assert [plan.order_digest for plan in again] == [plan.order_digest for plan in plans[start : start + 2]]
     assert len(cursors[-1].decisions) == 2
 
 
 def test_one_planner_serves_cursors_before_and_after_a_decision():
-    planner = Planner(exhausting_recipe(gaps="renormalise"), EPOCH_SIZES)
+    planner = make_planner(exhausting_recipe(gaps="renormalise"), EPOCH_SIZES)
     plans, cursors = plan_steps(planner, 40)
     [decision] = cursors[-1].decisions
     for step in (39, 0, decision.step + 1, decision.step, 39, 1):
@@ -268,7 +268,7 @@ def test_one_planner_serves_cursors_before_and_after_a_decision():
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_when_all_sources_have_run_out_every_full_batch_was_given(packing):
     everyone = dict.fromkeys(EPOCH_SHARES, "renormalise")
-    plans, cursors, error = plan_to_the_end(Planner(exhausting_recipe(packing, **everyone), EPOCH_SIZES))
+    plans, cursors, error = plan_to_the_end(make_planner(exhausting_recipe(packing, **everyone), EPOCH_SIZES))
     assert "every source" in str(error) and f"max_steps={len(plans)}" in str(error)
     left = int(cursors[-1].pool.tokens.sum())
     for s, name in enumerate(sorted(EPOCH_SIZES)):
@@ -287,7 +287,7 @@ def test_a_single_source_gives_as_many_steps_as_it_has_batches():
             packing={"method": "concat"},
             sources={"a": {"max_epochs": 1, "on_exhausted": "renormalise"}},
         )
-        plans, _, _ = plan_to_the_end(Planner(recipe, sizes))
+        plans, _, _ = plan_to_the_end(make_planner(recipe, sizes))
         assert len(plans) == int(sizes["a"].tokens.sum()) // 256
 
 
@@ -298,7 +298,7 @@ def test_documents_longer_than_the_whole_batch_are_delivered_whole():
         )
     }
     for packing in ("best_fit", "concat"):
-        planner = Planner(make_recipe({"long": "100%"}, samples=4, length=256, packing=PACKINGS[packing]), sizes)
+        planner = make_planner(make_recipe({"long": "100%"}, samples=4, length=256, packing=PACKINGS[packing]), sizes)
         plans, cursors = plan_steps(planner, 80)
         delivered: dict[str, dict[tuple[int, int], list[Span]]] = defaultdict(dict)
         for plan in plans:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.mixtures import PACKINGS, SHARES, SIZES
+from tests.support.mixtures import PACKINGS, SHARES, SIZES, make_planner
 from tests.support.recipes import make_recipe
 from torchmix.errors import SourceExhausted
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.recipe.documents import rows_of
-from torchmix.recipe.parts import recipe_of_part
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.parts import Part, part_of
 
 SOURCES = {name: {"documents": ("50%", "100%")} for name in SHARES if name != "one"}
 
 
-def recipe_of(packing: str, *, samples: int = 16) -> Recipe:
+def recipe_of(packing: str, *, samples: int = 16) -> Part:
     recipe = make_recipe(SHARES, samples=samples, length=256, packing=PACKINGS[packing], sources=SOURCES)
-    return recipe_of_part(recipe, "train", one_pass=True)
+    return part_of(recipe, "train", one_pass=True)
 
 
 def all_plans(planner: Planner) -> list[StepPlan]:
@@ -41,7 +40,7 @@ def counted(tokens: int, packing: str) -> int:
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_every_document_of_the_part_comes_once_and_whole(packing: str) -> None:
     recipe = recipe_of(packing)
-    planner = Planner(recipe, SIZES, dp=2, one_pass=True)
+    planner = make_planner(recipe, SIZES, dp=2, one_pass=True)
     given: dict[tuple[str, int], int] = {}
     for plan in all_plans(planner):
         columns = (getattr(plan.pieces, name).tolist() for name in ("source", "row", "epoch", "tokens"))
@@ -59,7 +58,7 @@ def test_every_document_of_the_part_comes_once_and_whole(packing: str) -> None:
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_only_what_comes_last_has_room_left(packing: str) -> None:
-    plans = all_plans(Planner(recipe_of(packing), SIZES, one_pass=True))
+    plans = all_plans(make_planner(recipe_of(packing), SIZES, one_pass=True))
     aligned = 1 if packing.startswith("concat") else PACKINGS[packing].get("align_tokens", 8)
     for plan in plans:
         room = plan.capacity_tokens - int((-(-plan.pieces.tokens // aligned) * aligned).sum())
@@ -75,7 +74,7 @@ def test_only_what_comes_last_has_room_left(packing: str) -> None:
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_up_to_its_end_it_is_the_order_of_a_run_that_stops_there(packing: str) -> None:
     recipe = recipe_of(packing)
-    once, run = Planner(recipe, SIZES, one_pass=True), Planner(recipe, SIZES)
+    once, run = make_planner(recipe, SIZES, one_pass=True), make_planner(recipe, SIZES, one_pass=False)
     plans, cursor, digests = all_plans(once), run.start(), []
     with pytest.raises(SourceExhausted):
         while True:
@@ -88,8 +87,8 @@ def test_up_to_its_end_it_is_the_order_of_a_run_that_stops_there(packing: str) -
 def test_a_part_smaller_than_a_batch_is_one_step_with_empty_samples() -> None:
     for packing in ("best_fit", "concat"):
         recipe = make_recipe({"tiny": "100%"}, samples=64, length=256, packing={"method": packing})
-        recipe = recipe_of_part(recipe, "train", one_pass=True)
-        planner = Planner(recipe, {"tiny": SIZES["tiny"]}, dp=4, one_pass=True)
+        recipe = part_of(recipe, "train", one_pass=True)
+        planner = make_planner(recipe, {"tiny": SIZES["tiny"]}, dp=4, one_pass=True)
         [plan] = all_plans(planner)
         assert plan.pieces.tokens.sum() == SIZES["tiny"].tokens.sum()
         assert np.unique(plan.sample).size < 64, packing

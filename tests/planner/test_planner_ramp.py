@@ -9,12 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.given import given_tokens
-from tests.support.mixtures import PACKINGS, SHARES, SIZES, plan_steps
+from tests.support.mixtures import PACKINGS, SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import RecipeError, TopologyError
 from torchmix.mixture.order import SourceOrder
-from torchmix.planner.planner import Planner
 from torchmix.recipe.structs import Recipe
 
 RAMPS = {
@@ -36,7 +35,7 @@ def samples_of(ramp: str, step: int) -> int:
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("ramp", RAMPS)
 def test_each_step_has_its_samples_and_is_full(ramp: str, packing: str) -> None:
-    plans, _ = plan_steps(Planner(recipe_of(ramp, packing), SIZES, dp=2, micro_batch_size=2), STEPS)
+    plans, _ = plan_steps(make_planner(recipe_of(ramp, packing), SIZES, dp=2, micro_batch_size=2), STEPS)
     for plan in plans:
         samples = samples_of(ramp, plan.step)
         assert (plan.num_samples, plan.num_microbatches, plan.capacity_tokens) == (samples, samples // 4, samples * 256)
@@ -49,7 +48,7 @@ def test_each_step_has_its_samples_and_is_full(ramp: str, packing: str) -> None:
 @pytest.mark.parametrize("packing", ["best_fit", "concat"])
 @pytest.mark.parametrize("ramp", RAMPS)
 def test_nothing_is_lost_or_repeated_at_a_border(ramp: str, packing: str) -> None:
-    planner = Planner(recipe_of(ramp, packing), SIZES)
+    planner = make_planner(recipe_of(ramp, packing), SIZES)
     plans, cursors = plan_steps(planner, STEPS)
     for s, name in enumerate(planner.sources):
         tokens: dict[tuple[int, int], int] = {}
@@ -65,15 +64,17 @@ def test_nothing_is_lost_or_repeated_at_a_border(ramp: str, packing: str) -> Non
 
 @pytest.mark.parametrize("ramp", RAMPS)
 def test_the_order_is_equal_at_every_layout(ramp: str) -> None:
-    planners = [Planner(recipe_of(ramp), SIZES, dp=dp, micro_batch_size=size) for dp, size in ((1, 1), (4, 1), (2, 2))]
+    planners = [
+        make_planner(recipe_of(ramp), SIZES, dp=dp, micro_batch_size=size) for dp, size in ((1, 1), (4, 1), (2, 2))
+    ]
     digests = {tuple(plan.order_digest for plan in plan_steps(planner, STEPS)[0]) for planner in planners}
     assert len(digests) == 1
 
 
 @pytest.mark.parametrize("ramp", RAMPS)
 def test_any_cursor_goes_on_at_another_layout_and_skipping_leads_to_it(ramp: str) -> None:
-    whole, cursors = plan_steps(Planner(recipe_of(ramp), SIZES), STEPS)
-    other = Planner(recipe_of(ramp), SIZES, dp=4)
+    whole, cursors = plan_steps(make_planner(recipe_of(ramp), SIZES), STEPS)
+    other = make_planner(recipe_of(ramp), SIZES, dp=4)
     skipped = other.start()
     for step in range(STEPS):
         plan, _ = other.step(cursors[step])
@@ -86,8 +87,8 @@ def test_any_cursor_goes_on_at_another_layout_and_skipping_leads_to_it(ramp: str
 
 
 def test_up_to_its_first_border_a_ramp_is_the_constant_size() -> None:
-    ramped, _ = plan_steps(Planner(recipe_of("up"), SIZES), 5)
-    constant, _ = plan_steps(Planner(make_recipe(SHARES, samples=4, length=256), SIZES), 5)
+    ramped, _ = plan_steps(make_planner(recipe_of("up"), SIZES), 5)
+    constant, _ = plan_steps(make_planner(make_recipe(SHARES, samples=4, length=256), SIZES), 5)
     same = [one.order_digest == other.order_digest for one, other in zip(ramped, constant, strict=True)]
     assert same == [True, True, True, False, False]
 
@@ -95,7 +96,7 @@ def test_up_to_its_first_border_a_ramp_is_the_constant_size() -> None:
 def test_a_pool_that_fills_a_smaller_batch_is_delivered_before_anything_is_drawn() -> None:
     # A sample holds one document and no second one: the pool of a large batch exceeds a small one.
     sizes = {"web": synthetic_sizes(600, shortest=140, longest=160)}
-    planner = Planner(make_recipe({"web": "100%"}, samples=[(0, 64), (2, 1)], length=256), sizes)
+    planner = make_planner(make_recipe({"web": "100%"}, samples=[(0, 64), (2, 1)], length=256), sizes)
     plans, cursors = plan_steps(planner, 70)
     pools = [int(cursor.pool.tokens.sum()) for cursor in cursors]
     assert pools[2] > 8 * 256
@@ -106,7 +107,7 @@ def test_a_pool_that_fills_a_smaller_batch_is_delivered_before_anything_is_drawn
 
 def test_every_stage_must_divide_by_the_layout() -> None:
     with pytest.raises(TopologyError, match="global batch of 4 samples does not divide by dp 8"):
-        Planner(recipe_of("up"), SIZES, dp=8)
+        make_planner(recipe_of("up"), SIZES, dp=8)
 
 
 def test_the_largest_stage_bounds_the_cost() -> None:
@@ -114,4 +115,4 @@ def test_the_largest_stage_bounds_the_cost() -> None:
     huge = {"layers": 2**15, "hidden": 2**20, "ffn": 2**20, "heads": 4}
     model = replace(recipe.balance.model, **huge)
     with pytest.raises(RecipeError, match="a batch of 16384 samples"):
-        Planner(replace(recipe, balance=replace(recipe.balance, model=model)), SIZES)
+        make_planner(replace(recipe, balance=replace(recipe.balance, model=model)), SIZES)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.mixtures import SHARES, SIZES, plan_steps
+from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.errors import SourceExhausted
 from torchmix.planner.planner import Planner
@@ -80,7 +80,7 @@ def mean_share(name: str, step: int) -> Fraction:
     "packing", [{"method": "concat"}, {"method": "best_fit"}, {"method": "best_fit", "align_tokens": 32}]
 )
 def test_drawn_tokens_follow_the_integral_of_the_schedule(packing: dict[str, Any]) -> None:
-    planner = Planner(scheduled(packing=packing), SIZES)
+    planner = make_planner(scheduled(packing=packing), SIZES)
     plans, _ = plan_steps(planner, 40)
     names = planner.sources
     expected, drawn = dict.fromkeys(names, Fraction(0)), np.zeros(len(names), np.int64)
@@ -97,13 +97,13 @@ def test_drawn_tokens_follow_the_integral_of_the_schedule(packing: dict[str, Any
 
 
 def test_the_order_is_the_same_after_a_resume_at_any_step_and_before_the_first_change() -> None:
-    planner = Planner(scheduled(), SIZES)
+    planner = make_planner(scheduled(), SIZES)
     plans, cursors = plan_steps(planner, 30)
     for at in (1, 4, 5, 19, 20, 21, 28):
-        again, _ = plan_steps(Planner(scheduled(), SIZES), 30 - at, cursors[at])
+        again, _ = plan_steps(make_planner(scheduled(), SIZES), 30 - at, cursors[at])
         assert [plan.order_digest for plan in again] == [plan.order_digest for plan in plans[at:]]
     constant = check_recipe({**msgspec.to_builtins(scheduled()), "schedule": []})
-    others, _ = plan_steps(Planner(constant, SIZES), 6)
+    others, _ = plan_steps(make_planner(constant, SIZES), 6)
     same = [plan.order_digest == other.order_digest for plan, other in zip(plans, others, strict=False)]
     assert same == [True] * 4 + [False] * 2, "step 4 holds token 9000"
 
@@ -112,7 +112,7 @@ def test_what_runs_out_gives_to_its_siblings_in_every_stage() -> None:
     plain = msgspec.to_builtins(scheduled())
     for name in ("tiny", "one"):
         plain["sources"][name] |= {"max_epochs": 2, "on_exhausted": "renormalise"}
-    planner = Planner(check_recipe(plain), SIZES)
+    planner = make_planner(check_recipe(plain), SIZES)
     _, cursors = plan_steps(planner, 19)
     gone = {decision.source for decision in cursors[-1].decisions}
     assert gone == {"tiny", "one"}
@@ -126,7 +126,7 @@ def test_one_pass_gives_all_and_ends_also_where_shares_are_zero_for_a_time() -> 
     plain["schedule"] = [{"from": "0 steps", "mixture": {"tiny": 1}}, {"from": "1 steps", "mixture": TREE}]
     for source in plain["sources"].values():
         source |= {"max_epochs": 1, "on_exhausted": "renormalise"}
-    planner = Planner(check_recipe(plain), SIZES, one_pass=True)
+    planner = make_planner(check_recipe(plain), SIZES, one_pass=True)
     cursor, delivered = planner.start(), np.zeros(len(planner.sources), np.int64)
     with pytest.raises(SourceExhausted):
         while True:
@@ -137,7 +137,7 @@ def test_one_pass_gives_all_and_ends_also_where_shares_are_zero_for_a_time() -> 
 
 def test_random_trees_and_schedules_keep_every_source_to_its_own_order() -> None:
     rng = random.Random(8)
-    constant, _ = plan_steps(Planner(make_recipe(SHARES, length=LENGTH), SIZES), 60)
+    constant, _ = plan_steps(make_planner(make_recipe(SHARES, length=LENGTH), SIZES), 60)
     for _ in range(6):
         weights = {name: rng.randint(1, 9) for name in SHARES}
         changes = [
@@ -145,9 +145,9 @@ def test_random_trees_and_schedules_keep_every_source_to_its_own_order() -> None
             for step in sorted(rng.sample(range(1, 25), 3))
         ]
         plain = msgspec.to_builtins(make_recipe(SHARES, length=LENGTH)) | {"mixture": weights, "schedule": changes}
-        planner = Planner(check_recipe(plain), SIZES)
+        planner = make_planner(check_recipe(plain), SIZES)
         _, cursors = plan_steps(planner, 25)
-        given, reference = _rows(planner, cursors), _rows(Planner(make_recipe(SHARES, length=LENGTH), SIZES), None)
+        given, reference = _rows(planner, cursors), _rows(make_planner(make_recipe(SHARES, length=LENGTH), SIZES), None)
         for name, rows in given.items():
             assert rows == reference[name][: len(rows)], f"{name} comes in its own order whatever its share"
     assert constant

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import DocumentTooLong, PlanError
-from torchmix.planner.planner import Planner
 from torchmix.planner.source_order import check_rows_of_part, order_of_source
-from torchmix.recipe.parts import recipe_of_part
-from torchmix.recipe.structs import Part, Recipe
+from torchmix.recipe.parts import part_of
+from torchmix.recipe.structs import Evaluation, Recipe
 
 LENGTH = 64
 
@@ -82,7 +82,7 @@ def test_sources_without_a_row_in_a_part_are_named_with_it_and_what_to_do() -> N
     )
     with pytest.raises(PlanError, match=r"^test: none of the 400 rows of source 'a' .*; none of the 7 rows of source"):
         check_rows_of_part(whole, "test", rows)
-    own = Part(sources={"b": replace(whole.sources["b"], documents=("99%", "100%"))}, mixture={"b": "100%"})
+    own = Evaluation(sources={"b": replace(whole.sources["b"], documents=("99%", "100%"))}, mixture={"b": "100%"})
     with pytest.raises(PlanError, match=r"^test: none of the 7 rows .* 99% to 100%\. To mend it, widen `documents`"):
         check_rows_of_part(replace(whole, split=None, test=own), "test", {"b": 7})
 
@@ -90,7 +90,7 @@ def test_sources_without_a_row_in_a_part_are_named_with_it_and_what_to_do() -> N
 def test_a_recipe_with_a_split_is_planned_as_its_training_part() -> None:
     sizes = {"web": synthetic_sizes(300, shortest=5, longest=60)}
     whole = replace(make_recipe({"web": "100%"}), split=(7, 3))
-    for recipe in (whole, recipe_of_part(whole, "train")):
-        plan, _ = Planner(recipe, sizes).step(Planner(recipe, sizes).start())
+    for recipe in (whole, part_of(whole, "train")):
+        plan, _ = make_planner(recipe, sizes).step(make_planner(recipe, sizes).start())
         assert plan.pieces.row.max() < 210
-        assert plan.order_digest == Planner(whole, sizes).step(Planner(whole, sizes).start())[0].order_digest
+        assert plan.order_digest == make_planner(whole, sizes).step(make_planner(whole, sizes).start())[0].order_digest

@@ -8,7 +8,7 @@ import pytest
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import build, nearest
-from torchmix.recipe.structs import Batch, Part, RampStage, Recipe, Source
+from torchmix.recipe.structs import Batch, Evaluation, RampStage, Recipe, Source
 from torchmix.recipe.yaml_lines import parse_yaml
 
 
@@ -63,8 +63,8 @@ def test_a_number_or_a_list_of_mappings_is_told_apart() -> None:
         (Source, {"path": "a", "documents": [0, 1]}, "x.documents", "expected a list of 2 texts"),
         (Recipe, {"split": "9,1"}, "x.split", "a list of numbers or nothing, got text '9,1'"),
         (Recipe, {"split": [9, True]}, "x.split", "a list of numbers"),
-        (Part | None, {"sources": {}}, "x.mixture", "required and missing"),
-        (Part | None, [], "x", "expected a mapping with the keys sources, mixture"),
+        (Evaluation | None, {"sources": {}}, "x.mixture", "required and missing"),
+        (Evaluation | None, [], "x", "expected a mapping with the keys sources, mixture"),
     ],
 )
 def test_what_was_expected_is_said(kind: Any, value: Any, where: str, words: str) -> None:

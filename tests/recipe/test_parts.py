@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.recipe_text import load_text
 from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.load import check_recipe
-from torchmix.recipe.parts import has_part, recipe_of_part, with_all_sources
+from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
 from torchmix.recipe.structs import Recipe
 
 TRAIN = """\
@@ -30,47 +30,48 @@ def bounds(recipe: Recipe) -> dict[str, tuple[str, str] | None]:
 
 def test_a_split_cuts_every_source(tmp_path: Path) -> None:
     recipe = load_text(tmp_path, SPLIT)
-    train, validation = recipe_of_part(recipe, "train"), recipe_of_part(recipe, "validation")
+    train, validation = part_of(recipe, "train"), part_of(recipe, "validation")
     assert bounds(train) == {"web": ("0%", "90%"), "code": ("0%", "90%")}
     assert bounds(validation) == {"web": ("90%", "100%"), "code": ("90%", "100%")}
     assert validation.mixture == recipe.mixture
     assert [has_part(recipe, part) for part in ("train", "validation", "test")] == [True, True, False]
     with pytest.raises(RecipeError, match="split gives no documents to test"):
-        recipe_of_part(recipe, "test")
+        part_of(recipe, "test")
 
 
 def test_a_part_of_its_own_brings_its_sources(tmp_path: Path) -> None:
     recipe = load_text(tmp_path, OWN)
-    validation = recipe_of_part(recipe, "validation")
+    validation = part_of(recipe, "validation")
     assert list(validation.sources) == ["held"]
     assert validation.mixture == {"held": "100%"}
-    assert list(recipe_of_part(recipe, "train").sources) == ["web", "code"]
+    assert list(part_of(recipe, "train").sources) == ["web", "code"]
     assert [has_part(recipe, part) for part in ("train", "validation", "test")] == [True, True, False]
     with pytest.raises(RecipeError, match="no part test"):
-        recipe_of_part(recipe, "test")
+        part_of(recipe, "test")
     assert sorted(with_all_sources(recipe).sources) == ["code", "held", "web"]
 
 
 @pytest.mark.parametrize("text", [TRAIN, SPLIT, OWN])
-def test_a_part_is_a_whole_recipe(tmp_path: Path, text: str) -> None:
+def test_a_part_is_all_that_planning_needs(tmp_path: Path, text: str) -> None:
     recipe = load_text(tmp_path, text)
     for part in ("train", "validation"):
         if not has_part(recipe, part):
             continue
-        alone = recipe_of_part(recipe, part)
-        assert check_recipe(alone) == alone
-        assert recipe_of_part(alone, "train") == alone, "taking the part again changes nothing"
-        assert (alone.split, alone.validation, alone.test) == (None, None, None)
+        alone = part_of(recipe, part)
+        assert (alone.name, alone.one_pass) == (part, False)
+        assert (alone.seed, alone.packing, alone.shuffle) == (recipe.seed, recipe.packing, recipe.shuffle)
+        encoded = msgspec.msgpack.encode(alone)
+        assert msgspec.msgpack.decode(encoded, type=Part) == alone, "it travels to a worker"
 
 
 def test_evaluation_has_the_size_after_the_ramp(tmp_path: Path) -> None:
     recipe = load_text(tmp_path, SPLIT)
-    assert recipe_of_part(recipe, "train").batch == recipe.batch
-    assert recipe_of_part(recipe, "validation").batch.samples == 8
+    assert part_of(recipe, "train").batch == recipe.batch
+    assert part_of(recipe, "validation").batch.samples == 8
 
 
 def test_one_pass_ends_every_source_after_an_epoch(tmp_path: Path) -> None:
-    once = recipe_of_part(load_text(tmp_path, SPLIT), "validation", one_pass=True)
+    once = part_of(load_text(tmp_path, SPLIT), "validation", one_pass=True)
     assert {(source.max_epochs, source.on_exhausted) for source in once.sources.values()} == {(1, "renormalise")}
 
 
@@ -78,20 +79,20 @@ def test_max_epochs_bounds_training_alone(tmp_path: Path) -> None:
     own = OWN.replace("tokens: t}}", "tokens: t, max_epochs: 1}}")
     for text, names in ((SPLIT, ["web", "code"]), (own, ["held"])):
         recipe = load_text(tmp_path, text)
-        assert recipe_of_part(recipe, "train").sources["web"].max_epochs == 3
-        validation = recipe_of_part(recipe, "validation")
+        assert part_of(recipe, "train").sources["web"].max_epochs == 3
+        validation = part_of(recipe, "validation")
         assert {name: source.max_epochs for name, source in validation.sources.items()} == dict.fromkeys(names)
 
 
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"'valid' is no part of a recipe \(did you mean 'validation'\?\)"):
-        recipe_of_part(load_text(tmp_path, SPLIT), "valid")
+        part_of(load_text(tmp_path, SPLIT), "valid")
 
 
 def test_the_fingerprint_is_that_of_training(tmp_path: Path) -> None:
     plain, split, own = (load_text(tmp_path, text) for text in (TRAIN, SPLIT, OWN))
     assert recipe_fingerprint(own) == recipe_fingerprint(plain)
-    assert recipe_fingerprint(split) == recipe_fingerprint(recipe_of_part(split, "train"))
-    prints = {recipe_fingerprint(each) for each in (plain, split, recipe_of_part(split, "validation"))}
+    assert recipe_fingerprint(split) == recipe_fingerprint(part_of(split, "train"))
+    prints = {recipe_fingerprint(each) for each in (plain, split, part_of(split, "validation"))}
     assert len(prints) == 3
     assert recipe_fingerprint(load_text(tmp_path, TRAIN + "split: [1]\n")) == recipe_fingerprint(plain)

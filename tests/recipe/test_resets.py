@@ -10,7 +10,7 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
-from torchmix.recipe.structs import Packing, Part, Recipe, Source
+from torchmix.recipe.structs import Evaluation, Packing, Recipe, Source
 
 
 def with_reset(reset_id: int = 3, **packing: Any) -> Recipe:
@@ -30,7 +30,7 @@ def with_reset(reset_id: int = 3, **packing: Any) -> Recipe:
 def test_each_switch_is_one_of_its_own(packing: dict[str, Any], attention: bool, positions: bool, loss: bool) -> None:
     found = Packing(**packing)
     assert (resets_attention(found), resets_positions(found), masks_resets(found)) == (attention, positions, loss)
-    assert sources_with_resets(with_reset(**packing)) == {"web": 3}
+    assert sources_with_resets(with_reset(**packing).sources) == {"web": 3}
 
 
 def test_resets_are_no_part_of_the_order() -> None:
@@ -50,7 +50,7 @@ def test_an_id_is_one_of_the_vocabulary_in_every_part() -> None:
     recipe = msgspec.structs.replace(
         make_recipe({"web": "100%"}),
         vocab_size=7,
-        validation=Part(sources={"held": source}, mixture={"held": "100%"}),
+        validation=Evaluation(sources={"held": source}, mixture={"held": "100%"}),
     )
     with pytest.raises(RecipeError, match=r"validation\.sources\.held\.reset_id: 7 is no id of vocab_size 7"):
         check_recipe(recipe)

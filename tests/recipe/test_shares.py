@@ -10,7 +10,7 @@ from tests.support.recipe_text import small_recipe
 from torchmix.errors import RecipeError
 from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.shares import parse_fraction, percent_text
-from torchmix.recipe.structs import Part, Source
+from torchmix.recipe.structs import Evaluation, Source
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_fraction_may_be_nothing() -> None:
 
 
 def test_the_shares_of_a_part_are_named_with_it() -> None:
-    part = Part(sources={"v": Source(path="x", tokens="t")}, mixture={"v": "90%"})
+    part = Evaluation(sources={"v": Source(path="x", tokens="t")}, mixture={"v": "90%"})
     with pytest.raises(RecipeError, match="10% is missing") as caught:
         parse_shares(part, "validation")
     assert caught.value.where == "validation.mixture"

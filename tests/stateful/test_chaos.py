@@ -25,6 +25,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.steps import replica_steps as steps
@@ -42,10 +43,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_leader_fails_at_step_3(monkeypatch: pytest.MonkeyPatch) -> None:
     build = steps.read_and_build
 
-    def build_or_fail(settings: StreamSettings, plan: StepPlan, *rest: Any) -> Any:
+    def build_or_fail(settings: StreamSettings, plan: StepPlan, *rest: Any, **options: Any) -> Any:
         if settings.replica == 1 and plan.step == 3:
             raise CorruptPage("page 7 does not decode")
-        return build(settings, plan, *rest)
+        return build(settings, plan, *rest, **options)
 
     monkeypatch.setattr(steps, "read_and_build", build_or_fail)
 
@@ -98,7 +99,7 @@ def test_the_end_of_a_source_in_look_ahead_comes_after_the_good_steps(tmp_path: 
 def first_step_that_needs(job: Path, source: str, page: int) -> int:
     recipe = load_recipe(job)
     catalog = open_catalog(recipe, job.parent)
-    planner = open_planner(recipe, catalog)
+    planner = open_planner(part_of(recipe, "train"), catalog)
     cursor, index = planner.start(), sorted(recipe.sources).index(source)
     for _ in range(1000):
         plan, cursor = planner.step(cursor)
@@ -177,7 +178,7 @@ def test_ranks_may_look_ahead_by_different_numbers_of_steps(job: Path) -> None:
 
 
 def test_leaders_that_all_find_no_catalog_build_one_and_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = scan._compare
+    compare = scan.compare
     job = write_job(tmp_path)
     expected = run_job(job, Topology(), steps=2)[0].digests
     (tmp_path / "catalog").rename(tmp_path / "catalog-before")
@@ -190,7 +191,7 @@ def test_leaders_that_all_find_no_catalog_build_one_and_agree(tmp_path: Path, mo
         return taken.digests
 
     compared: list[object] = []
-    monkeypatch.setattr(scan, "_compare", lambda *given: compared.append(given) or compare(*given))
+    monkeypatch.setattr(scan, "compare", lambda *given: compared.append(given) or compare(*given))
     assert run_ranks(list(enumerate(local_world(topology))), program) == [expected] * 4
     assert len(compared) == 1, "the others find what the first has built"
 

@@ -59,7 +59,7 @@ def test_an_error_in_the_loops_body_leaves_the_state_of_the_last_microbatch(job:
 
 
 def test_a_held_iterator_goes_on_after_an_end_and_after_an_error(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise CorruptPage("page 7 does not decode")
 
     with build_loader(job, topology=Topology(), workers=0, max_steps=2) as loader:

@@ -20,6 +20,7 @@ from torchmix.planner.planner import open_planner
 from torchmix.reader.reader import Reader
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.steps.windows_ahead import WindowsAhead
 
 STEPS = 6
@@ -52,7 +53,7 @@ def test_a_resume_at_other_layouts_continues_the_order(job: Path) -> None:
 def test_every_source_gives_its_rows_as_the_recipe_says(job: Path) -> None:
     recipe = load_recipe(job)
     catalog = open_catalog(recipe, job.parent)
-    planner = open_planner(recipe, catalog)
+    planner = open_planner(part_of(recipe, "train"), catalog)
     cursor = planner.start()
     drawn: dict[str, list[tuple[int, int]]] = {name: [] for name in planner.sources}
     for _ in range(160):
@@ -92,7 +93,7 @@ def steps_read(path: Path, num_steps: int) -> Iterator[dict[str, int | float]]:
     """What the reader did up to each step's end, as the loader reads it: pages ahead of need after the step."""
     recipe = load_recipe(path)
     catalog = open_catalog(recipe, path.parent)
-    planner = open_planner(recipe, catalog)
+    planner = open_planner(part_of(recipe, "train"), catalog)
     reader = Reader(catalog, path.parent, cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"))
     windows = WindowsAhead(planner, reader)
     cursor = planner.start()
@@ -136,7 +137,7 @@ def test_by_row_every_step_costs_as_much_and_check_tells_how_much(tmp_path: Path
     missed = np.diff([figure["cache_misses"] for figure in figures])[20:]
     assert missed.max() < 3 * missed.mean(), "no window has a border"
     recipe = load_recipe(path)
-    [note] = sources_findings(recipe, open_catalog(recipe, tmp_path))
+    [note] = sources_findings(part_of(recipe, "train"), open_catalog(recipe, tmp_path), recipe.read)
     told = float(note.message.split("about ")[1].split()[0])
     assert note.where == "shuffle.method"
     served = figures[-1]["bytes_served"] - figures[20]["bytes_served"]
@@ -149,7 +150,7 @@ def test_nothing_is_told_where_nothing_is_decoded_twice(tmp_path: Path) -> None:
         path = scattered(tmp_path, method, "16MiB")
         recipe = load_recipe(path)
         catalog = open_catalog(recipe, tmp_path)
-        assert list(sources_findings(recipe, catalog)) == []
+        assert list(sources_findings(part_of(recipe, "train"), catalog, recipe.read)) == []
         figures = list(steps_read(path, 2 * catalog.sources["web"].num_tokens // 2048))
         assert figures[-1]["pages_decoded"] == catalog.sources["web"].pages.num_pages
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import SourceExhausted, StateError
@@ -26,7 +27,7 @@ def planner_of(*, longest: int = 700, num_documents: int = 400, one_pass: bool =
         name: synthetic_sizes(num_documents, shortest=0, longest=longest, salt=index, window_pages=2)
         for index, name in enumerate(sorted(SHARES))
     }
-    return Planner(make_recipe(SHARES, **choices), sizes, one_pass=one_pass)
+    return make_planner(make_recipe(SHARES, **choices), sizes, one_pass=one_pass)
 
 
 def cursors(planner: Planner, steps: int) -> list[Cursor]:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import StateError, StateMismatch, StateVersion
@@ -32,7 +33,7 @@ def planner_of(shares: dict[str, str], dp: int = 1) -> Planner:
     sizes = {
         name: synthetic_sizes(400, shortest=3, longest=700, salt=index) for index, name in enumerate(sorted(shares))
     }
-    return Planner(make_recipe(shares), sizes, dp=dp)
+    return make_planner(make_recipe(shares), sizes, dp=dp)
 
 
 def cursor_after(planner: Planner, steps: int) -> Cursor:

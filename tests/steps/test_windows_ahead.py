@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.catalogs import open_catalog
 from tests.support.loaders import write_job
+from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import SourceExhausted
@@ -17,7 +18,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.recipe.documents import rows_of
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.parts import part_of
 from torchmix.stateful.open import build_loader
 from torchmix.steps.windows_ahead import WindowsAhead, _Present, _Window, phases
 
@@ -55,7 +56,9 @@ def follow(
 ) -> Followed:
     """Follow the steps of one source to their end, or for so many steps."""
     source: dict[str, Any] = {"documents": documents, "max_epochs": max_epochs, "on_exhausted": "renormalise"}
-    planner = Planner(make_recipe({"web": "100%"}, samples=2, sources={"web": source}), {"web": SIZES}, one_pass=True)
+    planner = make_planner(
+        make_recipe({"web": "100%"}, samples=2, sources={"web": source}), {"web": SIZES}, one_pass=True
+    )
     notes = Notes(at_once)
     windows, cursor = WindowsAhead(planner, notes), planner.start()  # type: ignore[arg-type]
     for _ in range(steps):
@@ -73,7 +76,7 @@ def test_used_pages_are_decoded_ahead_once_an_epoch_and_others_never(
 ) -> None:
     planner, cursor, notes = follow(documents, max_epochs=2)
     assert cursor.position.epoch.tolist() == [2]
-    start, stop = rows_of(planner.recipe.sources["web"], SIZES.num_documents)
+    start, stop = rows_of(planner.part.sources["web"], SIZES.num_documents)
     used = np.arange(start // 10, -(-stop // 10))
     pages, counts = np.unique(notes.warmed, return_counts=True)
     assert np.isin(pages, used).all()
@@ -114,7 +117,7 @@ def test_sources_alike_do_not_all_need_a_page_in_the_same_step() -> None:
 @pytest.mark.parametrize("method", ["best_fit", "concat"])
 def test_a_pass_over_a_part_decodes_its_pages_once(tmp_path: Path, method: str) -> None:
     job = write_job(tmp_path, method=method, samples=16, length=256, extra="split: [80, 20]")
-    recipe = recipe_of_part(load_recipe(job), "validation")
+    recipe = part_of(load_recipe(job), "validation")
     num_pages = 0
     for name, source in open_catalog(recipe, tmp_path).sources.items():
         start, stop = rows_of(recipe.sources[name], source.num_documents)

@@ -20,6 +20,7 @@ from torchmix.catalog import store
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog
 from torchmix.indexing.scan import index_recipe
+from torchmix.recipe.parts import Part
 from torchmix.recipe.structs import Recipe
 
 Document = Sequence[int] | str | None
@@ -111,6 +112,7 @@ def random_world(directory: Path, seed: int, *, num_documents: int = 600, **opti
     return make_world(directory, files_of_source, **options)
 
 
-def open_catalog(recipe: Recipe, directory: Path) -> Catalog:
-    """The catalog of a recipe whose folder is `directory`, opened."""
-    return store.open_catalog(directory / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
+def open_catalog(recipe: Recipe | Part, directory: Path) -> Catalog:
+    """The catalog of a recipe whose folder is `directory`, opened; of a part, where it lies by default."""
+    folder = directory / (recipe.catalog if isinstance(recipe, Recipe) else "catalog")
+    return store.open_catalog(folder, settings_of(recipe.sources, recipe.shuffle))

@@ -32,10 +32,10 @@ def die(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fail_at_step_3(settings: Any, plan: Any, *rest: Any) -> Any:
+def fail_at_step_3(settings: Any, plan: Any, *rest: Any, **options: Any) -> Any:
     if plan.step == 3:
         raise CorruptPage("page 7 does not decode")
-    return build(settings, plan, *rest)
+    return build(settings, plan, *rest, **options)
 
 
 build = making.read_and_build

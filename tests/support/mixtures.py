@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner
+from torchmix.recipe.parts import Part, part_of
+from torchmix.recipe.structs import Recipe
 
 SIZES: dict[str, SourceSizes] = {
     "books": synthetic_sizes(40, shortest=200, longest=3000, rows_per_page=4, window_pages=4, salt=1),
@@ -36,3 +41,11 @@ def plan_steps(planner: Planner, steps: int, cursor: Cursor | None = None) -> tu
         plans.append(plan)
         cursors.append(following)
     return plans, cursors
+
+
+def make_planner(
+    recipe: Recipe | Part, sizes: Mapping[str, SourceSizes], *, one_pass: bool | None = None, **layout: int
+) -> Planner:
+    """A planner of a part, or of the training of a recipe; with `one_pass` as given, and the epochs as they are."""
+    part = recipe if isinstance(recipe, Part) else part_of(recipe, "train")
+    return Planner(part if one_pass is None else replace(part, one_pass=one_pass), sizes, **layout)

@@ -23,7 +23,9 @@ from tests.support.loaders import Rank, run_job, same_microbatches, write_job
 from tests.support.processes import wait_until, workers_of_this_process
 from torchmix.errors import CorruptPage, SourceChanged
 from torchmix.parallel.topology import Topology
+from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.stateful.stream import StepStream
@@ -213,8 +215,16 @@ def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's call
 def test_a_stream_runs_and_resumes_in_a_worker_of_torch(job: Path) -> None:
     def loader() -> TorchdataLoader:
+        recipe = load_recipe(job)
         settings = StreamSettings(
-            recipe=load_recipe(job), directory=str(job.parent), replica=0, dp=1, micro_batch_size=1, max_steps=None
+            part=part_of(recipe, "train"),
+            base=str(job.parent),
+            catalog_folder=str(job.parent / recipe.catalog),
+            cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"),
+            replica=0,
+            dp=1,
+            micro_batch_size=1,
+            max_steps=None,
         )
         return TorchdataLoader(StepStream(settings), batch_size=None, num_workers=1, multiprocessing_context="spawn")
 

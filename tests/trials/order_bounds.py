@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from tests.support.given import given_tokens
+from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
@@ -98,7 +99,7 @@ def random_job(draw: random.Random) -> tuple[Recipe, dict[str, SourceSizes], boo
 
 def resumed(cursor: Cursor, planner: Planner, recipe: Recipe, sizes: dict[str, SourceSizes]) -> tuple[Planner, Cursor]:
     """A new planner, and the cursor by way of its state's bytes."""
-    other = Planner(recipe, sizes, one_pass=planner.one_pass)
+    other = make_planner(recipe, sizes, one_pass=planner.part.one_pass)
     data = encode_state(state_of_cursor(cursor, planner, recipe=FINGERPRINT, catalog=FINGERPRINT))
     again = cursor_of_state(decode_state(data, recipe=FINGERPRINT), other, catalog=FINGERPRINT)
     assert again is not None
@@ -125,7 +126,7 @@ def counted_tokens(recipe: Recipe, name: str, sizes: SourceSizes) -> list[int]:
 def try_recipe(seed: int, number: int, *, steps: int = 40) -> dict[str, float]:
     """Plan a random recipe, check every step, and say how near to the bounds it came."""
     recipe, sizes, one_pass = random_job(random.Random(f"{seed} {number}"))
-    planner = Planner(recipe, sizes, one_pass=one_pass)
+    planner = make_planner(recipe, sizes, one_pass=one_pass)
     length = recipe.batch.length
     counted = {name: counted_tokens(recipe, name, sizes[name]) for name in planner.sources}
     largest = np.array([min(length, max(counted[name])) for name in planner.sources])

@@ -8,12 +8,12 @@ of up to 1000 steps.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchmix.catalog.settings import settings_of
+from torchmix.catalog.settings import SourceSettings, settings_of
 from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.cli.file_findings import file_findings
 from torchmix.cli.findings import (
@@ -45,7 +45,7 @@ from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import has_part, recipe_of_part, with_all_sources
+from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
 from torchmix.recipe.structs import Recipe
 
 COLUMNS = {
@@ -87,10 +87,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         RecipeError: A fault in the recipe itself; nothing else can be checked then.
     """
     whole = load_recipe(arguments.recipe)
-    recipe, every = recipe_of_part(whole, arguments.part), with_all_sources(whole)
+    part, every = part_of(whole, arguments.part), with_all_sources(whole)
     directory = recipe_directory(arguments.recipe)
-    catalog, findings = _open(recipe, directory)
-    catalog_of_all, missing = _open(every, directory)
+    folder = directory / whole.catalog
+    catalog, findings = _open(folder, settings_of(part.sources, part.shuffle))
+    catalog_of_all, missing = _open(folder, settings_of(every.sources, every.shuffle))
     findings = findings or missing
     findings += file_findings(every, directory, catalog_of_all or catalog)
     findings += vocabulary_findings(every, directory, catalog_of_all, arguments.padded_vocab_size)
@@ -98,32 +99,32 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         findings += _other_parts(whole, arguments.part, catalog_of_all)
     result: Forecast | None = None
     if catalog is not None:
-        findings += sources_findings(recipe, catalog)
+        findings += sources_findings(part, catalog, whole.read)
         sizes = {name: source.sizes for name, source in catalog.sources.items()}
         total = min(arguments.steps, SIMULATED_STEPS)
         try:
-            check_rows_of_part(whole, arguments.part, _rows(recipe, catalog))
+            check_rows_of_part(whole, arguments.part, _rows(part, catalog))
             with progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
-                result = forecast(recipe, sizes, arguments.steps, simulated_steps=total, progress=bar.update)
-            findings += forecast_findings(recipe, result)
+                result = forecast(part, sizes, arguments.steps, simulated_steps=total, progress=bar.update)
+            findings += forecast_findings(part, result)
         except PlanError as error:
             findings.append(Finding(level=Level.FINDING, where="sources", message=str(error)))
     findings = [_placed(finding, whole) for finding in findings]
     findings.sort(key=lambda finding: -EXIT_CODE_OF_LEVEL[finding.level])
     code = max((EXIT_CODE_OF_LEVEL[finding.level] for finding in findings), default=ExitCode.OK)
     if arguments.json:
-        print_json(_values(arguments, recipe, catalog, result, findings, code))
+        print_json(_values(arguments, part, catalog, result, findings, code))
     else:
         if catalog is not None and result is not None:
-            _print_sources(recipe, catalog, result, explain=arguments.explain)
+            _print_sources(part, catalog, result, explain=arguments.explain)
         _print_findings(findings)
     return code
 
 
-def _open(recipe: Recipe, directory: Path) -> tuple[Catalog | None, list[Finding]]:
+def _open(folder: Path, settings: Mapping[str, SourceSettings]) -> tuple[Catalog | None, list[Finding]]:
     """The catalog, or why there is none that fits."""
     try:
-        return open_catalog(directory / recipe.catalog, settings_of(recipe.sources, recipe.shuffle)), []
+        return open_catalog(folder, settings), []
     except CatalogError as error:
         return None, [Finding(level=Level.FINDING, where="catalog", message=str(error))]
 
@@ -133,16 +134,16 @@ def _other_parts(whole: Recipe, part: str, catalog: Catalog) -> Iterator[Finding
     for other in PARTS:
         if other == part or not has_part(whole, other):
             continue
-        recipe = recipe_of_part(whole, other)
+        planned = part_of(whole, other)
         try:
-            check_rows_of_part(whole, other, _rows(recipe, catalog))
-            Planner(recipe, {name: catalog.sources[name].sizes for name in recipe.sources})
+            check_rows_of_part(whole, other, _rows(planned, catalog))
+            Planner(planned, {name: catalog.sources[name].sizes for name in planned.sources})
         except PlanError as error:
             yield Finding(level=Level.FINDING, where=other, message=str(error))
 
 
-def _rows(recipe: Recipe, catalog: Catalog) -> dict[str, int]:
-    return {name: catalog.sources[name].num_documents for name in recipe.sources}
+def _rows(part: Part, catalog: Catalog) -> dict[str, int]:
+    return {name: catalog.sources[name].num_documents for name in part.sources}
 
 
 def _placed(finding: Finding, whole: Recipe) -> Finding:
@@ -154,7 +155,7 @@ def _placed(finding: Finding, whole: Recipe) -> Finding:
     return finding
 
 
-def _print_sources(recipe: Recipe, catalog: Catalog, result: Forecast, *, explain: bool) -> None:
+def _print_sources(part: Part, catalog: Catalog, result: Forecast, *, explain: bool) -> None:
     rows = [
         (
             source.name,
@@ -173,18 +174,18 @@ def _print_sources(recipe: Recipe, catalog: Catalog, result: Forecast, *, explai
         f"{count_text(stop)} steps of {count_text(result.capacity_tokens)} tokens, {percent_text(result.fill)} filled\n"
     )
     print_table(COLUMNS, rows, explain=explain)
-    print_groups(_groups(recipe, result), explain=explain)
+    print_groups(_groups(part, result), explain=explain)
     if result.simulated_steps < stop:
         print(f"\n~ and all sums: estimated from the first {count_text(result.simulated_steps)} steps")
-    open_bytes = open_document_bytes(recipe, catalog)
+    open_bytes = open_document_bytes(part, catalog)
     if open_bytes:
         print(f"\nopen documents: up to {bytes_text(open_bytes)} beside read.cache, in each process that reads")
     print()
 
 
-def _groups(recipe: Recipe, result: Forecast) -> list[dict[str, Any]]:
+def _groups(part: Part, result: Forecast) -> list[dict[str, Any]]:
     shares = {source.name: source.share for source in result.sources}
-    return group_values(recipe, shares, {source.name: source.delivered_tokens for source in result.sources})
+    return group_values(part, shares, {source.name: source.delivered_tokens for source in result.sources})
 
 
 def _step_text(result: Forecast, step: int | None) -> str:
@@ -202,7 +203,7 @@ def _print_findings(findings: Sequence[Finding]) -> None:
 
 def _values(
     arguments: argparse.Namespace,
-    recipe: Recipe,
+    part: Part,
     catalog: Catalog | None,
     result: Forecast | None,
     findings: Sequence[Finding],
@@ -211,10 +212,10 @@ def _values(
     values: dict[str, Any] = {
         "recipe": str(arguments.recipe),
         "part": arguments.part,
-        "recipe_fingerprint": recipe_fingerprint(recipe),
+        "recipe_fingerprint": recipe_fingerprint(part),
         "catalog_fingerprint": catalog.fingerprint if catalog is not None else None,
         "num_steps": arguments.steps,
-        "vocab_size": recipe.vocab_size,
+        "vocab_size": part.vocab_size,
         "exit_code": int(code),
         "findings": [
             {"level": finding.level.value, "where": finding.where, "message": finding.message} for finding in findings
@@ -227,7 +228,7 @@ def _values(
             "stop_step": result.stop_step,
             "capacity_tokens": result.capacity_tokens,
             "fill": result.fill,
-            "open_document_bytes": open_document_bytes(recipe, catalog),
+            "open_document_bytes": open_document_bytes(part, catalog),
         }
         for source in result.sources:
             own = catalog.sources[source.name]

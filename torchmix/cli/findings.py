@@ -23,8 +23,9 @@ from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.documents import rows_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares
+from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import stages_of
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import Read
 
 SHOWN_ROWS = 10
 """Bad rows of a source that a finding names."""
@@ -57,13 +58,13 @@ class Finding:
     """What is so, with values, and what to do."""
 
 
-def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
+def sources_findings(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
     """Findings in what the catalog holds of each source, whatever the number of steps."""
-    smallest = min(stage.samples for stage in stages_of(recipe.batch))
-    capacity, shares = smallest * recipe.batch.length, _shares_at_start(recipe, catalog)
-    for name in sorted(recipe.sources):
+    smallest = min(stage.samples for stage in stages_of(part.batch))
+    capacity, shares = smallest * part.batch.length, _shares_at_start(part, catalog)
+    for name in sorted(part.sources):
         where, source = f"sources.{name}", catalog.sources[name]
-        tokens = used_tokens(recipe, source)
+        tokens = used_tokens(part, source)
         num_empty, longest_tokens = source.num_empty, source.max_document_tokens
         if len(tokens) < source.num_documents:
             num_empty, longest_tokens = int((tokens == 0).sum()), int(tokens.max(initial=0))
@@ -76,7 +77,7 @@ def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
             )
         if source.num_bad_rows:
             yield _bad_rows(source, where)
-        if longest_tokens > capacity and recipe.packing.overflow == "split":
+        if longest_tokens > capacity and part.packing.overflow == "split":
             steps = -(-longest_tokens // max(1, int(shares[name] * capacity)))
             longest = count_text(longest_tokens)
             message = (
@@ -89,56 +90,57 @@ def sources_findings(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
         if source.tokenizer not in (None, "bytes") and source.end_id is None:
             message = "no token ends its documents, so a model does not learn where they end; name one by end_id"
             yield Finding(level=Level.NOTE, where=f"{where}.end_id", message=message)
-    yield from _large_documents(recipe, catalog)
-    yield from _small_cache(recipe, catalog) if recipe.shuffle.method == "page" else _scattered_rows(recipe, catalog)
+    yield from _large_documents(part, catalog, read)
+    by_page = part.shuffle.method == "page"
+    yield from _small_cache(part, catalog, read) if by_page else _scattered_rows(part, catalog, read)
 
 
-def used_tokens(recipe: Recipe, source: SourceCatalog) -> NDArray[np.int32]:
+def used_tokens(part: Part, source: SourceCatalog) -> NDArray[np.int32]:
     """Tokens of the documents of a source that the recipe uses."""
-    start, stop = rows_of(recipe.sources[source.name], source.num_documents)
+    start, stop = rows_of(part.sources[source.name], source.num_documents)
     return source.sizes.tokens[start:stop]
 
 
-def _decoded(recipe: Recipe, catalog: Catalog) -> list[SourceCatalog]:
+def _decoded(part: Part, catalog: Catalog) -> list[SourceCatalog]:
     """Sources whose pages are decoded and kept; of Megatron's files, which are mapped, only pieces are copied."""
-    sources = [catalog.sources[name] for name in recipe.sources]
+    sources = [catalog.sources[name] for name in part.sources]
     return [source for source in sources if source.format != "megatron"]
 
 
-def open_document_bytes(recipe: Recipe, catalog: Catalog) -> int:
+def open_document_bytes(part: Part, catalog: Catalog) -> int:
     """Memory that a reader may need for documents that are drawn in part: the longest one of each source."""
-    if recipe.packing.overflow != "split":
+    if part.packing.overflow != "split":
         return 0
-    longest = (source.max_document_tokens for source in _decoded(recipe, catalog))
-    return DECODED_TOKEN_BYTES * sum(tokens for tokens in longest if tokens > recipe.batch.length)
+    longest = (source.max_document_tokens for source in _decoded(part, catalog))
+    return DECODED_TOKEN_BYTES * sum(tokens for tokens in longest if tokens > part.batch.length)
 
 
-def _large_documents(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
+def _large_documents(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
     """Each source may have a document open, whose tokens are kept beside the cache."""
-    num_bytes = open_document_bytes(recipe, catalog)
-    if num_bytes > parse_bytes(recipe.read.cache, where="read.cache"):
+    num_bytes = open_document_bytes(part, catalog)
+    if num_bytes > parse_bytes(read.cache, where="read.cache"):
         message = (
             f"documents longer than a sample are drawn piece by piece, and what is left of one of each source is kept "
-            f"beside the cache: up to {bytes_text(num_bytes)}, more than {recipe.read.cache}. Give the process that "
+            f"beside the cache: up to {bytes_text(num_bytes)}, more than {read.cache}. Give the process that "
             f"reads as much memory more, or use overflow: truncate or drop"
         )
         yield Finding(level=Level.NOTE, where="read.cache", message=message)
 
 
-def _small_cache(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
+def _small_cache(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
     """A cache that does not hold what is being drawn from makes a page be decoded again for nearly every row."""
     present_bytes = all_bytes = 0
-    for source in _decoded(recipe, catalog):
+    for source in _decoded(part, catalog):
         num_windows = -(-source.sizes.num_pages // source.sizes.window_pages)
-        used = len(used_tokens(recipe, source)) / source.num_documents
+        used = len(used_tokens(part, source)) / source.num_documents
         source_bytes = round(DECODED_TOKEN_BYTES * source.num_tokens * used)
         present_bytes += source_bytes // num_windows
         all_bytes += source_bytes * min(num_windows, 2) // num_windows
-    cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
+    cache_bytes = parse_bytes(read.cache, where="read.cache")
     if cache_bytes < all_bytes:
         what = "the present windows" if cache_bytes < present_bytes else "the present and the next windows"
         message = (
-            f"{recipe.read.cache} holds less than {what} of all sources (about {bytes_text(present_bytes)}, "
+            f"{read.cache} holds less than {what} of all sources (about {bytes_text(present_bytes)}, "
             f"with the next ones {bytes_text(all_bytes)}): pages would be decoded "
             f"{'many times' if cache_bytes < present_bytes else 'in bursts'}; enlarge it, or make shuffle.window_bytes "
             f"smaller, which changes the order"
@@ -146,17 +148,17 @@ def _small_cache(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
         yield Finding(level=Level.NOTE, where="read.cache", message=message)
 
 
-def _scattered_rows(recipe: Recipe, catalog: Catalog) -> Iterator[Finding]:
+def _scattered_rows(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
     """Rows in no order of pages: a page that is not kept is decoded for each of its rows."""
-    sources = _decoded(recipe, catalog)
+    sources = _decoded(part, catalog)
     if not sources:
         return
     all_bytes = DECODED_TOKEN_BYTES * sum(source.num_tokens for source in sources)
-    kept = min(1.0, parse_bytes(recipe.read.cache, where="read.cache") / all_bytes)
-    shares = _shares_at_start(recipe, catalog)
+    kept = min(1.0, parse_bytes(read.cache, where="read.cache") / all_bytes)
+    shares = _shares_at_start(part, catalog)
     rows_of_page = sum(float(shares[source.name]) * source.num_documents / source.pages.num_pages for source in sources)
     amplification = 1 + (1 - kept) * (rows_of_page - 1)
-    if recipe.shuffle.method == "row" and amplification > MOST_AMPLIFICATION:
+    if part.shuffle.method == "row" and amplification > MOST_AMPLIFICATION:
         message = (
             f"row decodes each page about {amplification:.1f} times an epoch (decode_amplification): a page "
             f"has {rows_of_page:.0f} rows, and read.cache holds {percent_text(kept)} of all pages. With method page it "
@@ -191,11 +193,11 @@ def _costly_files(source: SourceCatalog, where: str) -> Iterator[Finding]:
         yield Finding(level=Level.NOTE, where=where, message=message)
 
 
-def forecast_findings(recipe: Recipe, result: Forecast) -> Iterator[Finding]:
+def forecast_findings(part: Part, result: Forecast) -> Iterator[Finding]:
     """Findings in what the sources will give in N steps."""
     for source in result.sources:
-        yield from _starved(recipe, result, source)
-        yield from _runs_out(recipe, result, source)
+        yield from _starved(part, result, source)
+        yield from _runs_out(part, result, source)
         if source.most_repeats > 1:
             step_tokens = count_text(round(source.share * result.fill * result.capacity_tokens))
             message = (
@@ -203,33 +205,33 @@ def forecast_findings(recipe: Recipe, result: Forecast) -> Iterator[Finding]:
                 f"{count_text(source.epoch_tokens)} tokens, a step takes about {step_tokens}; a lower share avoids that"
             )
             yield Finding(level=Level.NOTE, where=f"sources.{source.name}", message=message)
-    if result.stop_step is not None and not _stops_by_error(recipe, result):
+    if result.stop_step is not None and not _stops_by_error(part, result):
         message = (
             f"every source has given its max_epochs by step {result.stop_step}; train for fewer steps or raise them"
         )
         yield Finding(level=Level.FINDING, where="sources", message=message)
 
 
-def _starved(recipe: Recipe, result: Forecast, source: SourceForecast) -> Iterator[Finding]:
+def _starved(part: Part, result: Forecast, source: SourceForecast) -> Iterator[Finding]:
     batch_tokens = result.capacity_tokens * (result.fill or 1.0)
     all_tokens = batch_tokens * result.num_steps
     # A run that stops early says little of what the source would give: go by its share then.
     tokens = source.delivered_tokens if result.stop_step is None else source.share * all_tokens
-    if tokens < recipe.batch.length:
+    if tokens < part.batch.length:
         message = (
             f"gives {count_text(int(tokens))} tokens in {count_text(result.num_steps)} steps, less than one sample of "
-            f"{count_text(recipe.batch.length)}; a share of at least {percent_text(recipe.batch.length / all_tokens)}, "
+            f"{count_text(part.batch.length)}; a share of at least {percent_text(part.batch.length / all_tokens)}, "
             f"or more steps, would give one"
         )
         yield Finding(level=Level.FINDING, where=f"sources.{source.name}", message=message)
 
 
-def _runs_out(recipe: Recipe, result: Forecast, source: SourceForecast) -> Iterator[Finding]:
+def _runs_out(part: Part, result: Forecast, source: SourceForecast) -> Iterator[Finding]:
     step = source.runs_out_step
     if step is None:
         return
     about = "" if result.is_exact(step) else "about "
-    settings = recipe.sources[source.name]
+    settings = part.sources[source.name]
     fact = f"runs out in {about}step {count_text(step)}, after max_epochs {settings.max_epochs}"
     if settings.on_exhausted == "error":
         message = (
@@ -241,12 +243,12 @@ def _runs_out(recipe: Recipe, result: Forecast, source: SourceForecast) -> Itera
         yield Finding(level=Level.NOTE, where=f"sources.{source.name}", message=message)
 
 
-def _stops_by_error(recipe: Recipe, result: Forecast) -> bool:
+def _stops_by_error(part: Part, result: Forecast) -> bool:
     return any(
-        source.runs_out_step is not None and recipe.sources[source.name].on_exhausted == "error"
+        source.runs_out_step is not None and part.sources[source.name].on_exhausted == "error"
         for source in result.sources
     )
 
 
-def _shares_at_start(recipe: Recipe, catalog: Catalog) -> dict[str, Fraction]:
-    return parse_shares(recipe, tokens={name: catalog.sources[name].num_tokens for name in recipe.sources})
+def _shares_at_start(part: Part, catalog: Catalog) -> dict[str, Fraction]:
+    return parse_shares(part, tokens={name: catalog.sources[name].num_tokens for name in part.sources})

@@ -8,6 +8,7 @@ Cost: `simulated_steps` times the planning time of a step.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -23,8 +24,9 @@ from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.recipe.documents import rows_of
+from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, stages_of
-from torchmix.recipe.structs import Batch, Recipe
+from torchmix.recipe.structs import Batch
 
 SIMULATED_STEPS = 1000
 """Steps that are planned in full before rates take over."""
@@ -75,7 +77,7 @@ class Forecast:
 
 
 def forecast(
-    recipe: Recipe,
+    part: Part,
     sizes: Mapping[str, SourceSizes],
     num_steps: int,
     *,
@@ -85,7 +87,7 @@ def forecast(
     """Run the plan ahead.
 
     Args:
-        recipe: A checked recipe.
+        part: What is planned.
         sizes: Sizes of each of its sources.
         num_steps: N, at least 1.
         simulated_steps: Most steps to plan in full.
@@ -94,9 +96,9 @@ def forecast(
     Raises:
         PlanError: What the planner refuses from the start: a source without tokens, a document too long.
     """
-    seen = _simulate(recipe, sizes, min(num_steps, simulated_steps), progress)
+    seen = _simulate(part, sizes, min(num_steps, simulated_steps), progress)
     stop_is_exact = seen.stop_step is not None
-    _extrapolate(recipe, seen, num_steps)
+    _extrapolate(part, seen, num_steps)
     shares = seen.planner.shares_of_step.mean(0, max(1, num_steps))
     assert shares is not None, "a checked recipe gives some source a share"
     sources = tuple(
@@ -112,14 +114,14 @@ def forecast(
         )
         for s, name in enumerate(seen.planner.sources)
     )
-    length = recipe.batch.length
+    length = part.batch.length
     return Forecast(
         num_steps=num_steps,
         simulated_steps=seen.steps,
         stop_step=seen.stop_step,
         stop_is_exact=stop_is_exact,
-        capacity_tokens=samples_before(recipe.batch, num_steps) * length // num_steps,
-        fill=seen.simulated_tokens / (samples_before(recipe.batch, seen.steps) * length) if seen.steps else 0.0,
+        capacity_tokens=samples_before(part.batch, num_steps) * length // num_steps,
+        fill=seen.simulated_tokens / (samples_before(part.batch, seen.steps) * length) if seen.steps else 0.0,
         sources=sources,
     )
 
@@ -141,18 +143,16 @@ class _Seen:
     stop_step: int | None = None
 
 
-def _simulate(
-    recipe: Recipe, sizes: Mapping[str, SourceSizes], num_steps: int, progress: Callable[[], object]
-) -> _Seen:
+def _simulate(part: Part, sizes: Mapping[str, SourceSizes], num_steps: int, progress: Callable[[], object]) -> _Seen:
     # With `renormalise` everywhere the plan is the same up to the first step that runs out, and the
     # decision it logs names the source and the step.
-    patient = {name: msgspec.structs.replace(each, on_exhausted="renormalise") for name, each in recipe.sources.items()}
-    planner = Planner(msgspec.structs.replace(recipe, sources=patient), sizes)
+    patient = {name: msgspec.structs.replace(each, on_exhausted="renormalise") for name, each in part.sources.items()}
+    planner = Planner(dataclasses.replace(part, sources=patient), sizes)
     names = planner.sources
     seen = _Seen(
         planner=planner,
         cursor=planner.start(),
-        epoch_tokens=np.array([epoch_tokens(recipe, name, sizes[name]) for name in names], np.int64),
+        epoch_tokens=np.array([epoch_tokens(part, name, sizes[name]) for name in names], np.int64),
         delivered=np.zeros(len(names)),
         drawn=np.zeros(len(names)),
         most_repeats=np.zeros(len(names), np.int64),
@@ -168,7 +168,7 @@ def _simulate(
             break
         for decision in cursor.decisions[len(seen.cursor.decisions) :]:
             seen.runs_out_step[names.index(decision.source)] = step
-            if recipe.sources[decision.source].on_exhausted == "error":
+            if part.sources[decision.source].on_exhausted == "error":
                 seen.stop_step = step
         if seen.stop_step is not None:
             break
@@ -201,17 +201,17 @@ def _repeats(plan: StepPlan) -> NDArray[np.int64]:
     return repeats
 
 
-def _extrapolate(recipe: Recipe, seen: _Seen, num_steps: int) -> None:
+def _extrapolate(part: Part, seen: _Seen, num_steps: int) -> None:
     """Carry the sums on to `num_steps` at the rate of the simulated steps, from one run-out to the next.
 
     Time is counted in samples, since a step may grow.
     """
-    names, batch = seen.planner.sources, recipe.batch
+    names, batch = seen.planner.sources, part.batch
     borders = [samples_before(batch, step) for step in seen.planner.shares_of_step.borders(num_steps)]
     # What is delivered, not what is drawn: in the first steps the draw also fills the pool.
     now, stop = float(samples_before(batch, seen.steps)), float(samples_before(batch, num_steps))
     sample_tokens = seen.simulated_tokens / max(now, 1)
-    most = np.array([float(recipe.sources[name].max_epochs or math.inf) for name in names]) * seen.epoch_tokens
+    most = np.array([float(part.sources[name].max_epochs or math.inf) for name in names]) * seen.epoch_tokens
     wait = {s: _wait(seen, s) for s in range(len(names)) if s not in seen.first_step}
     while now < stop and seen.stop_step is None:
         shares = _shares(seen, _step_at(batch, now))
@@ -233,7 +233,7 @@ def _extrapolate(recipe: Recipe, seen: _Seen, num_steps: int) -> None:
         now += stride
         for s in np.flatnonzero((left <= stride) & (now < stop)).tolist():
             seen.runs_out_step[s] = _step_at(batch, now)
-            if recipe.sources[names[s]].on_exhausted == "error":
+            if part.sources[names[s]].on_exhausted == "error":
                 seen.stop_step = _step_at(batch, now)
     shares = _shares(seen, num_steps) if seen.stop_step is None else None
     if shares is not None:
@@ -264,10 +264,10 @@ def _wait(seen: _Seen, s: int) -> float:
     return max(next_tokens / 2 - float(position.debt[s]) - float(position.residue[s]) / 2**32, 0.0)
 
 
-def epoch_tokens(recipe: Recipe, name: str, sizes: SourceSizes) -> int:
+def epoch_tokens(part: Part, name: str, sizes: SourceSizes) -> int:
     """Tokens that one epoch of a source gives: of the rows used, under the recipe's overflow rule."""
-    length, overflow = recipe.batch.length, recipe.packing.overflow
-    start, stop = rows_of(recipe.sources[name], sizes.num_documents)
+    length, overflow = part.batch.length, part.packing.overflow
+    start, stop = rows_of(part.sources[name], sizes.num_documents)
     tokens = np.asarray(sizes.tokens[start:stop])
     if overflow == "truncate":
         tokens = np.minimum(tokens, length)

@@ -12,7 +12,7 @@ from typing import Any
 from torchmix.cli.terminal import count_text, percent_text, print_table
 from torchmix.recipe.mixture.shares_of_part import tree_of_part
 from torchmix.recipe.mixture.tree import streams_of, walk
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.parts import Part
 
 COLUMNS = {
     "group": "a group of the mixture, by the names on its path",
@@ -23,17 +23,17 @@ COLUMNS = {
 }
 
 
-def group_values(recipe: Recipe, shares: Mapping[str, float], delivered: Mapping[str, int]) -> list[dict[str, Any]]:
+def group_values(part: Part, shares: Mapping[str, float], delivered: Mapping[str, int]) -> list[dict[str, Any]]:
     """Share and tokens of each group of the mixture at the start.
 
     Args:
-        recipe: A checked recipe of one part.
+        part: What is planned.
         shares: Of each source.
         delivered: Tokens that each source gives.
     """
     total = max(1, sum(delivered.values()))
     values = []
-    for path, node in walk(tree_of_part(recipe)):
+    for path, node in walk(tree_of_part(part)):
         if node.children:
             names = streams_of(node)
             tokens = sum(delivered[name] for name in names)

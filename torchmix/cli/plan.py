@@ -25,7 +25,7 @@ from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.planner import Planner, open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import samples_of_step
 
 HELP = "show what the steps of a run will hold"
@@ -54,13 +54,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     one_pass = arguments.one_pass
     if arguments.steps is None and not one_pass:
         raise OptionError("give --steps N, or --one-pass")
-    recipe = recipe_of_part(load_recipe(arguments.recipe), arguments.part, one_pass)
+    recipe = load_recipe(arguments.recipe)
+    part = part_of(recipe, arguments.part, one_pass=one_pass)
     folder = recipe_directory(arguments.recipe) / recipe.catalog
-    catalog = open_catalog(folder, settings_of(recipe.sources, recipe.shuffle))
+    catalog = open_catalog(folder, settings_of(part.sources, part.shuffle))
     layout = {"dp": arguments.dp, "micro_batch_size": arguments.micro_batch_size}
-    planner = open_planner(recipe, catalog, **layout, one_pass=one_pass)
+    planner = open_planner(part, catalog, **layout)
     shares = _mean_shares(planner, arguments.start, arguments.steps)
-    summary = PlanSummary(shares, [epoch_tokens(recipe, name, catalog.sources[name].sizes) for name in shares])
+    summary = PlanSummary(shares, [epoch_tokens(part, name, catalog.sources[name].sizes) for name in shares])
     stop = sys.maxsize if arguments.steps is None else arguments.start + arguments.steps
     has_ended = False
     with ExitStack() as stack:
@@ -90,13 +91,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             bar.update()
     values = {
         "recipe": str(arguments.recipe),
-        "recipe_fingerprint": recipe_fingerprint(recipe),
+        "recipe_fingerprint": recipe_fingerprint(part),
         "catalog_fingerprint": catalog.fingerprint,
         "part": arguments.part,
         "has_ended": has_ended,
         **layout,
         **summary.values(),
-        "groups": group_values(recipe, shares, summary.delivered()),
+        "groups": group_values(part, shares, summary.delivered()),
         "files": [str(path) for path in paths_of(arguments.out)] if arguments.out is not None else [],
     }
     if arguments.json:
@@ -104,10 +105,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     of_part = arguments.recipe if arguments.part == "train" else f"{arguments.part} of {arguments.recipe}"
     last = values["first_step"] + values["num_steps"] - 1
-    sizes = [samples_of_step(recipe.batch, step) for step in (*range(arguments.start, last), last)]
+    sizes = [samples_of_step(part.batch, step) for step in (*range(arguments.start, last), last)]
     samples = str(sizes[0]) if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
     print(
-        f"steps {arguments.start} to {last} of {of_part}: {samples} samples x {recipe.batch.length} tokens, "
+        f"steps {arguments.start} to {last} of {of_part}: {samples} samples x {part.batch.length} tokens, "
         f"dp {arguments.dp}, micro-batch size {arguments.micro_batch_size}\n"
     )
     print_summary(values, explain=arguments.explain)

@@ -19,7 +19,7 @@ from torchmix.errors import OptionError
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.parts import part_of
 
 HELP = "show the text or tokens of rows, or of a step"
 
@@ -61,9 +61,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         TorchmixError: Something is not there, or cannot be planned or read.
     """
     _check_options(arguments)
-    recipe = recipe_of_part(load_recipe(arguments.recipe), arguments.part)
+    recipe = load_recipe(arguments.recipe)
+    part = part_of(recipe, arguments.part)
     directory = recipe_directory(arguments.recipe)
-    catalog = open_catalog(directory / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
+    catalog = open_catalog(directory / recipe.catalog, settings_of(part.sources, part.shuffle))
     if arguments.source is not None:
         rows = rows_shown(catalog, directory, arguments)
         if arguments.json:
@@ -72,12 +73,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         for row in rows:
             print_row(row)
         return ExitCode.OK
-    plan = plan_of_step(recipe, catalog, arguments)
+    plan = plan_of_step(part, catalog, arguments)
     samples = samples_shown(plan, catalog, directory, arguments)
     if arguments.json:
         about = {
             "recipe": str(arguments.recipe),
-            "recipe_fingerprint": recipe_fingerprint(recipe),
+            "recipe_fingerprint": recipe_fingerprint(part),
             "catalog_fingerprint": catalog.fingerprint,
             "step": plan.step,
             "dp": plan.dp,
@@ -87,11 +88,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         print_json({**about, "samples": list(samples)})
         return ExitCode.OK
     print(
-        f"step {plan.step} of {arguments.recipe}: {plan.num_samples} samples x {recipe.batch.length} tokens, digest "
+        f"step {plan.step} of {arguments.recipe}: {plan.num_samples} samples x {part.batch.length} tokens, digest "
         f"{plan.order_digest.hex()}"
     )
     for sample in samples:
-        print_sample(sample, length=recipe.batch.length, characters=arguments.characters)
+        print_sample(sample, length=part.batch.length, characters=arguments.characters)
     if arguments.explain:
         print_meanings(COLUMNS)
     return ExitCode.OK

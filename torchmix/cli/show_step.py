@@ -22,7 +22,7 @@ from torchmix.errors import OptionError, StateMismatch, TopologyError
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.parts import Part
 from torchmix.steps.state import cursor_of_state, decode_state
 
 COLUMNS = {
@@ -34,15 +34,15 @@ COLUMNS = {
 }
 
 
-def plan_of_step(recipe: Recipe, catalog: Catalog, arguments: argparse.Namespace) -> StepPlan:
+def plan_of_step(part: Part, catalog: Catalog, arguments: argparse.Namespace) -> StepPlan:
     """The step that the arguments name.
 
     Raises:
         StateError: `--state` is no state of this recipe and catalog, or of a later step.
         PlanError: The data ends before the step.
     """
-    planner = open_planner(recipe, catalog, dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
-    cursor = _cursor(planner, recipe, catalog, arguments)
+    planner = open_planner(part, catalog, dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
+    cursor = _cursor(planner, part, catalog, arguments)
     num_steps = arguments.step + 1 - cursor.step
     with progress_bar(num_steps, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
         for _ in range(num_steps):
@@ -128,11 +128,11 @@ def _ids_text(ids: list[int], most: int) -> str:
     return " ".join([*map(str, ids[:most]), "...", *map(str, ids[len(ids) - most :])])
 
 
-def _cursor(planner: Planner, recipe: Recipe, catalog: Catalog, arguments: argparse.Namespace) -> Cursor:
+def _cursor(planner: Planner, part: Part, catalog: Catalog, arguments: argparse.Namespace) -> Cursor:
     """Where to plan from: the state's boundary, or the start."""
     if arguments.state is None:
         return planner.start()
-    state = decode_state(arguments.state.read_bytes(), recipe=recipe_fingerprint(recipe))
+    state = decode_state(arguments.state.read_bytes(), recipe=recipe_fingerprint(part))
     cursor = cursor_of_state(state, planner, catalog=catalog.fingerprint)
     assert cursor is not None  # nothing stops it
     if cursor.step > arguments.step:

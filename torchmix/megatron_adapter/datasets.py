@@ -51,7 +51,7 @@ from torchmix.megatron_adapter.refusals import check_refusals, names_of_validati
 from torchmix.parallel.agreement import agree, failures_told
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import has_part, recipe_of_part
+from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
@@ -119,7 +119,7 @@ class _Job:
         self._check_full_validation()
         self._tree = tree_of_job(args)
         self._tell_what_has_no_effect()
-        self._batch = recipe_of_part(self._recipe, "train").batch
+        self._batch = part_of(self._recipe, "train").batch
         losses_of_part.clear()
         self._train = None if args.skip_train else self._open_train()
         evaluates = bool(args.full_validation or (args.eval_iters or 0) > 0)
@@ -172,7 +172,7 @@ class _Job:
         from megatron.training.utils import print_rank_0
 
         args = self._args
-        fingerprint = recipe_fingerprint(recipe_of_part(self._recipe, "train"))
+        fingerprint = recipe_fingerprint(part_of(self._recipe, "train"))
         start = start_of_run(args, self._batch, watch_checkpoints(checkpointing), recipe=fingerprint)
         self._agree_on(start.step, start.state)
         print_rank_0(f" > torchmix: the data begin at step {start.step}: {start.reason}")
@@ -308,7 +308,7 @@ class _Job:
 
         losses_of_part[part] = SourceLosses(
             part=part,
-            names=sorted(recipe_of_part(recipe, part).sources),
+            names=sorted(part_of(recipe, part).sources),
             is_due=is_due_in_training if part == "train" else is_due_in_evaluation,
         )
 

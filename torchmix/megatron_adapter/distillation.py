@@ -30,8 +30,7 @@ from torchmix.catalog.store import open_catalog
 from torchmix.errors import RecipeError
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import recipe_of_part
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.parts import Part, part_of
 
 LOGITS_FLAGS = ("--logits-save-dir", "--logits-load-dir")
 BESIDE_ATTENTION = frozenset({"path", "tokenizer", "max_epochs", "on_exhausted", "bad_rows", "max_bad"})
@@ -74,15 +73,16 @@ def blend_of_recipe(args: Any) -> dict[str, Any]:
         CatalogError: The recipe is not indexed.
     """
     path = Path(args.data_recipe)
-    recipe = recipe_of_part(load_recipe(path), "train")
-    catalog = open_catalog(recipe_directory(path) / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
+    recipe = load_recipe(path)
+    part = part_of(recipe, "train")
+    catalog = open_catalog(recipe_directory(path) / recipe.catalog, settings_of(part.sources, part.shuffle))
     return {
         "kind": "torchmix",
-        "recipe": recipe_fingerprint(recipe),
+        "recipe": recipe_fingerprint(part),
         "catalog": catalog.fingerprint,
-        "attention": _digest(_attention(recipe)),
+        "attention": _digest(_attention(part)),
         "placement": {
-            "balance": _digest(msgspec.to_builtins(recipe.balance)),
+            "balance": _digest(msgspec.to_builtins(part.balance)),
             "data_parallel_size": args.data_parallel_size,
             "context_parallel_size": args.context_parallel_size,
             "micro_batch_size": args.micro_batch_size,
@@ -90,16 +90,16 @@ def blend_of_recipe(args: Any) -> dict[str, Any]:
     }
 
 
-def _attention(recipe: Recipe) -> Any:
+def _attention(part: Part) -> Any:
     """What decides over which tokens attention goes, where positions begin again, and which tokens have a loss.
 
     Of a source, all words but those that `BESIDE_ATTENTION` names: a word that a recipe learns later counts.
     """
     sources = {
         name: {key: value for key, value in msgspec.to_builtins(source).items() if key not in BESIDE_ATTENTION}
-        for name, source in recipe.sources.items()
+        for name, source in part.sources.items()
     }
-    return [msgspec.to_builtins(recipe.packing), sources]
+    return [msgspec.to_builtins(part.packing), sources]
 
 
 def _digest(value: Any) -> str:

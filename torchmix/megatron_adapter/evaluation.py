@@ -33,7 +33,7 @@ from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RecipeError, SourceExhausted
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Read, Recipe
 from torchmix.stateful.loader import StatefulDataLoader
 
@@ -66,8 +66,16 @@ def recipe_of_set(recipe: Recipe, name: str) -> Recipe:
         recipe: The recipe of evaluations, with all its parts.
         name: Of the source.
     """
-    part = recipe_of_part(recipe, "validation")
-    return msgspec.structs.replace(part, sources={name: part.sources[name]}, mixture={name: "100%"})
+    part = part_of(recipe, "validation")
+    return msgspec.structs.replace(
+        recipe,
+        batch=part.batch,
+        sources={name: part.sources[name]},
+        mixture={name: "100%"},
+        split=None,
+        validation=None,
+        test=None,
+    )
 
 
 def fails_in_full_validation(training: Any) -> bool:
@@ -106,9 +114,9 @@ def steps_of_pass(recipe: Recipe, part: str, folder: Path) -> int:
     Raises:
         RecipeError: The part has no documents.
     """
-    alone = recipe_of_part(recipe, part, one_pass=True)
-    catalog = open_catalog(folder / alone.catalog, settings_of(alone.sources, alone.shuffle))
-    planner = open_planner(alone, catalog, one_pass=True)
+    once = part_of(recipe, part, one_pass=True)
+    catalog = open_catalog(folder / recipe.catalog, settings_of(once.sources, once.shuffle))
+    planner = open_planner(once, catalog)
     cursor = planner.start()
     try:
         while True:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.parts import has_part, recipe_of_part
+from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
 from torchmix.recipe.structs import Recipe
 
@@ -128,7 +128,7 @@ def _contradictions(args: Any, recipe: Recipe, *, cp: int, pp: int) -> Iterator[
             "--reset-position-ids: in the recipe positions count through a sample; write packing.positions: document, "
             "which does not stop attention"
         )
-    if getattr(args, "eod_mask_loss", False) and sources_with_resets(recipe) and not masks_resets(packing):
+    if getattr(args, "eod_mask_loss", False) and sources_with_resets(recipe.sources) and not masks_resets(packing):
         yield "--eod-mask-loss: the recipe says packing.reset_loss: keep; write mask"
     if not resets_attention(packing):
         if getattr(args, "reset_attention_mask", False):
@@ -181,7 +181,7 @@ def _faults_of_validation_sets(args: Any, recipe: Recipe) -> Iterator[str]:
 
 def names_of_validation_sets(recipe: Recipe) -> list[str]:
     """The sources of validation, by name; each is a set where Megatron has several. None without validation."""
-    return sorted(recipe_of_part(recipe, "validation").sources) if has_part(recipe, "validation") else []
+    return sorted(part_of(recipe, "validation").sources) if has_part(recipe, "validation") else []
 
 
 def _evaluates(args: Any) -> bool:

@@ -13,7 +13,7 @@ from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import SourceExhausted
 from torchmix.planner.planner import open_planner
-from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
 
 
@@ -29,9 +29,9 @@ def steps_of_one_pass(recipe: Recipe, directory: str | Path, *, part: str = "val
         RecipeError: The recipe has no such part.
         CatalogError: There is no catalog that fits.
     """
-    recipe = recipe_of_part(recipe, part, one_pass=True)
-    catalog = open_catalog(Path(directory) / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
-    planner = open_planner(recipe, catalog, one_pass=True)
+    once = part_of(recipe, part, one_pass=True)
+    catalog = open_catalog(Path(directory) / recipe.catalog, settings_of(once.sources, once.shuffle))
+    planner = open_planner(once, catalog)
     cursor = planner.start()
     try:
         while True:

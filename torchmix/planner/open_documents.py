@@ -44,7 +44,7 @@ def documents_to_come(planner: Planner, cursor: Cursor) -> DocumentsToCome:
             if document is not None:
                 found.append((s, *document))
     if planner.sources_with_long_documents and len(pool):
-        is_long = pool.document_tokens > planner.recipe.batch.length
+        is_long = pool.document_tokens > planner.part.batch.length
         found += zip(*(column[is_long].tolist() for column in (pool.source, pool.row, pool.start)), strict=True)
     first: dict[tuple[int, int], int] = {}
     for source, row, start in found:

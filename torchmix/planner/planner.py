@@ -1,8 +1,8 @@
 """The fold: `step(cursor) -> (StepPlan, cursor')`, pure.
 
-In: the recipe, the sizes of every source, a layout (dp, micro_batch_size) and a cursor. Out: the step's plan and the
-next cursor. Must hold: pieces, samples and order digest depend on the recipe, the sizes and the cursor alone, never on
-the layout. Cost: see docs/performance.md; the first step after a start makes one window of every source.
+In: a part of a recipe, the sizes of every source, a layout (dp, micro_batch_size) and a cursor. Out: the step's plan
+and the next cursor. Must hold: pieces, samples and order digest depend on the part, the sizes and the cursor alone,
+never on the layout. Cost: see docs/performance.md; the first step after a start makes one window of every source.
 
     cursor --draw--> stretches --split, pack--> samples --cost, balance--> StepPlan
        \\______________________________________________________________________ cursor'
@@ -30,9 +30,8 @@ from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import START_DIGEST, StepPlan, name_hashes, order_digest, plan_digest
 from torchmix.planner.shares_of_step import SharesOfStep
 from torchmix.planner.source_order import order_of_source
-from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
-from torchmix.recipe.structs import Recipe
 
 Ints = NDArray[np.int64]
 UNLIMITED_EPOCHS = 1 << 62
@@ -62,24 +61,22 @@ class Cursor:
 
 
 class Planner:
-    """Plans steps; holds the recipe's numbers and the windows last used, no position."""
+    """Plans steps; holds the part's numbers and the windows last used, no position."""
 
     def __init__(
         self,
-        recipe: Recipe,
+        part: Part,
         sizes: Mapping[str, SourceSizes],
         *,
         dp: int = 1,
         micro_batch_size: int = 1,
-        one_pass: bool = False,
     ) -> None:
         """Prepare to plan.
 
         Args:
-            recipe: A checked recipe, of one part; of one with several parts it is training that is planned.
-            sizes: Sizes of each source of the recipe.
+            part: What to plan; `part_of` makes it of a checked recipe.
+            sizes: Sizes of each source of the part.
             dp, micro_batch_size: The layout that samples are placed on.
-            one_pass: When all sources have run out, what is left still makes steps, the last with padding.
 
         Raises:
             TopologyError: The global batch does not divide by dp x micro_batch_size.
@@ -88,32 +85,28 @@ class Planner:
             CatalogMissing: A source has no sizes.
             RecipeError: The model is so large that the cost of a batch exceeds 64 bits.
         """
-        recipe = recipe_of_part(recipe, "train")
-        for stage in stages_of(recipe.batch):
+        for stage in stages_of(part.batch):
             balance.check_divides(stage.samples, dp=dp, micro_batch_size=micro_batch_size)
-        missing = sorted(set(recipe.sources) - set(sizes))
+        missing = sorted(set(part.sources) - set(sizes))
         if missing:
             raise CatalogMissing(f"no sizes of source(s) {', '.join(missing)}; run `torchmix index` with this recipe")
-        self.recipe = recipe
-        self.sources = tuple(sorted(recipe.sources))
+        self.part = part
+        self.sources = tuple(sorted(part.sources))
         self.dp, self.micro_batch_size = dp, micro_batch_size
-        self.one_pass = one_pass
-        self.orders = tuple(order_of_source(recipe, name, sizes[name]) for name in self.sources)
+        self.orders = tuple(order_of_source(part, name, sizes[name]) for name in self.sources)
         self.sources_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
         """Indices of sources that are drawn by pieces of documents."""
-        self.shares_of_step = SharesOfStep(recipe, {name: sizes[name].num_tokens for name in self.sources})
-        epochs = [recipe.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources]
+        self.shares_of_step = SharesOfStep(part, {name: sizes[name].num_tokens for name in self.sources})
+        epochs = [part.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each source may give."""
         self._coming = ComingPieces()
         self._next_windows = NextWindows(self.orders, self.max_epochs)
         self._name_hash = name_hashes(self.sources)
-        self._cost = cost_model(
-            recipe.balance.model, boundaries=recipe.packing.boundaries, vocab_size=recipe.vocab_size
-        )
-        self._cost.check_fits(num_samples=most_samples(recipe.batch), length=recipe.batch.length)
-        concat = recipe.packing.method == "concat"
-        self.align_tokens = 1 if concat else recipe.packing.align_tokens
+        self._cost = cost_model(part.balance.model, boundaries=part.packing.boundaries, vocab_size=part.vocab_size)
+        self._cost.check_fits(num_samples=most_samples(part.batch), length=part.batch.length)
+        concat = part.packing.method == "concat"
+        self.align_tokens = 1 if concat else part.packing.align_tokens
         """Tokens to a multiple of which a piece is rounded up in its sample."""
 
     def start(self) -> Cursor:
@@ -135,7 +128,7 @@ class Planner:
         """
         packed, drawn, asked, after = self._fold(cursor)
         digest = after.order_digest
-        num_samples, length = samples_of_step(self.recipe.batch, cursor.step), self.recipe.batch.length
+        num_samples, length = samples_of_step(self.part.batch, cursor.step), self.part.batch.length
         cost = self._cost.of_samples(packed.pieces.tokens, packed.sample, num_samples=num_samples, length=length)
         placement = self._place(cost)
         pieces = packed.pieces
@@ -199,15 +192,15 @@ class Planner:
 
     def _draw(self, cursor: Cursor) -> tuple[Pieces, Ints, Position, tuple[Decision, ...], DrawnTokens]:
         """Tokens enough to fill the batch: what the pool lacks, topped up until it is full."""
-        length = self.recipe.batch.length
-        capacity = samples_of_step(self.recipe.batch, cursor.step) * length
+        length = self.part.batch.length
+        capacity = samples_of_step(self.part.batch, cursor.step) * length
         position, decisions, drawn = cursor.position, cursor.decisions, cursor.drawn
         asked = np.zeros(len(self.sources), np.int64)
         parts: list[Stretches] = []
         have = self._aligned_sum(cursor.pool.tokens)
         # At least a sample's worth each time: a few tokens would fall below every source's midpoint.
         num_sources = self.shares_of_step.num_with_share
-        while have < capacity and not (self.one_pass and have and len(decisions) == num_sources):
+        while have < capacity and not (self.part.one_pass and have and len(decisions) == num_sources):
             need = max(capacity - have, length if parts else 0)
             shares = self.shares(decisions, step=cursor.step)
             more, aligned = self._draw_aligned(position, shares, need, drawn, capacity)
@@ -218,7 +211,7 @@ class Planner:
             have += aligned
             for s in more.ran_out:
                 name = self.sources[s]
-                if self.recipe.sources[name].on_exhausted == "error":
+                if self.part.sources[name].on_exhausted == "error":
                     raise exhausted_error(name, int(self.max_epochs[s]), cursor.step, all_sources=False)
                 decisions = (*decisions, Decision(step=cursor.step, source=name))
         return _drawn_in(cursor.step, parts[0] if len(parts) == 1 else joined(parts)), asked, position, decisions, drawn
@@ -235,9 +228,9 @@ class Planner:
         return found, aligned
 
     def _pack(self, cursor: Cursor, drawn: Pieces) -> Packed:
-        packing, length = self.recipe.packing, self.recipe.batch.length
-        seed, step = self.recipe.seed, cursor.step
-        num_samples = samples_of_step(self.recipe.batch, step)
+        packing, length = self.part.packing, self.part.batch.length
+        seed, step = self.part.seed, cursor.step
+        num_samples = samples_of_step(self.part.batch, step)
         if packing.method == "concat":
             tie = pack.piece_hashes(seed, step, self._name_hash, drawn)
             packed = pack.concat(cursor.pool, drawn, tie, num_samples=num_samples, length=length)
@@ -256,7 +249,7 @@ class Planner:
         return pack.renumber(packed, seed=seed, step=step, num_samples=num_samples)
 
     def _place(self, cost_of_sample: Ints) -> balance.Placement:
-        if self.recipe.balance.method == "rows":
+        if self.part.balance.method == "rows":
             return balance.in_rows(cost_of_sample, dp=self.dp, micro_batch_size=self.micro_batch_size)
         return balance.in_hash_order(len(cost_of_sample), dp=self.dp, micro_batch_size=self.micro_batch_size)
 
@@ -270,12 +263,10 @@ class Planner:
         return sums
 
 
-def open_planner(
-    recipe: Recipe, catalog: Catalog, *, dp: int = 1, micro_batch_size: int = 1, one_pass: bool = False
-) -> Planner:
+def open_planner(part: Part, catalog: Catalog, *, dp: int = 1, micro_batch_size: int = 1) -> Planner:
     """A planner over an opened catalog; see `Planner`."""
     sizes = {name: source.sizes for name, source in catalog.sources.items()}
-    return Planner(recipe, sizes, dp=dp, micro_batch_size=micro_batch_size, one_pass=one_pass)
+    return Planner(part, sizes, dp=dp, micro_batch_size=micro_batch_size)
 
 
 def _drawn_in(step: int, stretches: Stretches) -> Pieces:

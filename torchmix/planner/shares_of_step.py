@@ -20,7 +20,7 @@ from torchmix.mixture.shares.schedule import Change, Schedule
 from torchmix.recipe.mixture.changes import tokens_before
 from torchmix.recipe.mixture.shares_of_part import stages_of_part, trees_of
 from torchmix.recipe.mixture.tree import Node, stream_shares
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.parts import Part
 
 Ints = NDArray[np.int64]
 RAMP_PARTS = 64
@@ -28,14 +28,14 @@ RAMP_PARTS = 64
 
 
 class SharesOfStep:
-    """The shares of every step of a recipe's training."""
+    """The shares of every step of a part."""
 
-    def __init__(self, recipe: Recipe, tokens: Mapping[str, int]) -> None:
-        """Take a checked recipe of one part, and the tokens of each of its sources."""
-        self._batch = recipe.batch
-        self._names = sorted(recipe.sources)
-        self._trees = trees_of(recipe, tokens=tokens)
-        self._places = [(stage.start_token, stage.stop_token) for stage in stages_of_part(recipe)]
+    def __init__(self, part: Part, tokens: Mapping[str, int]) -> None:
+        """Take a part, and the tokens of each of its sources."""
+        self._batch = part.batch
+        self._names = sorted(part.sources)
+        self._trees = trees_of(part, tokens=tokens)
+        self._places = [(stage.start_token, stage.stop_token) for stage in stages_of_part(part)]
         self._after: tuple[frozenset[str], Schedule | None] = (frozenset(), self._schedule(frozenset()))
         has_share = np.zeros(len(self._names), bool)
         for tree in self._trees:

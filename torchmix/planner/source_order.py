@@ -1,8 +1,8 @@
-"""A source of the recipe -> its order: which rows are used, and what their documents count for.
+"""A source of a part -> its order: which rows are used, and what their documents count for.
 
-In: the recipe and the sizes of one source. Out: its `SourceOrder`. Must hold: a source that would give nothing is
-refused here, since a draw from it would never end. Cost: mostly a look at the first documents; all lengths are read
-only where `overflow: error` has to find the document that is too long.
+In: the part that is planned and the sizes of one source. Out: its `SourceOrder`. Must hold: a source that would give
+nothing is refused here, since a draw from it would never end. Cost: mostly a look at the first documents; all lengths
+are read only where `overflow: error` has to find the document that is too long.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS, SourceSizes
 from torchmix.errors import DocumentTooLong, PlanError
 from torchmix.mixture.order import SourceOrder
 from torchmix.recipe.documents import rows_of
-from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.structs import Recipe
 
 
@@ -34,7 +34,7 @@ def check_rows_of_part(recipe: Recipe, part: str, num_rows: Mapping[str, int]) -
         RecipeError: The recipe has no such part.
     """
     faults = []
-    for name, source in sorted(recipe_of_part(recipe, part).sources.items()):
+    for name, source in sorted(part_of(recipe, part).sources.items()):
         start, stop = rows_of(source, num_rows[name])
         if start == stop:
             first, last = source.documents or ("0%", "100%")
@@ -50,11 +50,11 @@ def check_rows_of_part(recipe: Recipe, part: str, num_rows: Mapping[str, int]) -
     raise PlanError(f"{part}: {'; '.join(faults)}. To mend it, {remedy}")
 
 
-def order_of_source(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrder:
+def order_of_source(part: Part, name: str, sizes: SourceSizes) -> SourceOrder:
     """The order of a source, with the recipe's used rows and overflow rule applied before any draw.
 
     Args:
-        recipe: A checked recipe.
+        part: What is planned.
         name: The source.
         sizes: Its sizes.
 
@@ -62,8 +62,8 @@ def order_of_source(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrde
         DocumentTooLong: `overflow: error`, and a used document exceeds a sample.
         PlanError: The source would give no tokens at all.
     """
-    length, overflow = recipe.batch.length, recipe.packing.overflow
-    start, stop = rows_of(recipe.sources[name], sizes.num_documents)
+    length, overflow = part.batch.length, part.packing.overflow
+    start, stop = rows_of(part.sources[name], sizes.num_documents)
     used = sizes.tokens[start:stop]
     has_long = sizes.longest_tokens > length  # of all rows, which the catalog knows: it need not look
     if overflow == "error" and has_long and int(used.max(initial=0)) > length:
@@ -91,8 +91,8 @@ def order_of_source(recipe: Recipe, name: str, sizes: SourceSizes) -> SourceOrde
     return SourceOrder(
         name,
         sizes,
-        seed=recipe.seed,
-        method=recipe.shuffle.method,
+        seed=part.seed,
+        method=part.shuffle.method,
         counted=counted,
         rows=(start, stop),
         piece_tokens=length,

@@ -6,10 +6,11 @@ rounded. Cost: none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 
 from torchmix.recipe.shares import parse_fraction
-from torchmix.recipe.structs import Recipe, Source
+from torchmix.recipe.structs import Source
 
 DEFAULT_MAX_BAD = "0.1%"
 
@@ -19,9 +20,9 @@ def masks_bad_rows(source: Source) -> bool:
     return source.bad_rows == "mask"
 
 
-def masked_sources(recipe: Recipe) -> frozenset[str]:
+def masked_sources(sources: Mapping[str, Source]) -> frozenset[str]:
     """Names of the sources that mask bad rows."""
-    return frozenset(name for name, source in recipe.sources.items() if masks_bad_rows(source))
+    return frozenset(name for name, source in sources.items() if masks_bad_rows(source))
 
 
 def max_bad_of(source: Source) -> Fraction:

@@ -81,7 +81,7 @@ def _check_resets(recipe: Recipe) -> None:
     for part in PARTS:
         content = recipe if part == "train" else getattr(recipe, part)
         prefix = "" if part == "train" else f"{part}."
-        for name, reset_id in sources_with_resets(content).items() if content is not None else ():
+        for name, reset_id in sources_with_resets(content.sources).items() if content is not None else ():
             where = f"{prefix}sources.{name}.reset_id"
             if does_nothing:
                 message = (

@@ -15,7 +15,7 @@ from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.documents import fractions_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares, stages_of_part, tree_of_part
 from torchmix.recipe.mixture.tree import Node, walk
-from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.source_format import format_of
 from torchmix.recipe.structs import Recipe, Shuffle, Source
@@ -25,8 +25,8 @@ ORDER_FORMAT = 1
 """Version of what is hashed."""
 
 
-def recipe_fingerprint(recipe: Recipe) -> str:
-    """Fingerprint of all in a checked recipe that alters the order of documents, and of nothing else.
+def recipe_fingerprint(recipe: Recipe | Part) -> str:
+    """Fingerprint of all in a checked recipe or a part that alters the order of documents, and of nothing else.
 
     Covers seed, batch with its ramp, packing method, overflow, alignment (not with `concat`), exact shares, shuffle,
     and of each source its column, tokenizer, format and used rows. Of a recipe with several parts it is that of
@@ -38,27 +38,25 @@ def recipe_fingerprint(recipe: Recipe) -> str:
     Returns:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).
     """
-    recipe = recipe_of_part(recipe, "train")
+    part = recipe if isinstance(recipe, Part) else part_of(recipe, "train")
     order: dict[str, Any] = {
         "format": ORDER_FORMAT,
-        "seed": recipe.seed,
-        "batch": [[[stage.from_step, stage.samples] for stage in stages_of(recipe.batch)], recipe.batch.length],
+        "seed": part.seed,
+        "batch": [[[stage.from_step, stage.samples] for stage in stages_of(part.batch)], part.batch.length],
         "packing": [
-            recipe.packing.method,
-            recipe.packing.overflow,
-            recipe.packing.align_tokens if recipe.packing.method == "best_fit" else 1,
+            part.packing.method,
+            part.packing.overflow,
+            part.packing.align_tokens if part.packing.method == "best_fit" else 1,
         ],
-        "shares": {name: str(share) for name, share in parse_shares(recipe).items()},
-        "shuffle": _shuffle(recipe.shuffle),
-        "sources": {name: _source(source) for name, source in recipe.sources.items()},
+        "shares": {name: str(share) for name, share in parse_shares(part).items()},
+        "shuffle": _shuffle(part.shuffle),
+        "sources": {name: _source(source) for name, source in part.sources.items()},
     }
-    tree = tree_of_part(recipe)
+    tree = tree_of_part(part)
     if any(node.children for _, node in walk(tree)):
         order["tree"] = _tree(tree)
-    if recipe.schedule:
-        order["schedule"] = [
-            [stage.start_token, stage.stop_token, _tree(stage.tree)] for stage in stages_of_part(recipe)
-        ]
+    if part.schedule:
+        order["schedule"] = [[stage.start_token, stage.stop_token, _tree(stage.tree)] for stage in stages_of_part(part)]
     text = json.dumps(order, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 

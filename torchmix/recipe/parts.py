@@ -1,12 +1,13 @@
-"""The parts of a recipe: what training, validation and test read.
+"""The parts of a recipe: what training, validation and test plan.
 
-In: a checked recipe. Out: the recipe of one part, which needs nothing of the others; or one with the sources of all
-parts, to index them together. Must hold: a row is in at most one part of a `split`, and its place in the order of its
-source is the same in each. Cost: none.
+In: a checked recipe. Out: one of its parts, `Part`, which planning needs nothing else of; or one recipe with the
+sources of all parts, to index them together. Must hold: a row is in at most one part of a `split`, and its place in the
+order of its source is the same in each. Cost: none.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,46 +16,73 @@ from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.build import nearest
 from torchmix.recipe.documents import PARTS, documents_of_split
 from torchmix.recipe.ramp import last_samples
-from torchmix.recipe.structs import Part, Recipe, Source
+from torchmix.recipe.structs import Balance, Batch, Change, Evaluation, Group, Packing, Recipe, Share, Shuffle, Source
 
 
-def recipe_of_part(recipe: Recipe, part: str, one_pass: bool = False) -> Recipe:
-    """The recipe of one part alone.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What is planned: one part of a recipe, whatever else the recipe has."""
+
+    name: str
+    """`train`, `validation` or `test`."""
+    seed: int
+    """Seeds every permutation and hash."""
+    batch: Batch
+    """The size of a step; with a ramp in `train` alone."""
+    sources: dict[str, Source]
+    """Sources by name, each with the documents that this part has of it, and the epochs that it may give."""
+    mixture: dict[str, Share | Group]
+    """Share of each, and groups."""
+    schedule: tuple[Change, ...]
+    """How the mixture changes over training; none in another part."""
+    packing: Packing
+    """Documents to samples."""
+    balance: Balance
+    """Samples to ranks."""
+    shuffle: Shuffle
+    """Order inside a source."""
+    vocab_size: int | None
+    """Ids of the model, where they are known."""
+    one_pass: bool
+    """When all sources have run out, what is left still makes steps, the last with padding."""
+
+
+def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
+    """One part of a recipe.
 
     Args:
         recipe: A checked recipe.
-        part: `train`, `validation` or `test`. The last two have the size of the global batch after the ramp, and no
+        name: `train`, `validation` or `test`. The last two have the size of the global batch after the ramp, and no
             `max_epochs`.
         one_pass: Each document once: every source ends after one epoch, and its share goes to the others.
-
-    Returns:
-        A recipe without `split`, `validation` and `test`. The train part of a recipe without `split` is the recipe
-        itself, less its other parts.
 
     Raises:
         OptionError: Another word than these.
         RecipeError: The recipe has no such part.
     """
-    if part not in PARTS:
-        raise OptionError(f"{part!r} is no part of a recipe{nearest(part, PARTS)}; parts are {', '.join(PARTS)}")
-    content = _content(recipe, part)
+    if name not in PARTS:
+        raise OptionError(f"{name!r} is no part of a recipe{nearest(name, PARTS)}; parts are {', '.join(PARTS)}")
+    content = _content(recipe, name)
     sources = content.sources
     if one_pass:
         sources = _with_epochs(sources, 1)
-    elif part != "train":
+    elif name != "train":
         sources = _with_epochs(sources, None)  # it bounds training: a run must not end because it was evaluated often
     batch = recipe.batch
-    if part != "train":
+    if name != "train":
         batch = msgspec.structs.replace(batch, samples=last_samples(batch))
-    return msgspec.structs.replace(
-        recipe,
+    return Part(
+        name=name,
+        seed=recipe.seed,
         batch=batch,
         sources=sources,
         mixture=content.mixture,
-        schedule=recipe.schedule if part == "train" else (),
-        split=None,
-        validation=None,
-        test=None,
+        schedule=recipe.schedule if name == "train" else (),
+        packing=recipe.packing,
+        balance=recipe.balance,
+        shuffle=recipe.shuffle,
+        vocab_size=recipe.vocab_size,
+        one_pass=one_pass,
     )
 
 
@@ -81,17 +109,17 @@ def _with_epochs(sources: dict[str, Source], max_epochs: int | None) -> dict[str
     return {name: msgspec.structs.replace(source, **choices) for name, source in sources.items()}
 
 
-def _content(recipe: Recipe, part: str) -> Part:
+def _content(recipe: Recipe, part: str) -> Evaluation:
     if recipe.split is not None:
         documents = documents_of_split(recipe.split, part)
         if documents is None:
             raise RecipeError(f"split gives no documents to {part}; give it a weight above 0", "split")
         # All rows are the same as no `documents`, also in the fingerprint.
         cut = {name: msgspec.structs.replace(source, documents=documents) for name, source in recipe.sources.items()}
-        return Part(sources=cut, mixture=recipe.mixture)
+        return Evaluation(sources=cut, mixture=recipe.mixture)
     if part == "train":
-        return Part(sources=recipe.sources, mixture=recipe.mixture)
-    content: Part | None = getattr(recipe, part)
+        return Evaluation(sources=recipe.sources, mixture=recipe.mixture)
+    content: Evaluation | None = getattr(recipe, part)
     if content is None:
         raise RecipeError(f"the recipe has no part {part}; give it sources under `{part}`, or cut one off with `split`")
     return content

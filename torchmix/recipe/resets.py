@@ -1,13 +1,15 @@
 """What restarts where a document ends, and where a token inside a row ends one.
 
-In: a recipe. Out: whether attention, positions and the loss restart there, and after which ids. Must hold: each of the
-three can be had without the others, as Megatron's `--reset-attention-mask`, `--reset-position-ids` and
-`--eod-mask-loss`. Cost: none.
+In: the packing and the sources of a recipe. Out: whether attention, positions and the loss restart there, and after
+which ids. Must hold: each of the three can be had without the others, as Megatron's `--reset-attention-mask`, `--reset-
+position-ids` and `--eod-mask-loss`. Cost: none.
 """
 
 from __future__ import annotations
 
-from torchmix.recipe.structs import Packing, Part, Recipe
+from collections.abc import Mapping
+
+from torchmix.recipe.structs import Packing, Source
 
 
 def resets_attention(packing: Packing) -> bool:
@@ -25,6 +27,6 @@ def masks_resets(packing: Packing) -> bool:
     return packing.reset_loss == "mask"
 
 
-def sources_with_resets(recipe: Recipe | Part) -> dict[str, int]:
+def sources_with_resets(sources: Mapping[str, Source]) -> dict[str, int]:
     """The `reset_id` of each source that has one."""
-    return {name: source.reset_id for name, source in recipe.sources.items() if source.reset_id is not None}
+    return {name: source.reset_id for name, source in sources.items() if source.reset_id is not None}

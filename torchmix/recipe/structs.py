@@ -171,7 +171,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Decoded pages kept, of all sources together, in each process that reads: text such as 1GiB, or bytes."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sources and shares of validation or test, where they are not cut from the training sources by `split`."""
 
     sources: dict[str, Source]
@@ -197,9 +197,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How the mixture changes over training, in the order of places."""
     split: tuple[int | float, ...] | None = None
     """Weights of train, validation and test: each source's rows are cut in this ratio, as Megatron's `--split` does."""
-    validation: Part | None = None
+    validation: Evaluation | None = None
     """What validation reads, instead of `split`."""
-    test: Part | None = None
+    test: Evaluation | None = None
     """What test reads, instead of `split`."""
     catalog: str = "./catalog"
     """Folder of the index, relative to the recipe's directory."""

@@ -16,7 +16,7 @@ import torch
 from torchmix.constructor.fields import StepTensors
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.parts import Part
 from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.serve import ReceivedSteps, serve_steps
 from torchmix.stateful.stream import StepStream
@@ -29,7 +29,7 @@ def feed_of_rank(
     *,
     fan_out: FanOut | None,
     tree: ClientPlaceTree,
-    recipe: Recipe,
+    part: Part,
     bad_tokens: Mapping[str, int],
 ) -> Generator[StepTensors, None, None]:
     """Steps of this rank's role.
@@ -39,7 +39,7 @@ def feed_of_rank(
         stream: What that iterator reads: `StepStream` on a leader, `ReceivedSteps` on a peer.
         fan_out: The exchange with the other ranks; None in a job of one.
         tree: The job's place tree, seen from this rank.
-        recipe: The checked recipe.
+        part: The part of the recipe that is read.
         bad_tokens: Tokens of each source that could not be read before the first step.
     """
     whole = start()
@@ -47,7 +47,7 @@ def feed_of_rank(
     is_leader = isinstance(stream, StepStream)
     served = None
     if is_leader:
-        served = serve_steps(whole, fan_out=fan_out, tree=tree, recipe=recipe, bad_tokens=bad_tokens)
+        served = serve_steps(whole, fan_out=fan_out, tree=tree, part=part, bad_tokens=bad_tokens)
     pin = torch.cuda.is_available()
     try:
         for step in whole if served is None else served:

@@ -41,8 +41,8 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.planner.balance import check_divides
 from torchmix.planner.plan import START_DIGEST
 from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, samples_of_step
-from torchmix.recipe.structs import Recipe
 from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.feed import abandon, end_feed, feed_of_rank
 from torchmix.stateful.serve import ReceivedSteps
@@ -60,7 +60,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self,
         stream: StepStream | ReceivedSteps,
         *,
-        recipe: Recipe,
+        part: Part,
         tree: ClientPlaceTree,
         micro_batch_size: int,
         look_ahead: int = 2,
@@ -73,7 +73,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
         Args:
             stream: `StepStream` on a leader, `ReceivedSteps` on a peer.
-            recipe: The checked recipe.
+            part: The part of the recipe that is read.
             tree: The job's place tree, seen from this rank.
             micro_batch_size: Samples of a microbatch.
             look_ahead: Finished steps that may wait, 1 or more.
@@ -94,8 +94,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             )
         self._tree = tree
         self._leader = tree.leader_of(tree.topology.rank)
-        self._recipe = recipe
-        self._fingerprint = recipe_fingerprint(recipe)
+        self._part = part
+        self._fingerprint = recipe_fingerprint(part)
         self._layout = {"dp": tree.topology.dp, "micro_batch_size": micro_batch_size}
         self._look_ahead = look_ahead
         self._fan_out = fan_out
@@ -147,7 +147,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         state = decode_state(state_bytes(state_dict), recipe=self._fingerprint)
         if from_step_start:
             state = step_start(state)
-        check_layout(state, self._recipe.batch, **self._layout)
+        check_layout(state, self._part.batch, **self._layout)
         if isinstance(self.dataset, StepStream):
             self.dataset.check_state(state)
         was_running = self._feed is not None
@@ -175,7 +175,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._stop_step is None:
             text = "this loader ends when it is stopped, or its data ends; len() needs max_steps, and no one_pass"
             raise LengthUnknown(text)
-        start, stop = (samples_before(self._recipe.batch, step) for step in (self._start_step, self._stop_step))
+        start, stop = (samples_before(self._part.batch, step) for step in (self._start_step, self._stop_step))
         return max(0, stop - start) // math.prod(self._layout.values())
 
     def __bool__(self) -> bool:
@@ -238,7 +238,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             self._feed.close(timeout_s=0)
 
     def _microbatches_of(self, step: int) -> int:
-        return check_divides(samples_of_step(self._recipe.batch, step), **self._layout)
+        return check_divides(samples_of_step(self._part.batch, step), **self._layout)
 
     def _next(self) -> Microbatch | None:
         self._check_open()
@@ -284,7 +284,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             stream,
             fan_out=self._fan_out,
             tree=self._tree,
-            recipe=self._recipe,
+            part=self._part,
             bad_tokens=self._state.bad_tokens,
         )
         self._feed = Ahead(steps, depth=self._look_ahead, name="torchmix-feed", on_close=stop.set)

@@ -37,10 +37,11 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.balance import check_divides
 from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.bad_rows import max_bad_of
+from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
 from torchmix.recipe.options import true_or_false
-from torchmix.recipe.parts import recipe_of_part, with_all_sources
+from torchmix.recipe.parts import Part, part_of, with_all_sources
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.resets import resets_positions, sources_with_resets
 from torchmix.recipe.structs import Recipe
@@ -112,7 +113,7 @@ def build_loader(
     liveness: Liveness | None = None
     with failures_told(store, rank=dist.get_rank() if is_job else 0):
         whole, folder = _recipe_and_folder(recipe, directory)
-        recipe = recipe_of_part(whole, part, true_or_false("build_loader", "one_pass", one_pass))
+        planned = part_of(whole, part, one_pass=true_or_false("build_loader", "one_pass", one_pass))
         _check_topology(topology)
         if topology is None:
             topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
@@ -126,13 +127,13 @@ def build_loader(
             padded_vocab_size=padded_vocab_size,
         )
         _check_patience(patience_s)
-        for stage in stages_of(recipe.batch):
+        for stage in stages_of(planned.batch):
             check_divides(stage.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
         check_context_parallel(
             tree.topology.cp,
-            length=recipe.batch.length,
-            packing=recipe.packing,
-            resetting=list(sources_with_resets(recipe)),
+            length=planned.batch.length,
+            packing=planned.packing,
+            resetting=list(sources_with_resets(planned.sources)),
         )
         if job_size not in (None, 1) and tree.topology.world_size == 1:
             text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
@@ -148,25 +149,26 @@ def build_loader(
                 "start_step": start_step,
                 "padded_vocab_size": padded_vocab_size,
             }
-            facts = _facts(recipe, tree, **numbers, part=part, one_pass=one_pass, patience_s=patience_s)
+            facts = _facts(planned, tree, **numbers, part=part, one_pass=one_pass, patience_s=patience_s)
             topology = tree.topology
             agree(store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=liveness.check)
             fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
         stream: StepStream | ReceivedSteps
         if tree.is_leader:
-            catalog = _catalog(recipe, whole, folder)
+            catalog = _catalog(planned, whole, folder)
             rows = {name: source.num_documents for name, source in catalog.sources.items()}
             check_rows_of_part(whole, part, rows)
-            check_vocabulary(recipe.vocab_size, catalog, padded_vocab_size=padded_vocab_size)
+            check_vocabulary(whole.vocab_size, catalog, padded_vocab_size=padded_vocab_size)
             settings = StreamSettings(
-                recipe=recipe,
-                directory=str(folder),
+                part=planned,
+                base=str(folder),
+                catalog_folder=str(folder / whole.catalog),
+                cache_bytes=parse_bytes(whole.read.cache, where="read.cache"),
                 replica=tree.replica,
                 dp=tree.topology.dp,
                 micro_batch_size=micro_batch_size,
                 max_steps=max_steps,
                 start_step=start_step,
-                one_pass=one_pass,
                 padded_vocab_size=padded_vocab_size,
                 catalog=catalog.fingerprint,
             )
@@ -177,7 +179,7 @@ def build_loader(
             stream = ReceivedSteps(fan_out)
         return StatefulDataLoader(
             stream,
-            recipe=recipe,
+            part=planned,
             tree=tree,
             micro_batch_size=micro_batch_size,
             look_ahead=look_ahead,
@@ -192,14 +194,14 @@ def build_loader(
         raise
 
 
-def _catalog(recipe: Recipe, whole: Recipe, folder: Path) -> Catalog:
+def _catalog(part: Part, whole: Recipe, folder: Path) -> Catalog:
     """The catalog of a part; what is missing is built for all parts together."""
     catalog_folder = folder / whole.catalog
     try:
-        return open_catalog(catalog_folder, settings_of(recipe.sources, recipe.shuffle))
+        return open_catalog(catalog_folder, settings_of(part.sources, part.shuffle))
     except CatalogMissing:
         every = settings_of(with_all_sources(whole).sources, whole.shuffle)
-        return part_of_catalog(ensure_catalog(catalog_folder, every, folder), recipe.sources)
+        return part_of_catalog(ensure_catalog(catalog_folder, every, folder), part.sources)
 
 
 def _recipe_and_folder(
@@ -226,28 +228,28 @@ def _topology_in(job_size: int) -> Topology:
     return topology
 
 
-def _facts(recipe: Recipe, tree: ClientPlaceTree, **options: float | str | None) -> dict[str, str]:
+def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) -> dict[str, str]:
     """What must be equal on all ranks, and cannot be told apart later before it has done harm."""
     sizes = tree.topology
     places = repr((tree.leaders, tree.role_of_rank))
     return {
         "torchmix": __version__,
-        "recipe": recipe_fingerprint(recipe),
-        "boundaries": recipe.packing.boundaries,
-        "vocab_size": str(recipe.vocab_size),
-        "bad_rows": repr(sorted((name, one.bad_rows, str(max_bad_of(one))) for name, one in recipe.sources.items())),
-        "resets": _resets(recipe),
-        "balance": msgspec.json.encode(recipe.balance).decode(),
+        "recipe": recipe_fingerprint(planned),
+        "boundaries": planned.packing.boundaries,
+        "vocab_size": str(planned.vocab_size),
+        "bad_rows": repr(sorted((name, one.bad_rows, str(max_bad_of(one))) for name, one in planned.sources.items())),
+        "resets": _resets(planned),
+        "balance": msgspec.json.encode(planned.balance).decode(),
         "topology": f"tp {sizes.tp} x cp {sizes.cp} x pp {sizes.pp} x dp {sizes.dp}",
         "leaders and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
         **{name: str(value) for name, value in options.items()},
     }
 
 
-def _resets(recipe: Recipe) -> str:
+def _resets(part: Part) -> str:
     """What alters position_ids and the loss, and no sample."""
-    positions = "document" if resets_positions(recipe.packing) else "sample"
-    return f"positions {positions}, reset_loss {recipe.packing.reset_loss}, reset_id {sources_with_resets(recipe)}"
+    positions = "document" if resets_positions(part.packing) else "sample"
+    return f"positions {positions}, reset_loss {part.packing.reset_loss}, reset_id {sources_with_resets(part.sources)}"
 
 
 def _is_of_one(topology: object) -> bool:

@@ -23,7 +23,7 @@ from torchmix.constructor.memory import StepMemory
 from torchmix.errors import RankLost, TooManyBadRows
 from torchmix.parallel.fan_out import FanOut, Share
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.parts import Part
 from torchmix.steps.bad_tokens import BadTokens, masked_of
 from torchmix.steps.header import StepHeader, decode_header, encode
 
@@ -33,7 +33,7 @@ def serve_steps(
     *,
     fan_out: FanOut | None,
     tree: ClientPlaceTree,
-    recipe: Recipe,
+    part: Part,
     bad_tokens: Mapping[str, int],
 ) -> Generator[StepTensors, None, None]:
     """On a leader: give each role of the replica its share, and yield the leader's own.
@@ -42,7 +42,7 @@ def serve_steps(
         steps: Of this leader's replica.
         fan_out: The exchange with the other ranks; None in a job of one.
         tree: The job's place tree, seen from this rank.
-        recipe: The checked recipe.
+        part: The part of the recipe that is read.
         bad_tokens: Tokens of each source that could not be read before the first of these steps.
 
     Raises:
@@ -53,7 +53,7 @@ def serve_steps(
     counts = BadTokens(bad_tokens)
     is_at_rest = True  # no exchange is half done
     memory = StepMemory()
-    length, packing = recipe.batch.length, recipe.packing
+    length, packing = part.batch.length, part.packing
     try:
         for step in steps:
             slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)

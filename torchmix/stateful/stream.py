@@ -1,8 +1,8 @@
 """StepStream: the steps of one replica as a torch dataset, made in this process or in one beside it.
 
-In: a recipe with its catalog, the replica's number, and a state to start from. Out: `StepTensors`, each with a header
-that holds the state after it. Must hold: the same steps wherever they are made; closing it ends the process. Cost: that
-of `replica_steps`, here or there.
+In: a part of a recipe with its catalog, the replica's number, and a state to start from. Out: `StepTensors`, each with
+a header that holds the state after it. Must hold: the same steps wherever they are made; closing it ends the process.
+Cost: that of `replica_steps`, here or there.
 
 It is a torch IterableDataset and an object with `state_dict`/`load_state_dict`, so that a plain torchdata loader can
 run and resume it as well.
@@ -38,14 +38,14 @@ class StepStream(IterableDataset[StepTensors]):
 
         Args:
             settings: What the steps follow from.
-            catalog: The recipe's, where it is open already, for the first `iter()` if that is in this process.
+            catalog: The part's, where it is open already, for the first `iter()` if that is in this process.
             worker: How to make the steps in a process beside this one; None to make them here.
         """
         super().__init__()
         self._settings = settings
         self._catalog = catalog
         self._worker = worker
-        self._fingerprint = recipe_fingerprint(settings.recipe)
+        self._fingerprint = recipe_fingerprint(settings.part)
         start = start_state(
             recipe=self._fingerprint,
             dp=settings.dp,
@@ -77,7 +77,7 @@ class StepStream(IterableDataset[StepTensors]):
         data = state_bytes(state_dict)
         state = decode_state(data, recipe=self._fingerprint)
         settings = self._settings
-        check_layout(state, settings.recipe.batch, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
+        check_layout(state, settings.part.batch, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
         self.check_state(state)
         self._state, self._last_header = data, b""
 

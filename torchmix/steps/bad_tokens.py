@@ -22,7 +22,7 @@ from torchmix.errors import TooManyBadRows
 from torchmix.parallel.comparison import Masked
 from torchmix.recipe.bad_rows import masks_bad_rows, max_bad_of
 from torchmix.recipe.documents import rows_of
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.parts import Part
 from torchmix.steps.header import StepHeader
 from torchmix.steps.state import LoaderState, with_bad_tokens
 
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 class BadTokenBounds:
     """How many tokens of each source a run may read in vain."""
 
-    def __init__(self, recipe: Recipe, catalog: Catalog) -> None:
+    def __init__(self, part: Part, catalog: Catalog) -> None:
         self._of_epoch: dict[str, Fraction] = {}
-        for name, source in recipe.sources.items():
+        for name, source in part.sources.items():
             if masks_bad_rows(source):
                 start, stop = rows_of(source, catalog.sources[name].num_documents)
                 tokens = catalog.sources[name].sizes.tokens[start:stop].sum(dtype=np.int64)

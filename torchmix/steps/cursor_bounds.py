@@ -54,10 +54,10 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
     """
     check_step(cursor.step)
     _check_decisions(cursor, planner)
-    length = planner.recipe.batch.length
+    length = planner.part.batch.length
     longest = np.array([min(order.sizes.longest_tokens, length) for order in planner.orders], np.int64)
     most_in_pool = most_pool_tokens(planner, longest) if cursor.step else 0
-    batch = planner.recipe.batch
+    batch = planner.part.batch
     drawn = samples_before(batch, cursor.step) * batch.length + most_in_pool
     position = cursor.position
     for s, order in enumerate(planner.orders):
@@ -82,7 +82,7 @@ def check_bad_tokens(bad_tokens: Mapping[str, int], step: int, planner: Planner)
     Raises:
         StateError: Of a source there are more, or none.
     """
-    batch = planner.recipe.batch
+    batch = planner.part.batch
     for name, tokens in bad_tokens.items():
         _check(f"bad_tokens of source {name!r}", tokens, 1, samples_before(batch, step) * batch.length)
 
@@ -121,12 +121,12 @@ def pieces_of_columns(planner: Planner, *, source: Ints, row: Ints, **columns: I
 
 def most_pool_tokens(planner: Planner, longest_tokens: Ints) -> int:
     """Tokens that a pool has at most, given those of the longest piece of each source."""
-    batch = planner.recipe.batch
+    batch = planner.part.batch
     return (most_samples(batch) + 1) * batch.length + int(longest_tokens.sum())
 
 
 def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
-    pool, length = cursor.pool, planner.recipe.batch.length
+    pool, length = cursor.pool, planner.part.batch.length
     _check_each("epoch", pool.epoch, 0, cursor.position.epoch[pool.source])
     _check_each("drawn_step", pool.drawn_step, 0, cursor.step - 1)
     counted = np.empty(len(pool), np.int64)
@@ -134,7 +134,7 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
         counted[mine] = order.counted_tokens(pool.row[mine])
     _check_each("start", pool.start, 0, counted - 1)
     _check_each("tokens", pool.tokens, 1, counted - pool.start)
-    if planner.recipe.packing.method == "best_fit":  # it splits documents at multiples of a sample, and nowhere else
+    if planner.part.packing.method == "best_fit":  # it splits documents at multiples of a sample, and nowhere else
         rest = pool.start % length
         _check_each("start", pool.start, pool.start - rest, pool.start - rest)
         whole = np.minimum(counted - pool.start, length)

@@ -29,10 +29,9 @@ from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.reader.reader import Reader
 from torchmix.recipe.bad_rows import masked_sources
-from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.parts import Part
 from torchmix.recipe.resets import sources_with_resets
-from torchmix.recipe.structs import Recipe
 from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.header import encode_header
 from torchmix.steps.state import cursor_of_state, decode_state, encode_state, state_of_cursor
@@ -43,9 +42,14 @@ from torchmix.steps.windows_ahead import WindowsAhead
 class StreamSettings:
     """What a stream is made of; plain values, so that it can travel to a worker process."""
 
-    recipe: Recipe
-    directory: str
-    """The recipe's directory: paths in the recipe are relative to it."""
+    part: Part
+    """What is planned."""
+    base: str
+    """The folder that paths of files are relative to: the recipe's."""
+    catalog_folder: str
+    """Where the catalog lies."""
+    cache_bytes: int
+    """Decoded pages kept."""
     replica: int
     """Data-parallel rank, in [0, dp)."""
     dp: int
@@ -54,8 +58,6 @@ class StreamSettings:
     """The step before which the stream ends; counted from the run's beginning, not from a resume."""
     start_step: int = 0
     """The step at which the stream begins, if no state is loaded; a pass that has no such step gives nothing."""
-    one_pass: bool = False
-    """Whether the stream ends by itself, when all sources have run out."""
     padded_vocab_size: int | None = None
     """Rows of the model's embedding, where they are known."""
     catalog: str = ""
@@ -74,8 +76,8 @@ def replica_steps(
 
     Args:
         settings: What the steps follow from.
-        state: An encoded `LoaderState` of the settings' recipe and layout.
-        catalog: The recipe's, where it is open already.
+        state: An encoded `LoaderState` of the settings' part and layout.
+        catalog: The part's, where it is open already.
         memory: Where the sequence fields' memory comes from; this process' own if None.
         is_stopped: Asked while a far start is planned; True ends the steps before the first one.
 
@@ -83,31 +85,28 @@ def replica_steps(
         StateMismatch: The state is of another catalog.
         TorchmixError: A step cannot be planned or read.
     """
-    recipe, folder = settings.recipe, Path(settings.directory)
-    fingerprint = recipe_fingerprint(recipe)
-    catalog = catalog or open_catalog(folder / recipe.catalog, settings_of(recipe.sources, recipe.shuffle))
+    part = settings.part
+    fingerprint = recipe_fingerprint(part)
+    catalog = catalog or open_catalog(Path(settings.catalog_folder), settings_of(part.sources, part.shuffle))
     memory = memory or StepMemory()
-    planner = open_planner(
-        recipe, catalog, dp=settings.dp, micro_batch_size=settings.micro_batch_size, one_pass=settings.one_pass
-    )
+    planner = open_planner(part, catalog, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
     start = decode_state(state, recipe=fingerprint)
     try:
         cursor = cursor_of_state(start, planner, catalog=catalog.fingerprint, is_stopped=is_stopped)
     except SourceExhausted:
-        if not settings.one_pass:
+        if not part.one_pass:
             raise
         cursor = None  # the pass ends before its first step, as one that is resumed at its end
     if cursor is None:
         return
-    masked = masked_sources(recipe)
-    bounds = BadTokenBounds(recipe, catalog)
-    cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
-    ids = id_limit(recipe.vocab_size, settings.padded_vocab_size)
-    reader = Reader(catalog, folder, cache_bytes=cache_bytes, ids=ids, masked=masked)
+    masked = masked_sources(part.sources)
+    bounds = BadTokenBounds(part, catalog)
+    ids = id_limit(part.vocab_size, settings.padded_vocab_size)
+    reader = Reader(catalog, Path(settings.base), cache_bytes=settings.cache_bytes, ids=ids, masked=masked)
     windows = WindowsAhead(planner, reader)
     first_microbatch = start.microbatch
     try:
-        for plan, next_cursor, plan_s in _plans(planner, cursor, settings.max_steps, one_pass=settings.one_pass):
+        for plan, next_cursor, plan_s in _plans(planner, cursor, settings.max_steps):
             to_come = documents_to_come(planner, next_cursor)
             reader.hold(to_come.source, to_come.row, to_come.start)
             step, read_s, build_s = read_and_build(settings, plan, reader, memory, masked=masked)
@@ -134,7 +133,7 @@ def read_and_build(
     settings: StreamSettings, plan: StepPlan, reader: Reader, memory: StepMemory, *, masked: Collection[str] = ()
 ) -> tuple[StepArrays, float, float]:
     """The replica's arrays of a step, and the seconds that reading and filling them took."""
-    batch = settings.recipe.batch
+    batch = settings.part.batch
     began = time.perf_counter()
     pieces = pieces_of_replica(plan, settings.replica)
     tokens = reader.read(
@@ -151,8 +150,8 @@ def read_and_build(
         tokens.values,
         tokens.successors,
         length=batch.length,
-        packing=settings.recipe.packing,
-        reset_ids=_reset_ids(settings.recipe, plan.sources),
+        packing=settings.part.packing,
+        reset_ids=_reset_ids(settings.part, plan.sources),
         memory=memory,
         masked=masked,
     )
@@ -164,14 +163,14 @@ def _by_name(names: Sequence[str], tokens: NDArray[np.int64] | None) -> dict[str
     return {} if tokens is None else {name: count for name, count in zip(names, tokens.tolist(), strict=True) if count}
 
 
-def _reset_ids(recipe: Recipe, sources: Sequence[str]) -> Int64Array | None:
+def _reset_ids(part: Part, sources: Sequence[str]) -> Int64Array | None:
     """The `reset_id` of each source, as `build` takes them."""
-    ids = sources_with_resets(recipe)
+    ids = sources_with_resets(part.sources)
     return np.array([ids.get(name, NO_RESET) for name in sources]) if ids else None
 
 
 def _plans(
-    planner: Planner, cursor: Cursor, max_steps: int | None, *, one_pass: bool
+    planner: Planner, cursor: Cursor, max_steps: int | None
 ) -> Generator[tuple[StepPlan, Cursor, float], None, None]:
     """Plans from the cursor on, each with the cursor after it and the seconds it took."""
     while max_steps is None or cursor.step < max_steps:
@@ -179,7 +178,7 @@ def _plans(
         try:
             plan, cursor = planner.step(cursor)
         except SourceExhausted:
-            if one_pass:
+            if planner.part.one_pass:
                 return
             raise
         yield plan, cursor, time.perf_counter() - began

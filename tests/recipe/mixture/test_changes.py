@@ -13,7 +13,7 @@ from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.mixture.shares_of_part import stages_of_part
 from torchmix.recipe.mixture.tree import stream_shares
-from torchmix.recipe.parts import recipe_of_part
+from torchmix.recipe.parts import part_of
 
 RAMP = TEXT.replace("samples: 64", "samples: [{from_step: 0, samples: 64}, {from_step: 10, samples: 128}]")
 
@@ -39,7 +39,7 @@ def test_places_are_tokens_of_the_steps_before_and_shares_follow_each_other(tmp_
     assert places == [(5 * step,) * 2, (14 * step, 2_500_000), (3_000_000,) * 2, (10_000_000,) * 2]
     shares = [stream_shares(stage.tree).get("web", 0) for stage in stages]
     assert shares == [Fraction(1, 2), Fraction(1, 5), Fraction(1, 4), 0]
-    assert stages_of_part(recipe_of_part(recipe, "train")) == stages
+    assert stages_of_part(part_of(recipe, "train")) == stages
 
 
 def test_a_source_may_begin_later(tmp_path: Path) -> None:

@@ -13,29 +13,31 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.mixture.changes import Stage, stages_of_schedule
 from torchmix.recipe.mixture.groups import tree_of
 from torchmix.recipe.mixture.tree import Node, stream_shares, with_sizes
-from torchmix.recipe.structs import Part, Recipe
+from torchmix.recipe.parts import Part
+from torchmix.recipe.structs import Evaluation, Recipe
 from torchmix.recipe.yaml_lines import key_path
 
+Mixed = Recipe | Evaluation | Part
+"""What has sources and a mixture of them."""
 
-def tree_of_part(part: Recipe | Part, where: str = "") -> Node:
+
+def tree_of_part(part: Mixed, where: str = "") -> Node:
     """The tree at the start of a recipe, or of its validation or test part; `where` is the part's path of keys.
 
     Raises:
         RecipeError: As `tree_of`.
     """
-    has_schedule = isinstance(part, Recipe) and bool(part.schedule)
+    has_schedule = not isinstance(part, Evaluation) and bool(part.schedule)
     if not part.sources:
         raise RecipeError("names no source", key_path(where, "sources"))
     return tree_of(part.mixture, part.sources, key_path(where, "mixture"), may_lack=has_schedule)
 
 
-def parse_shares(
-    part: Recipe | Part, where: str = "", *, tokens: Mapping[str, int] | None = None
-) -> dict[str, Fraction]:
+def parse_shares(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | None = None) -> dict[str, Fraction]:
     """Exact share of trained tokens of each source, at the start.
 
     Args:
-        part: A recipe, or its validation or test part.
+        part: A recipe, an evaluation of it, or a part.
         where: Path of keys of the part, for errors.
         tokens: Of each source, for groups that share by sizes; None: as if all had one.
 
@@ -54,20 +56,20 @@ def parse_shares(
     return shares
 
 
-def trees_of(part: Recipe | Part, where: str = "", *, tokens: Mapping[str, int] | None = None) -> list[Node]:
+def trees_of(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | None = None) -> list[Node]:
     """The tree at the start, and that after each change; with weights by `tokens` where groups share by sizes."""
     sizes = dict.fromkeys(part.sources, 1) if tokens is None else tokens
     root = tree_of_part(part, where)
     return [with_sizes(tree, sizes) for tree in (root, *(stage.tree for stage in stages_of_part(part, where)))]
 
 
-def stages_of_part(part: Recipe | Part, where: str = "") -> tuple[Stage, ...]:
+def stages_of_part(part: Mixed, where: str = "") -> tuple[Stage, ...]:
     """The stages of training; validation and test have none."""
-    if not isinstance(part, Recipe) or not part.schedule:
+    if isinstance(part, Evaluation) or not part.schedule:
         return ()
     return stages_of_schedule(tree_of_part(part, where), part.schedule, part.batch, part.sources)
 
 
-def _all_shares(part: Recipe | Part, tree: Node) -> dict[str, Fraction]:
+def _all_shares(part: Mixed, tree: Node) -> dict[str, Fraction]:
     found = stream_shares(tree)
     return {name: found.get(name, Fraction(0)) for name in sorted(part.sources)}
