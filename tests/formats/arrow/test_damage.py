@@ -88,3 +88,25 @@ def test_other_nulls_than_the_batch_counts_are_damage(tmp_path: Path, codec: str
         pa.ipc.open_file(str(path)).read_all().validate(full=True)
     with pytest.raises(CorruptPage, match=r"\d+ of 100 rows are null by their bits, 2 by the batch"):
         source.scan(path)
+
+
+def test_metadata_that_pyarrow_calls_damaged_is_so_wherever_the_damage_is(tmp_path: Path) -> None:
+    table = pa.table({"other": [[1.5], [2.5]], "ids": [[1, 2], [3]], "text": ["a", "b"]})
+    path = write_arrow(tmp_path / "a.arrow", table, stream=True)
+    source = ArrowSource(name="s", column="ids", kind="tokens")
+    content = path.read_bytes()
+    batch = content.index(b"\xff\xff\xff\xff", 8)
+    size = int.from_bytes(content[batch + 4 : batch + 8], "little")
+    num_refused = 0
+    for place in range(batch + 8, batch + 8 + size):
+        damaged = bytearray(content)
+        damaged[place] ^= 0x80
+        path.write_bytes(damaged)
+        try:
+            pa.ipc.open_stream(str(path)).read_all()
+        except (pa.ArrowException, OSError) as error:
+            if "flatbuffers" in str(error):
+                num_refused += 1
+                with pytest.raises(CorruptPage, match=str(path)):
+                    source.scan(path)
+    assert num_refused > 20

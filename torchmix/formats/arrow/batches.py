@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.formats.arrow.message import FlatTable, message_prefix, parse_message
+from torchmix.formats.arrow.message import FlatTable, check_message, message_prefix, parse_message
 
 Read = Callable[[int, int], bytes]
 """Bytes of a file, by offset and number; fewer only where the file ends."""
@@ -172,7 +172,9 @@ def find_batches(file: ArrowFile, read: Read, dictionary_id: int | None, where: 
             body_offset = offset + prefix + size
             if body_offset > file.num_bytes:
                 raise ValueError("the file ends within it")
-            message = parse_message(read(offset + prefix, size))
+            metadata = read(offset + prefix, size)
+            message = parse_message(metadata)
+            check_message(metadata)
             if message.kind not in ("dictionary", "batch"):
                 raise ValueError("it is neither a record batch nor a dictionary")
             if body_bytes >= 0 and message.body_bytes != body_bytes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
 from torchmix.formats.source import Int64Array
 
@@ -39,12 +40,12 @@ class FlatTable:
 
     def number(self, slot: int, layout: str, default: int = 0) -> int:
         """A scalar; `layout` is struct's letter for it."""
-        place = self._place(slot)
+        place = self.place(slot)
         return default if place is None else int(_read(layout, self.content, place))
 
     def table(self, slot: int) -> FlatTable | None:
         """A table within this one."""
-        place = self._place(slot)
+        place = self.place(slot)
         return None if place is None else FlatTable(self.content, place + _unsigned(self.content, place))
 
     def tables(self, slot: int) -> list[FlatTable]:
@@ -63,7 +64,8 @@ class FlatTable:
         cells = np.frombuffer(self.content, "<i8", count * num_bytes // 8, place) if count else np.zeros(0, np.int64)
         return cells.reshape(count, num_bytes // 8)
 
-    def _place(self, slot: int) -> int | None:
+    def place(self, slot: int) -> int | None:
+        """Where a field lies; None if it is absent."""
         vtable = self.position - _read("<i", self.content, self.position)
         if 4 + 2 * slot >= _read("<H", self.content, vtable):
             return None
@@ -71,7 +73,7 @@ class FlatTable:
         return self.position + offset if offset else None
 
     def _vector(self, slot: int) -> tuple[int, int]:
-        place = self._place(slot)
+        place = self.place(slot)
         if place is None:
             return 0, 0
         place += _unsigned(self.content, place)
@@ -125,6 +127,22 @@ def parse_message(metadata: bytes) -> Message:
     if version not in _VERSIONS:
         raise ValueError(f"its metadata is of version {version + 1}, not of 4 or 5")
     return Message(kind=kind, body_bytes=body_bytes, version=version, header=header)  # type: ignore[arg-type]
+
+
+def check_message(metadata: bytes) -> None:
+    """Let pyarrow look at all of a message's metadata: `parse_message` reads the part of it that it needs.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    alone = bytearray(metadata)
+    body_bytes = FlatTable.root(metadata).place(3)
+    if body_bytes is not None:
+        alone[body_bytes : body_bytes + 8] = bytes(8)  # no body follows
+    try:
+        pa.ipc.read_message(b"".join([CONTINUATION, len(alone).to_bytes(4, "little"), alone]))
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise ValueError(str(error)) from None
 
 
 def parse_batch(header: FlatTable) -> BatchLayout:
