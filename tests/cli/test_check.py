@@ -156,6 +156,48 @@ def test_a_source_of_less_than_a_sample_is_a_finding(tmp_path: Path, capsys: pyt
     check(recipe, capsys, 0, "--steps", "100")
 
 
+def test_a_finding_says_once_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path, ("tokenizer: bytes", "tokenizer: none.json"), ("web-*.parquet", "no-*.parquet"))
+    values = check(recipe, capsys, 3)
+    (message,) = messages(values, "data", "sources.code.tokenizer")
+    assert message.startswith("cannot read ") and "none.json: No such file" in message
+    (message,) = messages(values, "data", "sources.web.path")
+    assert message.startswith("'data/no-*.parquet' matches no file")
+
+
+def test_padding_of_a_fifth_of_the_batches_is_a_finding_with_its_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = indexed(tmp_path, ("balance:", "packing: {align_tokens: 256}\nbalance:"))
+    values = check(recipe, capsys, 1, "--steps", "20")
+    (message,) = messages(values, "finding", "packing")
+    assert "20 of 20 batches are filled below 80%" in message and "rounded up to align_tokens 256 take" in message
+    assert values["lowest_fill"] < values["fill"] < 0.8
+
+
+def test_whole_documents_that_leave_room_are_the_cause_where_alignment_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = indexed(tmp_path)
+    make_tokens_file(tmp_path / "data" / "web-0.parquet", [[1] * 144] * 800)
+    make_tokens_file(tmp_path / "data" / "web-1.parquet", [[1] * 144] * 800)
+    assert main(["index", str(recipe)]) == 0
+    (message,) = messages(check(recipe, capsys, 1, "--steps", "20"), "finding", "packing")
+    assert "whole documents leave room at the ends of samples of 256 tokens" in message
+
+
+def test_sources_that_come_late_or_in_few_steps_are_told_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = indexed(tmp_path, ("web: 79%", "web: 79.98%"), ("tiny: 1%", "tiny: 0.02%"))
+    values = check(recipe, capsys, 0, "--steps", "1000")
+    tiny = values["sources"][1]
+    late, uneven = messages(values, "note", "mixture")
+    assert tiny["first_step"] > 10 and late.startswith(f"tiny (step {tiny['first_step']}): the first token comes after")
+    assert f"in single steps tiny ({tiny['step_deviation']:.0%}) are off" in uneven
+    assert "less than two of their pieces" in uneven
+
+
 def test_a_source_that_runs_out_is_a_finding_with_its_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = indexed(tmp_path, ("tokenizer: bytes", "tokenizer: bytes, max_epochs: 1"))
     values = check(recipe, capsys, 1)

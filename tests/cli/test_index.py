@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,9 +139,11 @@ def test_an_interrupted_run_says_what_is_kept_and_goes_on_with_it(
     monkeypatch.setattr(scan_files, "save_part", interrupt)
     monkeypatch.setattr(scan_files, "_num_threads", lambda files: 1)
     assert main(["index", str(recipe)]) == 130
-    assert (
-        "interrupted: the scans of 1 files are kept, and the catalog is as it was; run torchmix index again"
-        in capsys.readouterr().err
+    said = re.search(
+        r"interrupted: the scans of (\d) files are kept, and the catalog is as it was; run torchmix index again",
+        capsys.readouterr().err,
     )
+    assert said is not None
     monkeypatch.undo()
-    assert index(recipe, capsys)["resumed_files"] == 1
+    # The thread may have begun another file before it was told to stop.
+    assert index(recipe, capsys)["resumed_files"] == int(said[1]) >= 1

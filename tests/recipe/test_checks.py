@@ -19,7 +19,7 @@ FAULTS = [
     ("seed: 1234", "zzzz: 1234", 2, "zzzz", "valid here: version, seed, batch, sources"),
     ("    text: body", "    text: body\n    text: title", 9, "sources.peps.text", "twice, first in line 8"),
     ("web: 70%, ", "web: 60%, web: 10%, ", 15, "mixture.web", "twice"),
-    ("seed: 1234\n", "", 1, "seed", "required and missing"),
+    ("seed: 1234\n", "", 0, "seed", "required and missing"),
     ("samples: 64, ", "", 3, "batch.samples", "required and missing"),
     ("catalog: ./index", "? [a, b]\n: 1", 4, "", "keys are text"),
     # types
@@ -81,7 +81,7 @@ FAULTS = [
     ("web: 70%", "web: nan%", 15, "mixture.web", "not a percentage"),
     ("web: 70%", "web: 1e99999%", 15, "mixture.web", "not a percentage"),
     ("web: 70%", "web: [70%]", 15, "mixture.web", "expected text"),
-    ("web: 70%", "web: 0%, more: 70%", 15, "mixture.more", "no such source"),
+    ("web: 70%", "web: 0%, more: 70%", 15, "mixture.more", "no such source; sources are peps, web"),
     ("web: 70%", "web: -1%", 15, "mixture.web", "below 0"),
     ("web: 70%", "web: 69.9%", 15, "mixture", "sum to 99.9%, not 100%; 0.1% is missing"),
     ("web: 70%", "web: 70.001%", 15, "mixture", "sum to 100.001%, not 100%; 0.001% is too much"),
@@ -95,6 +95,14 @@ FAULTS = [
     ("read: {cache: 1GiB}", "read: !!python/object:os.system {}", 19, "read", "has no place in a recipe"),
     ("cache: 1GiB", "cache: !!python/name:os.system x", 19, "", "could not determine a constructor"),
 ]
+
+
+def test_a_default_at_fault_has_no_line_and_is_told_to_be_one(tmp_path: Path) -> None:
+    text = edited("length: 1024", "length: 100")
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("packing"))
+    with pytest.raises(RecipeError) as caught:
+        load_text(tmp_path, text)
+    assert str(caught.value).startswith("packing.align_tokens: 8, the default, does not divide batch.length 100")
 
 
 @pytest.mark.parametrize(("old", "new", "line", "where", "words"), FAULTS, ids=[f"{f[3]}-{f[1]}" for f in FAULTS])

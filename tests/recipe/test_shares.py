@@ -58,3 +58,10 @@ def test_the_shares_of_a_part_are_named_with_it() -> None:
     with pytest.raises(RecipeError, match="10% is missing") as caught:
         parse_shares(part, "validation")
     assert caught.value.where == "validation.mixture"
+
+
+@pytest.mark.parametrize("share", ["9" * 5000 + "%", "1/" + "3" * 5000, 10**5000, -(10**5000)], ids=range(4))
+def test_numbers_without_end_are_no_shares(share: str | int) -> None:
+    part = Evaluation(sources={"v": Source(path="x", tokens="t")}, mixture={"v": share})
+    with pytest.raises(RecipeError, match=r"is not a percentage|more than 64 bits"):
+        parse_shares(part, "validation")

@@ -38,7 +38,7 @@ def test_every_key_path_has_its_line() -> None:
 
 @pytest.mark.parametrize(
     ("where", "line"),
-    [("sources.web.path[1]", 6), ("sources.web.path[1].x", 6), ("sources.web.tokens", 3), ("seed", 1)],
+    [("sources.web.path[1]", 6), ("sources.web.path[1].x", 6), ("sources.web.tokens", 3), ("seed", 0)],
 )
 def test_a_path_that_is_not_in_the_text_has_the_line_of_what_encloses_it(where: str, line: int) -> None:
     assert line_of(where, parse_yaml(TEXT)[1]) == line

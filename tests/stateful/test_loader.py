@@ -19,6 +19,7 @@ from torchmix.errors import (
     LoaderClosed,
     OptionError,
     RecipeError,
+    SourceUnreadable,
     StateError,
     StateMismatch,
     TopologyError,
@@ -196,6 +197,17 @@ def test_leaders_that_stop_at_different_steps_still_close(job: Path) -> None:
 def test_wrong_arguments_are_named(job: Path, bad: dict[str, object], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         build_loader(**{"recipe": job, "topology": Topology(), "workers": 0, **bad})
+
+
+def test_a_file_that_is_missing_is_one_error_and_no_chain(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "version: 1\nseed: 1\nbatch: {samples: 4, length: 64}\n"
+        "sources: {web: {path: none.parquet, tokens: ids}}\nmixture: {web: 1}\n"
+    )
+    with pytest.raises(SourceUnreadable, match="is missing in") as caught:
+        build_loader(recipe, topology=Topology(), workers=0)
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
 
 
 def test_a_recipe_may_be_a_mapping_with_the_keys_of_a_file(job: Path) -> None:

@@ -228,6 +228,8 @@ def _values(
             "stop_step": result.stop_step,
             "capacity_tokens": result.capacity_tokens,
             "fill": result.fill,
+            "lowest_fill": result.lowest_fill,
+            "lowest_fill_step": result.lowest_fill_step,
             "open_document_bytes": open_document_bytes(part, catalog),
         }
         for source in result.sources:
@@ -255,6 +257,7 @@ def _values(
                     "epochs": source.epochs,
                     "runs_out_step": source.runs_out_step,
                     "most_repeats": source.most_repeats,
+                    "step_deviation": source.deviation,
                 }
             )
     return values

@@ -14,7 +14,7 @@ from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.findings import Finding, Level
-from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
 from torchmix.formats.source import Source
 from torchmix.formats.table import choose_source, find_source_files
 from torchmix.indexing.file_changes import match_files
@@ -47,11 +47,15 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
             paths = find_source_files(name, settings, directory)
             source = choose_source(name, settings, paths, tokenizers)
         except SourceUnreadable as error:
-            findings.append(Finding(level=Level.DATA, where=f"sources.{name}.{key}", message=str(error)))
+            findings.append(_of_error(error, f"sources.{name}.{key}", name))
             continue
         key = "path" if settings.column is None else "tokens" if settings.tokenizer is None else "text"
         masks_bad_rows = settings.masks_bad_rows
-        unreadable = list(_unreadable(source, paths, directory, f"sources.{name}.{key}", masks_bad_rows=masks_bad_rows))
+        where = f"sources.{name}.{key}"
+        unreadable = [
+            _of_error(error, where, name)
+            for error in _unreadable(source, paths, directory, masks_bad_rows=masks_bad_rows)
+        ]
         findings += unreadable
         held = None if catalog is None else catalog.sources.get(name)
         if held is not None and source.transform_id != held.transform_id:
@@ -62,15 +66,21 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
     return findings
 
 
+def _of_error(error: CatalogError, where: str, name: str) -> Finding:
+    """A finding whose message does not say again where it is."""
+    message = str(error).removeprefix(f"{where}: ").removeprefix(f"source {name!r}: ")
+    return Finding(level=Level.DATA, where=where, message=message)
+
+
 def _unreadable(
-    source: Source, paths: list[str], directory: Path, where: str, *, masks_bad_rows: bool
-) -> Iterator[Finding]:
+    source: Source, paths: list[str], directory: Path, *, masks_bad_rows: bool
+) -> Iterator[SourceUnreadable | CorruptPage]:
     """Files that cannot be opened, or do not hold what the source needs."""
     for path in paths:
         try:
             source.check(place_of(directory, path), BadRows() if masks_bad_rows else None)
         except (SourceUnreadable, CorruptPage) as error:
-            yield Finding(level=Level.DATA, where=where, message=str(error))
+            yield error
 
 
 def _changes(source: Source, paths: list[str], directory: Path, held: SourceCatalog) -> Iterator[Finding]:

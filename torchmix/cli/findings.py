@@ -8,7 +8,7 @@ forecast has paid.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.bad_rows import listed_text
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog, SourceCatalog
-from torchmix.cli.forecast import Forecast, SourceForecast
+from torchmix.cli.forecast import LOW_FILL, Forecast, SourceForecast
 from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.documents import rows_of
@@ -27,6 +27,14 @@ from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.structs import Read
 
+LATE = 0.01
+"""Part of a run after which the first token of a source is late."""
+FIRST_STEPS = 10
+"""Steps in which no source is late, however short the run."""
+FAR = 0.5
+"""Of a share, by which a source's part of single steps may differ from it."""
+SHOWN_SOURCES = 5
+"""Sources that a finding of several names."""
 SHOWN_ROWS = 10
 """Bad rows of a source that a finding names."""
 MOST_AMPLIFICATION = 1.5
@@ -205,11 +213,80 @@ def forecast_findings(part: Part, result: Forecast) -> Iterator[Finding]:
                 f"{count_text(source.epoch_tokens)} tokens, a step takes about {step_tokens}; a lower share avoids that"
             )
             yield Finding(level=Level.NOTE, where=f"sources.{source.name}", message=message)
+    yield from _low_fill(part, result)
+    yield from _late_sources(result)
+    yield from _uneven_sources(result)
     if result.stop_step is not None and not _stops_by_error(part, result):
         message = (
             f"every source has given its max_epochs by step {result.stop_step}; train for fewer steps or raise them"
         )
         yield Finding(level=Level.FINDING, where="sources", message=message)
+
+
+def _low_fill(part: Part, result: Forecast) -> Iterator[Finding]:
+    """Batches with much padding: their samples cost as much as full ones."""
+    if not result.num_low_fills:
+        return
+    packing, length = part.packing, count_text(part.batch.length)
+    if 1 - result.alignment > (1 - result.fill) / 2:
+        reason = (
+            f"documents rounded up to align_tokens {packing.align_tokens} take {1 / result.alignment:.2f} times their "
+            f"tokens; a smaller align_tokens, or method: concat, wastes less"
+        )
+    else:
+        reason = (
+            f"whole documents leave room at the ends of samples of {length} tokens; a longer batch.length, more "
+            f"samples, or method: concat, wastes less"
+        )
+    is_common = result.fill < LOW_FILL
+    count, steps = count_text(result.num_low_fills), count_text(result.simulated_steps)
+    message = (
+        f"{count} of {steps} batches are filled below {LOW_FILL:.0%}, on average {percent_text(result.fill)}, step "
+        f"{count_text(result.lowest_fill_step)} to {percent_text(result.lowest_fill)}: {reason}"
+    )
+    yield Finding(level=Level.FINDING if is_common else Level.NOTE, where="packing", message=message)
+
+
+def _late_sources(result: Forecast) -> Iterator[Finding]:
+    """Sources that a run begins without."""
+    border = max(LATE * result.num_steps, FIRST_STEPS)
+    late = [one for one in result.sources if one.first_step is not None and border < one.first_step < result.num_steps]
+    if late:
+        late.sort(key=lambda one: (-(one.first_step or 0), one.name))
+        named = _named(late, [f"step {count_text(one.first_step or 0)}" for one in late])
+        message = (
+            f"{named}: the first token comes after {LATE:.0%} of the run, since a piece is drawn when half of it is "
+            f"owed; a larger share, or a larger batch, brings it sooner"
+        )
+        yield Finding(level=Level.NOTE, where="mixture", message=message)
+
+
+def _uneven_sources(result: Forecast) -> Iterator[Finding]:
+    """Sources whose part of single steps is far from their share, by reason."""
+    few: list[SourceForecast] = []
+    waiting: list[SourceForecast] = []
+    for source in result.sources:
+        if source.deviation > FAR and source.piece_tokens:
+            a_step = source.share * result.fill * result.capacity_tokens
+            (few if a_step < 2 * source.piece_tokens else waiting).append(source)
+    for sources, reason in (
+        (few, "their share of a step is less than two of their pieces, so they come in some steps and not in others; "
+              "over many steps they have it. Shorter samples, or a larger batch, even it out"),
+        (waiting, "their pieces fit no sample when they are drawn, and wait for later steps; documents of like "
+                  "lengths, a longer batch.length or more samples even it out"),
+    ):  # fmt: skip
+        if sources:
+            sources.sort(key=lambda one: (-one.deviation, one.name))
+            named = _named(sources, [f"{one.deviation:.0%}" for one in sources])
+            message = f"in single steps {named} are off their shares by as much on average: {reason}"
+            yield Finding(level=Level.NOTE, where="mixture", message=message)
+
+
+def _named(sources: Sequence[SourceForecast], facts: Sequence[str]) -> str:
+    """Some sources by name, each with a fact, and how many more there are."""
+    shown = [f"{one.name} ({fact})" for one, fact in zip(sources[:SHOWN_SOURCES], facts, strict=False)]
+    more = len(sources) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _starved(part: Part, result: Forecast, source: SourceForecast) -> Iterator[Finding]:

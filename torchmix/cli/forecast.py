@@ -28,6 +28,8 @@ from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, stages_of
 from torchmix.recipe.structs import Batch
 
+LOW_FILL = 0.8
+"""A batch that is filled by less is told of."""
 SIMULATED_STEPS = 1000
 """Steps that are planned in full before rates take over."""
 
@@ -51,6 +53,11 @@ class SourceForecast:
     """First step that asks for more than `max_epochs`; None if there is none in N steps."""
     most_repeats: int
     """Most times that one document came in one of the simulated steps."""
+    deviation: float
+    """By how much its part of a step differs from its share, over the share: mean of the simulated steps before any
+    source ran out."""
+    piece_tokens: float
+    """Tokens of a piece, mean of those delivered in the simulated steps; 0 if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +75,13 @@ class Forecast:
     """Of a step, mean of all N."""
     fill: float
     """Tokens over capacity, mean of the simulated steps."""
+    lowest_fill: float
+    """That of the simulated step with the fewest tokens."""
+    lowest_fill_step: int
+    num_low_fills: int
+    """Simulated steps below `LOW_FILL`."""
+    alignment: float
+    """Tokens of all documents drawn in the simulated steps over what they take when rounded up to `align_tokens`."""
     sources: tuple[SourceForecast, ...]
     """By sorted name."""
 
@@ -111,6 +125,8 @@ def forecast(
             epochs=float(seen.drawn[s] / seen.epoch_tokens[s]),
             runs_out_step=seen.runs_out_step.get(s),
             most_repeats=int(seen.most_repeats[s]),
+            deviation=float(seen.deviation[s]) / max(seen.shared_steps, 1),
+            piece_tokens=float(seen.piece_tokens[s] / max(seen.num_pieces[s], 1)),
         )
         for s, name in enumerate(seen.planner.sources)
     )
@@ -122,6 +138,10 @@ def forecast(
         stop_is_exact=stop_is_exact,
         capacity_tokens=samples_before(part.batch, num_steps) * length // num_steps,
         fill=seen.simulated_tokens / (samples_before(part.batch, seen.steps) * length) if seen.steps else 0.0,
+        lowest_fill=seen.lowest_fill,
+        lowest_fill_step=seen.lowest_fill_step,
+        num_low_fills=seen.num_low_fills,
+        alignment=seen.cursor.drawn.raw / seen.cursor.drawn.aligned,
         sources=sources,
     )
 
@@ -136,11 +156,20 @@ class _Seen:
     delivered: NDArray[np.float64]
     drawn: NDArray[np.float64]
     most_repeats: NDArray[np.int64]
+    deviation: NDArray[np.float64]
+    """Sum over `shared_steps` of how far each source's part of a step is from its share, over the share."""
+    piece_tokens: NDArray[np.int64]
+    num_pieces: NDArray[np.int64]
     first_step: dict[int, int]
     runs_out_step: dict[int, int]
     steps: int = 0
     simulated_tokens: int = 0
     stop_step: int | None = None
+    shared_steps: int = 0
+    """Steps before any source ran out."""
+    lowest_fill: float = 1.0
+    lowest_fill_step: int = 0
+    num_low_fills: int = 0
 
 
 def _simulate(part: Part, sizes: Mapping[str, SourceSizes], num_steps: int, progress: Callable[[], object]) -> _Seen:
@@ -156,6 +185,9 @@ def _simulate(part: Part, sizes: Mapping[str, SourceSizes], num_steps: int, prog
         delivered=np.zeros(len(names)),
         drawn=np.zeros(len(names)),
         most_repeats=np.zeros(len(names), np.int64),
+        deviation=np.zeros(len(names)),
+        piece_tokens=np.zeros(len(names), np.int64),
+        num_pieces=np.zeros(len(names), np.int64),
         first_step={},
         runs_out_step={},
     )
@@ -183,7 +215,19 @@ def _add_step(seen: _Seen, plan: StepPlan, cursor: Cursor) -> None:
     seen.delivered += plan.delivered_tokens
     seen.drawn += plan.drawn_tokens
     np.maximum(seen.most_repeats, _repeats(plan), out=seen.most_repeats)
-    seen.simulated_tokens += int(plan.delivered_tokens.sum())
+    seen.piece_tokens += plan.delivered_tokens
+    seen.num_pieces += np.bincount(plan.pieces.source, minlength=len(plan.sources))
+    total = int(plan.delivered_tokens.sum())
+    shares = None if cursor.decisions else _shares(seen, plan.step)
+    if shares is not None:
+        away = np.abs(plan.delivered_tokens / total - shares)
+        seen.deviation += np.divide(away, shares, out=np.zeros(len(shares)), where=shares > 0)
+        seen.shared_steps += 1
+    fill = total / plan.capacity_tokens
+    seen.num_low_fills += fill < LOW_FILL
+    if fill < seen.lowest_fill:
+        seen.lowest_fill, seen.lowest_fill_step = fill, plan.step
+    seen.simulated_tokens += total
     seen.cursor, seen.steps = cursor, plan.step + 1
 
 

@@ -48,7 +48,8 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.OK)
     except OSError as error:  # a full disk, a folder that may not be written
-        print(f"torchmix: {error}", file=sys.stderr)
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        print(f"torchmix: {what}", file=sys.stderr)
         return int(ExitCode.DATA)
 
 

@@ -7,6 +7,7 @@ written aside and renamed. Cost: memory of one row group, about 100,000 rows; `d
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,7 +95,10 @@ def write_plan_files(folder: Path) -> Iterator[PlanFiles]:
     Args:
         folder: Made if missing. Files of an earlier plan in it stay until the new ones are whole.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "is a file; name a folder for the plan", str(folder)) from None
     asides = [(path.with_name(f".{path.name}.partial"), path) for path in paths_of(folder)]
     try:
         with (

@@ -16,7 +16,7 @@ from torchmix.cli.documents import DocumentReader, only, place_of
 from torchmix.cli.readable import readable
 from torchmix.cli.terminal import count_text
 from torchmix.errors import OptionError
-from torchmix.recipe.build import nearest
+from torchmix.recipe.build import listed, nearest
 
 
 def rows_shown(catalog: Catalog, directory: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -27,7 +27,8 @@ def rows_shown(catalog: Catalog, directory: Path, arguments: argparse.Namespace)
     """
     name = arguments.source
     if name not in catalog.sources:
-        raise OptionError(f"--source {name}: there is no such source{nearest(name, catalog.sources)}")
+        hint = f"{nearest(name, catalog.sources)}; sources are {listed(sorted(catalog.sources))}"
+        raise OptionError(f"--source {name}: there is no such source{hint}")
     source = catalog.sources[name]
     start, stop = _range(source, arguments)
     with DocumentReader(only(catalog, name), directory, tokenizer=arguments.tokenizer) as reader:

@@ -134,18 +134,26 @@ def ensure_catalog(catalog_folder: Path, settings: Mapping[str, SourceSettings],
         CatalogStale: There is one, for other settings; `update_catalog` would bring it up to date.
         CatalogError: As `open_catalog` and `update_catalog`.
     """
+    catalog = catalog_if_any(catalog_folder, settings)
+    if catalog is not None:
+        return catalog
+    where = "the catalog at %s is missing, or a source in it; indexing now, as torchmix index does"
+    logger.warning(where, catalog_folder)
+    with catalog_lock(catalog_folder):
+        catalog = catalog_if_any(catalog_folder, settings)
+        if catalog is None:
+            lines = ProgressLines(logger.warning, only_long=True)
+            catalog = _index(catalog_folder, settings, base, progress=lines, force=False).catalog
+            lines.end()
+    return catalog
+
+
+def catalog_if_any(catalog_folder: Path, settings: Mapping[str, SourceSettings]) -> Catalog | None:
+    """The catalog, if there is one. What fails later has nothing to do with its being missing."""
     try:
         return open_catalog(catalog_folder, settings)
-    except CatalogMissing as missing:
-        logger.warning("%s; indexing now (or run `torchmix index` beforehand)", missing)
-    with catalog_lock(catalog_folder):
-        try:
-            return open_catalog(catalog_folder, settings)
-        except CatalogMissing:
-            lines = ProgressLines(logger.warning, only_long=True)
-            report = _index(catalog_folder, settings, base, progress=lines, force=False)
-            lines.end()
-            return report.catalog
+    except CatalogMissing:
+        return None
 
 
 def _index(
@@ -199,7 +207,8 @@ def _published(folder: Path) -> Manifest | None:
     except CatalogMissing:
         return None
     except CatalogError as error:
-        logger.warning("%s - it is built anew", error)
+        what, _, _ = str(error).partition("; run torchmix index")
+        logger.warning("%s; it is built again", what)
         return None
 
 

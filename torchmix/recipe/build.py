@@ -53,7 +53,7 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
         if get_origin(choice) is Literal:
             words = get_args(choice)
             if not isinstance(value, str) or value not in words:
-                raise RecipeError(f"{_shown(value)} is not one of {_listed(words)}{nearest(value, words)}", where)
+                raise RecipeError(f"{_shown(value)} is not one of {listed(words)}{nearest(value, words)}", where)
             return value
     try:
         return msgspec.convert(value, kind)
@@ -78,14 +78,14 @@ def _is_plain(kind: Any) -> bool:
 def _type_words(kind: Any) -> str:
     """What is expected, in the user's words."""
     if _is_struct(kind):
-        return f"a mapping with the keys {_listed(_fields(kind))}"
+        return f"a mapping with the keys {listed(_fields(kind))}"
     if get_origin(kind) is dict:
         return "a mapping of name: value"
     if get_origin(kind) is not tuple:
         return _TYPE_WORDS[kind]
     item, *others = get_args(kind)
     if _is_struct(item):
-        return f"a list of mappings with the keys {_listed(item.__struct_fields__)}"
+        return f"a list of mappings with the keys {listed(item.__struct_fields__)}"
     words = _LIST_WORDS[(get_args(item) or (item,))[0]]
     return f"a list of {words}" if others == [Ellipsis] else f"a list of {1 + len(others)} {words}"
 
@@ -96,7 +96,7 @@ def _build_struct(kind: type[msgspec.Struct], value: Any, where: str) -> msgspec
     for name in mapping:
         if name not in fields:
             hint = nearest(name, fields)
-            raise RecipeError(f"unknown key{hint}; valid here: {_listed(fields)}", key_path(where, name))
+            raise RecipeError(f"unknown key{hint}; valid here: {listed(fields, len(fields))}", key_path(where, name))
     for name, field in fields.items():
         if field.required and name not in mapping:
             raise RecipeError("the key is required and missing", key_path(where, name))
@@ -113,7 +113,7 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
 
 def _mapping(value: Any, where: str, expected: Iterable[str] = ()) -> dict[str, Any]:
     if not isinstance(value, dict):
-        keys = f" with the keys {_listed(expected)}" if expected else " of name: value"
+        keys = f" with the keys {listed(expected)}" if expected else " of name: value"
         raise RecipeError(f"expected a mapping{keys}, got {_shown(value)}", where)
     for name in value:
         if not isinstance(name, str):
@@ -127,8 +127,11 @@ def nearest(name: object, valid: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Names for a message; of many the first, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _shown(value: object) -> str:

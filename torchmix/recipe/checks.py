@@ -17,7 +17,7 @@ from torchmix.recipe.ramp import most_samples
 from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
 from torchmix.recipe.shares import parse_fraction
 from torchmix.recipe.source_format import format_of, paths_of
-from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Recipe, Shuffle, Source
+from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Packing, Recipe, Shuffle, Source
 from torchmix.recipe.tokenizer_kind import tokenizer_kind
 
 MOST_IDS = 2**31
@@ -46,7 +46,8 @@ def _check_numbers(recipe: Recipe) -> None:
     _check_batch(batch)
     _check_range(packing.align_tokens, "packing.align_tokens", 1)
     if packing.method == "best_fit" and batch.length % packing.align_tokens:
-        message = f"{packing.align_tokens} does not divide batch.length {batch.length}; choose a divisor of it"
+        default = ", the default," if packing.align_tokens == Packing().align_tokens else ""
+        message = f"{packing.align_tokens}{default} does not divide batch.length {batch.length}; choose a divisor of it"
         raise RecipeError(message, "packing.align_tokens")
     if balance.method == "rows" and model is None:
         message = "method rows needs the model's dimensions: model: {layers: , hidden: , ffn: , heads: }"

@@ -30,7 +30,9 @@ def parse_fraction(text: str, where: str) -> Fraction:
 @lru_cache(maxsize=1 << 12)
 def _fraction(text: str) -> Fraction | None:
     """The value of a percentage; a start asks for each of a recipe's shares several times."""
-    match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*%", text.strip(), re.ASCII)
+    match = re.fullmatch(
+        r"([+-]?(?:\d{1,100}\.?\d{0,100}|\.\d{1,100})(?:[eE][+-]?\d{1,3})?)\s*%", text.strip(), re.ASCII
+    )
     return None if match is None else Fraction(match[1]) / 100
 
 

@@ -117,7 +117,11 @@ def key_path(where: str, name: str) -> str:
 
 
 def line_of(where: str, lines: dict[str, int]) -> int:
-    """Line of a key path, or of the nearest enclosing one that is in the text; 0 if there is none."""
-    while where and where not in lines:
-        where = where[: max(where.rfind("."), where.rfind("["), 0)]
-    return lines.get(where, 0)
+    """Line of a key path, or of the nearest enclosing one that is in the text; 0 if there is none, as for a default.
+
+    The text as a whole encloses all, and says nothing.
+    """
+    path = where
+    while path and path not in lines:
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return lines.get(path, 0) if path or not where else 0

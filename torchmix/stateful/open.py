@@ -22,11 +22,11 @@ import torch.distributed as dist
 
 from torchmix import __version__
 from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import Catalog, open_catalog, part_of_catalog
+from torchmix.catalog.store import Catalog, part_of_catalog
 from torchmix.catalog.vocabulary import check_vocabulary
 from torchmix.constructor.context_parallel import check_context_parallel
-from torchmix.errors import CatalogMissing, OptionError, TopologyError
-from torchmix.indexing.scan import ensure_catalog
+from torchmix.errors import OptionError, TopologyError
+from torchmix.indexing.scan import catalog_if_any, ensure_catalog
 from torchmix.parallel.agreement import agree, failures_told
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.liveness import Liveness
@@ -197,11 +197,11 @@ def build_loader(
 def _catalog(part: Part, whole: Recipe, folder: Path) -> Catalog:
     """The catalog of a part; what is missing is built for all parts together."""
     catalog_folder = folder / whole.catalog
-    try:
-        return open_catalog(catalog_folder, settings_of(part.sources, part.shuffle))
-    except CatalogMissing:
+    catalog = catalog_if_any(catalog_folder, settings_of(part.sources, part.shuffle))
+    if catalog is None:
         every = settings_of(with_all_sources(whole).sources, whole.shuffle)
-        return part_of_catalog(ensure_catalog(catalog_folder, every, folder), part.sources)
+        catalog = part_of_catalog(ensure_catalog(catalog_folder, every, folder), part.sources)
+    return catalog
 
 
 def _recipe_and_folder(

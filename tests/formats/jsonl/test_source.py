@@ -82,7 +82,11 @@ def test_a_column_may_lie_in_an_object(tmp_path):
     ("line", "kind", "says"),
     [
         (b'{"text":"a"', CorruptPage, "Input data was truncated; mend the line, or take it out"),
-        (b'{"txt":"a"}', SourceUnreadable, "Object missing required field `text`; mend the line, or name another key"),
+        (
+            b'{"txt":"a"}',
+            SourceUnreadable,
+            r"Object missing required field `text`; it has the keys txt \(did you mean 'txt'\?\); mend the line, or",
+        ),
         (b'{"text":[1]}', SourceUnreadable, r"Expected `str \| null`, got `array` - at `\$.text`"),
     ],
     ids=["cut", "missing", "type"],

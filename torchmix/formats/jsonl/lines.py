@@ -22,10 +22,13 @@ import pyarrow as pa
 
 from torchmix.formats.column import Kind
 from torchmix.formats.jsonl.surrogates import without_lone_surrogates
+from torchmix.recipe.build import listed, nearest
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANK = b" \t\r"
 """What may stand on a line without an object; JSON has no other white space within a line."""
+MOST_NAME = 60
+"""Characters of a key that a message shows."""
 
 
 class LineFault(ValueError):
@@ -103,13 +106,29 @@ class LineParser:
             if self._kind == "tokens" and value is not None:
                 np.fromiter(value, np.int64, len(value))
         except msgspec.ValidationError as error:
-            raise LineFault(f"{error}{_hint(line)}", line=number, offset=offset, is_json=True) from None
+            hint = self._keys_of(line) or _hint(line)
+            raise LineFault(f"{error}{hint}", line=number, offset=offset, is_json=True) from None
         except OverflowError:
             message = "a token does not fit 64 bits"
             raise LineFault(message, line=number, offset=offset, is_json=True) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise LineFault(_about(line, error), line=number, offset=offset, is_json=False) from None
         return value
+
+    def _keys_of(self, line: bytes) -> str:
+        """The keys that a line has, where it lacks the one that is read."""
+        try:
+            found = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return ""  # what stands behind the value at fault is no JSON either
+        for key in self._path:
+            if not isinstance(found, dict):
+                return ""
+            if key not in found:
+                names = [name if len(name) <= MOST_NAME else f"{name[:MOST_NAME]}..." for name in found]
+                return f"; it has {f'the keys {listed(names)}' if names else 'no keys'}{nearest(key, names)}"
+            found = found[key]
+        return ""
 
     def _values(self, rows: list[Any]) -> list[Any]:
         values = [row.value for row in rows]

@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.build import nearest
+from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.mixture.powers import MOST_DENOMINATOR
 from torchmix.recipe.mixture.tree import Node, group, streams_of, walk
 from torchmix.recipe.shares import numerators, parse_fraction, share_text
@@ -39,7 +39,8 @@ def tree_of(mixture: Mapping[str, Share | Group], sources: Collection[str], wher
     for path, node in walk(root):
         if not node.children and node.name not in sources:
             place = f"{where}.{path}"
-            raise RecipeError(f"there is no such source{nearest(node.name, sources)}", place)
+            message = f"there is no such source{nearest(node.name, sources)}; sources are {listed(sorted(sources))}"
+            raise RecipeError(message, place)
     names = streams_of(root)
     for name, after in pairwise(names):
         if name == after:
@@ -57,12 +58,14 @@ def parse_share(share: Share, where: str) -> Fraction:
     Raises:
         RecipeError: It is none of these, or below 0.
     """
-    if isinstance(share, str) and (match := re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", share, re.ASCII)):
+    if isinstance(share, str) and (match := re.fullmatch(r"\s*(\d{1,100})\s*/\s*(\d{1,100})\s*", share, re.ASCII)):
         if not int(match[2]):
             raise RecipeError(f"{share!r} divides by 0", where)
         value = Fraction(int(match[1]), int(match[2]))
     elif isinstance(share, str):
         value = parse_fraction(share, where)
+    elif isinstance(share, int) and abs(share) >= 1 << 63:
+        raise RecipeError("a number of more than 64 bits is no share", where)
     elif (isinstance(share, float) and share != share) or share in (float("inf"), float("-inf")):
         raise RecipeError(f"{share} is no share", where)
     else:
