@@ -152,6 +152,17 @@ def test_few_rooms_know_what_the_user_wrote() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_one_file_of_steps_opens_a_reader() -> None:
+    opening = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in FILES
+        if room_of(module_of(path)) == "steps"
+        for _, name in own_imports(path)
+        if name in ("torchmix.reader.reader", "torchmix.reader.open_files")
+    }
+    assert opening == {"steps/local_steps.py"}
+
+
 def test_there_are_no_relative_or_hidden_imports() -> None:
     faults = []
     for path, tree in TREES.items():

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from tests.support.catalogs import World, random_world
 from tests.support.files import make_tokens_file, random_tokens
+from torchmix.constructor.memory import StepMemory
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.topology import Topology
+from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.stateful.open import build_loader
+from torchmix.steps.local_steps import local_steps
+from torchmix.steps.replica_steps import StreamSettings, replica_steps
+from torchmix.steps.state import encode_state, start_state
 
 RECIPE = """\
 version: 1
@@ -41,3 +53,68 @@ def test_books_of_many_sources_are_decoded_once_with_no_cache(tmp_path: Path, me
         stats = loader.stats()
     assert stats["bytes_served"] > 200 * 4 * 4 * 64
     assert stats["decode_amplification"] < 1.6, "what is open at the end was decoded whole"
+
+
+class ReaderOfMemory:
+    """Gives the documents of a world, and notes what it is told."""
+
+    def __init__(self, world: World) -> None:
+        self._documents = [world.documents[name] for name in sorted(world.documents)]
+        self.calls: set[str] = set()
+
+    def read(self, source: Any, rows: Any, starts: Any, tokens: Any, *, places: Any, num_places: int) -> Tokens:
+        self.calls.add("read")
+        values, successors = np.zeros(num_places, np.int64), np.zeros(len(rows), np.int64)
+        pieces = zip(source.tolist(), rows.tolist(), starts.tolist(), tokens.tolist(), places.tolist(), strict=True)
+        for k, (s, row, start, count, place) in enumerate(pieces):
+            document = self._documents[s][row]
+            values[place : place + count] = document[start : start + count]
+            successors[k] = document[start + count] if start + count < len(document) else 0
+        return Tokens(values=values, successors=successors)
+
+    def pages_at_once(self, source: int) -> int:
+        return 1 + source % 2
+
+    def warm(self, source: int, page_ids: NDArray[np.int64]) -> None:
+        self.calls.add("warm")
+
+    def hold(self, source: Any, rows: Any, starts: Any) -> None:
+        self.calls.add("hold")
+
+    def forget(self, source: int, page_ids: NDArray[np.int64]) -> None:
+        self.calls.add("forget")
+
+    def end_window(self, source: int, page_ids: NDArray[np.int64] | None) -> None:
+        self.calls.add("end_window")
+
+    def stats(self) -> dict[str, int | float]:
+        return {}
+
+    def close(self) -> None:
+        self.calls.add("close")
+
+
+def test_the_steps_are_those_of_any_reader_that_is_handed_in(tmp_path: Path) -> None:
+    world = random_world(tmp_path, 5, samples=4, length=64)
+    catalog, part = world.index(), part_of(world.recipe, "train")
+    settings = StreamSettings(
+        part=part,
+        base=str(tmp_path),
+        catalog_folder=str(tmp_path / world.recipe.catalog),
+        cache_bytes=1 << 20,
+        replica=0,
+        dp=1,
+        micro_batch_size=1,
+        max_steps=40,
+    )
+    state = encode_state(start_state(recipe=recipe_fingerprint(part), dp=1, micro_batch_size=1))
+    files = [{name: array.copy() for name, array in step.fields.items()} for step in local_steps(settings, state)]
+    for path in tmp_path.rglob("*.parquet"):
+        path.unlink()
+    reader = ReaderOfMemory(world)
+    steps = replica_steps(settings, state, catalog=catalog, reader=reader, memory=StepMemory())
+    for expected, step in zip(files, islice(steps, 40), strict=True):
+        for name, array in expected.items():
+            np.testing.assert_array_equal(step.fields[name], array)
+    assert {"read", "hold"} <= reader.calls
+    assert "close" not in reader.calls, "whoever has opened it closes it"

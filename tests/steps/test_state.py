@@ -217,7 +217,7 @@ def test_a_step_that_the_state_does_not_wait_for_is_refused(
 
 
 def test_inside_a_step_another_layout_is_refused_with_the_way_out() -> None:
-    batch = planner_of(SHARES).recipe.batch
+    batch = planner_of(SHARES).part.batch
     state = msgspec.structs.replace(decode_state(some_state(), recipe=RECIPE), microbatch=3)
     check_layout(state, batch, dp=1, micro_batch_size=1)
     with pytest.raises(StateMismatch, match="from_step_start=True"):
@@ -241,4 +241,4 @@ def test_inside_a_step_another_layout_is_refused_with_the_way_out() -> None:
 def test_a_place_that_no_layout_has_is_refused(changes: dict[str, int]) -> None:
     state = msgspec.structs.replace(decode_state(some_state(), recipe=RECIPE), **changes)
     with pytest.raises(StateError, match="the state is damaged"):
-        check_layout(state, planner_of(SHARES).recipe.batch, dp=state.dp, micro_batch_size=state.micro_batch_size)
+        check_layout(state, planner_of(SHARES).part.batch, dp=state.dp, micro_batch_size=state.micro_batch_size)

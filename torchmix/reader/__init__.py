@@ -12,6 +12,7 @@ page_batches.py    pages -> runs and batches, which are decoded together
 source_pages.py    pages -> documents
 coming_pages.py    pages whose bytes are on their way
 reader.py          pieces of documents -> tokens
+protocol.py        what the making of steps asks of a reader
 
 And pieces/: where pieces lie, and how they come to their places.
 """

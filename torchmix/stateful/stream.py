@@ -2,7 +2,7 @@
 
 In: a part of a recipe with its catalog, the replica's number, and a state to start from. Out: `StepTensors`, each with
 a header that holds the state after it. Must hold: the same steps wherever they are made; closing it ends the process.
-Cost: that of `replica_steps`, here or there.
+Cost: that of `local_steps`, here or there.
 
 It is a torch IterableDataset and an object with `state_dict`/`load_state_dict`, so that a plain torchdata loader can
 run and resume it as well.
@@ -22,7 +22,8 @@ from torchmix.constructor.fields import StepTensors
 from torchmix.errors import OptionError, StateError
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.steps.header import decode_header
-from torchmix.steps.replica_steps import StreamSettings, replica_steps
+from torchmix.steps.local_steps import local_steps
+from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import LoaderState, check_catalog, check_layout, decode_state, encode_state, start_state
 from torchmix.steps.stop_signal import StopSignal
 from torchmix.steps.worker.client import WorkerOptions, worker_steps
@@ -127,7 +128,7 @@ class StepStream(IterableDataset[StepTensors]):
         if self._worker is not None:
             return worker_steps(self._settings, state, options=self._worker, stop=stop)
         catalog, self._catalog = self._catalog, None
-        return replica_steps(self._settings, state, catalog=catalog, is_stopped=stop.is_set)
+        return local_steps(self._settings, state, catalog=catalog, is_stopped=stop.is_set)
 
 
 def state_bytes(state_dict: dict[str, Any]) -> bytes:

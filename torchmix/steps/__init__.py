@@ -7,6 +7,7 @@ bad_tokens.py     how many tokens a run may read in vain
 stop_signal.py    a flag that ends the making of steps
 windows_ahead.py  the next window of each source, decoded while the present one is consumed
 replica_steps.py  the steps of one replica: planned, read and built
+local_steps.py    the same, with a reader of this process
 
 Then worker/: a process beside a leader that makes its steps.
 """

@@ -1,9 +1,10 @@
 """The steps of one replica: planned, read and built, one global batch at a time.
 
-In: what a stream is made of, and a state to begin at. Out: `StepArrays`, each with a header that holds the state after
-it. Must hold: the same steps in whatever process or thread this runs; no torch. Cost: that of the planner, the reader
-and `build`. They take turns in one thread, which is ahead of the trainer as a whole: a thread for the planner would
-pass the interpreter's lock to and fro some hundred times a step, for a tenth more CPU in all.
+In: what a stream is made of, a state to begin at, and a reader. Out: `StepArrays`, each with a header that holds the
+state after it. Must hold: the same steps in whatever process or thread this runs, and whoever reads; no torch. Cost:
+that of the planner, the reader and `build`. They take turns in one thread, which is ahead of the trainer as a whole: a
+thread for the planner would pass the interpreter's lock to and fro some hundred times a step, for a tenth more CPU in
+all.
 """
 
 from __future__ import annotations
@@ -11,14 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import Catalog, open_catalog
-from torchmix.catalog.vocabulary import id_limit
+from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.memory import StepMemory
@@ -27,7 +25,7 @@ from torchmix.errors import SourceExhausted
 from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
-from torchmix.reader.reader import Reader
+from torchmix.reader.protocol import StepReader
 from torchmix.recipe.bad_rows import masked_sources
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
@@ -68,8 +66,9 @@ def replica_steps(
     settings: StreamSettings,
     state: bytes,
     *,
-    catalog: Catalog | None = None,
-    memory: StepMemory | None = None,
+    catalog: Catalog,
+    reader: StepReader,
+    memory: StepMemory,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[StepArrays, None, None]:
     """The steps from a state on, endless unless `max_steps` or `one_pass` says otherwise.
@@ -77,8 +76,9 @@ def replica_steps(
     Args:
         settings: What the steps follow from.
         state: An encoded `LoaderState` of the settings' part and layout.
-        catalog: The part's, where it is open already.
-        memory: Where the sequence fields' memory comes from; this process' own if None.
+        catalog: The part's.
+        reader: Of the catalog's sources; the caller closes it, after these steps.
+        memory: Where the sequence fields' memory comes from.
         is_stopped: Asked while a far start is planned; True ends the steps before the first one.
 
     Raises:
@@ -87,8 +87,6 @@ def replica_steps(
     """
     part = settings.part
     fingerprint = recipe_fingerprint(part)
-    catalog = catalog or open_catalog(Path(settings.catalog_folder), settings_of(part.sources, part.shuffle))
-    memory = memory or StepMemory()
     planner = open_planner(part, catalog, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
     start = decode_state(state, recipe=fingerprint)
     try:
@@ -101,36 +99,31 @@ def replica_steps(
         return
     masked = masked_sources(part.sources)
     bounds = BadTokenBounds(part, catalog)
-    ids = id_limit(part.vocab_size, settings.padded_vocab_size)
-    reader = Reader(catalog, Path(settings.base), cache_bytes=settings.cache_bytes, ids=ids, masked=masked)
     windows = WindowsAhead(planner, reader)
     first_microbatch = start.microbatch
-    try:
-        for plan, next_cursor, plan_s in _plans(planner, cursor, settings.max_steps):
-            to_come = documents_to_come(planner, next_cursor)
-            reader.hold(to_come.source, to_come.row, to_come.start)
-            step, read_s, build_s = read_and_build(settings, plan, reader, memory, masked=masked)
-            after = state_of_cursor(next_cursor, planner, recipe=fingerprint, catalog=catalog.fingerprint)
-            header = encode_header(
-                plan,
-                encode_state(after),
-                first_microbatch=first_microbatch,
-                bad_tokens=_by_name(plan.sources, step.bad_tokens),
-                most_bad_tokens=bounds.after(after),
-                plan_s=plan_s,
-                read_s=read_s,
-                build_s=build_s,
-                reading=reader.stats(),
-            )
-            yield replace(step, header=header)
-            first_microbatch = 0
-            windows.follow(next_cursor)
-    finally:
-        reader.close()
+    for plan, next_cursor, plan_s in _plans(planner, cursor, settings.max_steps):
+        to_come = documents_to_come(planner, next_cursor)
+        reader.hold(to_come.source, to_come.row, to_come.start)
+        step, read_s, build_s = read_and_build(settings, plan, reader, memory, masked=masked)
+        after = state_of_cursor(next_cursor, planner, recipe=fingerprint, catalog=catalog.fingerprint)
+        header = encode_header(
+            plan,
+            encode_state(after),
+            first_microbatch=first_microbatch,
+            bad_tokens=_by_name(plan.sources, step.bad_tokens),
+            most_bad_tokens=bounds.after(after),
+            plan_s=plan_s,
+            read_s=read_s,
+            build_s=build_s,
+            reading=reader.stats(),
+        )
+        yield replace(step, header=header)
+        first_microbatch = 0
+        windows.follow(next_cursor)
 
 
 def read_and_build(
-    settings: StreamSettings, plan: StepPlan, reader: Reader, memory: StepMemory, *, masked: Collection[str] = ()
+    settings: StreamSettings, plan: StepPlan, reader: StepReader, memory: StepMemory, *, masked: Collection[str] = ()
 ) -> tuple[StepArrays, float, float]:
     """The replica's arrays of a step, and the seconds that reading and filling them took."""
     batch = settings.part.batch

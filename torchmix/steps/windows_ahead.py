@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torchmix.errors import CatalogError
 from torchmix.mixture.order import SourceOrder
 from torchmix.planner.planner import Cursor, Planner
-from torchmix.reader.reader import Reader
+from torchmix.reader.protocol import StepReader
 
 GOLDEN = 0.6180339887498949
 """Multiples of it, less their integers, lie evenly however many there are."""
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class WindowsAhead:
     """Follows the cursor and keeps each source's next window as far decoded as the present one is consumed."""
 
-    def __init__(self, planner: Planner, reader: Reader) -> None:
+    def __init__(self, planner: Planner, reader: StepReader) -> None:
         self._orders = planner.orders
         self._max_epochs = planner.max_epochs.tolist()
         self._reader = reader

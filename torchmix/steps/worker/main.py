@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from torchmix.constructor.memory import StepMemory
-from torchmix.steps.replica_steps import replica_steps
+from torchmix.steps.local_steps import local_steps
 from torchmix.steps.worker.channel import Channel
 from torchmix.steps.worker.messages import EndReply, Request, decode_request, decode_start, encode, failed_reply
 from torchmix.steps.worker.process import ignore_signals
@@ -61,7 +61,7 @@ def run_worker(channel: Channel) -> None:
     start = decode_start(message)
     requests, arrays = _Requests(channel), SharedArrays()
     memory = StepMemory(arrays.allocate)
-    steps = replica_steps(start.settings, start.state, memory=memory, is_stopped=requests.have_ended)
+    steps = local_steps(start.settings, start.state, memory=memory, is_stopped=requests.have_ended)
     try:
         while (request := requests.next()) is not None:
             arrays.release(request.released)

@@ -1,0 +1,59 @@
+"""What the making of steps asks of a reader.
+
+In: pieces of documents, pages to come, pages that are done with. Out: tokens, and figures. Must hold: what is asked
+decides what comes, whatever was read ahead or kept; whoever has opened a reader closes it. Cost: that of the reader.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.reader.pieces.piece_copy import Tokens
+
+
+class StepReader(Protocol):
+    """A `Reader` of files, or another that knows the same documents; errors and arguments as those of `Reader`."""
+
+    def read(
+        self,
+        source: NDArray[np.integer[Any]],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        *,
+        places: NDArray[np.int64],
+        num_places: int,
+    ) -> Tokens:
+        """Tokens of n pieces, and the successor of each."""
+        ...
+
+    def pages_at_once(self, source: int) -> int:
+        """How many pages of a source, 1 or more, are worth one call of `warm`."""
+        ...
+
+    def warm(self, source: int, page_ids: NDArray[np.int64]) -> None:
+        """Decode pages ahead of need, as many as there is room for."""
+        ...
+
+    def hold(self, source: NDArray[np.int64], rows: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        """Keep what is left of documents that go on after the next `read`."""
+        ...
+
+    def forget(self, source: int, page_ids: NDArray[np.int64]) -> None:
+        """Drop pages that will not be needed soon."""
+        ...
+
+    def end_window(self, source: int, page_ids: NDArray[np.int64] | None) -> None:
+        """Say that a window with these pages has ended, or with None one of all pages; for `stats` alone."""
+        ...
+
+    def stats(self) -> dict[str, int | float]:
+        """Figures since the reader was made."""
+        ...
+
+    def close(self) -> None:
+        """Give back all that it holds; may be called again."""
+        ...

@@ -1,0 +1,54 @@
+"""The steps of one replica, read in this process: the one place of this room that opens a catalog and a reader.
+
+In: what a stream is made of, and a state to begin at. Out: `StepArrays`, as `replica_steps` makes them. Must hold: all
+that was opened is closed when the generator is, or ends. Cost: that of opening, with the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from torchmix.catalog.settings import settings_of
+from torchmix.catalog.store import Catalog, open_catalog
+from torchmix.catalog.vocabulary import id_limit
+from torchmix.constructor.arrays import StepArrays
+from torchmix.constructor.memory import StepMemory
+from torchmix.reader.reader import Reader
+from torchmix.recipe.bad_rows import masked_sources
+from torchmix.steps.replica_steps import StreamSettings, replica_steps
+
+
+def local_steps(
+    settings: StreamSettings,
+    state: bytes,
+    *,
+    catalog: Catalog | None = None,
+    memory: StepMemory | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Generator[StepArrays, None, None]:
+    """The steps from a state on, with files opened here; arguments and errors as those of `replica_steps`.
+
+    Args:
+        settings: What the steps follow from.
+        state: Where to begin.
+        catalog: The part's, where it is open already.
+        memory: Where the sequence fields' memory comes from; this process' own if None.
+        is_stopped: Asked while a far start is planned.
+    """
+    part = settings.part
+    if catalog is None:
+        catalog = open_catalog(Path(settings.catalog_folder), settings_of(part.sources, part.shuffle))
+    reader = Reader(
+        catalog,
+        Path(settings.base),
+        cache_bytes=settings.cache_bytes,
+        ids=id_limit(part.vocab_size, settings.padded_vocab_size),
+        masked=masked_sources(part.sources),
+    )
+    try:
+        yield from replica_steps(
+            settings, state, catalog=catalog, reader=reader, memory=memory or StepMemory(), is_stopped=is_stopped
+        )
+    finally:
+        reader.close()
