@@ -15,10 +15,14 @@ from tests.support.formats import format_world
 from tests.support.indexing import assert_lengths, changes, counts, indexed
 from tests.support.json_lines import frame_of
 from tests.support.reading import expected, random_pieces, read_with_successors, whole_documents
-from torchmix.errors import CatalogError, CorruptPage, SourceChanged, SourceUnreadable
+from tests.support.recipes import make_recipe
+from tests.support.toy_format.source import add_toy_format, write_toy
+from torchmix.errors import CatalogError, CorruptPage, RecipeError, SourceChanged, SourceUnreadable
 from torchmix.formats.arrow import slices as arrow_slices
 from torchmix.formats.jsonl import pages as jsonl_pages
+from torchmix.formats.table import READ_AS
 from torchmix.reader.reader import Reader
+from torchmix.recipe.source_format import FORMATS
 
 
 @pytest.fixture
@@ -123,3 +127,30 @@ def test_a_bad_line_stops_the_index_run_with_its_place(world):
         file.write(b'\n{"v":\n')
     with pytest.raises(CatalogError, match=rf"source 'lines': {path}: line {num_lines + 2}, at byte "):
         indexed(world)
+
+
+@pytest.mark.parametrize("says_format", [False, True])
+def test_a_format_is_one_folder_and_one_row_of_the_table(tmp_path, monkeypatch, says_format):
+    add_toy_format(monkeypatch)
+    documents = [[seed] * (seed % 7) for seed in range(64)]
+    suffix = ".numbers" if says_format else ".toy"
+    write_toy(tmp_path / f"toy/0{suffix}", documents[:40])
+    write_toy(tmp_path / f"toy/1{suffix}", documents[40:])
+    keys = {"path": f"toy/*{suffix}", "tokens": None} | ({"format": "toy"} if says_format else {})
+    recipe = make_recipe({"toy": "100%"}, sources={"toy": keys})
+    world = World(directory=tmp_path, recipe=recipe, documents={"toy": [np.array(one) for one in documents]})
+    report = indexed(world)
+    assert counts(report) == (2, 0, 0) and report.catalog.sources["toy"].format == "toy"
+    assert report.catalog.sources["toy"].pages.num_pages == 4 + 3
+    assert_lengths(world)
+    asked = whole_documents(world)
+    np.testing.assert_array_equal(read_all(world), expected(world, asked))
+    with pytest.raises(RecipeError, match=r"'toyy' is not one of parquet, .*, toy \(did you mean 'toy'\?\)"):
+        make_recipe({"toy": "100%"}, sources={"toy": {"path": "a", "tokens": None, "format": "toyy"}})
+
+
+def test_both_halves_of_the_table_have_the_same_rows():
+    assert READ_AS.keys() == FORMATS.keys()
+    assert [READ_AS[name].make_source.__module__ for name in FORMATS] == [
+        f"torchmix.formats.{name}.source" for name in FORMATS
+    ]

@@ -266,7 +266,7 @@ def test_a_missing_file_is_named_before_anything_is_scanned(tmp_path):
         ("a.parquet", b"", "not a whole Parquet file"),
         ("a.jsonl", b"{}", "JSON lines by its name, and this source counts as Parquet"),
         ("a.jsonl.zst", b"{}", "JSON lines by its name"),
-        ("a.bin", b"{}", "binary by its name"),
+        ("a.bin", b"{}", "Megatron's by its name"),
         ("a.dat", b"{}", "not a whole Parquet file"),
     ],
 )

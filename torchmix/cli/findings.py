@@ -20,6 +20,7 @@ from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.forecast import LOW_FILL, Forecast, SourceForecast
 from torchmix.cli.terminal import ExitCode, count_text, percent_text
+from torchmix.formats.table import READ_AS
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.documents import rows_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares
@@ -110,9 +111,9 @@ def used_tokens(part: Part, source: SourceCatalog) -> NDArray[np.int32]:
 
 
 def _decoded(part: Part, catalog: Catalog) -> list[SourceCatalog]:
-    """Sources whose pages are decoded and kept; of Megatron's files, which are mapped, only pieces are copied."""
+    """Sources whose pages are decoded and kept; of files that are mapped only pieces are copied."""
     sources = [catalog.sources[name] for name in part.sources]
-    return [source for source in sources if source.format != "megatron"]
+    return [source for source in sources if READ_AS[source.format].type_in_file is None]
 
 
 def open_document_bytes(part: Part, catalog: Catalog) -> int:

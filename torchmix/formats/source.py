@@ -139,6 +139,10 @@ class Source(Protocol):
         """The source's name in the recipe."""
 
     @property
+    def format(self) -> str:
+        """Its row of the table of formats."""
+
+    @property
     def transform_id(self) -> str:
         """What turns a row into tokens, with its version; sizes in the catalog are true for this alone."""
 

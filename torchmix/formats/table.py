@@ -1,18 +1,21 @@
-"""How a source is read: its files, and the `Source` for their format.
+"""The table of formats: how files of each are found, scanned and read.
 
 In: a source's name, and what the recipe or the catalog says of it. Out: paths of files, and a `Source`. Must hold: a
 format that cannot be read is named before anything is opened. Cost: none beside listing folders; the recipe's `format`
 and names alone decide, and a file of an unknown name is taken for Parquet, whose reader checks it.
 
-A new format is one more branch of both functions, a file that implements `source.Source`, and a line in the recipe's
-`source_format.py`.
+A new format is a folder whose `source.py` implements `source.Source`, and a row of the table: its half in the recipe's
+`source_format.py` says what a recipe needs to know, its half here the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from torchmix.catalog.settings import SourceSettings
 from torchmix.errors import SourceUnreadable
@@ -20,26 +23,52 @@ from torchmix.formats.arrow.source import ArrowSource
 from torchmix.formats.column import Kind
 from torchmix.formats.jsonl.source import JsonLinesSource
 from torchmix.formats.megatron.files import find_datasets, index_path
-from torchmix.formats.megatron.source import IndexedSource
+from torchmix.formats.megatron.source import IndexedSource, dtype_of_schema
 from torchmix.formats.parquet.source import ParquetSource
 from torchmix.formats.source import Source
+from torchmix.recipe.source_format import DEFAULT_FORMAT, FORMATS
 from torchmix.storage.find_files import find_files
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 
-OTHER_FORMATS = {
-    ".jsonl": "JSON lines",
-    ".ndjson": "JSON lines",
-    ".json": "JSON",
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormatRow:
+    """How files of one format are read."""
+
+    make_source: Callable[..., Source]
+    """Called with the keyword `name`, and of a format with columns with `column`, `kind` and `tokenizer`."""
+    find: Callable[[str, Sequence[str], Path], list[str]] = find_files
+    """Name, patterns and the recipe's folder of a source -> its data files."""
+    companion: Callable[[str], str] | None = None
+    """Path of a data file -> of the file beside it that its fingerprint covers, too; None where there is none."""
+    type_in_file: Callable[[bytes], np.dtype[np.integer[Any]]] | None = None
+    """`FileScan.schema` -> type of the tokens of a file that holds all of them as they are, so that it can be
+    memory-mapped; None where pages are decoded."""
+    scan_reads_tokens: bool = True
+    """False where a scan reads no tokens: it is cheap, and ids are compared with the model's when they are read."""
+
+
+READ_AS: dict[str, FormatRow] = {
+    "parquet": FormatRow(make_source=ParquetSource),
+    "megatron": FormatRow(
+        make_source=IndexedSource,
+        find=find_datasets,
+        companion=index_path,
+        type_in_file=dtype_of_schema,
+        scan_reads_tokens=False,
+    ),
+    "jsonl": FormatRow(make_source=JsonLinesSource),
+    "arrow": FormatRow(make_source=ArrowSource),
+}
+"""By the keys of the recipe's `FORMATS`."""
+
+NOT_READ = {
     ".csv": "CSV",
     ".tsv": "CSV",
     ".txt": "text",
     ".md": "text",
-    ".arrow": "Arrow",
-    ".feather": "Arrow",
-    ".bin": "binary",
-    ".idx": "an index",
     ".npy": "NumPy",
     ".mds": "MDS",
     ".tar": "tar",
@@ -47,7 +76,7 @@ OTHER_FORMATS = {
     ".orc": "ORC",
     ".avro": "Avro",
 }
-"""By their suffix, what a source that counts as Parquet may not hold."""
+"""By their suffix, files that no format above reads."""
 COMPRESSIONS = {".gz", ".zst", ".bz2", ".xz", ".lz4"}
 
 
@@ -84,9 +113,7 @@ def find_source_files(name: str, settings: SourceSettings, directory: Path) -> l
     Raises:
         SourceUnreadable: A path that leads to no file, with the names that come nearest.
     """
-    if settings.format == "megatron":
-        return find_datasets(name, settings.patterns, directory)
-    return find_files(name, settings.patterns, directory)
+    return _row(name, settings.format).find(name, settings.patterns, directory)
 
 
 def choose_source(name: str, reading: Reading, paths: Iterable[str], tokenizers: Tokenizers) -> Source:
@@ -102,36 +129,41 @@ def choose_source(name: str, reading: Reading, paths: Iterable[str], tokenizers:
         SourceUnreadable: A file is of a format that is not read, or the tokenizer cannot be.
         RecipeError: The tokenizer's package is missing, or it lacks a token that the recipe names.
     """
-    if reading.format == "megatron":
-        return IndexedSource(name=name)
-    assert reading.column is not None, "the recipe names a column of any other source"
+    row = _row(name, reading.format)
+    if reading.format == DEFAULT_FORMAT:
+        for path in paths:
+            _refuse_other_names(name, path)
+    if not FORMATS[reading.format].has_columns:
+        return row.make_source(name=name)
     kind: Kind = "tokens" if reading.tokenizer is None else "text"
     tokenizer: Tokenizer = BYTES
     if reading.tokenizer is not None:
         tokenizer = tokenizers.open(name, reading.tokenizer, begin_id=reading.begin_id, end_id=reading.end_id)
-    if reading.format == "jsonl":
-        return JsonLinesSource(name=name, column=reading.column, kind=kind, tokenizer=tokenizer)
-    if reading.format == "arrow":
-        return ArrowSource(name=name, column=reading.column, kind=kind, tokenizer=tokenizer)
-    if reading.format != "parquet":
-        raise SourceUnreadable(f"source {name!r}: this torchmix reads no {reading.format}; update it")
-    for path in paths:
-        _refuse_other_names(name, path)
-    return ParquetSource(name=name, column=reading.column, kind=kind, tokenizer=tokenizer)
+    return row.make_source(name=name, column=reading.column, kind=kind, tokenizer=tokenizer)
 
 
-def files_beside(source: Source, path: str) -> tuple[str, ...]:
+def files_beside(format: str, path: str) -> tuple[str, ...]:
     """Files that the fingerprint of the one at `path` covers, too."""
-    return (index_path(path),) if isinstance(source, IndexedSource) else ()
+    companion = READ_AS[format].companion
+    return () if companion is None else (companion(path),)
+
+
+def _row(name: str, format: str) -> FormatRow:
+    if format not in READ_AS:
+        raise SourceUnreadable(f"source {name!r}: this torchmix reads no {format}; update it")
+    return READ_AS[format]
 
 
 def _refuse_other_names(name: str, path: str) -> None:
+    """Raise SourceUnreadable for a file that is not of the default format by its name."""
+    known = {end: format.title for key, format in FORMATS.items() for end in format.suffixes if key != DEFAULT_FORMAT}
     suffixes = [suffix.lower() for suffix in PurePath(path).suffixes]
     while suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
-    other = OTHER_FORMATS.get(suffixes[-1]) if suffixes else None
+    other = (known | NOT_READ).get(suffixes[-1]) if suffixes else None
     if other is not None:
         raise SourceUnreadable(
-            f"source {name!r}: {path} is {other} by its name, and this source counts as Parquet; name files that are, "
-            "or say the source's `format`: one source is read as one format"
+            f"source {name!r}: {path} is {other} by its name, and this source counts as "
+            f"{FORMATS[DEFAULT_FORMAT].title}; name files that are, or say the source's `format`: one source is read "
+            "as one format"
         )

@@ -23,9 +23,8 @@ from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.catalog.parts import FilePart, load_part, save_part
 from torchmix.errors import SourceChanged, SourceUnreadable
-from torchmix.formats.megatron.source import IndexedSource
 from torchmix.formats.source import FileScan, Source
-from torchmix.formats.table import files_beside
+from torchmix.formats.table import READ_AS, files_beside
 from torchmix.indexing.file_changes import FoundFile
 from torchmix.storage.file_status import settled_statuses
 from torchmix.storage.open_path import opened
@@ -201,7 +200,7 @@ def part_of_scan(scan: FileScan) -> FilePart:
 def _fingerprint(source: Source, path: str, directory: Path) -> FoundFile:
     place = place_of(directory, path)
     with opened(place, f"source {source.name!r}: {place}") as file:
-        status = settled_statuses(file, files_beside(source, place))
+        status = settled_statuses(file, files_beside(source.format, place))
         num_bytes, footer_hash = source.fingerprint(file, place)
     return FoundFile(path=path, num_bytes=num_bytes, footer_hash=footer_hash, status=status)
 
@@ -228,7 +227,7 @@ def _num_threads(files: Sequence[tuple[Source, str, int]]) -> int:
     wait; one where there is little more to do than Python, which threads would only take from each other."""
     in_store = any(is_uri(path) for _, path, _ in files)
     are_few = len(files) <= FEW_FILES and sum(size for _, _, size in files) <= FEW_BYTES
-    if are_few and not in_store and all(isinstance(source, IndexedSource) for source, _, _ in files):
+    if are_few and not in_store and not any(READ_AS[source.format].scan_reads_tokens for source, _, _ in files):
         return 1
     # Some systems cannot say which processors are ours.
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from torchmix.catalog.settings import settings_of
 from torchmix.errors import CatalogMissing, OptionError
@@ -38,7 +37,7 @@ def open_pages(
     tokenizer: str = "bytes",
     begin_id: int | str | None = None,
     end_id: int | str | None = None,
-    format: Literal["parquet", "megatron", "jsonl", "arrow"] | None = None,
+    format: str | None = None,
     name: str = "pages",
     cache: str | int = "256MiB",
     window_pages: int = 256,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.store import SourceCatalog
-from torchmix.formats.megatron.source import dtype_of_schema
+from torchmix.formats.table import READ_AS
 from torchmix.reader.open_files import OpenFiles
 from torchmix.storage.stores import is_uri
 
@@ -117,7 +117,8 @@ class MappedFiles:
 
 def _dtype_as_it_lies(format: str, schema: bytes) -> np.dtype[np.integer[Any]] | None:
     """Of the tokens in a file; None if pages must be decoded, or may hold ids that int32 does not."""
-    if format != "megatron":
+    type_in_file = READ_AS[format].type_in_file
+    if type_in_file is None:
         return None
-    dtype = dtype_of_schema(schema)
+    dtype = type_in_file(schema)
     return dtype if dtype.itemsize <= 4 else None

@@ -165,7 +165,7 @@ class OpenFiles:
             if self._checked.get(file) != inode:
                 entry, path = self._files[file], self.path(file)
                 # Hundreds of hashes would be most of what a start takes here.
-                if not entry.status or statuses(opened, files_beside(self._source, path)) != entry.status:
+                if not entry.status or statuses(opened, files_beside(self._source.format, path)) != entry.status:
                     check_identity(self._source, entry, opened, path)
                 self._checked[file] = inode
         except BaseException:

@@ -10,13 +10,14 @@ import math
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.bad_rows import masks_bad_rows
+from torchmix.recipe.build import nearest
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.ramp import most_samples
 from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
 from torchmix.recipe.shares import parse_fraction
-from torchmix.recipe.source_format import format_of, paths_of
+from torchmix.recipe.source_format import FORMATS, format_of, paths_of
 from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Packing, Recipe, Shuffle, Source
 from torchmix.recipe.tokenizer_kind import tokenizer_kind
 
@@ -185,10 +186,15 @@ def check_source(name: str, source: Source, where: str) -> None:
     paths = paths_of(source)
     if not paths or not all(paths) or any("\0" in path for path in paths):
         raise RecipeError("is empty; name a file or a glob", f"{where}.path")
-    if format_of(source) == "megatron":
+    if source.format is not None and source.format not in FORMATS:
+        message = f"{source.format!r} is not one of {', '.join(FORMATS)}{nearest(source.format, FORMATS)}"
+        raise RecipeError(message, f"{where}.format")
+    format = FORMATS[format_of(source)]
+    if not format.has_columns:
         for key in ("text", "tokens", "tokenizer", "begin_id", "end_id"):
             if getattr(source, key) is not None:
-                raise RecipeError("files of Megatron hold tokens and have no columns; remove the key", f"{where}.{key}")
+                message = f"{format.title} files hold tokens and have no columns; remove the key"
+                raise RecipeError(message, f"{where}.{key}")
     else:
         _check_column(source, where)
         _check_tokenizer(source, where)

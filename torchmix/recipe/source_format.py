@@ -2,18 +2,42 @@
 
 In: a source of the recipe. Out: the name of its format. Must hold: decided by the recipe alone, before anything is
 opened, so that all ranks and the fingerprint agree. Cost: none.
+
+`FORMATS` is the part of the table of formats that a recipe needs. How files of each are found, scanned and read is in
+the other part, `formats/table.py`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torchmix.recipe.structs import Source
 
-SUFFIXES: dict[str, tuple[str, ...]] = {
-    "megatron": (".bin", ".idx"),
-    "jsonl": tuple(f"{lines}{codec}" for lines in (".jsonl", ".ndjson", ".json") for codec in ("", ".gz", ".zst")),
-    "arrow": (".arrow", ".feather", ".ipc"),
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormatNames:
+    """What a recipe, and its reader, knows of a format."""
+
+    title: str
+    """What messages call its files."""
+    suffixes: tuple[str, ...]
+    """How the paths of a source end that does not say its `format`."""
+    has_columns: bool = True
+    """A source names the column that holds its documents, and what turns text into ids."""
+
+
+FORMATS: dict[str, FormatNames] = {
+    "parquet": FormatNames(title="Parquet", suffixes=(".parquet", ".pq")),
+    "megatron": FormatNames(title="Megatron's", suffixes=(".bin", ".idx"), has_columns=False),
+    "jsonl": FormatNames(
+        title="JSON lines",
+        suffixes=tuple(f"{lines}{codec}" for lines in (".jsonl", ".ndjson", ".json") for codec in ("", ".gz", ".zst")),
+    ),
+    "arrow": FormatNames(title="Arrow", suffixes=(".arrow", ".feather", ".ipc")),
 }
-"""How the paths of a source of each format end, where it does not say its `format`; all others are Parquet's."""
+"""By the word that a recipe and the catalog use."""
+DEFAULT_FORMAT = "parquet"
+"""Of a source without a `format` whose files have other names, or names of several formats."""
 
 
 def paths_of(source: Source) -> tuple[str, ...]:
@@ -22,9 +46,9 @@ def paths_of(source: Source) -> tuple[str, ...]:
 
 
 def format_of(source: Source) -> str:
-    """`parquet`, `megatron`, `jsonl` or `arrow`. Without a `format`, it is the one whose suffixes all paths have."""
+    """A key of `FORMATS`. Without a `format`, it is the one whose suffixes all paths have."""
     if source.format is not None:
         return source.format
     paths = paths_of(source)
-    named = [name for name, suffixes in SUFFIXES.items() if all(path.endswith(suffixes) for path in paths)]
-    return named[0] if named and paths else "parquet"
+    named = [name for name, format in FORMATS.items() if all(path.endswith(format.suffixes) for path in paths)]
+    return named[0] if named and paths else DEFAULT_FORMAT

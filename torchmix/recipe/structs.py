@@ -44,9 +44,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     path: str | tuple[str, ...]
     """A file or a glob, or several; relative to the recipe's directory. With `megatron`, also a dataset's prefix."""
-    format: Literal["parquet", "megatron", "jsonl", "arrow"] | None = None
-    """What the files are; None: by their names. `megatron`: pairs of .bin and .idx, which have no columns. Of `jsonl`,
-    lines of JSON, a column is a key of each line."""
+    format: str | None = None
+    """What the files are, a key of `source_format.FORMATS`; None: by their names. `megatron`: pairs of .bin and .idx,
+    which have no columns. Of `jsonl`, lines of JSON, a column is a key of each line."""
     text: str | None = None
     """Name of a string column, tokenised by `tokenizer`. Exactly one of `text` and `tokens`, but with `megatron`."""
     tokens: str | None = None

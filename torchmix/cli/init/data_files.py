@@ -15,12 +15,11 @@ from glob import escape, has_magic
 from pathlib import Path, PurePosixPath
 
 from torchmix.errors import SourceUnreadable
-from torchmix.recipe.source_format import SUFFIXES
+from torchmix.recipe.source_format import DEFAULT_FORMAT, FORMATS
 from torchmix.storage.find_files import find_files
 from torchmix.storage.find_objects import objects_below
 from torchmix.storage.stores import is_uri
 
-SUFFIX_OF_FORMAT = {"parquet": (".parquet", ".pq"), **SUFFIXES}
 MANY_USES = (".json", ".json.gz", ".json.zst", ".bin")
 """In a folder these are often something else; they are taken where they are named, and .bin where its .idx is."""
 OF_NUMBERS = re.compile(r"\d+|of|[a-z]?\d{3,}|(?=[a-f]*\d)[0-9a-f]{8,}|snappy|zstd|gzip|lz4|brotli", re.IGNORECASE)
@@ -83,7 +82,11 @@ def find_groups(words: Sequence[str]) -> tuple[list[FileGroup], list[str]]:
 
 def format_of_name(name: str) -> str:
     """The format that a file's name tells; what has no known end is taken for Parquet."""
-    return next((format for format, ends in SUFFIX_OF_FORMAT.items() if name.lower().endswith(ends)), "parquet")
+    return next((format for format, held in FORMATS.items() if name.lower().endswith(held.suffixes)), DEFAULT_FORMAT)
+
+
+def _suffixes() -> list[str]:
+    return [suffix for format in FORMATS.values() for suffix in format.suffixes]
 
 
 def _files_of(word: str) -> tuple[list[str], list[str]]:
@@ -100,7 +103,7 @@ def _files_of(word: str) -> tuple[list[str], list[str]]:
             shown = ", ".join(sorted(PurePosixPath(file).name for file in below)[:5])
             raise SourceUnreadable(
                 f"{word}: the folder holds no data files ({shown or 'it is empty'}); data files end in "
-                f"{', '.join(end for ends in SUFFIX_OF_FORMAT.values() for end in ends)}"
+                f"{', '.join(_suffixes())}"
             )
         known = set(files) | {file.removesuffix(".bin") + ".idx" for file in files}
         return files, [file for file in below if file not in known]
@@ -125,12 +128,12 @@ def _is_data(file: str, others: Iterable[str]) -> bool:
     name = file.lower()
     if name.endswith(".bin"):
         return file.removesuffix(".bin") + ".idx" in others
-    return not name.endswith((*MANY_USES, ".idx")) and name.endswith(tuple(sum(SUFFIX_OF_FORMAT.values(), ())))
+    return not name.endswith((*MANY_USES, ".idx")) and name.endswith(tuple(_suffixes()))
 
 
 def _stem(name: str) -> str:
     """A file's name without its format and what only tells shards apart."""
-    ends = sorted((end for ends in SUFFIX_OF_FORMAT.values() for end in ends), key=len, reverse=True)
+    ends = sorted(_suffixes(), key=len, reverse=True)
     stem = next((name[: -len(end)] for end in ends if name.lower().endswith(end)), name).removesuffix(PREPROCESSED)
     kept = re.split(r"([-_.]+)", UUID.sub("0", stem))
     words = [(word, kept[i - 1] if i else "") for i, word in enumerate(kept) if i % 2 == 0]

@@ -32,6 +32,7 @@ from torchmix.recipe.build import nearest
 from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.documents import PARTS
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.source_format import DEFAULT_FORMAT, FORMATS
 
 LENGTH, SAMPLES = 2048, 64
 USUAL_COLUMNS = ("input_ids", "tokens", "token_ids", "ids", "text", "content", "raw_content", "body", "document")
@@ -148,7 +149,7 @@ def _look(group: FileGroup, arguments: argparse.Namespace, taken: set[str]) -> _
 
 def _choose(columns: Sequence[FoundColumn], group: FileGroup, arguments: argparse.Namespace) -> FoundColumn:
     """The column that is meant."""
-    if group.format == "megatron":
+    if not FORMATS[group.format].has_columns:
         return columns[0]
     file = group.files[0]
     names = [column.name for column in columns]
@@ -192,7 +193,7 @@ def _sources(
                 name=one.name,
                 path=_path(group, arguments),
                 share=share,
-                keys=(*format_key, *(() if group.format == "megatron" else column_keys)),
+                keys=(*format_key, *(column_keys if FORMATS[group.format].has_columns else ())),
                 comment="; ".join(notes),
             )
         )
@@ -209,7 +210,8 @@ def _shares(sizes: Sequence[int]) -> list[str]:
 
 def _is_named(group: FileGroup) -> bool:
     """Whether a recipe knows the format by the names of the files."""
-    return group.format == "parquet" or (group.format != "megatron" and group.files[0] == group.files[0].lower())
+    is_lower = FORMATS[group.format].has_columns and group.files[0] == group.files[0].lower()
+    return group.format == DEFAULT_FORMAT or is_lower
 
 
 def _num_tokens(found: _Found, tokenizer: str | None) -> int:

@@ -44,6 +44,11 @@ class ArrowSource:
     """Of texts; unused with `tokens`."""
 
     @property
+    def format(self) -> str:
+        """See `source.Source.format`."""
+        return "arrow"
+
+    @property
     def transform_id(self) -> str:
         """See `source.Source.transform_id`."""
         return transform_id_of(self.kind, self.tokenizer)

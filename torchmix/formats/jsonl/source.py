@@ -49,6 +49,11 @@ class JsonLinesSource:
         object.__setattr__(self, "_parser", LineParser(self.column, self.kind))
 
     @property
+    def format(self) -> str:
+        """See `source.Source.format`."""
+        return "jsonl"
+
+    @property
     def transform_id(self) -> str:
         """See `source.Source.transform_id`."""
         return transform_id_of(self.kind, self.tokenizer)

@@ -54,6 +54,11 @@ class IndexedSource:
     """Of files that had settled when they were hashed, by path."""
 
     @property
+    def format(self) -> str:
+        """See `source.Source.format`."""
+        return "megatron"
+
+    @property
     def transform_id(self) -> str:
         """See `source.Source.transform_id`."""
         return TRANSFORM_ID

@@ -46,6 +46,11 @@ class ParquetSource:
     """Of texts; unused with `tokens`."""
 
     @property
+    def format(self) -> str:
+        """See `source.Source.format`."""
+        return "parquet"
+
+    @property
     def transform_id(self) -> str:
         """See `source.Source.transform_id`."""
         return transform_id_of(self.kind, self.tokenizer)

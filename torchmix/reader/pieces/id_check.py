@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.store import SourceCatalog
 from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import SourceUnreadable
+from torchmix.formats.table import READ_AS
 from torchmix.reader.pieces.locate import Located
 
 
@@ -27,7 +28,7 @@ class IdCheck:
         """`catalogs`: of all sources, in the order of their numbers."""
         self._catalogs = catalogs
         self._limit = limit
-        self._is_unseen = [catalog.format == "megatron" for catalog in catalogs]
+        self._is_unseen = [not READ_AS[catalog.format].scan_reads_tokens for catalog in catalogs]
 
     def check(
         self,
