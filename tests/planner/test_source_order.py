@@ -78,7 +78,7 @@ def test_sources_without_a_row_in_a_part_are_named_with_it_and_what_to_do() -> N
         check_rows_of_part(whole, "validation", rows)
     assert str(error.value).startswith(
         "validation: none of the 7 rows of source 'b' lies in its 96.9% to 99.9%. To mend it, give validation a larger "
-        "weight in `split`; or, instead of `split`, `documents` to the sources of each part"
+        "weight in `split`; or replace `split` with `documents` for the sources of each part"
     )
     with pytest.raises(PlanError, match=r"^test: none of the 400 rows of source 'a' .*; none of the 7 rows of source"):
         check_rows_of_part(whole, "test", rows)

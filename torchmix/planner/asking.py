@@ -1,11 +1,11 @@
-"""How many tokens a draw asks for, so that they fill what is missing once they are aligned.
+"""How many tokens a draw asks for, so that the drawn pieces fill the batch after alignment.
 
-In: aligned tokens that are missing, and what earlier draws gave. Out: tokens to ask. Must hold: pure, in integers;
-alignment adds at most a quarter of a batch to what a draw gives beyond the tokens that are missing, unless asking less
-would give nothing. Cost: none.
+In: the missing aligned tokens, and what earlier draws gave. Out: tokens to ask for. Must hold: pure, in integers;
+alignment adds at most a quarter of a batch to what a draw gives beyond the missing tokens, unless asking less would
+give nothing. Cost: none.
 
-Documents of a few tokens with a large alignment take many times their tokens. The ratio of all that was drawn foretells
-how many; where lengths change it does not, and the draw is taken back and asks less.
+Short documents with a large alignment take up many times their tokens. The ratio over all earlier draws predicts this
+factor. Where lengths change the prediction fails; then the draw is discarded and repeated with fewer tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOST_ALIGNED = 1 << 40
-"""Totals are halved above it, so they stay small, and late draws count as much as early ones."""
+"""Totals above this are halved, so they stay small and the ratio follows recent draws."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,12 +21,12 @@ class DrawnTokens:
     """Tokens of all draws so far."""
 
     raw: int = 1
-    """As they are."""
+    """Tokens without alignment."""
     aligned: int = 1
-    """Rounded up to the alignment, piece by piece."""
+    """Tokens with each piece rounded up to the alignment."""
 
     def to_ask(self, need_tokens: int) -> int:
-        """Tokens to ask, 1 or more, where so many aligned ones are missing."""
+        """Tokens to ask for, 1 or more, when `need_tokens` aligned tokens are missing."""
         return max(1, -(-need_tokens * self.raw // self.aligned))
 
     def plus(self, raw_tokens: int, aligned_tokens: int) -> DrawnTokens:
@@ -40,13 +40,13 @@ class DrawnTokens:
 def ask_less(
     asked_tokens: int, *, need_tokens: int, raw_tokens: int, aligned_tokens: int, capacity_tokens: int
 ) -> int | None:
-    """What to ask instead of a draw, from the same position; None if the draw counts.
+    """Tokens to ask for when a draw is repeated from the same position; None if the draw counts.
 
     Args:
-        asked_tokens: What the draw was asked for.
+        asked_tokens: Tokens that the draw asked for.
         need_tokens: Aligned tokens that were missing.
-        raw_tokens, aligned_tokens: What the draw gave.
-        capacity_tokens: Of the step's batch.
+        raw_tokens, aligned_tokens: Tokens that the draw gave, before and after alignment.
+        capacity_tokens: Capacity of the step's batch.
     """
     if aligned_tokens - max(raw_tokens, need_tokens) <= capacity_tokens // 4:
         return None

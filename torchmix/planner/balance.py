@@ -1,10 +1,11 @@
 """Samples -> (rank, microbatch): who computes what, when.
 
 In: the cost of each sample of a global batch. Out: its data-parallel rank, microbatch and slot in it, and a report.
-Must hold: every sample is placed once, every rank has the same number; samples are not changed. Cost: 0.4 us a sample.
+Must hold: every sample is placed once; every rank has the same number of samples; samples are not changed. Cost: 0.4 us
+a sample.
 
-A synchronous step pays, microbatch by microbatch, for its slowest rank; so samples of like cost belong into one
-microbatch on all ranks ("rows"). Equal sums per rank alone gain almost nothing.
+Each microbatch of a synchronous step takes as long as its slowest rank. So samples of similar cost go into the same
+microbatch on all ranks (method `rows`). Equal sums per rank alone gain almost nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Placement:
     dp_rank_of_sample: Ints
     microbatch_of_sample: Ints
     slot_of_sample: Ints
-    """Place in the microbatch; ascending sample number."""
+    """Index in the microbatch; samples of a microbatch are in ascending order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,9 +35,9 @@ class BalanceReport:
     """Cost of a step: the sum over microbatches of the slowest rank's cost."""
 
     cost: int
-    """As placed."""
+    """Cost of the placement."""
     hash_order_cost: int
-    """As samples would have come without balancing: their numbers are a hash."""
+    """Cost without balancing: samples in the order of their numbers, which are a hash."""
     lower_bound: int
     """No placement of these samples is cheaper than this."""
 
@@ -47,7 +48,7 @@ class BalanceReport:
 
     @property
     def hash_order_ratio(self) -> float:
-        """What `ratio` would have been without balancing."""
+        """The value of `ratio` without balancing."""
         return self.hash_order_cost / self.lower_bound
 
 
@@ -81,21 +82,21 @@ def in_hash_order(num_samples: int, *, dp: int, micro_batch_size: int) -> Placem
 def in_rows(cost_of_sample: Ints, *, dp: int, micro_batch_size: int) -> Placement:
     """Place samples of like cost into the same microbatch of all ranks.
 
-    Sorted by cost and cut into blocks of dp, the sum over blocks of their dearest sample is least (an
-    exchange argument); inside a block the dearest sample goes to the rank that has least in this
-    microbatch so far, then in all. With micro_batch_size 1 no placement has cheaper rows. The
-    microbatches are then ordered small at both ends, which is best for a 1F1B pipeline and as good as
-    any order without one.
+    Samples are sorted by cost and cut into blocks of dp samples. This minimises the sum, over blocks, of the largest
+    cost in a block (an exchange argument). Inside a block the most expensive sample goes to the rank with the lowest
+    cost in this microbatch so far, then with the lowest cost in the step. With micro_batch_size 1 no placement has
+    cheaper rows. The microbatches are then ordered with the small ones at both ends. That order is best for a 1F1B
+    pipeline, and all orders are equal without one.
 
     Args:
         cost_of_sample: int64 [G]; ties go to the lower sample number, then the lower rank.
-        dp, micro_batch_size: Data-parallel size, samples of a microbatch.
+        dp, micro_batch_size: Data-parallel size, and samples per microbatch.
     """
     num_samples = len(cost_of_sample)
     num_microbatches = check_divides(num_samples, dp=dp, micro_batch_size=micro_batch_size)
     by_cost = np.argsort(-cost_of_sample, kind="stable")
     costs = cost_of_sample[by_cost].tolist()
-    load = [(0, 0)] * dp  # in this microbatch, in all
+    load = [(0, 0)] * dp  # cost in this microbatch, cost in the step
     dealt: list[int] = []
     for start in range(0, num_samples, dp):
         if start % (dp * micro_batch_size) == 0:
@@ -115,7 +116,7 @@ def in_rows(cost_of_sample: Ints, *, dp: int, micro_batch_size: int) -> Placemen
 
 
 def _small_at_both_ends(count: int) -> Ints:
-    """Microbatch of each row, rows being sorted from dear to cheap: the dearest in the middle."""
+    """Microbatch of each row, for rows in descending order of cost: the most expensive row is in the middle."""
     rows = np.arange(count, dtype=np.int64)
     in_time = np.concatenate([rows[1::2][::-1], rows[0::2]])
     microbatch_of_row = np.empty(count, np.int64)

@@ -18,18 +18,18 @@ from torchmix.recipe.structs import Model
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
-    """cost = per_token x tokens + per_pair x sum(length^2), lengths being those that attend to each other."""
+    """cost = per_token x tokens + per_pair x sum(length^2), over the lengths within which tokens attend."""
 
     per_token: int
     per_pair: int
     whole_sample: bool
-    """Attention runs over the whole sample (`boundaries: none`), not inside documents."""
+    """Attention spans the whole sample (`boundaries: none`), not each document."""
 
     def check_fits(self, *, num_samples: int, length: int) -> None:
         """Refuse a model for which the cost of a whole batch would not fit 64 bits.
 
         Raises:
-            RecipeError: With the largest cost there could be.
+            RecipeError: The largest possible cost exceeds 64 bits; the message names it.
         """
         largest = num_samples * length * (self.per_token + self.per_pair * length)
         if largest >= 1 << 63:
@@ -46,9 +46,9 @@ class CostModel:
 
         Args:
             tokens: [n] tokens of each piece.
-            sample: [n] its sample, ascending.
-            num_samples, length: Samples of the global batch, tokens of each. Padding is computed like
-                any token by all that is linear in tokens, so every sample has `length` of them.
+            sample: [n] sample of each piece, ascending.
+            num_samples, length: Samples of the global batch, and tokens per sample. Linear work is done for padding
+                too, so every sample counts `length` tokens.
 
         Returns:
             int64 [num_samples].
@@ -63,10 +63,10 @@ class CostModel:
 def cost_model(model: Model | None, *, boundaries: str, vocab_size: int | None = None) -> CostModel:
     """The cost model of a dense causal transformer.
 
-    Floating-point operations per token and layer: 4h^2 + 4h x h_kv of the attention's projections (h_kv
-    is the width of keys or values), 6h x ffn of a gated MLP; per pair of tokens 2h (4h, and half of the
-    pairs are masked). The output layer adds 2h x vocab once; `vocab_size` is
-    the recipe's, for a model that says none. Divided by 2h and kept whole by counting layers.
+    Floating-point operations per token and layer: 4h^2 + 4h x h_kv for the attention's projections (h_kv is the width
+    of keys or values), and 6h x ffn for a gated MLP. Per pair of tokens and layer: 2h (4h, and half of the pairs are
+    masked). The output layer adds 2h x vocab per token; a model without `vocab` takes the recipe's `vocab_size`. All
+    terms are divided by 2h and summed over the layers, so they are integers.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, per document.
     """

@@ -1,7 +1,7 @@
 """How many steps a single pass over a part of the recipe takes.
 
-In: a recipe with its catalog, and the part. Out: the number of steps until every document was given once. Must hold: it
-is the number that a loader of a single pass gives, at any layout. Cost: planning of all of them, without placing; no
+In: a recipe with its catalog, and the part. Out: the number of steps until every document was given once. Must hold: a
+loader of a single pass gives the same number of steps, at any layout. Cost: all steps are planned but not placed; no
 data is read.
 """
 
@@ -27,7 +27,7 @@ def steps_of_one_pass(recipe: Recipe, directory: str | Path, *, part: str = "val
 
     Raises:
         RecipeError: The recipe has no such part.
-        CatalogError: There is no catalog that fits.
+        CatalogError: There is no catalog that fits the recipe.
     """
     once = part_of(recipe, part, one_pass=True)
     catalog = open_catalog(Path(directory) / recipe.catalog, settings_of(once.sources, once.shuffle))

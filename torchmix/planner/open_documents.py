@@ -1,8 +1,8 @@
-"""Which long documents the coming steps go on with.
+"""Which long documents the coming steps continue.
 
-In: the cursor after a step. Out: documents of several samples of which some tokens are still to come, and the first of
-these. Must hold: no later step asks an earlier token of them. Cost: a look-up for each source that stands in a window
-with long documents.
+In: the cursor after a step. Out: documents longer than a sample that are drawn in part or have deferred pieces, and
+the first token still to come of each. Must hold: no later step asks for an earlier token of these documents. Cost: a
+search in the window of each source that has long documents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DocumentsToCome:
-    """Documents that later steps go on with. All arrays int64 [n]; each (source, row) once."""
+    """Documents that later steps continue. All arrays int64 [n]; each (source, row) once."""
 
     source: Ints
     """Index by sorted source name."""
@@ -29,11 +29,11 @@ class DocumentsToCome:
 
 
 def documents_to_come(planner: Planner, cursor: Cursor) -> DocumentsToCome:
-    """The documents of several samples that are drawn in part, or whose pieces are deferred.
+    """The documents longer than a sample that are drawn in part, or whose pieces are deferred.
 
     Args:
-        planner: Whose orders the cursor's positions are of.
-        cursor: After the step.
+        planner: The planner that made the cursor.
+        cursor: The cursor after the step.
     """
     position, pool = cursor.position, cursor.pool
     found: list[tuple[int, int, int]] = []

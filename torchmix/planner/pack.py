@@ -1,12 +1,12 @@
 """Pieces -> samples of fixed capacity, over the whole global batch.
 
 In: the pool and the step's new stretches of documents. Out: pieces with their sample and slot, and the next pool. Must
-hold: every piece is placed once or deferred once; no sample exceeds its capacity in aligned tokens; a pool of at most
-half a batch is gone in one step (older pieces go first). Cost: `best_fit` about 0.4 us a piece, `concat` less.
+hold: every piece is placed once or deferred once; no sample exceeds its capacity in aligned tokens; one step empties a
+pool of at most half a batch (older pieces go first). Cost: `best_fit` about 0.4 us a piece, `concat` less.
 
-Why the pool stays small: best fit opens an empty sample only if no used one fits, so any two used samples sum to more
-than a sample's capacity; if anything is deferred, all samples are used and (of two or more) more than half the batch
-is delivered.
+Why the pool stays small: best fit opens an empty sample only if the piece fits no used sample. So any two used samples
+together hold more than one sample's capacity. If a piece is deferred, all samples are used. A batch of two or more
+samples then delivers more than half its capacity.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchmix.mixture.keys import hash_columns, keyed_order, named_key, order_by
 
 Ints = NDArray[np.int64]
 MAX_CLASS = 3
-"""Pieces deferred this often or oftener are one class, and go first."""
+"""Pieces deferred this many times or more form one class, which goes first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class Pieces:
     tokens: Ints
     drawn_step: Ints
     document_tokens: Ints
-    """Tokens of the whole document, as the catalog has them."""
+    """Length of the whole document in the catalog."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -58,20 +58,20 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packed:
-    """The samples of a step: pieces sorted by (sample, slot), and the pool that is left."""
+    """The samples of a step: pieces sorted by (sample, slot), and the remaining pool."""
 
     pieces: Pieces
     sample: Ints
     """[n] in [0, num_samples)."""
     slot: Ints
-    """[n] place of the piece in its sample, from 0."""
+    """[n] index of the piece in its sample, from 0."""
     sample_offset: Ints
     """[n] first token of the piece in its sample, a multiple of `align_tokens`."""
     pool: Pieces
 
 
 def split_long(pieces: Pieces, length: int) -> Pieces:
-    """Cut stretches longer than a sample into parts of `length` tokens and a rest, in order."""
+    """Cut each stretch longer than a sample into pieces of `length` tokens and a rest, in order."""
     parts = -(-pieces.tokens // length)
     if not len(parts) or parts.max() == 1:
         return pieces
@@ -89,11 +89,11 @@ def concat(pool: Pieces, new: Pieces, tie: NDArray[np.uint64], *, num_samples: i
     """Lay pool and new stretches end to end and cut every `length` tokens.
 
     Args:
-        pool: Pieces left by the step before, in order.
-        new: Stretches drawn now; laid in the order of `tie`.
-        tie: uint64 [len(new)] a hash of each.
-        num_samples, length: Samples of the global batch, tokens of each. What is missing to fill them is padding, at
-            the end; only the last step of a single pass misses any.
+        pool: Pieces that the previous step left, in order.
+        new: Stretches drawn in this step; `tie` decides their order.
+        tie: uint64 [len(new)] a hash of each stretch.
+        num_samples, length: Samples of the global batch, and tokens per sample. Padding at the end fills what the
+            pieces leave; only the last step of a single pass has any.
     """
     stream = Pieces.concatenate([pool, new.take(order_by(np.zeros_like(tie), tie, major_bits=0))])
     stops = np.cumsum(stream.tokens)
@@ -109,7 +109,7 @@ def concat(pool: Pieces, new: Pieces, tie: NDArray[np.uint64], *, num_samples: i
     inside = int(np.searchsorted(ends, capacity, side="right"))
     sample = part_start[:inside] // length
     first = np.searchsorted(sample, np.arange(num_samples))
-    # Deferred stretches stay whole: only the one cut by the batch's end has given a part already.
+    # Deferred stretches stay whole: only the stretch that the batch's end cuts has given a part already.
     rest = int(np.searchsorted(stops, capacity, side="right"))
     given = np.maximum(capacity - starts[rest:], 0)
     left = stream.take(np.arange(rest, len(stream)))
@@ -132,18 +132,18 @@ def best_fit(
     align_tokens: int,
     step: int,
 ) -> Packed:
-    """Best-fit decreasing by age class: whole pieces, the longest first, each where least room is left.
+    """Best-fit decreasing by age class: the longest piece first, each in the fitting sample with the least room.
 
-    What exceeds the batch is held back by hash before packing: left to itself best fit always
-    defers the shortest documents.
+    A hash chooses the pieces to hold back when there are more than the batch holds, before packing. Best fit alone
+    would always defer the shortest documents.
 
     Args:
-        pool: Pieces deferred so far, in order.
-        new: Pieces drawn now, none longer than `length`.
-        tie: uint64 [len(pool) + len(new)] hash of each piece: decides between equal lengths, who is
-            held back, and the order inside a sample.
-        num_samples, length: Samples of the global batch, tokens of each.
-        align_tokens: Every piece takes a multiple of this; divides `length`.
+        pool: Deferred pieces, in order.
+        new: Pieces drawn in this step, none longer than `length`.
+        tie: uint64 [len(pool) + len(new)] hash of each piece. It orders pieces of equal length, chooses the pieces
+            to hold back, and orders the pieces inside a sample.
+        num_samples, length: Samples of the global batch, and tokens per sample.
+        align_tokens: Every piece takes a multiple of this many tokens; it divides `length`.
         step: The step being packed; a piece's age is `step - drawn_step`.
 
     Source: best-fit decreasing, Johnson 1973.
@@ -178,7 +178,7 @@ def best_fit(
 
 
 def _held_back(units: Ints, tie: NDArray[np.uint64], surplus: int) -> NDArray[np.bool_]:
-    """Mask of the new pieces to hold back: in the order of their hash, while they sum to at most the surplus."""
+    """Mask of the new pieces to hold back: the first by hash whose sum is at most the surplus."""
     held = np.zeros(len(units), np.bool_)
     if surplus > 0 and len(units):
         order = order_by(np.zeros_like(tie), tie, major_bits=0)
@@ -187,12 +187,12 @@ def _held_back(units: Ints, tie: NDArray[np.uint64], surplus: int) -> NDArray[np
 
 
 def _best_fit_runs(units: Ints, class_sizes: Ints, num_samples: int, capacity: int) -> Ints:
-    """Sample of each item, -1 if none has room; items come in classes, longest first in each.
+    """Sample of each item, -1 if no sample has room; items come in classes, longest first in each class.
 
-    Exact best fit, a run of items at a time: a sample that took an item stays the best one for the
-    following, shorter items while they fit and are longer than the room left in any sample that was
-    too full for the first. Both ends of such a run are found by bisection, on the lengths and on their
-    running sum. Of samples with equal room the lowest number is taken.
+    This is exact best fit, computed for a run of items at a time. A sample that took an item stays the best one for
+    the following, shorter items while they fit and are longer than the room in any sample that was too full for the
+    first item. Bisection on the lengths and on their running sum finds the end of a run. The lowest number wins
+    among samples with equal room.
     """
     sample_of_run: list[int] = []
     start_of_run: list[int] = []
@@ -213,7 +213,7 @@ def _best_fit_runs(units: Ints, class_sizes: Ints, num_samples: int, capacity: i
             elif opened < num_samples:
                 room, sample = capacity, opened
                 opened += 1
-            else:  # no room for this one: go on with the first item that fits the roomiest sample
+            else:  # no sample has room for this item: go on with the first item that fits the roomiest sample
                 start_of_run.append(first + i)
                 sample_of_run.append(-1)
                 i = bisect_left(negated, -(used[-1] >> bits), i + 1, size) if used else size
@@ -243,7 +243,7 @@ def piece_hashes(seed: int, step: int, name_hash: NDArray[np.uint64], pieces: Pi
 
 
 def renumber(packed: Packed, *, seed: int, step: int, num_samples: int) -> Packed:
-    """Give the samples numbers that do not tell how they were packed (best fit emits them by length)."""
+    """Number the samples by a hash, independently of how they were packed (best fit emits them by length)."""
     number_of_sample = np.empty(num_samples, np.int64)
     number_of_sample[keyed_order(named_key(seed, "samples", step), num_samples)] = np.arange(num_samples)
     sample = number_of_sample[packed.sample]

@@ -1,7 +1,7 @@
 """One step's result: which pieces, in which samples, on which rank, in which microbatch.
 
 In: packed samples and their placement. Out: a frozen `StepPlan` and two digests. Must hold: pieces are sorted by
-(sample, slot); the *order digest* is chained over steps and knows nothing of ranks, so it is equal at every layout; the
+(sample, slot); the *order digest* is chained over steps and covers no ranks, so it is equal at every layout; the
 *plan digest* covers one step's placement, so it is equal on every leader of one layout. Cost: one SHA-256 over 56 bytes
 a piece.
 """
@@ -20,7 +20,7 @@ from torchmix.planner.pack import Packed, Pieces
 
 Ints = NDArray[np.int64]
 ORDER_VERSION = 1
-"""Of which pieces are in which sample of which step."""
+"""Version of the rules that decide which pieces are in which sample of which step."""
 START_DIGEST = hashlib.sha256(f"torchmix-order-{ORDER_VERSION}".encode()).digest()[:8]
 """Order digest before step 0."""
 
@@ -37,7 +37,7 @@ class StepPlan:
     sample: Ints
     """[n] sample of each piece."""
     slot: Ints
-    """[n] place of the piece in its sample."""
+    """[n] index of the piece in its sample."""
     sample_offset: Ints
     """[n] first token of the piece in its sample."""
     placement: Placement
@@ -45,20 +45,20 @@ class StepPlan:
     micro_batch_size: int
     capacity_tokens: int
     asked_tokens: Ints
-    """[S] charged to each source in this step."""
+    """[S] tokens charged to each source in this step."""
     drawn_tokens: Ints
-    """[S] drawn in this step."""
+    """[S] tokens drawn in this step."""
     delivered_tokens: Ints
-    """[S] in this step's samples."""
+    """[S] tokens in this step's samples."""
     pool_tokens: Ints
-    """[S] deferred to the next step."""
+    """[S] tokens deferred to the next step."""
     num_tokens_global: int
     """Tokens of the global batch that have a label: the loss is a mean over these."""
     balance: BalanceReport
     order_digest: bytes
-    """8 bytes: all steps up to and with this one."""
+    """8 bytes over all steps up to and including this one."""
     plan_digest: bytes
-    """8 bytes: this step's order digest and placement."""
+    """8 bytes over this step's order digest and placement."""
 
     @property
     def num_samples(self) -> int:

@@ -39,7 +39,7 @@ UNLIMITED_EPOCHS = 1 << 62
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """A logged change of the shares: from the next draw of `step` on, `source` has run out."""
+    """A logged change of the shares: `source` has run out, from the next draw of `step` on."""
 
     step: int
     source: str
@@ -54,14 +54,14 @@ class Cursor:
     position: Position
     pool: Pieces
     order_digest: bytes
-    """Of the steps before."""
+    """Order digest of all steps before `step`."""
     decisions: tuple[Decision, ...]
     drawn: DrawnTokens
-    """Of all draws of the steps before."""
+    """Totals of all draws in the steps before `step`."""
 
 
 class Planner:
-    """Plans steps; holds the part's numbers and the windows last used, no position."""
+    """Plans steps. It holds the part's numbers and the windows used last, and no position."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Planner:
         """Prepare to plan.
 
         Args:
-            part: What to plan; `part_of` makes it of a checked recipe.
+            part: What to plan; `part_of` makes it from a checked recipe.
             sizes: Sizes of each source of the part.
             dp, micro_batch_size: The layout that samples are placed on.
 
@@ -95,11 +95,11 @@ class Planner:
         self.dp, self.micro_batch_size = dp, micro_batch_size
         self.orders = tuple(order_of_source(part, name, sizes[name]) for name in self.sources)
         self.sources_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
-        """Indices of sources that are drawn by pieces of documents."""
+        """Indices of the sources that have documents of several pieces."""
         self.shares_of_step = SharesOfStep(part, {name: sizes[name].num_tokens for name in self.sources})
         epochs = [part.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
-        """int64 [S] epochs that each source may give."""
+        """int64 [S] epochs that each source may give at most."""
         self._coming = ComingPieces()
         self._next_windows = NextWindows(self.orders, self.max_epochs)
         self._name_hash = name_hashes(self.sources)
@@ -107,7 +107,7 @@ class Planner:
         self._cost.check_fits(num_samples=most_samples(part.batch), length=part.batch.length)
         concat = part.packing.method == "concat"
         self.align_tokens = 1 if concat else part.packing.align_tokens
-        """Tokens to a multiple of which a piece is rounded up in its sample."""
+        """A piece takes a multiple of this many tokens in its sample."""
 
     def start(self) -> Cursor:
         """The cursor before step 0."""
@@ -124,7 +124,7 @@ class Planner:
         """Plan the step at the cursor.
 
         Raises:
-            SourceExhausted: A source with `on_exhausted: error` cannot give what it owes, or none can.
+            SourceExhausted: A source with `on_exhausted: error` cannot give what it owes, or no source can.
         """
         packed, drawn, asked, after = self._fold(cursor)
         digest = after.order_digest
@@ -156,7 +156,7 @@ class Planner:
         return plan, after
 
     def skip(self, cursor: Cursor) -> Cursor:
-        """The cursor after the step at the cursor, as `step` returns it; the step is not placed.
+        """The next cursor, as `step` returns it, without placing the step.
 
         Raises:
             SourceExhausted: As `step`.
@@ -164,7 +164,7 @@ class Planner:
         return self._fold(cursor)[-1]
 
     def _fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Ints, Cursor]:
-        """What does not depend on the layout: samples, documents drawn, tokens asked of each source, next cursor."""
+        """The result that no layout changes: samples, pieces drawn, tokens asked of each source, next cursor."""
         new, asked, position, decisions, drawn = self._draw(cursor)
         self._next_windows.follow(cursor.position, position, asked)
         packed = self._pack(cursor, new)
@@ -180,10 +180,10 @@ class Planner:
         return packed, new, asked, after
 
     def shares(self, decisions: tuple[Decision, ...], *, step: int) -> Ints:
-        """int64 [S], sum 2^32: the mixture's shares in a step, without what has run out.
+        """int64 [S], sum 2^32: the mixture's shares in a step, without the sources that have run out.
 
         Raises:
-            SourceExhausted: All have, so nothing can be drawn for `step`.
+            SourceExhausted: All sources have run out, so nothing can be drawn for `step`.
         """
         shares = self.shares_of_step.at(step, frozenset(decision.source for decision in decisions))
         if shares is None:
@@ -191,14 +191,14 @@ class Planner:
         return shares
 
     def _draw(self, cursor: Cursor) -> tuple[Pieces, Ints, Position, tuple[Decision, ...], DrawnTokens]:
-        """Tokens enough to fill the batch: what the pool lacks, topped up until it is full."""
+        """Draw what the pool lacks to fill the batch, and top it up until the batch is full."""
         length = self.part.batch.length
         capacity = samples_of_step(self.part.batch, cursor.step) * length
         position, decisions, drawn = cursor.position, cursor.decisions, cursor.drawn
         asked = np.zeros(len(self.sources), np.int64)
         parts: list[Stretches] = []
         have = self._aligned_sum(cursor.pool.tokens)
-        # At least a sample's worth each time: a few tokens would fall below every source's midpoint.
+        # Each further draw asks for a sample or more: a few tokens would fall below every source's midpoint.
         num_sources = self.shares_of_step.num_with_share
         while have < capacity and not (self.part.one_pass and have and len(decisions) == num_sources):
             need = max(capacity - have, length if parts else 0)
@@ -219,7 +219,7 @@ class Planner:
     def _draw_aligned(
         self, position: Position, shares: Ints, need: int, drawn: DrawnTokens, capacity: int
     ) -> tuple[Draw, int]:
-        """The draw that counts, where `need` aligned tokens are missing, and the aligned tokens that it gave."""
+        """The draw that counts when `need` aligned tokens are missing, and the aligned tokens that it gave."""
         ask: int | None = drawn.to_ask(need)
         while ask is not None:
             found = draw(self.orders, shares, position, ask, max_epochs=self.max_epochs, coming=self._coming)
@@ -254,7 +254,7 @@ class Planner:
         return balance.in_hash_order(len(cost_of_sample), dp=self.dp, micro_batch_size=self.micro_batch_size)
 
     def _aligned_sum(self, tokens: Ints) -> int:
-        # A stretch is split into whole samples and a rest, so rounding it up as one is the same.
+        # A stretch is split into whole samples and a rest, so rounding up the whole stretch gives the same sum.
         return int(pack.aligned(tokens, self.align_tokens).sum() if self.align_tokens > 1 else tokens.sum())
 
     def _by_source(self, pieces: Pieces) -> Ints:

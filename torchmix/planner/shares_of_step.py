@@ -1,9 +1,9 @@
-"""The integer shares of a step: those of the mixture at its place in the run, less what has run out.
+"""The integer shares of a step: the mixture's shares at that step, without the sources that have run out.
 
-In: a recipe, the tokens of its sources where groups share by them, and which sources have run out. Out: int64 [S]
-shares that sum to 2^32. Must hold: the recipe, the catalog, the step and what has run out decide, and nothing else. A
-source that has run out gives its share to its siblings in the tree, in each of the trees that a schedule names. Cost: a
-look-up where nothing changes; a walk of the trees when a source runs out.
+In: a part, the tokens of its sources (for groups that share by tokens), and the sources that have run out. Out: int64
+[S] shares that sum to 2^32. Must hold: shares depend on the recipe, the catalog, the step and the sources that have run
+out, and on nothing else. A source that has run out gives its share to its siblings, in every tree of the schedule.
+Cost: a lookup where nothing changes; a walk over the trees when a source runs out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchmix.recipe.parts import Part
 
 Ints = NDArray[np.int64]
 RAMP_PARTS = 64
-"""Parts of a ramp that a forecast takes for constant."""
+"""A forecast cuts a ramp into this many parts, and takes each part as constant."""
 
 
 class SharesOfStep:
@@ -41,10 +41,10 @@ class SharesOfStep:
         for tree in self._trees:
             has_share |= self._shares(tree, frozenset()) > 0
         self.num_with_share = int(has_share.sum())
-        """Sources that give something at some time."""
+        """Sources with a share in at least one stage."""
 
     def at(self, step: int, gone: frozenset[str]) -> Ints | None:
-        """int64 [S], sum 2^32: the mean over the tokens of a step; None where nothing is left that has a share.
+        """int64 [S], sum 2^32: the mean over the tokens of a step; None if every source with a share has run out.
 
         Args:
             step: From 0.
@@ -53,7 +53,7 @@ class SharesOfStep:
         return self.mean(step, step + 1, gone)
 
     def mean(self, start: int, stop: int, gone: frozenset[str] = frozenset()) -> Ints | None:
-        """int64 [S], sum 2^32: the mean over the tokens of steps [start, stop), of which there is one."""
+        """int64 [S], sum 2^32: the mean over the tokens of steps [start, stop), one step or more."""
         if self._after[0] != gone:
             self._after = gone, self._schedule(gone)
         schedule = self._after[1]
@@ -64,7 +64,7 @@ class SharesOfStep:
         return schedule.shares(tokens_before(self._batch, start), tokens_before(self._batch, stop))
 
     def borders(self, stop: int) -> list[int]:
-        """Steps before `stop` from which on shares are others, ascending; a ramp counts as so many as `RAMP_PARTS`."""
+        """Steps before `stop` at which the shares change, ascending; a ramp counts as `RAMP_PARTS` changes."""
         tokens = set[int]()
         for begin, end in self._places:
             tokens |= {begin + (end - begin) * part // RAMP_PARTS for part in range(RAMP_PARTS + 1)}
@@ -75,7 +75,7 @@ class SharesOfStep:
         shares = [self._shares(tree, gone) for tree in self._trees]
         if not any(each.any() for each in shares):
             return None
-        # A stage in which nothing is left has the shares of the one before, or else of the one behind.
+        # A stage whose sources have all run out has the shares of the stage before it, or else of the next one.
         now = next(each for each in shares if each.any())
         changes = []
         for place, each in zip([(0, 0), *self._places], shares, strict=True):

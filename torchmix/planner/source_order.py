@@ -1,8 +1,8 @@
-"""A source of a part -> its order: which rows are used, and what their documents count for.
+"""A source of a part -> its order: which rows are used, and how many tokens of each document count.
 
 In: the part that is planned and the sizes of one source. Out: its `SourceOrder`. Must hold: a source that would give
-nothing is refused here, since a draw from it would never end. Cost: mostly a look at the first documents; all lengths
-are read only where `overflow: error` has to find the document that is too long.
+nothing is refused here, since a draw from it would never end. Cost: usually a check of the first documents; all lengths
+are read only when `overflow: error` has to find a document that is too long.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torchmix.recipe.structs import Recipe
 
 
 def check_rows_of_part(recipe: Recipe, part: str, num_rows: Mapping[str, int]) -> None:
-    """Refuse a part in which a source has no row, as a small source has none in a small part of a `split`.
+    """Refuse a part in which a source has no row. A small source may have none in a small part of a `split`.
 
     Args:
-        recipe: A checked recipe, with all its parts.
+        recipe: A checked recipe, with all of its parts.
         part: `train`, `validation` or `test`.
         num_rows: Rows of each source of the part.
 
@@ -44,14 +44,14 @@ def check_rows_of_part(recipe: Recipe, part: str, num_rows: Mapping[str, int]) -
     remedy = "widen `documents` of these sources, or leave them out of this part"
     if recipe.split is not None:
         remedy = (
-            f"give {part} a larger weight in `split`; or, instead of `split`, `documents` to the sources of each part, "
-            f"and leave these out of {part}"
+            f"give {part} a larger weight in `split`; or replace `split` with `documents` for the sources of each "
+            f"part, and leave these sources out of {part}"
         )
     raise PlanError(f"{part}: {'; '.join(faults)}. To mend it, {remedy}")
 
 
 def order_of_source(part: Part, name: str, sizes: SourceSizes) -> SourceOrder:
-    """The order of a source, with the recipe's used rows and overflow rule applied before any draw.
+    """The order of a source. The recipe's used rows and overflow rule apply before any draw.
 
     Args:
         part: What is planned.
@@ -65,7 +65,7 @@ def order_of_source(part: Part, name: str, sizes: SourceSizes) -> SourceOrder:
     length, overflow = part.batch.length, part.packing.overflow
     start, stop = rows_of(part.sources[name], sizes.num_documents)
     used = sizes.tokens[start:stop]
-    has_long = sizes.longest_tokens > length  # of all rows, which the catalog knows: it need not look
+    has_long = sizes.longest_tokens > length  # the catalog's maximum over all rows: no lengths are read
     if overflow == "error" and has_long and int(used.max(initial=0)) > length:
         row = start + int(np.argmax(used))
         raise DocumentTooLong(
@@ -100,7 +100,7 @@ def order_of_source(part: Part, name: str, sizes: SourceSizes) -> SourceOrder:
 
 
 def _has_tokens(tokens: NDArray[np.int32], *, at_most: int) -> bool:
-    """Whether some document has 1 to `at_most` tokens; looks at a part at a time, and mostly at the first alone."""
+    """Whether some document has 1 to `at_most` tokens; reads a block at a time, and usually only the first."""
     parts = (tokens[start : start + (1 << 20)] for start in range(0, len(tokens), 1 << 20))
     return any(bool(np.any((part > 0) & (part <= at_most))) for part in parts)
 
