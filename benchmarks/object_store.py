@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import write_recipe, write_tokens
 
 from torchmix.indexing.scan import index_recipe
+from torchmix.parallel.layout import Layout
 from torchmix.reader.source_pages import SourcePages
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
@@ -112,8 +113,7 @@ def stream_s(recipe_path: Path, num_steps: int) -> list[float]:
         catalog_folder=str(recipe_path.parent / recipe.catalog),
         cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"),
         replica=0,
-        dp=1,
-        micro_batch_size=1,
+        layout=Layout(),
         max_steps=num_steps,
     )
     stream = StepStream(settings)

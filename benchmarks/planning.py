@@ -18,6 +18,7 @@ from fractions import Fraction
 import numpy as np
 
 from torchmix.catalog.sizes import SourceSizes
+from torchmix.parallel.layout import Layout
 from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
@@ -47,7 +48,7 @@ def make_planner(num_samples: int, num_sources: int, dp: int, method: str, longe
         balance=Balance(method="rows", model=Model(layers=32, hidden=4096, ffn=11008, heads=32)),
     )
     sizes = {name: make_sizes(200_000 if s < 20 else 20_000, longest + 200 * s, s) for s, name in enumerate(names)}
-    return Planner(part_of(check_recipe(recipe), "train"), sizes, dp=dp)
+    return Planner(part_of(check_recipe(recipe), "train"), sizes, Layout(dp=dp))
 
 
 def bound_ms(num_pieces: int) -> float:

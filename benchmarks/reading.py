@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import write_recipe, write_tokens
 
 from torchmix.indexing.scan import index_recipe
+from torchmix.parallel.layout import Layout
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
@@ -91,8 +92,7 @@ def open_stream(directory: Path, *, dp: int = 1, cache: str = CACHE) -> StepStre
         catalog_folder=str(directory / loaded.catalog),
         cache_bytes=parse_bytes(loaded.read.cache, where="read.cache"),
         replica=0,
-        dp=dp,
-        micro_batch_size=1,
+        layout=Layout(dp=dp),
         max_steps=None,
     )
     return StepStream(settings)

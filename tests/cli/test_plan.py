@@ -15,6 +15,7 @@ from tests.support.catalogs import open_catalog
 from tests.support.projects import make_indexed_project, make_project
 from torchmix.cli import plan_files
 from torchmix.cli.main import main
+from torchmix.parallel.layout import Layout
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
@@ -59,7 +60,7 @@ def recipe(tmp_path: Path) -> Path:
 def plans_of(recipe: Path, num_steps: int, *, dp: int = 1, micro_batch_size: int = 1) -> list[StepPlan]:
     loaded = load_recipe(recipe)
     planner = open_planner(
-        part_of(loaded, "train"), open_catalog(loaded, recipe.parent), dp=dp, micro_batch_size=micro_batch_size
+        part_of(loaded, "train"), open_catalog(loaded, recipe.parent), Layout(dp=dp, micro_batch_size=micro_batch_size)
     )
     cursor, plans = planner.start(), []
     for _ in range(num_steps):

@@ -106,7 +106,7 @@ def test_a_document_that_is_cut_by_a_sample_keeps_its_label_across_the_cut() -> 
 
 def by_loops(plan: StepPlan, documents: Any, replica: int, *, length: int, packing: Packing) -> dict[str, Any]:
     """Every field of a replica, token by token."""
-    num_microbatches, micro_batch_size = plan.num_microbatches, plan.micro_batch_size
+    num_microbatches, micro_batch_size = plan.num_microbatches, plan.layout.micro_batch_size
     shape = (num_microbatches, micro_batch_size, length)
     fields: dict[str, Any] = {
         name: np.zeros(shape, np.int64) for name in ("tokens", "labels", "loss_mask", "position_ids")
@@ -165,7 +165,7 @@ def test_every_field_equals_a_loop_over_tokens(method: Any, boundaries: Any, mic
             seed, is_packed=method == "best_fit", align_tokens=align_tokens, micro_batch_size=micro_batch_size
         )
         loss_tokens = 0
-        for replica in range(plan.dp):
+        for replica in range(plan.layout.dp):
             tensors = build_replica(plan, documents, replica, length=48, packing=packing)
             expected = by_loops(plan, documents, replica, length=48, packing=packing)
             for name, values in as_lists(tensors).items():
@@ -181,7 +181,7 @@ def test_every_field_equals_a_loop_over_tokens(method: Any, boundaries: Any, mic
 def test_pieces_of_all_replicas_are_the_plan_in_the_order_of_consumption() -> None:
     plan, _ = random_plan(3, is_packed=True, align_tokens=8)
     rows = []
-    for replica in range(plan.dp):
+    for replica in range(plan.layout.dp):
         pieces = pieces_of_replica(plan, replica)
         assert pieces.num_samples == 6
         places = list(zip(pieces.sample.tolist(), pieces.sample_offset.tolist(), strict=True))

@@ -25,7 +25,7 @@ def small_vocabulary(documents: Any) -> dict[tuple[int, int], list[int]]:
 
 def by_loops(plan: StepPlan, documents: Any, replica: int, packing: Packing) -> dict[str, Any]:
     """Labels, positions and segments of a replica, token by token."""
-    shape = (plan.num_microbatches, plan.micro_batch_size, LENGTH)
+    shape = (plan.num_microbatches, plan.layout.micro_batch_size, LENGTH)
     labels, positions = np.full(shape, -100), np.zeros(shape, np.int64)
     segments: dict[tuple[int, int], list[tuple[int, int]]] = {}
     placement, masked = plan.placement, 0
@@ -62,7 +62,7 @@ def by_loops(plan: StepPlan, documents: Any, replica: int, packing: Packing) -> 
     sums: dict[str, list[list[int]]] = {"cu_seqlens": [], "cu_seqlens_padded": []}
     longest = []
     for microbatch in range(plan.num_microbatches):
-        of_microbatch = [pair for slot in range(plan.micro_batch_size) for pair in segments[microbatch, slot]]
+        of_microbatch = [pair for slot in range(plan.layout.micro_batch_size) for pair in segments[microbatch, slot]]
         for column, name in enumerate(sums):
             sums[name].append([0, *np.cumsum([pair[column] for pair in of_microbatch]).tolist()])
         longest.append(max(padded for _, padded in of_microbatch))
@@ -81,7 +81,7 @@ def test_every_switch_resets_what_a_loop_over_tokens_resets(
         is_packed = method == "best_fit"
         plan, documents = random_plan(seed, is_packed=is_packed, align_tokens=4 if is_packed else 1)
         documents, loss_tokens, masked = small_vocabulary(documents), 0, 0
-        for replica in range(plan.dp):
+        for replica in range(plan.layout.dp):
             pieces = pieces_of_replica(plan, replica)
             values = values_of(pieces, documents, length=LENGTH)
             arrays = build(pieces, *values, length=LENGTH, packing=packing, reset_ids=RESET_IDS)

@@ -18,6 +18,7 @@ from torchmix.megatron_adapter.checkpoint_args import (
     start_of_run,
     watch_checkpoints,
 )
+from torchmix.parallel.layout import Layout
 from torchmix.recipe.structs import Batch, RampStage
 from torchmix.steps.state import encode_state, start_state
 
@@ -26,7 +27,7 @@ RECIPE = "0123456789abcdef"
 
 
 def state_before(step: int, *, recipe: str = RECIPE, microbatch: int = 0) -> bytes:
-    state = start_state(recipe=recipe, dp=2, micro_batch_size=1)
+    state = start_state(Layout(dp=2, micro_batch_size=1), recipe=recipe)
     values = {name: getattr(state, name) for name in state.__struct_fields__}
     digest = bytes(8) if microbatch else b""
     return encode_state(type(state)(**{**values, "step": step, "microbatch": microbatch, "plan_digest": digest}))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.pieces import pieces_of
+from torchmix.parallel.layout import Layout
 from torchmix.planner.balance import Placement, in_hash_order
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import START_DIGEST, name_hashes, order_digest, plan_digest
@@ -48,8 +49,8 @@ def test_digests_are_the_ones_that_were_frozen():
     assert [f"{each:016x}" for each in name_hashes(NAMES).tolist()] == ["caff532e8ad09456", "b9422febf6575e4b"]
     digest = order_digest(START_DIGEST, 0, packed_example(), name_hashes(NAMES))
     assert digest.hex() == "0613a742151976fd"
-    placement = in_hash_order(8, dp=2, micro_batch_size=2)
-    assert plan_digest(digest, placement, dp=2, micro_batch_size=2).hex() == "f7db971800d374f0"
+    placement = in_hash_order(8, Layout(dp=2, micro_batch_size=2))
+    assert plan_digest(digest, placement, Layout(dp=2, micro_batch_size=2)).hex() == "f7db971800d374f0"
 
 
 @pytest.mark.parametrize("column", ["epoch", "row", "start", "tokens"])
@@ -93,19 +94,21 @@ def test_the_order_digest_knows_sources_by_name_and_nothing_of_pool_and_age():
 
 
 def test_the_plan_digest_sees_the_order_and_every_place_and_the_layout():
-    placement = in_hash_order(8, dp=2, micro_batch_size=2)
+    placement = in_hash_order(8, Layout(dp=2, micro_batch_size=2))
     digests = [
-        plan_digest(START_DIGEST, placement, dp=2, micro_batch_size=2),
-        plan_digest(bytes(8), placement, dp=2, micro_batch_size=2),
-        plan_digest(START_DIGEST, placement, dp=4, micro_batch_size=2),
-        plan_digest(START_DIGEST, placement, dp=2, micro_batch_size=4),
-        plan_digest(START_DIGEST, placement, dp=4, micro_batch_size=1),
+        plan_digest(START_DIGEST, placement, Layout(dp=2, micro_batch_size=2)),
+        plan_digest(bytes(8), placement, Layout(dp=2, micro_batch_size=2)),
+        plan_digest(START_DIGEST, placement, Layout(dp=4, micro_batch_size=2)),
+        plan_digest(START_DIGEST, placement, Layout(dp=2, micro_batch_size=4)),
+        plan_digest(START_DIGEST, placement, Layout(dp=4, micro_batch_size=1)),
     ]
     for column in ("dp_rank_of_sample", "microbatch_of_sample", "slot_of_sample"):
         for sample in (0, 7):
             values = getattr(placement, column).copy()
             values[sample] += 1
-            digests.append(plan_digest(START_DIGEST, replace(placement, **{column: values}), dp=2, micro_batch_size=2))
+            digests.append(
+                plan_digest(START_DIGEST, replace(placement, **{column: values}), Layout(dp=2, micro_batch_size=2))
+            )
     assert len(set(digests)) == len(digests)
 
 
@@ -116,11 +119,13 @@ def test_digests_do_not_depend_on_how_arrays_lie_in_memory():
     }
     narrow = replace(packed, pieces=replace(packed.pieces, **strided), sample=packed.sample.astype(np.int32))
     assert order_digest(START_DIGEST, 0, narrow, names) == order_digest(START_DIGEST, 0, packed, names)
-    placement = in_hash_order(8, dp=2, micro_batch_size=2)
+    placement = in_hash_order(8, Layout(dp=2, micro_batch_size=2))
     narrow_placement = Placement(
         dp_rank_of_sample=placement.dp_rank_of_sample.astype(np.int32),
         microbatch_of_sample=np.repeat(placement.microbatch_of_sample, 2)[::2],
         slot_of_sample=placement.slot_of_sample,
     )
-    one, other = (plan_digest(START_DIGEST, each, dp=2, micro_batch_size=2) for each in (placement, narrow_placement))
+    one, other = (
+        plan_digest(START_DIGEST, each, Layout(dp=2, micro_batch_size=2)) for each in (placement, narrow_placement)
+    )
     assert one == other

@@ -15,8 +15,9 @@ from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError, TopologyError
 from torchmix.mixture.draw import Position
+from torchmix.parallel.layout import Layout
 from torchmix.planner.balance import in_hash_order
-from torchmix.planner.plan import StepPlan
+from torchmix.planner.plan import BACKBONE, StepPlan
 from torchmix.planner.planner import Cursor
 from torchmix.recipe.structs import Recipe
 
@@ -62,7 +63,7 @@ def test_the_order_is_equal_at_every_layout_and_the_placement_is_not(packing):
         assert [plan.order_digest for plan in plans] == [plan.order_digest for plan in base]
         assert [order_of(plan) for plan in plans] == [order_of(plan) for plan in base]
         for plan in plans:
-            assert (plan.dp, plan.micro_batch_size) == layout
+            assert (plan.layout.dp, plan.layout.micro_batch_size) == layout
             assert plan.num_samples == 16 and plan.num_microbatches * layout[0] * layout[1] == 16
             assert plan.placement.dp_rank_of_sample.max() == layout[0] - 1
     for step in range(STEPS):
@@ -146,9 +147,17 @@ def test_the_order_depends_on_the_seed_and_not_on_balance_boundaries_or_alignmen
     assert len({last_digest(recipe) for recipe in (base, *others)}) == 1 + len(others)
 
 
+def test_a_model_of_one_module_has_one_placement():
+    plan, _ = make_planner(make_recipe(SHARES), SIZES, dp=4).step(make_planner(make_recipe(SHARES), SIZES).start())
+    assert list(plan.modules) == [BACKBONE]
+    module = plan.modules[BACKBONE]
+    assert (plan.layout, plan.placement, plan.balance) == (module.layout, module.placement, module.balance)
+    assert plan.layout == Layout(dp=4) and plan.num_microbatches == plan.num_samples // 4
+
+
 def test_without_balance_samples_are_placed_in_hash_order():
     plan = plan_steps(make_planner(make_recipe(SHARES, balance="none"), SIZES, dp=4, micro_batch_size=2), 1)[0][0]
-    expected = in_hash_order(16, dp=4, micro_batch_size=2)
+    expected = in_hash_order(16, Layout(dp=4, micro_batch_size=2))
     for each in fields(expected):
         assert np.array_equal(getattr(plan.placement, each.name), getattr(expected, each.name))
     assert plan.balance.cost == plan.balance.hash_order_cost

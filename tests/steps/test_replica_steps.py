@@ -14,6 +14,7 @@ from tests.support.catalogs import World, random_world
 from tests.support.files import make_tokens_file, random_tokens
 from torchmix.constructor.memory import StepMemory
 from torchmix.indexing.scan import index_recipe
+from torchmix.parallel.layout import Layout
 from torchmix.parallel.topology import Topology
 from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -103,11 +104,10 @@ def test_the_steps_are_those_of_any_reader_that_is_handed_in(tmp_path: Path) -> 
         catalog_folder=str(tmp_path / world.recipe.catalog),
         cache_bytes=1 << 20,
         replica=0,
-        dp=1,
-        micro_batch_size=1,
+        layout=Layout(),
         max_steps=40,
     )
-    state = encode_state(start_state(recipe=recipe_fingerprint(part), dp=1, micro_batch_size=1))
+    state = encode_state(start_state(Layout(), recipe=recipe_fingerprint(part)))
     files = [{name: array.copy() for name, array in step.fields.items()} for step in local_steps(settings, state)]
     for path in tmp_path.rglob("*.parquet"):
         path.unlink()

@@ -13,6 +13,7 @@ from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import StateError, StateMismatch, StateVersion
+from torchmix.parallel.layout import Layout
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, encode_header
@@ -63,7 +64,7 @@ def test_a_state_leads_back_to_the_same_steps(steps: int) -> None:
 
 def test_the_start_needs_no_catalog() -> None:
     planner = planner_of(SHARES)
-    data = encode_state(start_state(recipe=RECIPE, dp=1, micro_batch_size=1))
+    data = encode_state(start_state(Layout(dp=1, micro_batch_size=1), recipe=RECIPE))
     cursor = cursor_of_state(decode_state(data, recipe=RECIPE), planner, catalog=CATALOG)
     assert planner.step(cursor)[0].order_digest == planner.step(planner.start())[0].order_digest
 
@@ -112,7 +113,7 @@ def test_another_catalog_or_other_sources_are_named() -> None:
 
 def test_a_state_may_name_a_step_alone() -> None:
     planner = planner_of(SHARES)
-    data = encode_state(start_state(recipe=RECIPE, dp=1, micro_batch_size=1, step=7))
+    data = encode_state(start_state(Layout(dp=1, micro_batch_size=1), recipe=RECIPE, step=7))
     cursor = cursor_of_state(decode_state(data, recipe=RECIPE), planner, catalog=CATALOG)
     there = cursor_after(planner, 7)
     assert planner.step(cursor)[0].order_digest == planner.step(there)[0].order_digest
@@ -165,7 +166,7 @@ def test_a_state_of_too_many_bytes_is_refused_unread() -> None:
 
 
 def test_a_step_alone_that_no_run_has_is_refused_before_it_is_planned() -> None:
-    state = start_state(recipe=RECIPE, dp=1, micro_batch_size=1, step=MAX_STEPS + 1)
+    state = start_state(Layout(dp=1, micro_batch_size=1), recipe=RECIPE, step=MAX_STEPS + 1)
     with pytest.raises(StateError, match=f"step is {MAX_STEPS + 1}"):
         cursor_of_state(state, planner_of(SHARES), catalog=CATALOG)
 
@@ -219,10 +220,10 @@ def test_a_step_that_the_state_does_not_wait_for_is_refused(
 def test_inside_a_step_another_layout_is_refused_with_the_way_out() -> None:
     batch = planner_of(SHARES).part.batch
     state = msgspec.structs.replace(decode_state(some_state(), recipe=RECIPE), microbatch=3)
-    check_layout(state, batch, dp=1, micro_batch_size=1)
+    check_layout(state, batch, Layout(dp=1, micro_batch_size=1))
     with pytest.raises(StateMismatch, match="from_step_start=True"):
-        check_layout(state, batch, dp=2, micro_batch_size=1)
-    check_layout(msgspec.structs.replace(state, microbatch=0), batch, dp=2, micro_batch_size=1)
+        check_layout(state, batch, Layout(dp=2, micro_batch_size=1))
+    check_layout(msgspec.structs.replace(state, microbatch=0), batch, Layout(dp=2, micro_batch_size=1))
 
 
 @pytest.mark.parametrize(
@@ -241,4 +242,4 @@ def test_inside_a_step_another_layout_is_refused_with_the_way_out() -> None:
 def test_a_place_that_no_layout_has_is_refused(changes: dict[str, int]) -> None:
     state = msgspec.structs.replace(decode_state(some_state(), recipe=RECIPE), **changes)
     with pytest.raises(StateError, match="the state is damaged"):
-        check_layout(state, planner_of(SHARES).part.batch, dp=state.dp, micro_batch_size=state.micro_batch_size)
+        check_layout(state, planner_of(SHARES).part.batch, Layout(dp=state.dp, micro_batch_size=state.micro_batch_size))

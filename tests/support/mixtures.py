@@ -9,6 +9,7 @@ import numpy as np
 
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
+from torchmix.parallel.layout import Layout
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.recipe.parts import Part, part_of
@@ -48,4 +49,4 @@ def make_planner(
 ) -> Planner:
     """A planner of a part, or of the training of a recipe; with `one_pass` as given, and the epochs as they are."""
     part = recipe if isinstance(recipe, Part) else part_of(recipe, "train")
-    return Planner(part if one_pass is None else replace(part, one_pass=one_pass), sizes, **layout)
+    return Planner(part if one_pass is None else replace(part, one_pass=one_pass), sizes, Layout(**layout))

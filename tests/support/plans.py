@@ -14,9 +14,10 @@ import torch
 
 from torchmix.constructor.build import ReplicaPieces, build
 from torchmix.constructor.fields import StepTensors
+from torchmix.parallel.layout import Layout
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Pieces
-from torchmix.planner.plan import StepPlan
+from torchmix.planner.plan import BACKBONE, ModulePlan, StepPlan
 
 EXPANDED = ("tokens", "labels", "loss_mask", "position_ids", "source_index")
 """What a microbatch makes of what it holds, a value per token."""
@@ -52,6 +53,11 @@ def make_plan(
     dp_rank, microbatch, slot = (np.array(column, np.int64) for column in zip(*places, strict=True))
     first_of_sample = np.searchsorted(columns["sample"], columns["sample"])
     none = np.zeros(1, np.int64)
+    module = ModulePlan(
+        layout=Layout(dp=int(dp_rank.max()) + 1, micro_batch_size=int(slot.max()) + 1),
+        placement=Placement(dp_rank_of_sample=dp_rank, microbatch_of_sample=microbatch, slot_of_sample=slot),
+        balance=BalanceReport(cost=1, hash_order_cost=1, lower_bound=1),
+    )
     return StepPlan(
         step=step,
         sources=("a", "b", "c"),
@@ -67,16 +73,13 @@ def make_plan(
         sample=columns["sample"],
         slot=np.arange(len(pieces)) - first_of_sample,
         sample_offset=columns["sample_offset"],
-        placement=Placement(dp_rank_of_sample=dp_rank, microbatch_of_sample=microbatch, slot_of_sample=slot),
-        dp=int(dp_rank.max()) + 1,
-        micro_batch_size=int(slot.max()) + 1,
+        modules={BACKBONE: module},
         capacity_tokens=len(places) * length,
         asked_tokens=none,
         drawn_tokens=none,
         delivered_tokens=none,
         pool_tokens=none,
         num_tokens_global=int(columns["tokens"].sum() - ends_document.sum()),
-        balance=BalanceReport(cost=1, hash_order_cost=1, lower_bound=1),
         order_digest=bytes(8),
         plan_digest=bytes(8),
     )

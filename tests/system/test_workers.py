@@ -22,6 +22,7 @@ from tests.support.files import flip_byte
 from tests.support.loaders import Rank, run_job, same_microbatches, write_job
 from tests.support.processes import wait_until, workers_of_this_process
 from torchmix.errors import CorruptPage, SourceChanged
+from torchmix.parallel.layout import Layout
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
@@ -222,8 +223,7 @@ def test_a_stream_runs_and_resumes_in_a_worker_of_torch(job: Path) -> None:
             catalog_folder=str(job.parent / recipe.catalog),
             cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"),
             replica=0,
-            dp=1,
-            micro_batch_size=1,
+            layout=Layout(),
             max_steps=None,
         )
         return TorchdataLoader(StepStream(settings), batch_size=None, num_workers=1, multiprocessing_context="spawn")

@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from torchmix.catalog.settings import settings_of
@@ -22,6 +23,7 @@ from torchmix.cli.plan_summary import PlanSummary, print_summary
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError
 from torchmix.mixture.shares.integers import SHARE_ONE
+from torchmix.parallel.layout import Layout
 from torchmix.planner.planner import Planner, open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
@@ -58,8 +60,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     part = part_of(recipe, arguments.part, one_pass=one_pass)
     folder = recipe_directory(arguments.recipe) / recipe.catalog
     catalog = open_catalog(folder, settings_of(part.sources, part.shuffle))
-    layout = {"dp": arguments.dp, "micro_batch_size": arguments.micro_batch_size}
-    planner = open_planner(part, catalog, **layout)
+    layout = Layout(dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
+    planner = open_planner(part, catalog, layout)
     shares = _mean_shares(planner, arguments.start, arguments.steps)
     summary = PlanSummary(shares, [epoch_tokens(part, name, catalog.sources[name].sizes) for name in shares])
     stop = sys.maxsize if arguments.steps is None else arguments.start + arguments.steps
@@ -95,7 +97,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         "catalog_fingerprint": catalog.fingerprint,
         "part": arguments.part,
         "has_ended": has_ended,
-        **layout,
+        **asdict(layout),
         **summary.values(),
         "groups": group_values(part, shares, summary.delivered()),
         "files": [str(path) for path in paths_of(arguments.out)] if arguments.out is not None else [],

@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             "recipe_fingerprint": recipe_fingerprint(part),
             "catalog_fingerprint": catalog.fingerprint,
             "step": plan.step,
-            "dp": plan.dp,
-            "micro_batch_size": plan.micro_batch_size,
+            "dp": plan.layout.dp,
+            "micro_batch_size": plan.layout.micro_batch_size,
             "order_digest": plan.order_digest.hex(),
         }
         print_json({**about, "samples": list(samples)})

@@ -19,6 +19,7 @@ from torchmix.cli.documents import DocumentReader, place_of
 from torchmix.cli.readable import excerpt, readable
 from torchmix.cli.terminal import count_text, print_table, progress_bar
 from torchmix.errors import OptionError, StateMismatch, TopologyError
+from torchmix.parallel.layout import Layout
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -41,7 +42,7 @@ def plan_of_step(part: Part, catalog: Catalog, arguments: argparse.Namespace) ->
         StateError: `--state` is no state of this recipe and catalog, or of a later step.
         PlanError: The data ends before the step.
     """
-    planner = open_planner(part, catalog, dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
+    planner = open_planner(part, catalog, Layout(dp=arguments.dp, micro_batch_size=arguments.micro_batch_size))
     cursor = _cursor(planner, part, catalog, arguments)
     num_steps = arguments.step + 1 - cursor.step
     with progress_bar(num_steps, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
@@ -153,7 +154,7 @@ def _samples(plan: StepPlan, arguments: argparse.Namespace) -> list[int]:
         return [arguments.sample]
     chosen = np.ones(plan.num_samples, bool)
     for option, value, of_sample, count in (
-        ("--dp-rank", arguments.dp_rank, plan.placement.dp_rank_of_sample, plan.dp),
+        ("--dp-rank", arguments.dp_rank, plan.placement.dp_rank_of_sample, plan.layout.dp),
         ("--microbatch", arguments.microbatch, plan.placement.microbatch_of_sample, plan.num_microbatches),
     ):
         if value is not None:

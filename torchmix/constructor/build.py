@@ -84,11 +84,11 @@ def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
 
     Args:
         plan: The step.
-        replica: Data-parallel rank, in [0, plan.dp).
+        replica: Data-parallel rank, in [0, plan.layout.dp).
     """
     placement = plan.placement
     samples = np.flatnonzero(placement.dp_rank_of_sample == replica)
-    place = placement.microbatch_of_sample[samples] * plan.micro_batch_size + placement.slot_of_sample[samples]
+    place = placement.microbatch_of_sample[samples] * plan.layout.micro_batch_size + placement.slot_of_sample[samples]
     sample_at_place = np.empty(len(samples), np.int64)
     sample_at_place[place] = samples
     # The plan is sorted by sample, so a sample's pieces are one range of its rows.
@@ -100,7 +100,7 @@ def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
         step=plan.step,
         num_tokens_global=plan.num_tokens_global,
         num_samples=len(samples),
-        micro_batch_size=plan.micro_batch_size,
+        micro_batch_size=plan.layout.micro_batch_size,
         sample=np.repeat(np.arange(len(samples)), count),
         sample_offset=plan.sample_offset[chosen],
         source=plan.pieces.source[chosen].astype(np.int32),

@@ -3,6 +3,7 @@
 In reading order:
 
     topology.py       coordinates of a rank in (tp, cp, pp, dp)
+    layout.py         data-parallel ranks x samples of a microbatch
     place_tree.py     who shares what at each axis, who leads, which role a rank has
     array_form.py     name, dtype and shape of an array in a message
     wire.py           what an exchange looks like as bytes

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.errors import TopologyError
+from torchmix.parallel.layout import Layout
 
 Ints = NDArray[np.int64]
 
@@ -52,34 +52,18 @@ class BalanceReport:
         return self.hash_order_cost / self.lower_bound
 
 
-def check_divides(num_samples: int, *, dp: int, micro_batch_size: int) -> int:
-    """Microbatches of each rank in a step.
-
-    Raises:
-        TopologyError: `num_samples` is not a multiple of dp x micro_batch_size.
-    """
-    row = dp * micro_batch_size
-    if num_samples % row:
-        near = " or ".join(str(n * row) for n in (num_samples // row, num_samples // row + 1) if n)
-        raise TopologyError(
-            f"a global batch of {num_samples} samples does not divide by dp {dp} x micro_batch_size "
-            f"{micro_batch_size} = {row}; choose sizes that divide it, or batch.samples {near} (another order)"
-        )
-    return num_samples // row
-
-
-def in_hash_order(num_samples: int, *, dp: int, micro_batch_size: int) -> Placement:
+def in_hash_order(num_samples: int, layout: Layout) -> Placement:
     """Place samples by their number, microbatch by microbatch."""
-    check_divides(num_samples, dp=dp, micro_batch_size=micro_batch_size)
+    layout.num_microbatches(num_samples)
     sample = np.arange(num_samples, dtype=np.int64)
     return Placement(
-        dp_rank_of_sample=sample // micro_batch_size % dp,
-        microbatch_of_sample=sample // (micro_batch_size * dp),
-        slot_of_sample=sample % micro_batch_size,
+        dp_rank_of_sample=sample // layout.micro_batch_size % layout.dp,
+        microbatch_of_sample=sample // layout.row_samples,
+        slot_of_sample=sample % layout.micro_batch_size,
     )
 
 
-def in_rows(cost_of_sample: Ints, *, dp: int, micro_batch_size: int) -> Placement:
+def in_rows(cost_of_sample: Ints, layout: Layout) -> Placement:
     """Place samples of like cost into the same microbatch of all ranks.
 
     Samples are sorted by cost and cut into blocks of dp samples. This minimises the sum, over blocks, of the largest
@@ -90,16 +74,16 @@ def in_rows(cost_of_sample: Ints, *, dp: int, micro_batch_size: int) -> Placemen
 
     Args:
         cost_of_sample: int64 [G]; ties go to the lower sample number, then the lower rank.
-        dp, micro_batch_size: Data-parallel size, and samples per microbatch.
+        layout: What the samples are placed on.
     """
     num_samples = len(cost_of_sample)
-    num_microbatches = check_divides(num_samples, dp=dp, micro_batch_size=micro_batch_size)
+    num_microbatches, dp = layout.num_microbatches(num_samples), layout.dp
     by_cost = np.argsort(-cost_of_sample, kind="stable")
     costs = cost_of_sample[by_cost].tolist()
     load = [(0, 0)] * dp  # cost in this microbatch, cost in the step
     dealt: list[int] = []
     for start in range(0, num_samples, dp):
-        if start % (dp * micro_batch_size) == 0:
+        if start % layout.row_samples == 0:
             load = [(0, total) for _, total in load]
         least_loaded = sorted(range(dp), key=load.__getitem__)
         for dp_rank, cost in zip(least_loaded, costs[start : start + dp], strict=True):
@@ -108,10 +92,10 @@ def in_rows(cost_of_sample: Ints, *, dp: int, micro_batch_size: int) -> Placemen
         dealt += least_loaded
     rank, microbatch = np.empty(num_samples, np.int64), np.empty(num_samples, np.int64)
     rank[by_cost] = dealt
-    microbatch[by_cost] = np.repeat(_small_at_both_ends(num_microbatches), dp * micro_batch_size)
+    microbatch[by_cost] = np.repeat(_small_at_both_ends(num_microbatches), layout.row_samples)
     bin_of_sample = rank * num_microbatches + microbatch
     slot = np.empty(num_samples, np.int64)
-    slot[np.argsort(bin_of_sample, kind="stable")] = np.arange(num_samples) % micro_batch_size
+    slot[np.argsort(bin_of_sample, kind="stable")] = np.arange(num_samples) % layout.micro_batch_size
     return Placement(dp_rank_of_sample=rank, microbatch_of_sample=microbatch, slot_of_sample=slot)
 
 
@@ -124,14 +108,14 @@ def _small_at_both_ends(count: int) -> Ints:
     return microbatch_of_row
 
 
-def report(cost_of_sample: Ints, placement: Placement, *, dp: int, micro_batch_size: int) -> BalanceReport:
+def report(cost_of_sample: Ints, placement: Placement, layout: Layout) -> BalanceReport:
     """Cost of a placement against its lower bound and against hash order."""
-    plain = in_hash_order(len(cost_of_sample), dp=dp, micro_batch_size=micro_batch_size)
+    plain = in_hash_order(len(cost_of_sample), layout)
     total = int(cost_of_sample.sum())
     return BalanceReport(
-        cost=_slowest_rank_sum(cost_of_sample, placement, dp),
-        hash_order_cost=_slowest_rank_sum(cost_of_sample, plain, dp),
-        lower_bound=max(-(-total // dp), int(cost_of_sample.max()), 1),
+        cost=_slowest_rank_sum(cost_of_sample, placement, layout.dp),
+        hash_order_cost=_slowest_rank_sum(cost_of_sample, plain, layout.dp),
+        lower_bound=max(-(-total // layout.dp), int(cost_of_sample.max()), 1),
     )
 
 

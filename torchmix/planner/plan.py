@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.parallel.layout import Layout
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Packed, Pieces
 
@@ -23,6 +25,20 @@ ORDER_VERSION = 1
 """Version of the rules that decide which pieces are in which sample of which step."""
 START_DIGEST = hashlib.sha256(f"torchmix-order-{ORDER_VERSION}".encode()).digest()[:8]
 """Order digest before step 0."""
+
+
+BACKBONE = "backbone"
+"""The module that computes every token of a sample."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ModulePlan:
+    """What one module of the model computes of a step, on a grid of consumers of its own."""
+
+    layout: Layout
+    placement: Placement
+    """Which rank and microbatch of the grid each sample is for."""
+    balance: BalanceReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,9 +56,8 @@ class StepPlan:
     """[n] index of the piece in its sample."""
     sample_offset: Ints
     """[n] first token of the piece in its sample."""
-    placement: Placement
-    dp: int
-    micro_batch_size: int
+    modules: Mapping[str, ModulePlan]
+    """What each module of the model computes of these samples, and where; a model of one module has BACKBONE alone."""
     capacity_tokens: int
     asked_tokens: Ints
     """[S] tokens charged to each source in this step."""
@@ -54,11 +69,25 @@ class StepPlan:
     """[S] tokens deferred to the next step."""
     num_tokens_global: int
     """Tokens of the global batch that have a label: the loss is a mean over these."""
-    balance: BalanceReport
     order_digest: bytes
     """8 bytes over all steps up to and including this one."""
     plan_digest: bytes
     """8 bytes over this step's order digest and placement."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of the backbone."""
+        return self.modules[BACKBONE].layout
+
+    @property
+    def placement(self) -> Placement:
+        """Of the backbone."""
+        return self.modules[BACKBONE].placement
+
+    @property
+    def balance(self) -> BalanceReport:
+        """Of the backbone."""
+        return self.modules[BACKBONE].balance
 
     @property
     def num_samples(self) -> int:
@@ -68,7 +97,7 @@ class StepPlan:
     @property
     def num_microbatches(self) -> int:
         """Microbatches of each data-parallel rank."""
-        return self.num_samples // (self.dp * self.micro_batch_size)
+        return self.num_samples // self.layout.row_samples
 
     @property
     def fill(self) -> float:
@@ -97,9 +126,9 @@ def order_digest(previous: bytes, step: int, packed: Packed, name_hash: NDArray[
     return hashlib.sha256(previous + struct.pack("<q", step) + table.tobytes()).digest()[:8]
 
 
-def plan_digest(order: bytes, placement: Placement, *, dp: int, micro_batch_size: int) -> bytes:
+def plan_digest(order: bytes, placement: Placement, layout: Layout) -> bytes:
     """8-byte digest of one step's order digest and placement."""
     table = np.stack(
         [placement.dp_rank_of_sample, placement.microbatch_of_sample, placement.slot_of_sample], axis=1
     ).astype("<i8")
-    return hashlib.sha256(order + struct.pack("<qq", dp, micro_batch_size) + table.tobytes()).digest()[:8]
+    return hashlib.sha256(order + struct.pack("<qq", layout.dp, layout.micro_batch_size) + table.tobytes()).digest()[:8]

@@ -1,6 +1,6 @@
 """The fold: `step(cursor) -> (StepPlan, cursor')`, pure.
 
-In: a part of a recipe, the sizes of every source, a layout (dp, micro_batch_size) and a cursor. Out: the step's plan
+In: a part of a recipe, the sizes of every source, a layout and a cursor. Out: the step's plan
 and the next cursor. Must hold: pieces, samples and order digest depend on the part, the sizes and the cursor alone,
 never on the layout. Cost: see docs/performance.md; the first step after a start makes one window of every source.
 
@@ -23,11 +23,12 @@ from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.draw import Draw, Position, draw, exhausted_error
 from torchmix.mixture.next_windows import NextWindows
 from torchmix.mixture.stretches import Stretches, joined
+from torchmix.parallel.layout import Layout
 from torchmix.planner import balance, pack
 from torchmix.planner.asking import DrawnTokens, ask_less
 from torchmix.planner.cost import cost_model
 from torchmix.planner.pack import Packed, Pieces
-from torchmix.planner.plan import START_DIGEST, StepPlan, name_hashes, order_digest, plan_digest
+from torchmix.planner.plan import BACKBONE, START_DIGEST, ModulePlan, StepPlan, name_hashes, order_digest, plan_digest
 from torchmix.planner.shares_of_step import SharesOfStep
 from torchmix.planner.source_order import order_of_source
 from torchmix.recipe.parts import Part
@@ -35,6 +36,7 @@ from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
 
 Ints = NDArray[np.int64]
 UNLIMITED_EPOCHS = 1 << 62
+ONE_RANK = Layout()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,32 +69,30 @@ class Planner:
         self,
         part: Part,
         sizes: Mapping[str, SourceSizes],
-        *,
-        dp: int = 1,
-        micro_batch_size: int = 1,
+        layout: Layout = ONE_RANK,
     ) -> None:
         """Prepare to plan.
 
         Args:
             part: What to plan; `part_of` makes it from a checked recipe.
             sizes: Sizes of each source of the part.
-            dp, micro_batch_size: The layout that samples are placed on.
+            layout: What the samples are placed on.
 
         Raises:
-            TopologyError: The global batch does not divide by dp x micro_batch_size.
+            TopologyError: The global batch does not divide by the layout.
             DocumentTooLong: `overflow: error`, and a document exceeds a sample.
             PlanError: A source would give no tokens at all.
             CatalogMissing: A source has no sizes.
             RecipeError: The model is so large that the cost of a batch exceeds 64 bits.
         """
         for stage in stages_of(part.batch):
-            balance.check_divides(stage.samples, dp=dp, micro_batch_size=micro_batch_size)
+            layout.num_microbatches(stage.samples)
         missing = sorted(set(part.sources) - set(sizes))
         if missing:
             raise CatalogMissing(f"no sizes of source(s) {', '.join(missing)}; run `torchmix index` with this recipe")
         self.part = part
         self.sources = tuple(sorted(part.sources))
-        self.dp, self.micro_batch_size = dp, micro_batch_size
+        self.layout = layout
         self.orders = tuple(order_of_source(part, name, sizes[name]) for name in self.sources)
         self.sources_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
         """Indices of the sources that have documents of several pieces."""
@@ -130,7 +130,7 @@ class Planner:
         digest = after.order_digest
         num_samples, length = samples_of_step(self.part.batch, cursor.step), self.part.batch.length
         cost = self._cost.of_samples(packed.pieces.tokens, packed.sample, num_samples=num_samples, length=length)
-        placement = self._place(cost)
+        module = self._place(cost)
         pieces = packed.pieces
         ends_document = pieces.start + pieces.tokens == pieces.document_tokens
         plan = StepPlan(
@@ -140,18 +140,15 @@ class Planner:
             sample=packed.sample,
             slot=packed.slot,
             sample_offset=packed.sample_offset,
-            placement=placement,
-            dp=self.dp,
-            micro_batch_size=self.micro_batch_size,
+            modules={BACKBONE: module},
             capacity_tokens=num_samples * length,
             asked_tokens=asked,
             drawn_tokens=self._by_source(drawn),
             delivered_tokens=self._by_source(pieces),
             pool_tokens=self._by_source(packed.pool),
             num_tokens_global=int(pieces.tokens.sum()) - int(np.count_nonzero(ends_document)),
-            balance=balance.report(cost, placement, dp=self.dp, micro_batch_size=self.micro_batch_size),
             order_digest=digest,
-            plan_digest=plan_digest(digest, placement, dp=self.dp, micro_batch_size=self.micro_batch_size),
+            plan_digest=plan_digest(digest, module.placement, module.layout),
         )
         return plan, after
 
@@ -248,10 +245,14 @@ class Planner:
             )
         return pack.renumber(packed, seed=seed, step=step, num_samples=num_samples)
 
-    def _place(self, cost_of_sample: Ints) -> balance.Placement:
+    def _place(self, cost_of_sample: Ints) -> ModulePlan:
+        layout = self.layout
         if self.part.balance.method == "rows":
-            return balance.in_rows(cost_of_sample, dp=self.dp, micro_batch_size=self.micro_batch_size)
-        return balance.in_hash_order(len(cost_of_sample), dp=self.dp, micro_batch_size=self.micro_batch_size)
+            placement = balance.in_rows(cost_of_sample, layout)
+        else:
+            placement = balance.in_hash_order(len(cost_of_sample), layout)
+        report = balance.report(cost_of_sample, placement, layout)
+        return ModulePlan(layout=layout, placement=placement, balance=report)
 
     def _aligned_sum(self, tokens: Ints) -> int:
         # A stretch is split into whole samples and a rest, so rounding up the whole stretch gives the same sum.
@@ -263,10 +264,10 @@ class Planner:
         return sums
 
 
-def open_planner(part: Part, catalog: Catalog, *, dp: int = 1, micro_batch_size: int = 1) -> Planner:
+def open_planner(part: Part, catalog: Catalog, layout: Layout = ONE_RANK) -> Planner:
     """A planner over an opened catalog; see `Planner`."""
     sizes = {name: source.sizes for name, source in catalog.sources.items()}
-    return Planner(part, sizes, dp=dp, micro_batch_size=micro_batch_size)
+    return Planner(part, sizes, layout)
 
 
 def _drawn_in(step: int, stretches: Stretches) -> Pieces:

@@ -18,7 +18,6 @@ thread that prefetches.
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import sys
 import time
@@ -36,9 +35,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 from torchmix.constructor.fields import Microbatch, StepTensors
 from torchmix.errors import LengthUnknown, LoaderClosed
 from torchmix.parallel.fan_out import FanOut
+from torchmix.parallel.layout import Layout
 from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.planner.balance import check_divides
 from torchmix.planner.plan import START_DIGEST
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
@@ -62,7 +61,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         *,
         part: Part,
         tree: ClientPlaceTree,
-        micro_batch_size: int,
+        layout: Layout,
         look_ahead: int = 2,
         start_step: int = 0,
         stop_step: int | None = None,
@@ -75,7 +74,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             stream: `StepStream` on a leader, `ReceivedSteps` on a peer.
             part: The part of the recipe that is read.
             tree: The job's place tree, seen from this rank.
-            micro_batch_size: Samples of a microbatch.
+            layout: What the samples of each step are placed on.
             look_ahead: Finished steps that may wait, 1 or more.
             start_step: The step to begin at, if no state is loaded.
             stop_step: The step before which the stream ends, if that is known.
@@ -96,13 +95,13 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._leader = tree.leader_of(tree.topology.rank)
         self._part = part
         self._fingerprint = recipe_fingerprint(part)
-        self._layout = {"dp": tree.topology.dp, "micro_batch_size": micro_batch_size}
+        self._layout = layout
         self._look_ahead = look_ahead
         self._fan_out = fan_out
         self._liveness = liveness
         # Before the step that is being consumed, or where one was begun when it was loaded.
         self._start_step, self._stop_step = start_step, stop_step
-        self._state = start_state(recipe=self._fingerprint, **self._layout, step=start_step)
+        self._state = start_state(layout, recipe=self._fingerprint, step=start_step)
         self._step: _Step | None = None
         self._header: StepHeader | None = None
         self._feed: Ahead[StepTensors] | None = None
@@ -147,12 +146,13 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         state = decode_state(state_bytes(state_dict), recipe=self._fingerprint)
         if from_step_start:
             state = step_start(state)
-        check_layout(state, self._part.batch, **self._layout)
+        check_layout(state, self._part.batch, self._layout)
         if isinstance(self.dataset, StepStream):
             self.dataset.check_state(state)
         was_running = self._feed is not None
         self._stop_feed()
-        self._state = msgspec.structs.replace(state, **self._layout)
+        dp, micro_batch_size = self._layout.dp, self._layout.micro_batch_size
+        self._state = msgspec.structs.replace(state, dp=dp, micro_batch_size=micro_batch_size)
         self._step = self._header = None
         self._ended = False
         if was_running:
@@ -176,7 +176,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             text = "this loader ends when it is stopped, or its data ends; len() needs max_steps, and no one_pass"
             raise LengthUnknown(text)
         start, stop = (samples_before(self._part.batch, step) for step in (self._start_step, self._stop_step))
-        return max(0, stop - start) // math.prod(self._layout.values())
+        return max(0, stop - start) // self._layout.row_samples
 
     def __bool__(self) -> bool:
         return True  # `if loader:` asks whether there is one, not for its length
@@ -238,7 +238,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             self._feed.close(timeout_s=0)
 
     def _microbatches_of(self, step: int) -> int:
-        return check_divides(samples_of_step(self._part.batch, step), **self._layout)
+        return self._layout.num_microbatches(samples_of_step(self._part.batch, step))
 
     def _next(self) -> Microbatch | None:
         self._check_open()

@@ -29,12 +29,12 @@ from torchmix.errors import OptionError, TopologyError
 from torchmix.indexing.scan import catalog_if_any, ensure_catalog
 from torchmix.parallel.agreement import agree, failures_told
 from torchmix.parallel.fan_out import FanOut, open_fan_out
+from torchmix.parallel.layout import Layout
 from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.open_liveness import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import SHORTEST_PATIENCE_S, patience_of
 from torchmix.parallel.topology import Topology
-from torchmix.planner.balance import check_divides
 from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.bad_rows import max_bad_of
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -127,8 +127,9 @@ def build_loader(
             padded_vocab_size=padded_vocab_size,
         )
         _check_patience(patience_s)
+        layout = Layout(dp=tree.topology.dp, micro_batch_size=micro_batch_size)
         for stage in stages_of(planned.batch):
-            check_divides(stage.samples, dp=tree.topology.dp, micro_batch_size=micro_batch_size)
+            layout.num_microbatches(stage.samples)
         check_context_parallel(
             tree.topology.cp,
             length=planned.batch.length,
@@ -165,8 +166,7 @@ def build_loader(
                 catalog_folder=str(folder / whole.catalog),
                 cache_bytes=parse_bytes(whole.read.cache, where="read.cache"),
                 replica=tree.replica,
-                dp=tree.topology.dp,
-                micro_batch_size=micro_batch_size,
+                layout=layout,
                 max_steps=max_steps,
                 start_step=start_step,
                 padded_vocab_size=padded_vocab_size,
@@ -181,7 +181,7 @@ def build_loader(
             stream,
             part=planned,
             tree=tree,
-            micro_batch_size=micro_batch_size,
+            layout=layout,
             look_ahead=look_ahead,
             start_step=start_step,
             stop_step=None if one_pass else max_steps,

@@ -47,12 +47,7 @@ class StepStream(IterableDataset[StepTensors]):
         self._catalog = catalog
         self._worker = worker
         self._fingerprint = recipe_fingerprint(settings.part)
-        start = start_state(
-            recipe=self._fingerprint,
-            dp=settings.dp,
-            micro_batch_size=settings.micro_batch_size,
-            step=settings.start_step,
-        )
+        start = start_state(settings.layout, recipe=self._fingerprint, step=settings.start_step)
         self._state = encode_state(start)
         self._last_header = b""
         """Of the last step given since the state was loaded."""
@@ -77,8 +72,7 @@ class StepStream(IterableDataset[StepTensors]):
         """
         data = state_bytes(state_dict)
         state = decode_state(data, recipe=self._fingerprint)
-        settings = self._settings
-        check_layout(state, settings.part.batch, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
+        check_layout(state, self._settings.part.batch, self._settings.layout)
         self.check_state(state)
         self._state, self._last_header = data, b""
 

@@ -22,6 +22,7 @@ from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.resets import NO_RESET, Int64Array
 from torchmix.errors import SourceExhausted
+from torchmix.parallel.layout import Layout
 from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
@@ -49,9 +50,8 @@ class StreamSettings:
     cache_bytes: int
     """Decoded pages kept."""
     replica: int
-    """Data-parallel rank, in [0, dp)."""
-    dp: int
-    micro_batch_size: int
+    """Data-parallel rank, in [0, layout.dp)."""
+    layout: Layout
     max_steps: int | None
     """The step before which the stream ends; counted from the run's beginning, not from a resume."""
     start_step: int = 0
@@ -87,7 +87,7 @@ def replica_steps(
     """
     part = settings.part
     fingerprint = recipe_fingerprint(part)
-    planner = open_planner(part, catalog, dp=settings.dp, micro_batch_size=settings.micro_batch_size)
+    planner = open_planner(part, catalog, settings.layout)
     start = decode_state(state, recipe=fingerprint)
     try:
         cursor = cursor_of_state(start, planner, catalog=catalog.fingerprint, is_stopped=is_stopped)

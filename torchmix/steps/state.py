@@ -23,6 +23,7 @@ import numpy as np
 
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.mixture.draw import Position
+from torchmix.parallel.layout import Layout
 from torchmix.planner.asking import DrawnTokens
 from torchmix.planner.planner import Cursor, Decision, Planner
 from torchmix.recipe.ramp import samples_of_step
@@ -107,15 +108,15 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens of each source that could not be read in the steps before `step`; none is left out."""
 
 
-def start_state(*, recipe: str, dp: int, micro_batch_size: int, step: int = 0) -> LoaderState:
+def start_state(layout: Layout, *, recipe: str, step: int = 0) -> LoaderState:
     """The state before a step, as its number alone, which needs no catalog to be known."""
     return LoaderState(
         recipe=recipe,
         catalog="",
         step=step,
         microbatch=0,
-        dp=dp,
-        micro_batch_size=micro_batch_size,
+        dp=layout.dp,
+        micro_batch_size=layout.micro_batch_size,
         order_digest=b"",
         plan_digest=b"",
         sources=[],
@@ -135,8 +136,8 @@ def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: s
         catalog=catalog,
         step=cursor.step,
         microbatch=0,
-        dp=planner.dp,
-        micro_batch_size=planner.micro_batch_size,
+        dp=planner.layout.dp,
+        micro_batch_size=planner.layout.micro_batch_size,
         order_digest=cursor.order_digest,
         plan_digest=b"",
         sources=[
@@ -205,7 +206,7 @@ def check_catalog(state: LoaderState, catalog: str) -> None:
         )
 
 
-def check_layout(state: LoaderState, batch: Batch, *, dp: int, micro_batch_size: int) -> None:
+def check_layout(state: LoaderState, batch: Batch, layout: Layout) -> None:
     """Refuse a state inside a step when the layout is another, or one that no layout has.
 
     Raises:
@@ -213,24 +214,18 @@ def check_layout(state: LoaderState, batch: Batch, *, dp: int, micro_batch_size:
         StateError: The step, its layout or the microbatch does not exist.
     """
     check_step(state.step)
-    num_samples, row = samples_of_step(batch, state.step), state.dp * state.micro_batch_size
-    if (
-        state.dp < 1
-        or state.micro_batch_size < 1
-        or num_samples % row
-        or not 0 <= state.microbatch < num_samples // row
-    ):
+    saved = Layout(dp=state.dp, micro_batch_size=state.micro_batch_size)
+    num_samples, row = samples_of_step(batch, state.step), saved.row_samples
+    if min(saved.dp, saved.micro_batch_size) < 1 or num_samples % row or not 0 <= state.microbatch < num_samples // row:
         raise StateError(
-            f"the state has {state.microbatch} consumed microbatches of dp {state.dp} x micro_batch_size "
-            f"{state.micro_batch_size} in step {state.step}, which has {num_samples} samples: the state is damaged, "
-            f"use another checkpoint"
+            f"the state has {state.microbatch} consumed microbatches of {saved} in step {state.step}, which has "
+            f"{num_samples} samples: the state is damaged, use another checkpoint"
         )
-    if state.microbatch and (state.dp, state.micro_batch_size) != (dp, micro_batch_size):
+    if state.microbatch and saved != layout:
         raise StateMismatch(
-            f"the state was saved inside step {state.step}, after {state.microbatch} microbatches of dp {state.dp} x "
-            f"micro_batch_size {state.micro_batch_size}; this job has dp {dp} x micro_batch_size {micro_batch_size}. "
-            f"Resume with the same sizes, or go back to the start of step {state.step} (its microbatches come again) "
-            f"with load_state_dict(state, from_step_start=True)"
+            f"the state was saved inside step {state.step}, after {state.microbatch} microbatches of {saved}; this job "
+            f"has {layout}. Resume with the same sizes, or go back to the start of step {state.step} (its microbatches "
+            f"come again) with load_state_dict(state, from_step_start=True)"
         )
 
 

@@ -1,0 +1,21 @@
+"""A layout divides the samples of a step, or says which sizes would."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmix.errors import TopologyError
+from torchmix.parallel.layout import Layout
+
+
+def test_each_rank_has_its_microbatches_of_a_step() -> None:
+    layout = Layout(dp=8, micro_batch_size=3)
+    assert (layout.row_samples, layout.num_microbatches(96), str(layout)) == (24, 4, "dp 8 x micro_batch_size 3")
+    assert Layout().num_microbatches(5) == 5
+
+
+def test_sizes_that_do_not_divide_are_named_with_those_that_would() -> None:
+    with pytest.raises(
+        TopologyError, match=r"100 samples does not divide by dp 8 x micro_batch_size 3 = 24.* 96 or 120"
+    ):
+        Layout(dp=8, micro_batch_size=3).num_microbatches(100)
