@@ -236,6 +236,16 @@ def test_every_file_opens_with_its_story() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_a_class_name_stands_once() -> None:
+    places: dict[str, list[str]] = {}
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(place(path, node))
+    faults = [f"{name}: {', '.join(found)}; rename the lesser one" for name, found in places.items() if len(found) > 1]
+    assert not faults, "\n".join(faults)
+
+
 def test_functions_say_what_they_do_not_that_they_do() -> None:
     vague = re.compile(r"_*(get|process|handle|do)(_|$)")
     faults = [

@@ -13,7 +13,7 @@ from tests.support.fake_megatron import default_args, modules_of
 from torchmix.errors import StateError, StateMismatch
 from torchmix.megatron_adapter.checkpoint_args import (
     LoadedCheckpoint,
-    Start,
+    RunStart,
     remember,
     start_of_run,
     watch_checkpoints,
@@ -43,7 +43,7 @@ def checkpoint_of(*steps: int) -> LoadedCheckpoint:
     return loaded
 
 
-def start(loaded: LoadedCheckpoint, **changes: Any) -> Start:
+def start(loaded: LoadedCheckpoint, **changes: Any) -> RunStart:
     return start_of_run(default_args(**changes), BATCH, loaded, recipe=RECIPE)
 
 
@@ -95,7 +95,7 @@ def test_a_megatron_without_the_place_to_look_is_an_error() -> None:
 @pytest.mark.parametrize(("step", "consumed"), [(1, 4), (10, 40), (12, 56)])
 def test_a_checkpoint_goes_on_where_it_was_saved(step: int, consumed: int) -> None:
     found = start(checkpoint_of(step - 1, step), consumed_train_samples=consumed)
-    assert found == Start(step=step, state=state_before(step), reason="continuing from the checkpoint")
+    assert found == RunStart(step=step, state=state_before(step), reason="continuing from the checkpoint")
 
 
 def test_the_unfinished_step_of_a_suspected_fault_comes_again() -> None:
@@ -158,7 +158,7 @@ def test_a_run_moves_to_torchmix_at_the_step_of_megatrons_count() -> None:
 
 @pytest.mark.parametrize(("load", "reason"), [(None, "a new run"), ("/checkpoints", "no checkpoint was loaded")])
 def test_without_a_checkpoint_the_run_is_new(load: str | None, reason: str) -> None:
-    assert start(LoadedCheckpoint(), load=load) == Start(step=0, state=None, reason=reason)
+    assert start(LoadedCheckpoint(), load=load) == RunStart(step=0, state=None, reason=reason)
 
 
 def test_a_count_without_a_checkpoint_needs_a_word() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from torchmix.formats.source import Documents, FileScan, PageRun, Source
+from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
 
 
@@ -56,7 +56,7 @@ def as_lists(documents: Documents) -> list[list[int]]:
     return [ids[start:stop] for start, stop in pairwise(offsets)]
 
 
-def documents_by_page(source: Source, path: Path, scan: FileScan, *, most_pages: int = 1) -> list[list[int]]:
+def documents_by_page(source: FormatSource, path: Path, scan: FileScan, *, most_pages: int = 1) -> list[list[int]]:
     """All documents of a file, decoded run by run."""
     documents = []
     for run in page_runs(path, scan, most_pages=most_pages):

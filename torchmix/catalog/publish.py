@@ -43,7 +43,7 @@ SHARED_NAME = "sources"
 ARRAYS_NAME = re.compile(r".+\.[0-9a-f]{8}")
 
 
-class SharedArrays:
+class SharedFile:
     """One file for the arrays of small sources that are indexed together: to make hundreds of files, and to bring each
     to the disk, takes longer than to scan what they are of. Made when it is first needed; close it."""
 
@@ -71,7 +71,7 @@ def write_source(
     settings: SourceSettings,
     transform_id: str,
     files: Sequence[tuple[str, FilePart]],
-    shared: SharedArrays | None = None,
+    shared: SharedFile | None = None,
     vocab_size: int | None = None,
 ) -> SourceEntry:
     """Write the arrays of one source into a fresh file, or a shared one, and describe them; `publish` brings them to

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import OptionError
-from torchmix.formats.source import Source
+from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
 from torchmix.reader.reader import Reader
 from torchmix.recipe.checks import TOKENIZERS
@@ -28,7 +28,7 @@ CACHE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RowPlace:
     """Where a row of a source lies."""
 
     file: str
@@ -59,7 +59,7 @@ class DocumentReader:
         if tokenizer is not None and tokenizer_kind(tokenizer) is None:
             raise OptionError(f"--tokenizer {tokenizer}: no tokenizer; write {TOKENIZERS}")
         own, named = Tokenizers(directory), Tokenizers(Path())
-        sources: dict[str, Source] = {}
+        sources: dict[str, FormatSource] = {}
         self._tokenizer: dict[str, Tokenizer | None] = {}
         for name, source in catalog.sources.items():
             sources[name] = choose_source(name, source, (file.path for file in source.files), own)
@@ -93,12 +93,12 @@ class DocumentReader:
         return None if tokenizer is None else tokenizer.decode(ids.tolist())
 
 
-def place_of(source: SourceCatalog, row: int) -> Place:
+def place_of(source: SourceCatalog, row: int) -> RowPlace:
     """Where a row of a source lies."""
     first_rows = [file.first_row for file in source.files]  # of files without rows that of the next, which is found
     file = source.files[int(np.searchsorted(first_rows, row, side="right")) - 1]
     page = int(source.pages.page_of_rows(np.array([row], np.int64))[0])
-    return Place(file=file.path, file_row=row - file.first_row, page=page)
+    return RowPlace(file=file.path, file_row=row - file.first_row, page=page)
 
 
 def only(catalog: Catalog, name: str) -> Catalog:

@@ -15,7 +15,7 @@ from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.cli.findings import Finding, Level
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
-from torchmix.formats.source import Source
+from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source, find_source_files
 from torchmix.indexing.file_changes import match_files
 from torchmix.indexing.scan_files import fingerprint_files
@@ -73,7 +73,7 @@ def _of_error(error: CatalogError, where: str, name: str) -> Finding:
 
 
 def _unreadable(
-    source: Source, paths: list[str], directory: Path, *, masks_bad_rows: bool
+    source: FormatSource, paths: list[str], directory: Path, *, masks_bad_rows: bool
 ) -> Iterator[SourceUnreadable | CorruptPage]:
     """Files that cannot be opened, or do not hold what the source needs."""
     for path in paths:
@@ -83,7 +83,7 @@ def _unreadable(
             yield error
 
 
-def _changes(source: Source, paths: list[str], directory: Path, held: SourceCatalog) -> Iterator[Finding]:
+def _changes(source: FormatSource, paths: list[str], directory: Path, held: SourceCatalog) -> Iterator[Finding]:
     """Files that differ from what was indexed."""
     found = fingerprint_files([(source, path) for path in paths], directory)
     _, changes = match_files(source.name, found, held.files)

@@ -26,7 +26,7 @@ from torchmix.catalog.manifest import MOST_ID
 from torchmix.constructor.arrays import NO_LOSS, SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays
 from torchmix.constructor.boundaries import Boundaries, boundaries_of_documents, boundaries_of_samples
 from torchmix.constructor.memory import StepMemory
-from torchmix.constructor.resets import NO_RESET, Parts, cut_pieces, find_resets
+from torchmix.constructor.resets import NO_RESET, CutPieces, cut_pieces, find_resets
 from torchmix.constructor.spans import PADDING, Spans, spans_of_pieces
 from torchmix.errors import CorruptPage
 from torchmix.planner.plan import StepPlan
@@ -182,7 +182,7 @@ def _resets(
     length: int,
     packing: Packing,
     reset_ids: Int64Array | None,
-) -> tuple[Int64Array, Parts]:
+) -> tuple[Int64Array, CutPieces]:
     """Where ids inside pieces end a document, and the parts that they cut pieces into; none in bad pieces."""
     start, resets = pieces.places(length), np.zeros(0, np.int64)
     if reset_ids is not None:
@@ -194,7 +194,7 @@ def _resets(
     return resets, cut_pieces(start, pieces.tokens, padded_tokens, resets)
 
 
-def _spans(pieces: ReplicaPieces, parts: Parts, length: int, packing: Packing) -> Spans:
+def _spans(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: Packing) -> Spans:
     sizes = {
         "num_microbatches": pieces.num_samples // pieces.micro_batch_size,
         "tokens_of_microbatch": pieces.micro_batch_size * length,
@@ -294,7 +294,7 @@ def _padding(spans: Spans, num_tokens: int) -> Int64Array:
     return places
 
 
-def _boundaries(pieces: ReplicaPieces, parts: Parts, length: int, packing: Packing) -> Boundaries:
+def _boundaries(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: Packing) -> Boundaries:
     sizes = {"num_samples": pieces.num_samples, "length": length, "micro_batch_size": pieces.micro_batch_size}
     if not resets_attention(packing):
         return boundaries_of_samples(**sizes)

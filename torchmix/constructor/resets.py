@@ -20,7 +20,7 @@ NO_RESET = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Parts:
+class CutPieces:
     """The n pieces of a replica, cut into p >= n parts that touch; in the order in which they lie."""
 
     piece: Int64Array
@@ -56,7 +56,7 @@ def find_resets(
     return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
 
 
-def cut_pieces(start: Int64Array, tokens: Int64Array, padded_tokens: Int64Array, resets: Int64Array) -> Parts:
+def cut_pieces(start: Int64Array, tokens: Int64Array, padded_tokens: Int64Array, resets: Int64Array) -> CutPieces:
     """Cut each piece after every reset in it, where it goes on.
 
     Args:
@@ -66,7 +66,7 @@ def cut_pieces(start: Int64Array, tokens: Int64Array, padded_tokens: Int64Array,
         resets: Places in pieces, rising.
     """
     if not len(resets):
-        return Parts(piece=np.arange(len(start)), start=start, tokens=tokens, padded_tokens=padded_tokens)
+        return CutPieces(piece=np.arange(len(start)), start=start, tokens=tokens, padded_tokens=padded_tokens)
     stop = start + tokens
     piece = np.searchsorted(start, resets, side="right") - 1
     goes_on = resets + 1 < stop[piece]
@@ -76,4 +76,4 @@ def cut_pieces(start: Int64Array, tokens: Int64Array, padded_tokens: Int64Array,
     is_last = np.diff(piece_of_part, append=len(start)) > 0
     part_tokens = np.where(is_last, stop[piece_of_part], np.append(part_start[1:], 0)) - part_start
     padding = np.where(is_last, (padded_tokens - tokens)[piece_of_part], 0)
-    return Parts(piece=piece_of_part, start=part_start, tokens=part_tokens, padded_tokens=part_tokens + padding)
+    return CutPieces(piece=piece_of_part, start=part_start, tokens=part_tokens, padded_tokens=part_tokens + padding)

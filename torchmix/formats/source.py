@@ -131,7 +131,7 @@ class PageRun:
     that decoded then, and `tokens` is what they hold."""
 
 
-class Source(Protocol):
+class FormatSource(Protocol):
     """One source of the recipe: its name, and how its files are read. Safe to share between threads."""
 
     @property

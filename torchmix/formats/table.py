@@ -1,8 +1,8 @@
 """The table of formats: how files of each are found, scanned and read.
 
-In: a source's name, and what the recipe or the catalog says of it. Out: paths of files, and a `Source`. Must hold: a
-format that cannot be read is named before anything is opened. Cost: none beside listing folders; the recipe's `format`
-and names alone decide, and a file of an unknown name is taken for Parquet, whose reader checks it.
+In: a source's name, and what the recipe or the catalog says of it. Out: paths of files, and a `FormatSource`. Must
+hold: a format that cannot be read is named before anything is opened. Cost: none beside listing folders; the recipe's
+`format` and names alone decide, and a file of an unknown name is taken for Parquet, whose reader checks it.
 
 A new format is a folder whose `source.py` implements `source.Source`, and a row of the table: its half in the recipe's
 `source_format.py` says what a recipe needs to know, its half here the rest.
@@ -25,7 +25,7 @@ from torchmix.formats.jsonl.source import JsonLinesSource
 from torchmix.formats.megatron.files import find_datasets, index_path
 from torchmix.formats.megatron.source import IndexedSource, dtype_of_schema
 from torchmix.formats.parquet.source import ParquetSource
-from torchmix.formats.source import Source
+from torchmix.formats.source import FormatSource
 from torchmix.recipe.source_format import DEFAULT_FORMAT, FORMATS
 from torchmix.storage.find_files import find_files
 from torchmix.transform.bytes_tokenizer import BYTES
@@ -37,7 +37,7 @@ from torchmix.transform.tokenizer import Tokenizer
 class FormatRow:
     """How files of one format are read."""
 
-    make_source: Callable[..., Source]
+    make_source: Callable[..., FormatSource]
     """Called with the keyword `name`, and of a format with columns with `column`, `kind` and `tokenizer`."""
     find: Callable[[str, Sequence[str], Path], list[str]] = find_files
     """Name, patterns and the recipe's folder of a source -> its data files."""
@@ -116,7 +116,7 @@ def find_source_files(name: str, settings: SourceSettings, directory: Path) -> l
     return _row(name, settings.format).find(name, settings.patterns, directory)
 
 
-def choose_source(name: str, reading: Reading, paths: Iterable[str], tokenizers: Tokenizers) -> Source:
+def choose_source(name: str, reading: Reading, paths: Iterable[str], tokenizers: Tokenizers) -> FormatSource:
     """Choose how a source is read.
 
     Args:

@@ -20,7 +20,7 @@ import msgspec
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import Manifest, SourceEntry, read_manifest
 from torchmix.catalog.parts import FilePart, part_path, remove_parts
-from torchmix.catalog.publish import SharedArrays, publish, remove_leftovers, with_settings, write_source
+from torchmix.catalog.publish import SharedFile, publish, remove_leftovers, with_settings, write_source
 from torchmix.catalog.settings import SourceSettings, settings_of
 from torchmix.catalog.store import (
     Catalog,
@@ -177,7 +177,7 @@ def _index(
         parts = _parts_of_sources(work, scanned)
         for source in work:
             check_parts(source.name, source.settings, _named(source, parts[source.name]), may_be_empty=any_rows)
-        with closing(SharedArrays(folder)) as shared:
+        with closing(SharedFile(folder)) as shared:
             entries = {source.name: _entry(folder, source, parts[source.name], shared) for source in work}
         manifest = publish(folder, entries, old)
         remove_parts(folder, frozenset(settings))
@@ -252,7 +252,7 @@ def _parts_of_sources(work: Sequence[SourceWork], scanned: Sequence[ScannedFile]
     return parts
 
 
-def _entry(folder: Path, work: SourceWork, parts: Sequence[FilePart], shared: SharedArrays) -> SourceEntry:
+def _entry(folder: Path, work: SourceWork, parts: Sequence[FilePart], shared: SharedFile) -> SourceEntry:
     """The catalog's entry of a source; its arrays are written, unless they are there already."""
     if work.entry is not None and work.held is not None and _is_unchanged(work, work.entry):
         files = tuple(

@@ -23,7 +23,7 @@ from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.catalog.parts import FilePart, load_part, save_part
 from torchmix.errors import SourceChanged, SourceUnreadable
-from torchmix.formats.source import FileScan, Source
+from torchmix.formats.source import FileScan, FormatSource
 from torchmix.formats.table import READ_AS, files_beside
 from torchmix.indexing.file_changes import FoundFile
 from torchmix.storage.file_status import settled_statuses
@@ -48,7 +48,7 @@ Progress = Callable[[int, int, str, str], None]
 class ScanTask:
     """A file to scan."""
 
-    source: Source
+    source: FormatSource
     """How it is read."""
     found: FoundFile
     """Its path and identity."""
@@ -70,7 +70,7 @@ class ScannedFile:
     """It was scanned by an earlier run that did not finish."""
 
 
-def fingerprint_files(files: Sequence[tuple[Source, str]], directory: Path) -> list[FoundFile]:
+def fingerprint_files(files: Sequence[tuple[FormatSource, str]], directory: Path) -> list[FoundFile]:
     """Read the identity of each file from its end.
 
     Args:
@@ -197,7 +197,7 @@ def part_of_scan(scan: FileScan) -> FilePart:
     )
 
 
-def _fingerprint(source: Source, path: str, directory: Path) -> FoundFile:
+def _fingerprint(source: FormatSource, path: str, directory: Path) -> FoundFile:
     place = place_of(directory, path)
     with opened(place, f"source {source.name!r}: {place}") as file:
         status = settled_statuses(file, files_beside(source.format, place))
@@ -222,7 +222,7 @@ def _in_parallel(calls: Sequence[Callable[[], Result]], stop: Event, num_threads
     return [future.result() for future in futures]
 
 
-def _num_threads(files: Sequence[tuple[Source, str, int]]) -> int:
+def _num_threads(files: Sequence[tuple[FormatSource, str, int]]) -> int:
     """For files with their sources and sizes: one for each processor; for objects at least STORE_THREADS, which mostly
     wait; one where there is little more to do than Python, which threads would only take from each other."""
     in_store = any(is_uri(path) for _, path, _ in files)

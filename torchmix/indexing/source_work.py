@@ -17,7 +17,7 @@ from torchmix.catalog.manifest import SourceEntry
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.store import ARRAYS_FOLDER, SourceCatalog, open_source
 from torchmix.errors import CatalogError
-from torchmix.formats.source import Source
+from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source, find_source_files
 from torchmix.indexing.file_changes import FileChange, WantedFile, match_files
 from torchmix.indexing.log_lines import log_changes
@@ -33,7 +33,7 @@ class SourceWork:
 
     name: str
     settings: SourceSettings
-    source: Source
+    source: FormatSource
     entry: SourceEntry | None
     """What the catalog says of it, if it was indexed for the same column and transform."""
     held: SourceCatalog | None
@@ -81,7 +81,7 @@ def compare(
     return tuple(work)
 
 
-def _same_reading(entry: SourceEntry, settings: SourceSettings, source: Source) -> bool:
+def _same_reading(entry: SourceEntry, settings: SourceSettings, source: FormatSource) -> bool:
     """Whether lengths of the catalog are true: the transform tells all of a tokenizer but its name."""
     if not settings.masks_bad_rows and any(file.num_bad_rows for file in entry.files):
         return False

@@ -39,7 +39,7 @@ FRESH_FLAG = "--data-start-fresh"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
+class RunStart:
     """Where the data of this run begin."""
 
     step: int
@@ -113,7 +113,7 @@ def remember(args: Any, state: bytes) -> None:
     setattr(args, ATTRIBUTE, base64.b64encode(state).decode("ascii"))
 
 
-def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: str) -> Start:
+def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: str) -> RunStart:
     """Decide where the data begin.
 
     Args:
@@ -137,10 +137,10 @@ def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: s
                 f"{FRESH_FLAG} to let the data begin there, too"
             )
         reason = "no checkpoint was loaded" if getattr(args, "load", None) else "a new run"
-        return Start(step=0, state=None, reason=reason)
+        return RunStart(step=0, state=None, reason=reason)
     if not loaded.states:
         if not consumed:
-            return Start(step=0, state=None, reason="the checkpoint has trained on nothing yet")
+            return RunStart(step=0, state=None, reason="the checkpoint has trained on nothing yet")
         raise StateError(
             f"the checkpoint of {consumed} samples was not trained with torchmix: it has no state of the data. To go "
             f"on with it on purpose, give {FRESH_FLAG} once: the data then begin at the step after as many samples of "
@@ -152,7 +152,7 @@ def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: s
         state = _decoded(data, recipe)
         samples = samples_before(batch, state.step)
         if samples == consumed and state.microbatch == 0:
-            return Start(step=state.step, state=data, reason="continuing from the checkpoint")
+            return RunStart(step=state.step, state=data, reason="continuing from the checkpoint")
         found.append(f"step {state.step} (after {samples} samples)")
     raise StateMismatch(
         f"the checkpoint's data are before {' or '.join(found)}, Megatron's consumed_train_samples is {consumed}. "
@@ -170,12 +170,12 @@ def _decoded(data: bytes, recipe: str) -> LoaderState:
         ) from error
 
 
-def _planned(batch: Batch, consumed: int, reason: str) -> Start:
+def _planned(batch: Batch, consumed: int, reason: str) -> RunStart:
     try:
         step = step_after_samples(batch, consumed)
     except RecipeError as error:
         raise StateError(f"{reason}, but {error.message}") from error
-    return Start(step=step, state=None, reason=reason)
+    return RunStart(step=step, state=None, reason=reason)
 
 
 def _bytes_of(text: Any) -> bytes:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-class Parts(NamedTuple):
+class WindowPieces(NamedTuple):
     """Parts of documents of one window, in order. Arrays [n]."""
 
     row: Ints
@@ -116,7 +116,7 @@ class Window:
         inside = piece - int(self.first_piece[document])
         return (int(self.rows[document]), inside * self.piece_tokens) if inside else None
 
-    def stretches(self, taken: Taken) -> Parts:
+    def stretches(self, taken: Taken) -> WindowPieces:
         """The pieces taken, those of a document as one."""
         start, stop, before, after = taken
         if self.first_piece is None:
@@ -129,7 +129,7 @@ class Window:
         edges[0], edges[-1] = before, after
         return self._documents(first, last, begins, edges)
 
-    def pieces(self, start: int, stop: int) -> Parts:
+    def pieces(self, start: int, stop: int) -> WindowPieces:
         """Pieces `start` to `stop`, one by one."""
         if self.first_piece is None:
             return self._documents(start, stop, np.zeros(stop - start, np.int64), self.ends[start : stop + 1])
@@ -138,9 +138,9 @@ class Window:
         counted = self.ends[document + 1] - self.ends[document]
         begins = np.minimum((number - self.first_piece[document]) * self.piece_tokens, counted)
         whole = counted if self.document_tokens is None else self.document_tokens[document]
-        return Parts(self.rows[document], begins, np.minimum(counted - begins, self.piece_tokens), whole)
+        return WindowPieces(self.rows[document], begins, np.minimum(counted - begins, self.piece_tokens), whole)
 
-    def _documents(self, first: int, last: int, begins: Ints, edges: Ints) -> Parts:
+    def _documents(self, first: int, last: int, begins: Ints, edges: Ints) -> WindowPieces:
         """Documents `first` to `last`, of each the tokens between two edges."""
         tokens = edges[1:] - edges[:-1]
         if self.document_tokens is not None:
@@ -149,4 +149,4 @@ class Window:
             whole = tokens
         else:
             whole = self.ends[first + 1 : last + 1] - self.ends[first:last]
-        return Parts(self.rows[first:last], begins, tokens, whole)
+        return WindowPieces(self.rows[first:last], begins, tokens, whole)

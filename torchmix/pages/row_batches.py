@@ -54,7 +54,7 @@ class RowBatch(NamedTuple):
         return self.place._replace(used=self.place.used + used)
 
 
-class _Window(NamedTuple):
+class _EpochWindow(NamedTuple):
     place: Place
     """Of its first row."""
     number: int
@@ -87,7 +87,7 @@ def row_batches(
         return  # epochs without rows would never end
     mine = range(reader_index, order.num_windows, num_readers)
     windows = (
-        _Window(Place(epoch, done, 0), mine[done])
+        _EpochWindow(Place(epoch, done, 0), mine[done])
         for epoch in (count(start.epoch) if epochs is None else range(start.epoch, epochs))
         for done in range(start.window if epoch == start.epoch else 0, len(mine))
     )
@@ -116,7 +116,7 @@ def row_batches(
         used = 0
 
 
-def _pages_ahead(order: SourceOrder, window: _Window | None) -> NDArray[np.int64]:
+def _pages_ahead(order: SourceOrder, window: _EpochWindow | None) -> NDArray[np.int64]:
     """Pages to decode before a window begins, ascending: pages of a chunk are decoded together."""
     # Other methods need as many new pages for any batch as for any other.
     if window is None or order.method != "page":

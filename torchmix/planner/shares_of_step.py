@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.mixture.shares.integers import integer_shares
-from torchmix.mixture.shares.schedule import Change, Schedule
+from torchmix.mixture.shares.schedule import Schedule, ShareChange
 from torchmix.recipe.mixture.changes import tokens_before
 from torchmix.recipe.mixture.shares_of_part import stages_of_part, trees_of
 from torchmix.recipe.mixture.tree import Node, stream_shares
@@ -80,7 +80,7 @@ class SharesOfStep:
         changes = []
         for place, each in zip([(0, 0), *self._places], shares, strict=True):
             now = each if each.any() else now
-            changes.append(Change(start_token=place[0], stop_token=place[1], shares=now))
+            changes.append(ShareChange(start_token=place[0], stop_token=place[1], shares=now))
         return Schedule(changes[0].shares, changes[1:])
 
     def _shares(self, tree: Node, gone: frozenset[str]) -> Ints:

@@ -1,7 +1,7 @@
 """How each source of a catalog is read.
 
-In: an open catalog. Out: a `Source` for each of its sources, in its order. Must hold: what turns rows into tokens here
-is what the catalog's lengths were taken with. Cost: opening tokenizers, once each.
+In: an open catalog. Out: a `FormatSource` for each of its sources, in its order. Must hold: what turns rows into tokens
+here is what the catalog's lengths were taken with. Cost: opening tokenizers, once each.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from pathlib import Path
 
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale
-from torchmix.formats.source import Source
+from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
 from torchmix.transform.open_tokenizer import Tokenizers
 
 
-def decoders_of(catalog: Catalog, directory: Path, chosen: Mapping[str, Source] | None = None) -> list[Source]:
+def decoders_of(
+    catalog: Catalog, directory: Path, chosen: Mapping[str, FormatSource] | None = None
+) -> list[FormatSource]:
     """Choose how each source is read.
 
     Args:
@@ -28,7 +30,7 @@ def decoders_of(catalog: Catalog, directory: Path, chosen: Mapping[str, Source] 
         CatalogStale: The catalog holds lengths of another transform, as of another tokenizer.
         RecipeError, SourceUnreadable: A tokenizer cannot be opened here.
     """
-    tokenizers, decoders = Tokenizers(directory), list[Source]()
+    tokenizers, decoders = Tokenizers(directory), list[FormatSource]()
     for name, source in catalog.sources.items():
         if chosen is not None:
             decoder = chosen[name]

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from torchmix.catalog.manifest import FileEntry
 from torchmix.errors import SourceChanged, SourceUnreadable
-from torchmix.formats.source import Source
+from torchmix.formats.source import FormatSource
 from torchmix.formats.table import files_beside
 from torchmix.reader.open_objects import OpenObjects, changed, check_identity
 from torchmix.storage.file_status import statuses
@@ -50,7 +50,9 @@ class _Inode(NamedTuple):
 class OpenFiles:
     """The files of one source."""
 
-    def __init__(self, source: Source, files: Sequence[FileEntry], directory: Path, descriptors: Descriptors) -> None:
+    def __init__(
+        self, source: FormatSource, files: Sequence[FileEntry], directory: Path, descriptors: Descriptors
+    ) -> None:
         """Nothing is opened yet.
 
         Args:

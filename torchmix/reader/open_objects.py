@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torchmix.catalog.manifest import FileEntry
 from torchmix.errors import SourceChanged, SourceUnreadable
-from torchmix.formats.source import Source
+from torchmix.formats.source import FormatSource
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.storage.read_ahead import ReadAhead
 from torchmix.storage.store_file import StoreFile
@@ -22,7 +22,7 @@ MOST_OBJECTS = 4096
 """Kept known of one source, a few kilobytes each; they hold no connection."""
 
 
-def check_identity(source: Source, entry: FileEntry, file: RandomAccessFile, path: str) -> None:
+def check_identity(source: FormatSource, entry: FileEntry, file: RandomAccessFile, path: str) -> None:
     """Raise SourceChanged unless an open file is the indexed one."""
     if file.num_bytes != entry.num_bytes:
         raise changed(source, entry, path, f"has {file.num_bytes} bytes")
@@ -36,7 +36,7 @@ def check_identity(source: Source, entry: FileEntry, file: RandomAccessFile, pat
         raise changed(source, entry, path, f"has footer hash {footer_hash}")
 
 
-def changed(source: Source, entry: FileEntry, path: str, found: str) -> SourceChanged:
+def changed(source: FormatSource, entry: FileEntry, path: str, found: str) -> SourceChanged:
     """The error that says what was found of a file, and what was indexed."""
     return SourceChanged(
         f"source {source.name!r}: {path} {found}; it was indexed with {entry.num_bytes} bytes and footer hash "
@@ -47,7 +47,7 @@ def changed(source: Source, entry: FileEntry, path: str, found: str) -> SourceCh
 class OpenObjects:
     """The objects of one source; safe to share between threads."""
 
-    def __init__(self, source: Source, files: Sequence[FileEntry]) -> None:
+    def __init__(self, source: FormatSource, files: Sequence[FileEntry]) -> None:
         """Nothing is opened yet; `files` are the catalog's, of which only those in stores may be asked for."""
         self._source = source
         self._files = files

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import CatalogError, LoaderClosed
-from torchmix.formats.source import Int64Array, Source
+from torchmix.formats.source import FormatSource, Int64Array
 from torchmix.reader.coming_pages import Coming, ComingPages
 from torchmix.reader.decode_count import DecodeCount
 from torchmix.reader.decoded_page import DecodedPage, DictionaryPage
@@ -59,7 +59,7 @@ class Reader:
         directory: Path,
         *,
         cache_bytes: int,
-        sources: Mapping[str, Source] | None = None,
+        sources: Mapping[str, FormatSource] | None = None,
         ids: IdLimit | None = None,
         masked: Collection[str] = (),
     ) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.formats.source import Documents, Int32Array, Int64Array, PageRun, Source, offsets_of
+from torchmix.formats.source import Documents, FormatSource, Int32Array, Int64Array, PageRun, offsets_of
 from torchmix.reader.decoded_page import (
     PAGE_OVERHEAD_BYTES,
     DecodedPage,
@@ -47,7 +47,7 @@ class SourcePages:
     def __init__(
         self,
         catalog: SourceCatalog,
-        decoder: Source,
+        decoder: FormatSource,
         files: OpenFiles,
         dictionaries: PageCache[tuple[str, int], DictionaryPage],
         *,

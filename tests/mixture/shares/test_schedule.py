@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from torchmix.mixture.shares.integers import SHARE_ONE
-from torchmix.mixture.shares.schedule import Change, Ints, Schedule
+from torchmix.mixture.shares.schedule import Ints, Schedule, ShareChange
 
 
 def random_shares(rng: random.Random, count: int) -> Ints:
@@ -18,16 +18,16 @@ def random_shares(rng: random.Random, count: int) -> Ints:
     return np.diff([0, *cuts, SHARE_ONE]).astype(np.int64)
 
 
-def random_schedule(rng: random.Random, count: int, unit: int) -> tuple[Schedule, Ints, list[Change]]:
+def random_schedule(rng: random.Random, count: int, unit: int) -> tuple[Schedule, Ints, list[ShareChange]]:
     start, at, changes = random_shares(rng, count), 0, []
     for _ in range(rng.randint(1, 5)):
         begin = at + rng.choice([0, rng.randint(0, 5 * unit)])
         at = begin + rng.choice([0, rng.randint(1, 9 * unit)])
-        changes.append(Change(start_token=begin, stop_token=at, shares=random_shares(rng, count)))
+        changes.append(ShareChange(start_token=begin, stop_token=at, shares=random_shares(rng, count)))
     return Schedule(start, changes), start, changes
 
 
-def share_at(start: Ints, changes: list[Change], stream: int, token: Fraction) -> Fraction:
+def share_at(start: Ints, changes: list[ShareChange], stream: int, token: Fraction) -> Fraction:
     """The share at one point, by its definition."""
     now = Fraction(int(start[stream]))
     for change in changes:
@@ -40,7 +40,7 @@ def share_at(start: Ints, changes: list[Change], stream: int, token: Fraction) -
     return now
 
 
-def mean_share(start: Ints, changes: list[Change], stream: int, begin: int, end: int) -> Fraction:
+def mean_share(start: Ints, changes: list[ShareChange], stream: int, begin: int, end: int) -> Fraction:
     """The mean over [begin, end): between borders the share is a line, so the value in the middle is its mean."""
     borders = {begin, end, *(t for change in changes for t in (change.start_token, change.stop_token))}
     inside = sorted(t for t in borders if begin <= t <= end)
@@ -67,7 +67,7 @@ def test_a_step_has_the_mean_over_its_tokens(seed: int) -> None:
 
 def test_a_border_inside_a_step_counts_for_the_tokens_behind_it() -> None:
     before, after = np.array([SHARE_ONE, 0]), np.array([0, SHARE_ONE])
-    schedule = Schedule(before, [Change(start_token=1000, stop_token=1000, shares=after)])
+    schedule = Schedule(before, [ShareChange(start_token=1000, stop_token=1000, shares=after)])
     assert schedule.shares(0, 1000) is before and schedule.shares(1000, 2000) is after
     assert schedule.shares(750, 1750).tolist() == [SHARE_ONE // 4, SHARE_ONE // 4 * 3]
     assert Schedule(before).is_constant and not schedule.is_constant
@@ -75,12 +75,12 @@ def test_a_border_inside_a_step_counts_for_the_tokens_behind_it() -> None:
 
 def test_a_ramp_reaches_its_end_and_stays() -> None:
     before, after = np.array([SHARE_ONE, 0]), np.array([0, SHARE_ONE])
-    schedule = Schedule(before, [Change(start_token=0, stop_token=4000, shares=after)])
+    schedule = Schedule(before, [ShareChange(start_token=0, stop_token=4000, shares=after)])
     steps = [schedule.shares(at, at + 1000)[1] / SHARE_ONE for at in range(0, 6000, 1000)]
     assert steps == [0.125, 0.375, 0.625, 0.875, 1.0, 1.0]
 
 
 def test_a_share_that_is_tiny_in_a_step_is_not_zero_in_it() -> None:
     before, after = np.array([SHARE_ONE, 0]), np.array([SHARE_ONE - 1, 1])
-    schedule = Schedule(before, [Change(start_token=999, stop_token=999, shares=after)])
+    schedule = Schedule(before, [ShareChange(start_token=999, stop_token=999, shares=after)])
     assert schedule.shares(0, 1000).tolist() == [SHARE_ONE - 1, 1]

@@ -7,7 +7,7 @@ from torchmix.errors import CorruptPage, RankLost, RecipeError, TorchmixError
 from torchmix.steps.worker.messages import (
     FailedReply,
     InWorker,
-    Request,
+    StepRequest,
     decode_reply,
     decode_request,
     encode,
@@ -61,4 +61,4 @@ def test_any_other_error_is_named_and_nothing_is_looked_up_for_it() -> None:
 
 
 def test_a_request_travels() -> None:
-    assert decode_request(encode(Request(released=[3, 1]))) == Request(released=[3, 1])
+    assert decode_request(encode(StepRequest(released=[3, 1]))) == StepRequest(released=[3, 1])

@@ -63,7 +63,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
+class _FoundGroup:
     """A group of files, looked at."""
 
     group: FileGroup
@@ -135,10 +135,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _look(group: FileGroup, arguments: argparse.Namespace, taken: set[str]) -> _Found:
+def _look(group: FileGroup, arguments: argparse.Namespace, taken: set[str]) -> _FoundGroup:
     columns = look_at(group.files[0], group.format)
     column = _choose(columns, group, arguments)
-    return _Found(
+    return _FoundGroup(
         group=group,
         name=free_name(group.name if group.part == "train" else f"{group.name}-{group.part}", taken),
         num_bytes=sizes_of(group.files),
@@ -173,7 +173,10 @@ def _choose(columns: Sequence[FoundColumn], group: FileGroup, arguments: argpars
 
 
 def _sources(
-    found: Sequence[_Found], keys: tuple[tuple[str, str], ...], tokenizer: str | None, arguments: argparse.Namespace
+    found: Sequence[_FoundGroup],
+    keys: tuple[tuple[str, str], ...],
+    tokenizer: str | None,
+    arguments: argparse.Namespace,
 ) -> list[DraftSource]:
     """The sources of one part."""
     tokens = [_num_tokens(one, tokenizer) for one in found]
@@ -214,7 +217,7 @@ def _is_named(group: FileGroup) -> bool:
     return group.format == DEFAULT_FORMAT or is_lower
 
 
-def _num_tokens(found: _Found, tokenizer: str | None) -> int:
+def _num_tokens(found: _FoundGroup, tokenizer: str | None) -> int:
     held = found.num_bytes * found.column.share
     return round(held if found.column.kind == "tokens" or tokenizer == "bytes" else held / ID_BYTES)
 
@@ -237,7 +240,10 @@ def _about(count: int) -> str:
 
 
 def _tell(
-    arguments: argparse.Namespace, parts: dict[str, list[DraftSource]], found: Sequence[_Found], left_out: Sequence[str]
+    arguments: argparse.Namespace,
+    parts: dict[str, list[DraftSource]],
+    found: Sequence[_FoundGroup],
+    left_out: Sequence[str],
 ) -> None:
     target, by_name = arguments.recipe, {one.name: one for one in found}
     named = [(part, source, by_name[source.name]) for part, sources in parts.items() for source in sources]

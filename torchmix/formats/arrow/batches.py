@@ -30,7 +30,7 @@ _BIG_ENDIAN = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Batch:
+class BatchMessage:
     """The message of one record batch."""
 
     offset: int
@@ -150,7 +150,7 @@ def _read_names(fields: Iterable[pa.Field]) -> None:
         _read_names(field.type.field(i) for i in range(field.type.num_fields))
 
 
-def find_batches(file: ArrowFile, read: Read, dictionary_id: int | None, where: str) -> Iterator[Batch]:
+def find_batches(file: ArrowFile, read: Read, dictionary_id: int | None, where: str) -> Iterator[BatchMessage]:
     """The batches of a file, in order; `dictionary_id` is the column's.
 
     Raises:
@@ -195,7 +195,7 @@ def find_batches(file: ArrowFile, read: Read, dictionary_id: int | None, where: 
         if is_dictionary:
             dictionary = (offset, body_offset + message.body_bytes - offset)
         elif message.kind == "batch":
-            yield Batch(
+            yield BatchMessage(
                 offset=offset,
                 metadata_offset=offset + prefix,
                 body_offset=body_offset,

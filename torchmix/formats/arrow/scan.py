@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CorruptPage
-from torchmix.formats.arrow.batches import Batch, Read
+from torchmix.formats.arrow.batches import BatchMessage, Read
 from torchmix.formats.arrow.layout import Column
 from torchmix.formats.arrow.message import BatchLayout, parse_batch
 from torchmix.formats.arrow.page import BATCH, MESSAGE, SLICES, column_range, encode_column, read_page
@@ -64,7 +64,7 @@ class ArrowScan:
     def __post_init__(self) -> None:
         self._schema = encode_column(self.column)
 
-    def add(self, batch: Batch) -> int:
+    def add(self, batch: BatchMessage) -> int:
         """Cut a batch into pages and decode them; returns the bytes of its column.
 
         Raises:
@@ -111,7 +111,7 @@ class ArrowScan:
             whole_chunks=any(page.codec != SLICES and page.num_bytes > LARGE_PAGE_BYTES for page in pages),
         )
 
-    def _add_slices(self, batch: Batch, layout: BatchLayout, slices: SliceableColumn) -> bool:
+    def _add_slices(self, batch: BatchMessage, layout: BatchLayout, slices: SliceableColumn) -> bool:
         """Pages of some rows each; False if no row has any bytes, so that none can be cut."""
         kind = slice_type(self.column)
         assert kind is not None, "slices were found"
@@ -136,7 +136,7 @@ class ArrowScan:
             self._decode(page, is_null[first:stop])
         return True
 
-    def _add_whole(self, batch: Batch, layout: BatchLayout, begin: int, end: int) -> None:
+    def _add_whole(self, batch: BatchMessage, layout: BatchLayout, begin: int, end: int) -> None:
         """One page of all rows."""
         if self.column.dictionary_type is not None:
             if batch.dictionary is None:

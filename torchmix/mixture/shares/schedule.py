@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Change:
+class ShareChange:
     """Other shares, from a position on, or reached on a straight line."""
 
     start_token: int
@@ -52,7 +52,7 @@ class _Stretch:
 class Schedule:
     """The shares of S streams over the whole run."""
 
-    def __init__(self, shares: Ints, changes: Sequence[Change] = ()) -> None:
+    def __init__(self, shares: Ints, changes: Sequence[ShareChange] = ()) -> None:
         """Take the shares at token 0, and the changes in the order of their positions, which do not overlap."""
         self._stretches = _stretches(shares, changes)
         self._starts = [stretch.start for stretch in self._stretches]
@@ -77,7 +77,7 @@ class Schedule:
         return _mean(parts, stop - start)
 
 
-def _stretches(shares: Ints, changes: Sequence[Change]) -> list[_Stretch]:
+def _stretches(shares: Ints, changes: Sequence[ShareChange]) -> list[_Stretch]:
     stretches: list[_Stretch] = []
     at, now = 0, shares
     for change in changes:

@@ -21,7 +21,7 @@ from torchmix.errors import WorkerLost
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.stop_signal import StopSignal
 from torchmix.steps.worker.channel import Channel, open_files_named
-from torchmix.steps.worker.messages import EndReply, FailedReply, Request, Start, decode_reply, encode, error_of
+from torchmix.steps.worker.messages import EndReply, FailedReply, Start, StepRequest, decode_reply, encode, error_of
 from torchmix.steps.worker.process import start_worker
 from torchmix.steps.worker.shared_arrays import MappedArrays
 
@@ -87,7 +87,7 @@ def worker_steps(
 def _steps(channel: Channel, process: subprocess.Popen[bytes], look_ahead: int) -> Generator[StepArrays, None, None]:
     arrays = MappedArrays()
     for _ in range(look_ahead):
-        _say(channel, Request(released=[]))
+        _say(channel, StepRequest(released=[]))
     while True:
         message, descriptors = _receive(channel, process)
         reply = decode_reply(message)
@@ -96,11 +96,11 @@ def _steps(channel: Channel, process: subprocess.Popen[bytes], look_ahead: int) 
         if isinstance(reply, FailedReply):
             raise error_of(reply)
         step = arrays.unpack(reply, descriptors)
-        _say(channel, Request(released=arrays.take_released()))  # before the step is used, which may take long
+        _say(channel, StepRequest(released=arrays.take_released()))  # before the step is used, which may take long
         yield step
 
 
-def _say(channel: Channel, message: Start | Request) -> None:
+def _say(channel: Channel, message: Start | StepRequest) -> None:
     # A worker that has ended may have said more before, up to the end of all steps: receiving tells.
     with suppress(EOFError):
         channel.send(encode(message))

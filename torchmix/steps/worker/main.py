@@ -20,7 +20,7 @@ from typing import NoReturn
 from torchmix.constructor.memory import StepMemory
 from torchmix.steps.local_steps import local_steps
 from torchmix.steps.worker.channel import Channel
-from torchmix.steps.worker.messages import EndReply, Request, decode_request, decode_start, encode, failed_reply
+from torchmix.steps.worker.messages import EndReply, StepRequest, decode_request, decode_start, encode, failed_reply
 from torchmix.steps.worker.process import ignore_signals
 from torchmix.steps.worker.shared_arrays import SharedArrays
 
@@ -89,10 +89,10 @@ class _Requests:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._parent = os.getppid()
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[StepRequest] = deque()
         self._ended = False
 
-    def next(self) -> Request | None:
+    def next(self) -> StepRequest | None:
         """The next request; None once the leader has gone."""
         while not self._waiting and not self._ended:
             self._receive(_LOOK_S)

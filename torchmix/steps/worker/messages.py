@@ -27,7 +27,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """Where to begin."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One more step, please."""
 
     released: list[int]
@@ -88,7 +88,7 @@ class FailedReply(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 Reply = StepReply | EndReply | FailedReply
 encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(Start).decode
-decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_request = msgspec.msgpack.Decoder(StepRequest).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
