@@ -1,13 +1,13 @@
-"""The arrays of one step of one replica, as numpy has them: what `build` fills, here or in a process without torch.
+"""The numpy arrays of one step of one replica. `build` fills them, here or in a process without torch.
 
-In and out: arrays by name, of which `StepTensors.from_arrays` makes tensors. Must hold: all fields are there, in these
-dtypes and shapes. Cost: no copies; 8 bytes a token, and 12 a span.
+In and out: arrays by name; `StepTensors.from_arrays` makes tensors of them. Must hold: all fields are present, in these
+dtypes and shapes. Cost: no copies; 8 bytes a token, and 12 bytes a span.
 
     tokens             int32 [M, B, T]  id of the token; 0 in padding
     labels             int32 [M, B, T]  the next token of its document, also across a split; NO_LOSS where there is none
-    spans              int32 [K, 3]     as `spans.py` has them: what positions and sources follow from
+    spans              int32 [K, 3]     described in `spans.py`; positions and sources follow from them
     spans_stop         int64 [M]        where each microbatch's part of `spans` ends
-    cu_seqlens         int32            as `boundaries.py` has them: where attention stops
+    cu_seqlens         int32            described in `boundaries.py`: where attention stops
     cu_seqlens_padded  int32
     cu_seqlens_stop    int64 [M]        where each microbatch's part of the two ends
     max_seqlen         int32 [M]        the longest padded length of a segment
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SEQUENCE_DTYPES: dict[str, type[np.generic]] = {"tokens": np.int32, "labels": np.int32}
-"""Fields with a value per token; a rank gets those its stage needs, cut to its CP slice."""
+"""Fields with a value per token; a rank gets the fields that its stage needs, cut to its CP slice."""
 SEQUENCE_FIELDS = tuple(SEQUENCE_DTYPES)
 SPAN_FIELDS = ("spans", "spans_stop")
 """Where positions restart, and sources change, on the rank's CP slice."""
@@ -44,13 +44,13 @@ class StepArrays:
     step: int
     """Step of the global batch, from 0."""
     num_tokens_global: int
-    """Tokens with a label over the whole global batch, all replicas, as planned."""
+    """Planned tokens with a label, over the global batch of all replicas."""
     fields: Mapping[str, NDArray[Any]]
-    """By name, `FIELDS`; writable."""
+    """Writable arrays by name, one for each of `FIELDS`."""
     num_masked_tokens: int = 0
-    """Tokens of this replica that `num_tokens_global` counts, and whose label reading took away."""
+    """Tokens of this replica that `num_tokens_global` counts and that lost their label to bad rows."""
     bad_tokens: NDArray[np.int64] | None = None
-    """[S] tokens of each source in pieces that could not be read, and are blank; None if all could. Stays where the
-    step is built."""
+    """[S] tokens of each source in blank pieces, which could not be read; None if all pieces could be read. This array
+    does not leave the process that builds the step."""
     header: bytes = b""
-    """What the loader sends along; opaque here."""
+    """The loader's header, opaque here."""

@@ -1,8 +1,8 @@
 """Where attention must stop: cu_seqlens and cu_seqlens_padded of every microbatch of a replica's step.
 
 In: the pieces of the replica's samples, in order. Out: both arrays for all microbatches end to end, as Megatron and
-Transformer Engine read them: cumulative, from 0, over the tokens of a microbatch, sample after sample. Their meaning
-stands in `fields.py`.
+Transformer Engine read them: cumulative, from 0, over the tokens of a microbatch, sample after sample. `fields.py`
+defines their meaning.
 
 Must hold: the padded lengths of a sample's segments sum to its length, so padded boundaries also mark where a sample
 ends, and a segment never spans two samples. Cost: a few numpy passes over the pieces.
@@ -30,7 +30,7 @@ class Boundaries:
     stop: Int64Array
     """[M] where each microbatch's part of the two arrays ends."""
     max_seqlen: Int32Array
-    """[M] longest segment, with padding: rotary tables must reach it, and it bounds every true length."""
+    """[M] longest padded segment: rotary tables must cover it, and it bounds every true length."""
 
 
 def boundaries_of_samples(num_samples: int, *, length: int, micro_batch_size: int) -> Boundaries:
@@ -55,12 +55,12 @@ def boundaries_of_documents(
     length: int,
     micro_batch_size: int,
 ) -> Boundaries:
-    """One segment per piece, or part of one, and one of true length 0 for what a sample's pieces leave of it.
+    """One segment per piece or part of a piece, and one segment of true length 0 for the padding after them.
 
     Args:
-        sample: [n] sample of each piece, in [0, num_samples), never falling.
+        sample: [n] sample of each piece, in [0, num_samples), ascending.
         tokens: [n] tokens of each piece, 1 or more.
-        padded_tokens: [n] the same with padding.
+        padded_tokens: [n] tokens of each piece with its padding.
         num_samples: Samples of the replica, a multiple of micro_batch_size.
         length: Tokens of a sample.
         micro_batch_size: Samples of a microbatch.
@@ -79,7 +79,7 @@ def boundaries_of_documents(
 
 
 def _sum_up(true_lengths: Int64Array, padded_lengths: Int64Array, segments_of_microbatch: Int64Array) -> Boundaries:
-    """Cumulative lengths, starting again from 0 at each microbatch."""
+    """Cumulative lengths, which restart from 0 at each microbatch."""
     entries = segments_of_microbatch + 1
     stop = np.cumsum(entries)
     first_segment = np.cumsum(segments_of_microbatch) - segments_of_microbatch

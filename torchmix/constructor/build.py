@@ -1,14 +1,14 @@
 """StepPlan + documents -> the microbatches of one replica, at full length.
 
-In: a step's plan, of which `pieces_of_replica` takes the replica's pieces in the order in which they will lie in
-memory; then what the reader found: each piece at its place, and the token that succeeds it in its document. Out:
-`StepArrays` with every field, tokens in samples at the offsets that the plan says.
+In: a step's plan, from which `pieces_of_replica` takes the replica's pieces in the order of their memory; then the
+reader's result: the tokens of each piece at its place, and the token that follows the piece in its document. Out:
+`StepArrays` with every field; tokens lie in samples at the plan's offsets.
 
 Must hold: a pure function of its arguments, so every leader that builds a piece builds the same bytes.
 
 Cost: 0.9 to 2.5 ns a token on one core for 8 bytes written (64 x 8192 tokens, pieces of 800 and of 60 tokens on
-average), with memory that is used again; fresh memory may cost thrice that. Nothing loops over pieces or tokens in
-Python, and only padding is addressed by an index per token.
+average) in reused memory; fresh memory may cost three times as much. No Python loop runs over pieces or tokens, and
+only padding is addressed by an index per token.
 
 n is pieces, S samples of the replica, N = S * length tokens with padding, M microbatches, B the micro_batch_size.
 """
@@ -37,7 +37,7 @@ Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 
 BLOCK_TOKENS = 1 << 15
-"""Tokens copied together: their values as the reader has them, 64 to 256 KiB, fit a core's own cache."""
+"""Tokens copied at a time: their values, 64 to 256 KiB in the reader's dtype, fit the cache of one core."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,15 +47,15 @@ class ReplicaPieces:
     step: int
     """Step of the global batch, from 0."""
     num_tokens_global: int
-    """Sum of loss_mask over the whole global batch, all replicas."""
+    """Sum of loss_mask over the global batch of all replicas."""
     num_samples: int
     """S; a sample may have no piece."""
     micro_batch_size: int
     """B, which divides S."""
     sample: Int64Array
-    """[n] place of the sample in the replica: microbatch * B + place in the microbatch; never falls."""
+    """[n] index of the piece's sample in the replica: microbatch * B + index in the microbatch; ascending."""
     sample_offset: Int64Array
-    """[n] where in its sample the piece begins, rises within a sample."""
+    """[n] first token of the piece in its sample; ascending within a sample."""
     source: NDArray[np.int32]
     """[n] number of the source, sources sorted by name."""
     row: Int64Array
@@ -67,20 +67,20 @@ class ReplicaPieces:
     ends_document: NDArray[np.bool_]
     """[n] whether the piece's last token is its document's."""
     source_names: tuple[str, ...] = ()
-    """Sorted, for errors."""
+    """Sorted names, for error messages."""
 
     def places(self, length: int) -> Int64Array:
         """[n] first token of each piece among the N tokens of the replica; samples have `length` tokens."""
         return self.sample * length + self.sample_offset
 
     def source_name(self, piece: int) -> str:
-        """A piece's source, as errors say it."""
+        """Name of a piece's source, for error messages."""
         number = int(self.source[piece])
         return repr(self.source_names[number]) if self.source_names else f"number {number}"
 
 
 def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
-    """Select one replica's pieces and put them in the order in which its samples are consumed.
+    """Select one replica's pieces, in the order in which its samples are consumed.
 
     Args:
         plan: The step.
@@ -127,21 +127,22 @@ def build(
 
     Args:
         pieces: From `pieces_of_replica`.
-        values: [N] token ids of any integer dtype, in [0, 2**31), each piece's at its place (`ReplicaPieces.places`);
-            anything in padding. Not kept.
-        successors: [n] the token that follows each piece in its document; anything where the document ends.
+        values: [N] token ids of any integer dtype, in [0, 2**31), each piece at its place (`ReplicaPieces.places`).
+            Values in padding are arbitrary. `build` keeps no reference.
+        successors: [n] the token that follows each piece in its document; arbitrary where the document ends.
         length: Tokens of a sample.
-        packing: The recipe's; `method` and `align_tokens` say where pieces lie, the rest what resets at documents.
+        packing: The recipe's packing; `method` and `align_tokens` decide where pieces lie, the other fields decide
+            what resets at documents.
         reset_ids: [S] id that ends a document inside a row, by number of source, or NO_RESET; None: no source has one.
-        memory: Where the sequence fields' memory comes from; fresh memory if None.
-        masked: Names of sources of which a piece with a value that is no token id is blank: ids of 0, without loss.
-            What could not be read comes as such values.
+        memory: Lends memory to the sequence fields; fresh memory if None.
+        masked: Names of sources whose unreadable pieces become blank: ids of 0, without loss. A piece is unreadable
+            if one of its values is no token id; the reader marks the pieces that it could not read in this way.
 
     Returns:
         Every field; sequence fields are [M, B, length].
 
     Raises:
-        CorruptPage: A value of another source is no token id.
+        CorruptPage: A source that is not in `masked` has a value that is no token id.
     """
     num_tokens = pieces.num_samples * length
     assert len(values) == num_tokens, "a value per token, padding included"
@@ -183,7 +184,7 @@ def _resets(
     packing: Packing,
     reset_ids: Int64Array | None,
 ) -> tuple[Int64Array, CutPieces]:
-    """Where ids inside pieces end a document, and the parts that they cut pieces into; none in bad pieces."""
+    """The places of ids that end a document inside a piece, and the resulting parts; blank pieces have none."""
     start, resets = pieces.places(length), np.zeros(0, np.int64)
     if reset_ids is not None:
         id_of_piece = reset_ids[pieces.source]
@@ -215,20 +216,22 @@ def _fill(
     tokens: Int32Array,
     labels: Int32Array,
 ) -> Int64Array:
-    """[N] the reader's values, and [N] the value that follows, which lies in the sample too unless the piece ends.
+    """Write [N] tokens from the reader's values, and [N] labels, the values that follow them.
+
+    The next value lies in the same sample, unless the piece ends.
 
     Returns:
-        Numbers of pieces that are blank, because they have values that are no ids.
+        Numbers of the blank pieces, which have a value that is no token id.
     """
     num_tokens, is_suspicious = len(tokens), False
-    for start in range(0, num_tokens, BLOCK_TOKENS):  # all but the first find the values in the processor's cache
+    for start in range(0, num_tokens, BLOCK_TOKENS):  # passes after the first find the values in the processor's cache
         stop = start + BLOCK_TOKENS
         tokens[start:stop] = values[start:stop]
         following = values[start + 1 : stop + 1]
         labels[start : start + len(following)] = following
         is_suspicious = is_suspicious or _has_no_id(values[start:stop])
     bad = np.zeros(0, np.int64)
-    if is_suspicious:  # perhaps in padding, where anything may stand
+    if is_suspicious:  # the value may lie in padding, where values are arbitrary
         bad = _bad_pieces(pieces, values, length, masked)
     places = pieces.places(length)
     labels[places + pieces.tokens - 1] = np.where(pieces.ends_document, NO_LOSS, successors)
@@ -239,7 +242,7 @@ def _fill(
 
 
 def _mask(labels: Int32Array, places: Int64Array) -> int:
-    """Take the labels at some places away; how many of these had one."""
+    """Remove the labels at some places; returns how many of these places had a label."""
     num_masked = int(np.count_nonzero(labels[places] != NO_LOSS))
     labels[places] = NO_LOSS
     return num_masked
@@ -260,7 +263,7 @@ def _has_no_id(values: NDArray[np.integer[Any]]) -> bool:
 def _bad_pieces(
     pieces: ReplicaPieces, values: NDArray[np.integer[Any]], length: int, masked: Collection[str]
 ) -> Int64Array:
-    """Numbers of the pieces of masked sources that have values that are no ids."""
+    """Numbers of the pieces of masked sources with a value that is no token id."""
     bad: list[int] = []
     for i, (place, tokens) in enumerate(zip(pieces.places(length).tolist(), pieces.tokens.tolist(), strict=True)):
         piece = values[place : place + tokens]
@@ -285,7 +288,7 @@ def _tokens_of_source(pieces: ReplicaPieces, chosen: Int64Array) -> Int64Array:
 
 
 def _padding(spans: Spans, num_tokens: int) -> Int64Array:
-    """Every token of padding, rising."""
+    """Every token of padding, ascending."""
     is_padding = spans.source == PADDING
     start: Int64Array = spans.start[is_padding]
     count: Int64Array = np.diff(spans.start, append=num_tokens)[is_padding]

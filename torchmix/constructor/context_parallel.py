@@ -2,14 +2,15 @@
 
 In: `StepTensors` at full length. Out: `StepTensors` of one role, at length / cp.
 
-With cp ranks, a stretch of tokens is cut into 2 * cp equal chunks, and rank r takes chunks r and 2 * cp - 1 - r: one
-early and one late, so that all ranks have the same work under a causal mask. Where documents are aligned (`best_fit`
-with `boundaries: document`) a stretch is a segment of cu_seqlens_padded, also a sample's tail of padding; else it is a
-whole sample. cu_seqlens and its companions stay whole, as Transformer Engine and Megatron want them.
+With cp ranks, a stretch of tokens is cut into 2 * cp equal chunks. Rank r takes chunks r and 2 * cp - 1 - r: one early
+and one late, so that all ranks have the same work under a causal mask. Where documents are aligned (`best_fit` with
+`boundaries: document`) a stretch is a segment of cu_seqlens_padded, and a sample's tail of padding is one too.
+Otherwise a stretch is a whole sample. cu_seqlens and its companions stay whole, as Transformer Engine and Megatron
+expect them.
 
-Must hold: the slices of all cp ranks partition the tokens, and each sample gives each rank length / cp of them, in
-order. Cost: nothing for cp = 1, which shares memory; else 3.5 to 7 ns for each of a rank's tokens, with ids and labels,
-for pieces of 800 and of 60 tokens on average.
+Must hold: the slices of all cp ranks partition the tokens, and each sample gives each rank length / cp tokens, in
+order. Cost: nothing for cp = 1, which shares memory; otherwise 3.5 to 7 ns per token of a rank, ids and labels
+together, for pieces of 800 and of 60 tokens on average.
 
 Sources: Megatron-LM `get_batch_on_this_cp_rank` (whole samples); Transformer Engine `thd_get_partitioned_indices`
 (packed documents, by cu_seqlens_padded).
@@ -38,30 +39,30 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CpSlices:
-    """Which tokens of a step each CP rank takes, as c chunks. Computed once a step; arrays are empty for cp = 1."""
+    """The tokens of a step that each CP rank takes, as c chunks. Computed once a step; empty arrays for cp = 1."""
 
     cp: int
     """Context-parallel ranks."""
     chunk_tokens: Int64Array
     """[c] tokens of each chunk."""
     chunk_start_in_slice: Int64Array
-    """[c] where each begins in a rank's slice, in the order in which the rank has them."""
+    """[c] first token of each chunk in a rank's slice, ascending."""
     chunk_start_of_rank: Int64Array
-    """[cp, c] where each begins in the step."""
+    """[cp, c] first token of each chunk in the step."""
 
 
 def check_context_parallel(cp: int, *, length: int, packing: Packing, resetting: Sequence[str] = ()) -> None:
-    """Refuse sizes of which some stretch would not divide into 2 * cp equal chunks.
+    """Refuse sizes that do not divide every stretch into 2 * cp equal chunks.
 
     Args:
         cp: Context-parallel ranks.
         length: Tokens of a sample.
-        packing: The recipe's.
+        packing: The recipe's packing.
         resetting: Names of sources with a `reset_id`.
 
     Raises:
-        TopologyError: `length`, or `align_tokens` where documents are cut one by one, is no multiple of 2 * cp; or
-            documents are cut one by one, and end where only reading finds it.
+        TopologyError: `length` is no multiple of 2 * cp. Or each document is cut, and `align_tokens` is no multiple of
+            2 * cp, or a `reset_id` ends documents at places that the plan does not know.
     """
     if cp == 1:
         return
@@ -92,10 +93,10 @@ def cp_slices(tensors: StepTensors, cp: int, *, length: int, packing: Packing) -
         tensors: A step from `build`.
         cp: Context-parallel ranks.
         length: Tokens of a sample.
-        packing: The recipe's; says whether documents or samples are stretches.
+        packing: The recipe's packing, which decides whether documents or samples are stretches.
 
     Raises:
-        TopologyError: As `check_context_parallel`, which a loader asks before any data is read.
+        TopologyError: As in `check_context_parallel`, which a loader calls before any data is read.
     """
     check_context_parallel(cp, length=length, packing=packing)
     if cp == 1:
@@ -103,7 +104,7 @@ def cp_slices(tensors: StepTensors, cp: int, *, length: int, packing: Packing) -
         return CpSlices(cp=1, chunk_tokens=none, chunk_start_in_slice=none, chunk_start_of_rank=none.reshape(1, 0))
     cu_seqlens, stop = tensors.cu_seqlens_padded.numpy().astype(np.int64), tensors.cu_seqlens_stop.numpy()
     if _slices_documents(packing):
-        # Neighbours across two microbatches are the end of one and the 0 of the next, which is no stretch.
+        # The end of one microbatch and the 0 of the next one are neighbours, but they bound no stretch.
         stretch_tokens = np.delete(np.diff(cu_seqlens), stop[:-1] - 1)
     else:
         stretch_tokens = np.full(int(cu_seqlens[stop - 1].sum()) // length, length, np.int64)
@@ -123,7 +124,7 @@ def cp_slices(tensors: StepTensors, cp: int, *, length: int, packing: Packing) -
 
 
 def share_of(tensors: StepTensors, role: Role, slices: CpSlices, *, memory: StepMemory | None = None) -> StepTensors:
-    """What the ranks of one role get of a step.
+    """The share of a step that the ranks of one role get.
 
     First stages get tokens, last stages labels, a single stage both, middle stages neither. Spans, boundaries and
     header go to all.
@@ -132,7 +133,7 @@ def share_of(tensors: StepTensors, role: Role, slices: CpSlices, *, memory: Step
         tensors: A step from `build`, [M, B, length].
         role: The role; its cp_rank is in [0, slices.cp).
         slices: From `cp_slices` of the same step.
-        memory: Where the slices' memory comes from; fresh memory if None.
+        memory: Lends memory to the slices; fresh memory if None.
 
     Returns:
         Tensors [M, B, length / cp]. With cp = 1 they share memory with `tensors`.
@@ -174,5 +175,5 @@ def share_of(tensors: StepTensors, role: Role, slices: CpSlices, *, memory: Step
 
 
 def _slices_documents(packing: Packing) -> bool:
-    """Whether stretches are documents: only where packing aligned them, and only if they are known as documents."""
+    """Whether stretches are documents: packing aligns them, and boundaries stop attention at them."""
     return packing.method == "best_fit" and packing.boundaries == "document"

@@ -1,8 +1,8 @@
-"""What a step holds, expanded to what a model takes: int64 ids and labels, the loss mask, positions, sources.
+"""Tensors as a step holds them -> tensors for a model: int64 ids and labels, loss mask, positions, sources.
 
-In: tensors of one microbatch as a rank holds them, on any device. Out: new tensors on that device, in pinned memory
-where what they come from is. Must hold: values as `Microbatch` says; a GPU is not waited for. Cost for a microbatch of
-8192 tokens on one core: 0.3 ns a token for ids, 0.6 for labels, 1.5 for the mask, 3 for sources and 6 for positions.
+In: compact tensors of one microbatch, on any device. Out: new tensors on that device, in pinned memory if the input is
+pinned. Must hold: values are those that `Microbatch` documents; nothing waits for a GPU. Cost for a microbatch of 8192
+tokens on one core: 0.3 ns a token for ids, 0.6 for labels, 1.5 for the mask, 3 for sources and 6 for positions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def expand_position_ids(spans: Tensor, shape: torch.Size) -> Tensor:
     """int32 [k, 3] spans of a microbatch -> int64 [B, T] positions, 0 in padding."""
     num_tokens = shape.numel()
     start, position, source = spans.unbind(1)
-    # A position is its place, and a level that its span shares; that of padding makes it fall below 0 everywhere.
+    # A position is the token's place plus a level per span. The level of padding makes every position negative.
     level = torch.where(source == PADDING, -num_tokens, position - start)
     places = torch.arange(num_tokens, dtype=torch.int32, device=spans.device)
     positions = places.add_(_repeated(level, start, num_tokens)).clamp_(min=0).long()
@@ -48,10 +48,10 @@ def expand_source_index(spans: Tensor, shape: torch.Size) -> Tensor:
 def _repeated(value: Tensor, start: Tensor, num_tokens: int) -> Tensor:
     """Each span's value at each of its tokens, [num_tokens]."""
     count = torch.diff(start, append=start.new_full((1,), num_tokens))
-    # The size is given, or the GPU would have to be asked for it.
+    # With the size given, torch need not wait for the GPU to learn it.
     return torch.repeat_interleave(value, count, output_size=num_tokens)
 
 
 def _placed_as(held: Tensor, expanded: Tensor) -> Tensor:
-    """Pinned, where what is held is: so that a copy to the GPU need not be waited for."""
+    """Pin the result if the input is pinned, so that a copy to the GPU can be asynchronous."""
     return expanded.pin_memory() if held.is_pinned() else expanded

@@ -1,8 +1,8 @@
 """The tensors of one step and of one microbatch, as the trainer sees them.
 
-In: what `build` filled, or what came over the fan-out: ids and labels in int32, spans and boundaries. Out:
-`StepTensors`, all microbatches of one replica's step, and `Microbatch`, one of them as views. A microbatch makes what a
-model takes when it is asked for it, on the device where it is:
+In: the arrays that `build` filled or that the fan-out delivered: ids and labels in int32, spans and boundaries. Out:
+`StepTensors`, all microbatches of one replica's step, and `Microbatch`, one of them as views. A microbatch makes the
+tensors of a model at first use, on its own device:
 
     tokens        int64    id of the token; 0 in padding
     labels        int64    the next token of its document, also across a split; 0 where there is no loss
@@ -12,14 +12,14 @@ model takes when it is asked for it, on the device where it is:
 
 A role that does not need a field has None there. Boundaries run over the micro_batch_size * length tokens of a
 microbatch, sample after sample, and are never cut by context parallelism. With `boundaries: document` each piece is a
-segment, and so is what is left at a sample's end, with a true length of 0; with `none` each sample is one segment. A
-source's `reset_id` inside a piece begins another segment, restarts positions and has no label, as the recipe says.
+segment, and so is the padding at a sample's end, with a true length of 0; with `none` each sample is one segment. As
+the recipe says, a source's `reset_id` inside a piece begins another segment, restarts positions and has no label.
 
-    cu_seqlens         int32  0, then the true lengths of the segments, summed up: the tokens that are not padding
-    cu_seqlens_padded  int32  0, then the lengths with padding, summed up: where segments lie; ends at their total
+    cu_seqlens         int32  0, then cumulative true lengths of the segments, without padding
+    cu_seqlens_padded  int32  0, then cumulative lengths with padding: where segments lie; ends at their total
 
 Must hold: all sequence tensors of a step share one shape, since pipeline stages agree on shapes once. Cost: no copies
-until a field is asked for, and then that of `expand.py`, once.
+until a field is first used; then the cost of `expand.py`, once.
 
 M is the microbatches of the step, B the micro_batch_size, T the length / cp.
 """
@@ -47,17 +47,17 @@ from torchmix.constructor.expand import (
 class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True, dict=True):
     """The samples of one forward and backward of one rank.
 
-    It holds few bytes, and makes `tokens`, `labels`, `loss_mask`, `position_ids` and `source_index` of them at first
-    use, on the device that it is on: move it with `to`, rather than each of them. What was made stays, and may be
-    written to.
+    It holds compact fields, and makes `tokens`, `labels`, `loss_mask`, `position_ids` and `source_index` from them at
+    first use, on its own device. Move the microbatch with `to`, rather than each tensor. A tensor that was made is
+    kept, and may be written to.
 
-    A Struct, because making a frozen dataclass of as many fields costs fifteen times as much.
+    This is a Struct because a frozen dataclass of as many fields takes fifteen times as long to create.
     """
 
     tokens_int32: torch.Tensor | None
-    """int32 [B, T]: ids as they are held; first stage."""
+    """int32 [B, T]: compact ids; first stage."""
     labels_int32: torch.Tensor | None
-    """int32 [B, T]: labels as they are held, -100 where there is no loss; last stage."""
+    """int32 [B, T]: compact labels, -100 where there is no loss; last stage."""
     spans: torch.Tensor
     """int32 [k, 3]: where positions restart and sources change, see `constructor/spans.py`."""
     cu_seqlens: torch.Tensor
@@ -73,7 +73,7 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
     is_last_of_step: bool
     """Whether `index` is M - 1: time for the optimizer."""
     num_tokens_global: int
-    """Sum of loss_mask over the whole global batch, all replicas: what to divide a summed loss by."""
+    """Sum of loss_mask over the global batch of all replicas: the divisor of a summed loss."""
 
     @cached_property
     def tokens(self) -> torch.Tensor | None:
@@ -101,11 +101,11 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
         return None if self.labels_int32 is None else expand_source_index(self.spans, self.labels_int32.shape)
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Microbatch:
-        """The same microbatch on another device: what is held is moved, 8 bytes a token; the rest is made there.
+        """The same microbatch on another device: compact fields are moved, 8 bytes a token; the others are made there.
 
         Args:
-            device: As `torch.Tensor.to` takes it.
-            non_blocking: Not to wait for the copies; torchmix' tensors are pinned where CUDA is present.
+            device: The device, as `torch.Tensor.to` takes it.
+            non_blocking: Do not wait for the copies. The loader's tensors are pinned where CUDA is present.
         """
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,9 +128,9 @@ class StepTensors:
     step: int
     """Step of the global batch, from 0."""
     num_tokens_global: int
-    """Tokens with a label over the whole global batch, all replicas; as planned until leaders have been heard."""
+    """Tokens with a label over the global batch of all replicas; the planned number until the leaders have compared."""
     num_masked_tokens: int = 0
-    """Tokens of this replica that `num_tokens_global` counts, and whose label reading took away; on a leader."""
+    """On a leader: tokens of its replica that `num_tokens_global` counts and that lost their label to bad rows."""
     tokens: torch.Tensor | None = None
     """int32 [M, B, T]."""
     labels: torch.Tensor | None = None
@@ -148,7 +148,7 @@ class StepTensors:
     max_seqlen: torch.Tensor
     """int32 [M]."""
     header: bytes = b""
-    """What the loader sends along with the tensors; opaque here."""
+    """The loader's header, opaque here."""
 
     @property
     def num_microbatches(self) -> int:
@@ -171,7 +171,7 @@ class StepTensors:
     def microbatches(self) -> list[Microbatch]:
         """All microbatches, in order, as views into this step's tensors.
 
-        Views are made a field at a time, which costs a quarter of what it costs one by one.
+        Views are made field by field, which takes a quarter of the time that microbatch by microbatch would take.
         """
         count = self.num_microbatches
         absent = [None] * count
@@ -198,7 +198,7 @@ class StepTensors:
         ]
 
     def to_tensors(self) -> dict[str, torch.Tensor]:
-        """Everything but the header, as named tensors, for a road that carries only tensors. Shares memory."""
+        """All fields except the header, as named tensors, for a transport of tensors only. Shares memory."""
         tensors = {"counts": torch.tensor([self.step, self.num_tokens_global], dtype=torch.int64)}
         held = {name: getattr(self, name) for name in FIELDS}
         return tensors | {name: tensor for name, tensor in held.items() if tensor is not None}
@@ -217,13 +217,13 @@ class StepTensors:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor], *, header: bytes = b"") -> StepTensors:
-        """The inverse of `to_tensors`; a sequence field that is not there is None. Shares memory."""
+        """The inverse of `to_tensors`; a missing sequence field is None. Shares memory."""
         step, num_tokens_global = tensors["counts"].tolist()
         held: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name != "counts"}
         return cls(step=step, num_tokens_global=num_tokens_global, header=header, **held)
 
 
 def _sizes(stop: torch.Tensor) -> list[int]:
-    """How many entries each microbatch has."""
+    """Number of entries of each microbatch."""
     sizes: list[int] = stop.diff(prepend=stop.new_zeros(1)).tolist()
     return sizes

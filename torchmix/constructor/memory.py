@@ -1,13 +1,13 @@
-"""Memory for the tensors of steps, used again once nobody refers to it.
+"""Memory for the tensors of steps, reused once nothing refers to it.
 
-In: sizes. Out: numpy arrays, from which tensors are made without a copy. Steps of a run are alike, so after the first
-few no memory is asked of the system any more; where a ramp makes them larger, the memory of the size before is let go.
-That matters: a step's fields are 8 bytes a token, filling them costs about 1 ns a token, and the first touch of fresh
-memory 0.1 to 0.8 ns a byte (kernels and virtual machines differ).
+In: sizes. Out: numpy arrays; tensors are made from them without a copy. Steps of a run have similar sizes, so after the
+first few steps the system gives no more memory. When a ramp makes steps larger, memory of the earlier size is freed.
+Reuse matters: a step's fields are 8 bytes a token, filling them takes about 1 ns a token, and the first touch of fresh
+memory takes 0.1 to 0.8 ns a byte (kernels and virtual machines differ).
 
 Must hold: an array's memory returns only when the array, every view of it and every tensor made from any of them are
-gone. So what the trainer still holds is never written to, however long it is held; it only costs new memory meanwhile.
-Give-backs may come from any thread. Cost: a few microseconds per array.
+gone. So memory that the trainer holds is never overwritten; holding it only makes the loader allocate more. Memory may
+return from any thread. Cost: a few microseconds per array.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 ALIGN_BYTES = 64
-"""A line of the processor's cache."""
+"""Bytes of a cache line."""
 KEPT_ARRAYS = 64
-"""Most arrays of one size that wait for use; what comes back beyond that is freed."""
+"""Maximum number of free arrays kept per size; memory that returns beyond it is freed."""
 RECENT_CALLS = 1 << 7
-"""Sizes not asked for in so many calls, some ten to a hundred steps, are let go when a new size comes."""
+"""A size without a request in this many calls, about 10 to 100 steps, is freed when a new size is requested."""
 
 
 class _Lease:
-    """Owner of lent memory in numpy's eyes: all views keep it alive, and it says when the last one is gone.
+    """The owner of lent memory for numpy: all views keep it alive, and it is collected with the last one.
 
-    An array would not do, since a view of a view refers to the owner of the memory and skips the array between.
+    An array cannot play this part: a view of a view refers to the owner of the memory and skips the array in between.
     """
 
     __slots__ = ("__array_interface__", "__weakref__")
@@ -56,10 +56,10 @@ def lend(
         memory: Large enough, and aligned for its values.
         count: Values of the array.
         dtype: Any fixed-size dtype.
-        give_back: Called with the memory, from whichever thread, once nobody refers to the array any more.
+        give_back: Called with the memory, from any thread, once nothing refers to the array any more.
     """
     lease = _Lease(memory)
-    # The callback holds the memory, hence it outlives its views; at exit there is nothing left to reuse it.
+    # The callback holds the memory, so the memory outlives its views. At exit nothing is left to reuse it.
     weakref.finalize(lease, give_back, memory).atexit = False
     lent: NDArray[Any] = np.asarray(lease)[: count * np.dtype(dtype).itemsize].view(dtype)
     return lent
@@ -73,16 +73,16 @@ class StepMemory:
     """Lends arrays and takes their memory back by itself. One per stream of steps."""
 
     def __init__(self, allocate: Callable[[int], NDArray[np.uint8]] = _of_this_process) -> None:
-        """No memory yet.
+        """Start without memory.
 
         Args:
-            allocate: Makes memory of so many bytes, aligned for any value.
+            allocate: Makes memory of the given number of bytes, aligned for any dtype.
         """
         self._allocate = allocate
-        # Appends and pops of a deque are atomic, so a give-back may interrupt `empty` in its own thread, too.
+        # Appends and pops of a deque are atomic, so returning memory may also interrupt `empty` in its own thread.
         self._free_of_size: dict[int, deque[NDArray[np.uint8]]] = {}
         self._asked: dict[int, int] = {}
-        """By size, the last call that asked for it."""
+        """Number of the last call that requested each size."""
         self._num_calls = 0
 
     def empty(self, count: int, dtype: type[Scalar] | np.dtype[Scalar]) -> NDArray[Scalar]:
@@ -106,11 +106,11 @@ class StepMemory:
         return lend(memory, count, dtype, give_back=free.append)
 
     def empty_together(self, count: int, dtypes: Sequence[type[np.generic]]) -> list[NDArray[Any]]:
-        """Arrays of `count` arbitrary values each, in one piece of memory that comes back when all of them are gone.
+        """Arrays of `count` arbitrary values each, in one block of memory that returns when all of them are gone.
 
         Args:
             count: Values of each array.
-            dtypes: Their types; each begins at a multiple of 64 bytes from the beginning.
+            dtypes: Dtype of each array; each array starts at a multiple of 64 bytes in the block.
         """
         num_bytes = [count * np.dtype(dtype).itemsize for dtype in dtypes]
         starts = [0, *accumulate(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in num_bytes)]
@@ -121,7 +121,7 @@ class StepMemory:
         ]
 
     def _let_go(self) -> None:
-        """Forget sizes of steps long ago; what is still lent of them is freed when it comes back."""
+        """Forget sizes of steps long ago; lent memory of these sizes is freed when it returns."""
         old = [size for size, call in self._asked.items() if self._num_calls - call >= RECENT_CALLS]
         for size in old:
             del self._free_of_size[size], self._asked[size]

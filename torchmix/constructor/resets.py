@@ -1,8 +1,8 @@
-"""Tokens inside a document that end one: where they are, and what they make of the pieces.
+"""Ids inside a row that end a document: where they are, and how they cut the pieces.
 
-In: what was read, and the id after which each piece resets. Out: the places of these ids, and the pieces cut after
-each of them. Must hold: packing is not looked at, nor altered; a piece's padding belongs to its last part. Cost: 0.2 ns
-a token for each id that differs, a few numpy passes over pieces and resets, and nothing where no source resets.
+In: the tokens that were read, and the id after which each piece resets. Out: the places of these ids, and the pieces
+cut after each of them. Must hold: packing stays as planned; a piece's padding belongs to its last part. Cost: 0.2 ns a
+token for each distinct id, a few numpy passes over pieces and resets, and nothing if no source resets.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 Int64Array = NDArray[np.int64]
 
 NO_RESET = -1
-"""The id of a source that has none."""
+"""Stands for the id of a source without `reset_id`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CutPieces:
-    """The n pieces of a replica, cut into p >= n parts that touch; in the order in which they lie."""
+    """The n pieces of a replica, cut into p >= n contiguous parts, in memory order."""
 
     piece: Int64Array
-    """[p] number of the piece, never falls."""
+    """[p] number of the piece, ascending."""
     start: Int64Array
-    """[p] first token among those of the replica, rises."""
+    """[p] first token of the part among the replica's tokens, ascending."""
     tokens: Int64Array
     """[p] tokens, 1 or more."""
     padded_tokens: Int64Array
-    """[p] the same with padding."""
+    """[p] tokens with padding."""
 
 
 def find_resets(
@@ -39,11 +39,11 @@ def find_resets(
     tokens: Int64Array,
     id_of_piece: Int64Array,
 ) -> Int64Array:
-    """Places of the ids that end a document, rising.
+    """Places of the ids that end a document, ascending.
 
     Args:
         values: [N] token ids; anything in padding.
-        start: [n] first token of each piece, rising.
+        start: [n] first token of each piece, ascending.
         tokens: [n] its tokens.
         id_of_piece: [n] id that ends a document in it, or NO_RESET.
     """
@@ -57,13 +57,13 @@ def find_resets(
 
 
 def cut_pieces(start: Int64Array, tokens: Int64Array, padded_tokens: Int64Array, resets: Int64Array) -> CutPieces:
-    """Cut each piece after every reset in it, where it goes on.
+    """Cut each piece after every reset in it that is not its last token.
 
     Args:
-        start: [n] first token of each piece, rising.
+        start: [n] first token of each piece, ascending.
         tokens: [n] its tokens.
         padded_tokens: [n] the same with padding.
-        resets: Places in pieces, rising.
+        resets: Places in pieces, ascending.
     """
     if not len(resets):
         return CutPieces(piece=np.arange(len(start)), start=start, tokens=tokens, padded_tokens=padded_tokens)

@@ -1,10 +1,10 @@
-"""Spans: where positions restart and sources change, among the tokens of a step or of a rank's slice of it.
+"""Spans: where positions restart and sources change, in the tokens of a step or of a rank's slice of it.
 
 In: the pieces of a replica's samples, in order; for a rank under context parallelism, the chunks that it takes. Out:
-spans, which cover every token, padding too. The tokens of a span are consecutive, of one source, and their positions
-count up by one; in a span of padding the source is PADDING and every position is 0.
+spans that cover every token, including padding. The tokens of a span are consecutive, belong to one source, and their
+positions count up by one. In a span of padding the source is PADDING and every position is 0.
 
-    start     first token of the span among those of its microbatch on the rank, from 0
+    start     first token of the span in its microbatch on the rank, from 0
     position  position of that token
     source    number of its source, sources sorted by name; PADDING in padding
 
@@ -23,7 +23,7 @@ Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 
 PADDING = -1
-"""The source of padding."""
+"""Source number of padding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,14 +31,14 @@ class Spans:
     """K spans over the tokens of all microbatches, laid end to end."""
 
     start: Int64Array
-    """[K] first token, from 0 and rising."""
+    """[K] first token, from 0, ascending."""
     position: Int64Array
     """[K] position of the first token."""
     source: Int64Array
     """[K] number of the source, or PADDING."""
 
     def to_array(self, num_microbatches: int, tokens_of_microbatch: int) -> tuple[Int32Array, Int64Array]:
-        """As a step holds them: int32 [K, 3] with starts counted in each microbatch, and int64 [M] where each ends."""
+        """The arrays of a step: int32 [K, 3] with starts relative to the microbatch, and int64 [M] where each ends."""
         borders = np.arange(1, num_microbatches + 1) * tokens_of_microbatch
         stop = np.searchsorted(self.start, borders)
         array = np.empty((len(self.start), 3), np.int32)
@@ -64,15 +64,15 @@ def spans_of_pieces(
     num_microbatches: int,
     tokens_of_microbatch: int,
 ) -> Spans:
-    """A span of each piece, or part of one, and of each gap between them.
+    """One span for each piece or part of a piece, and one for each gap between them.
 
     Args:
-        start: [n] first token of each, among all microbatches end to end, rising.
-        tokens: [n] tokens of each, 1 or more.
+        start: [n] first token of each piece or part, with all microbatches end to end, ascending.
+        tokens: [n] tokens of each piece or part, 1 or more.
         position: [n] position of its first token.
         source: [n] number of its source.
         num_microbatches: M.
-        tokens_of_microbatch: Tokens of each, with padding.
+        tokens_of_microbatch: Tokens of each microbatch, with padding.
     """
     stop = start + tokens
     num_tokens = num_microbatches * tokens_of_microbatch
@@ -102,11 +102,11 @@ def spans_of_pieces(
 def slice_spans(
     spans: Spans, *, chunk_start: Int64Array, chunk_tokens: Int64Array, chunk_start_in_slice: Int64Array
 ) -> Spans:
-    """The spans of a slice, which is chunks of the whole laid end to end.
+    """The spans of a slice, which consists of chunks of the whole laid end to end.
 
     Args:
-        spans: Of the whole.
-        chunk_start: [c] first token of each chunk in the whole, rising.
+        spans: Spans of the whole.
+        chunk_start: [c] first token of each chunk in the whole, ascending.
         chunk_tokens: [c] its tokens, 1 or more.
         chunk_start_in_slice: [c] its first token in the slice.
     """
