@@ -24,6 +24,7 @@ PACKAGE = ROOT / "torchmix"
 # Reading order, data-flow order and import order at once.
 ROOMS = (
     "errors",
+    "array_types",
     "recipe",
     "catalog",
     "transform",
@@ -243,6 +244,17 @@ def test_a_class_name_stands_once() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(place(path, node))
     faults = [f"{name}: {', '.join(found)}; rename the lesser one" for name, found in places.items() if len(found) > 1]
+    assert not faults, "\n".join(faults)
+
+
+def test_array_types_have_their_names_in_one_file() -> None:
+    faults = [
+        f"{place(path, node)} {ast.unparse(node)}; torchmix/array_types.py has a name for it"
+        for path, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) in ("NDArray[np.int32]", "NDArray[np.int64]")
+        if path.name != "array_types.py"
+    ]
     assert not faults, "\n".join(faults)
 
 

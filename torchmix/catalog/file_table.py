@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.catalog.page_table import MOST_IN_CHUNK, Int64Array, PageTable
+from torchmix.array_types import Int64Array
+from torchmix.catalog.page_table import MOST_IN_CHUNK, PageTable
 
 
 def table_of_file(

@@ -18,13 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.first_rows import FirstRows
 from torchmix.errors import CatalogError
 
 MOST_IN_CHUNK = 1 << 31
 """Bytes and rows before the last page of a chunk."""
-
-Int64Array = NDArray[np.int64]
 
 
 class PlacedPages(NamedTuple):

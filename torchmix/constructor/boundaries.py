@@ -13,10 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int32Array = NDArray[np.int32]
-Int64Array = NDArray[np.int64]
+from torchmix.array_types import Int32Array, Int64Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.constructor.arrays import NO_LOSS, SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays
 from torchmix.constructor.boundaries import Boundaries, boundaries_of_documents, boundaries_of_samples
@@ -32,9 +33,6 @@ from torchmix.errors import CorruptPage
 from torchmix.planner.plan import StepPlan
 from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions
 from torchmix.recipe.structs import Packing
-
-Int32Array = NDArray[np.int32]
-Int64Array = NDArray[np.int64]
 
 BLOCK_TOKENS = 1 << 15
 """Tokens copied at a time: their values, 64 to 256 KiB in the reader's dtype, fit the cache of one core."""

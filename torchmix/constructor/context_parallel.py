@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.ramps import fill_ramps
@@ -33,8 +33,6 @@ from torchmix.constructor.spans import Spans, slice_spans
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
 from torchmix.recipe.structs import Packing
-
-Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from torchmix.array_types import Int64Array
 
 NO_RESET = -1
 """Stands for the id of a source without `reset_id`."""

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Int32Array = NDArray[np.int32]
-Int64Array = NDArray[np.int64]
+from torchmix.array_types import Int32Array, Int64Array
 
 PADDING = -1
 """Source number of padding."""

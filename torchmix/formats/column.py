@@ -21,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torchmix.array_types import Int64Array
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.seen_ids import SeenIds, see_ids
-from torchmix.formats.source import Documents, Int64Array
+from torchmix.formats.source import Documents
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.tokenizer import Tokenizer
 

@@ -13,12 +13,13 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.column import Kind, count_tokens, see_rows, to_documents
 from torchmix.formats.seen_ids import SeenIds, join_seen
-from torchmix.formats.source import Documents, Int32Array, Int64Array, PageRun
+from torchmix.formats.source import Documents, PageRun
 from torchmix.transform.tokenizer import Tokenizer
 
 

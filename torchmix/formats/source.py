@@ -17,12 +17,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.formats.seen_ids import SeenIds
 from torchmix.storage.random_access import RandomAccessFile
-
-Int32Array = NDArray[np.int32]
-Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

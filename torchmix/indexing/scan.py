@@ -137,7 +137,7 @@ def ensure_catalog(catalog_folder: Path, settings: Mapping[str, SourceSettings],
     catalog = catalog_if_any(catalog_folder, settings)
     if catalog is not None:
         return catalog
-    where = "the catalog at %s is missing, or a source in it; indexing now, as torchmix index does"
+    where = "the catalog at %s is missing, or a source in it; indexing now"
     logger.warning(where, catalog_folder)
     with catalog_lock(catalog_folder):
         catalog = catalog_if_any(catalog_folder, settings)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.mixture.window import Window
 
 KEPT = 64
@@ -22,8 +22,6 @@ _WIDTH = KEPT + 2
 """Entries of a source in the table of ends; the last one is beyond all."""
 _SPAN = 1 << 40
 """More than the tokens of KEPT pieces, each below 2^31: keeps the sources apart in one sorted table."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingPieces, Given
 from torchmix.mixture.order import SourceOrder
@@ -27,8 +27,6 @@ from torchmix.mixture.window import Taken, Window
 
 MAX_ASKED_TOKENS = 1 << 30
 """Of one draw: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.mixture.draw import Position
 from torchmix.mixture.order import SourceOrder
 
@@ -20,8 +20,6 @@ A_STEP = 8
 """Windows made after a step, or as many as it takes for all to be in time."""
 MOST_STEPS = 64
 """A window is made at most so many steps ahead: fewer where there are few sources, since a window takes memory."""
-
-Ints = NDArray[np.int64]
 
 
 class NextWindows:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from torchmix.array_types import Ints
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.keys import keyed_order
 from torchmix.mixture.permutation import permute, unpermute
 from torchmix.mixture.strata import pages_at, places_of
-from torchmix.mixture.window_rows import SPARSE, Ints, Key
+from torchmix.mixture.window_rows import SPARSE, Key
 
 KEPT_WINDOWS = 3
 """Windows whose pages are remembered: the one that is drawn from, one that was, and the next."""

@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+from torchmix.array_types import Ints
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.permutation import permute, unpermute
-from torchmix.mixture.window_rows import SPARSE, Ints, Key
+from torchmix.mixture.window_rows import SPARSE, Key
 
 WINDOW_ROWS = 1 << 14
 """Rows of a window; part of the order's format, since a state counts windows."""

@@ -13,11 +13,9 @@ Source: stratified sampling, Neyman 1934; which page of a stratum is a random sh
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.mixture.keys import PHI64, mix64
-
-Ints = NDArray[np.int64]
 
 
 def pages_at(place: int, *, num_pages: int, num_windows: int, key: int) -> Ints:

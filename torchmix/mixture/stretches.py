@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from torchmix.array_types import Ints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

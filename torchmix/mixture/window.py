@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from torchmix.array_types import Ints
 
 
 class WindowPieces(NamedTuple):

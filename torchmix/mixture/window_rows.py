@@ -15,12 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from torchmix.array_types import Ints
 from torchmix.mixture.keys import named_key
 
-Ints = NDArray[np.int64]
 Key = Callable[..., int]
 """A word and a place, as integers -> the 64-bit key of a choice of one source."""
 

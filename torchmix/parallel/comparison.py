@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.errors import PlanDiverged
-
-Int64Array = NDArray[np.int64]
 
 GOES_ON, ENDS, FAILED = 0, 1, 2
 """What becomes of a leader's stream."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.mixture.keys import hash_columns, keyed_order, named_key, order_by
 
-Ints = NDArray[np.int64]
 MAX_CLASS = 3
 """Pieces deferred this many times or more form one class, which goes first."""
 

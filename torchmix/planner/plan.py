@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.parallel.layout import Layout
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Packed, Pieces
 
-Ints = NDArray[np.int64]
 ORDER_VERSION = 1
 """Version of the rules that decide which pieces are in which sample of which step."""
 START_DIGEST = hashlib.sha256(f"torchmix-order-{ORDER_VERSION}".encode()).digest()[:8]

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogMissing
@@ -34,7 +34,6 @@ from torchmix.planner.source_order import order_of_source
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
 
-Ints = NDArray[np.int64]
 UNLIMITED_EPOCHS = 1 << 62
 ONE_RANK = Layout()
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.mixture.shares.integers import integer_shares
 from torchmix.mixture.shares.schedule import Schedule, ShareChange
 from torchmix.recipe.mixture.changes import tokens_before
@@ -22,7 +22,6 @@ from torchmix.recipe.mixture.shares_of_part import stages_of_part, trees_of
 from torchmix.recipe.mixture.tree import Node, stream_shares
 from torchmix.recipe.parts import Part
 
-Ints = NDArray[np.int64]
 RAMP_PARTS = 64
 """A forecast cuts a ramp into this many parts, and takes each part as constant."""
 

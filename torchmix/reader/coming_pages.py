@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from torchmix.formats.source import Int64Array
+from torchmix.array_types import Int64Array
 from torchmix.reader.range_requests import RangeFetch
 
 MOST_COMING = 8

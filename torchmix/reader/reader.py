@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import CatalogError, LoaderClosed
-from torchmix.formats.source import FormatSource, Int64Array
+from torchmix.formats.source import FormatSource
 from torchmix.reader.coming_pages import Coming, ComingPages
 from torchmix.reader.decode_count import DecodeCount
 from torchmix.reader.decoded_page import DecodedPage, DictionaryPage

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.formats.source import Documents, FormatSource, Int32Array, Int64Array, PageRun, offsets_of
+from torchmix.formats.source import Documents, FormatSource, PageRun, offsets_of
 from torchmix.reader.decoded_page import (
     PAGE_OVERHEAD_BYTES,
     DecodedPage,

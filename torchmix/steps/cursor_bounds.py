@@ -28,8 +28,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.errors import StateError
 from torchmix.mixture.order import SourceOrder
 from torchmix.planner.asking import MOST_ALIGNED
@@ -37,7 +37,6 @@ from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.recipe.ramp import most_samples, samples_before
 
-Ints = NDArray[np.int64]
 MAX_STEPS = 1 << 24
 """Steps of a run. The recipe implies none where sources may be repeated without a bound; runs have a million or two."""
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.memory import StepMemory
-from torchmix.constructor.resets import NO_RESET, Int64Array
+from torchmix.constructor.resets import NO_RESET
 from torchmix.errors import SourceExhausted
 from torchmix.parallel.layout import Layout
 from torchmix.planner.open_documents import documents_to_come

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.errors import CatalogError
 from torchmix.mixture.order import SourceOrder
 from torchmix.planner.planner import Cursor, Planner
@@ -23,7 +24,6 @@ from torchmix.reader.protocol import StepReader
 GOLDEN = 0.6180339887498949
 """Multiples of it, less their integers, lie evenly however many there are."""
 
-Ints = NDArray[np.int64]
 _NO_PAGES = np.zeros(0, np.int64)
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from torchmix.formats.source import Int64Array
+from torchmix.array_types import Int64Array
 
 MOST_SIZE = 1 << 48
 """No count or place in a batch is more."""

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CorruptPage
 from torchmix.formats.arrow.batches import BatchMessage, Read
@@ -24,7 +25,7 @@ from torchmix.formats.arrow.message import BatchLayout, parse_batch
 from torchmix.formats.arrow.page import BATCH, MESSAGE, SLICES, column_range, encode_column, read_page
 from torchmix.formats.arrow.slices import SliceableColumn, cut_rows, find_slices, null_rows, row_starts, slice_type
 from torchmix.formats.seen_ids import SeenIds, join_seen
-from torchmix.formats.source import FileScan, Int64Array, PageRun
+from torchmix.formats.source import FileScan, PageRun
 
 LARGE_PAGE_BYTES = 1 << 20
 """A file with a larger page is named in messages, since it can be written with smaller ones."""

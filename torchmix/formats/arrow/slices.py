@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.formats.arrow.layout import Column, read_nulls
 from torchmix.formats.arrow.message import BatchLayout
-from torchmix.formats.source import Int64Array
 
 PAGE_BYTES = 64 << 10
 _OFFSET_BYTES_OF_TEXT = {pa.string(): 4, pa.large_string(): 8, pa.binary(): 4, pa.large_binary(): 8}

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CorruptPage
 from torchmix.formats.arrow.batches import find_batches, open_arrow
@@ -25,7 +26,7 @@ from torchmix.formats.arrow.scan import ArrowScan
 from torchmix.formats.column import Kind, transform_id_of, vocab_size_of
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
 from torchmix.formats.seen_ids import SeenIds
-from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun
+from torchmix.formats.source import Documents, FileScan, PageRun
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
 from torchmix.formats.column import Kind, transform_id_of, vocab_size_of
@@ -26,7 +27,7 @@ from torchmix.formats.jsonl.lines import BYTE_ORDER_MARK, LineFault, LineParser
 from torchmix.formats.jsonl.pages import PLAIN, LinePage, Read, cut_pages, is_alone, lines_of_page
 from torchmix.formats.jsonl.properties import read_properties
 from torchmix.formats.seen_ids import SeenIds, join_seen
-from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun
+from torchmix.formats.source import Documents, FileScan, PageRun
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile

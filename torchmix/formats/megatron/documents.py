@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.megatron.header import IndexHeader
-from torchmix.formats.source import Int32Array, Int64Array
 from torchmix.storage.random_access import RandomAccessFile
 
 PAGE_BITS = 16

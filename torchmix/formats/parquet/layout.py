@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchmix.array_types import Int64Array
 from torchmix.errors import CorruptPage
 from torchmix.formats.parquet import thrift
 from torchmix.formats.parquet.footer import Chunk, Leaf
-from torchmix.formats.source import Int64Array
 from torchmix.storage.random_access import RandomAccessFile
 
 _FIRST_PROBE_BYTES = 1024  # a page header has 20 to 100 bytes, unless it holds long statistics

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.formats.source import Int64Array
+from torchmix.array_types import Int64Array
 
 _LEAST_LEVELS, _MOST_LEVELS = 16, 1 << 26
 """Rows of so many levels are written alike by all encoders known, if the row before is one, too."""

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.checksum import join_checksums
@@ -29,7 +30,7 @@ from torchmix.formats.parquet.footer import Chunk, Leaf
 from torchmix.formats.parquet.layout import ChunkPages, find_pages
 from torchmix.formats.parquet.page import decode_pages, decode_parts_of_rows, read_headers
 from torchmix.formats.seen_ids import SeenIds, join_seen
-from torchmix.formats.source import Int64Array, PageRun
+from torchmix.formats.source import PageRun
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.tokenizer import Tokenizer
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.column import Kind, find_leaf, is_without_values, transform_id_of, vocab_size_of
@@ -28,7 +29,7 @@ from torchmix.formats.parquet.properties import read_properties
 from torchmix.formats.parquet.scan import ChunkScan, ScannedChunk
 from torchmix.formats.parquet.values import decode_values
 from torchmix.formats.seen_ids import join_seen
-from torchmix.formats.source import Documents, FileScan, Int64Array, PageRun, offsets_of
+from torchmix.formats.source import Documents, FileScan, PageRun, offsets_of
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.bytes_tokenizer import BYTES

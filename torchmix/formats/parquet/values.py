@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int32Array, Int64Array
 from torchmix.formats.decompress import decompress
 from torchmix.formats.good_rows import passes_over_rows
 from torchmix.formats.parquet import thrift
@@ -39,7 +40,7 @@ from torchmix.formats.parquet.plain import (
     plain_column,
     read_chunks,
 )
-from torchmix.formats.source import Int32Array, Int64Array, PageRun
+from torchmix.formats.source import PageRun
 
 _CODECS = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _REPEATED = 2

@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from math import lcm
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.mixture.shares.integers import SHARE_ONE
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.mixture.spaces.space import Ints, Members, Space, ranges
+from torchmix.array_types import Ints
+from torchmix.mixture.spaces.space import Members, Space, ranges
 
 SMALL_UNIT_ROWS = 16
 """Most rows of a unit of a small child; part of the order's format."""

@@ -16,9 +16,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.catalog.sizes import SourceSizes
-
-Ints = NDArray[np.int64]
 
 
 class Members(NamedTuple):

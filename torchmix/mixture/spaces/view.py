@@ -14,8 +14,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Ints
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.mixture.spaces.space import Ints, Members, ranges
+from torchmix.mixture.spaces.space import Members, ranges
 
 
 class ViewSpace:

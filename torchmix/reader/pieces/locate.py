@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import PlanError
-from torchmix.formats.source import Int64Array
 from torchmix.reader.pieces.page_starts import PageStarts, row_keys
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.formats.source import Int64Array
+from torchmix.array_types import Int64Array
 from torchmix.reader.decoded_page import DecodedPage
 from torchmix.reader.pieces.locate import Located
 from torchmix.reader.pieces.page_starts import row_keys

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.formats.source import Int64Array
+from torchmix.array_types import Int64Array
 from torchmix.reader.decoded_page import DecodedPage
 from torchmix.reader.mapped_files import MappedFiles
 from torchmix.reader.pieces.locate import Located

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.page_table import PageTable
-from torchmix.formats.source import Int64Array
 
 ROW_BITS = 40
 """Rows of a source fit these."""

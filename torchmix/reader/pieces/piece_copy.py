@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.formats.source import Int64Array
+from torchmix.array_types import Int64Array
 
 Run = tuple[NDArray[np.integer[Any]], int, Sequence[int]]
 """Tokens, the first of consecutive pieces, and where in the tokens each of these begins."""
