@@ -30,32 +30,112 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torchmix.errors import (
+    CatalogError,
+    CatalogMissing,
+    CatalogStale,
+    CorruptPage,
+    DocumentTooLong,
+    LengthUnknown,
+    LoaderClosed,
+    OpenFilesLimit,
+    OptionError,
+    PlanDiverged,
+    PlanError,
+    RankLost,
+    RecipeError,
+    SourceChanged,
+    SourceExhausted,
+    SourceUnreadable,
+    StateError,
+    StateMismatch,
+    StateVersion,
+    TooManyBadRows,
+    TopologyError,
+    TorchmixError,
+    WireError,
+    WorkerLost,
+)
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import check_recipe, load_recipe
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import (
+    Balance,
+    Batch,
+    Change,
+    Evaluation,
+    Group,
+    Model,
+    Packing,
+    RampStage,
+    Read,
+    Recipe,
+    Shuffle,
+    Source,
+)
 
 if TYPE_CHECKING:
     from torchmix.constructor.fields import Microbatch
+    from torchmix.indexing.index import index
     from torchmix.pages.open import open_pages
     from torchmix.pages.pages import Pages
+    from torchmix.planner.plan import StepPlan
+    from torchmix.planner.plans import plan
     from torchmix.stateful.loader import StatefulDataLoader
     from torchmix.stateful.metrics import flat_stats, prometheus_text
     from torchmix.stateful.open import build_loader
 
 __version__ = "0.1.0"
 __all__ = [
+    "Balance",
+    "Batch",
+    "CatalogError",
+    "CatalogMissing",
+    "CatalogStale",
+    "Change",
     "ClientPlaceTree",
+    "CorruptPage",
+    "DocumentTooLong",
+    "Evaluation",
+    "Group",
+    "LengthUnknown",
+    "LoaderClosed",
     "Microbatch",
+    "Model",
+    "OpenFilesLimit",
+    "OptionError",
+    "Packing",
     "Pages",
+    "PlanDiverged",
+    "PlanError",
+    "RampStage",
+    "RankLost",
+    "Read",
     "Recipe",
+    "RecipeError",
+    "Shuffle",
+    "Source",
+    "SourceChanged",
+    "SourceExhausted",
+    "SourceUnreadable",
+    "StateError",
+    "StateMismatch",
+    "StateVersion",
     "StatefulDataLoader",
+    "StepPlan",
+    "TooManyBadRows",
     "Topology",
+    "TopologyError",
+    "TorchmixError",
+    "WireError",
+    "WorkerLost",
     "build_loader",
     "check_recipe",
     "flat_stats",
+    "index",
     "load_recipe",
     "open_pages",
+    "plan",
     "prometheus_text",
 ]
 
@@ -63,9 +143,12 @@ _HOME_OF_LAZY_NAME = {
     "Microbatch": "torchmix.constructor.fields",
     "Pages": "torchmix.pages.pages",
     "StatefulDataLoader": "torchmix.stateful.loader",
+    "StepPlan": "torchmix.planner.plan",
     "build_loader": "torchmix.stateful.open",
     "flat_stats": "torchmix.stateful.metrics",
+    "index": "torchmix.indexing.index",
     "open_pages": "torchmix.pages.open",
+    "plan": "torchmix.planner.plans",
     "prometheus_text": "torchmix.stateful.metrics",
 }
 

@@ -3,7 +3,6 @@
 terminal.py        exit codes, counts, tables, JSON, progress: what every verb shares
 index.py           torchmix index: build the catalog
 groups.py          what the groups of a mixture give together
-forecast.py        what each source will give in N steps
 findings.py        what is wrong with the mixture, or worth knowing
 file_findings.py   what is wrong with files and columns
 vocabulary_findings.py  ids that the model does not have, or of two vocabularies

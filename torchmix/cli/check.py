@@ -24,7 +24,6 @@ from torchmix.cli.findings import (
     open_document_bytes,
     sources_findings,
 )
-from torchmix.cli.forecast import SIMULATED_STEPS, Forecast, forecast
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.terminal import (
     ExitCode,
@@ -39,6 +38,7 @@ from torchmix.cli.terminal import (
 )
 from torchmix.cli.vocabulary_findings import vocabulary_findings
 from torchmix.errors import CatalogError, PlanError
+from torchmix.planner.forecast import SIMULATED_STEPS, Forecast, forecast
 from torchmix.planner.planner import Planner
 from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import bytes_text

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torchmix.catalog.bad_rows import listed_text
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog, SourceCatalog
-from torchmix.cli.forecast import LOW_FILL, Forecast, SourceForecast
 from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.formats.table import READ_AS
+from torchmix.planner.forecast import LOW_FILL, Forecast, SourceForecast
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.documents import rows_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares

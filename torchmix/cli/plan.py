@@ -16,7 +16,6 @@ from pathlib import Path
 
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
-from torchmix.cli.forecast import epoch_tokens
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.plan_files import paths_of, write_plan_files
 from torchmix.cli.plan_summary import PlanSummary, print_summary
@@ -24,6 +23,7 @@ from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, pri
 from torchmix.errors import OptionError, PlanError
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.parallel.layout import Layout
+from torchmix.planner.forecast import epoch_tokens
 from torchmix.planner.planner import Planner, open_planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory

@@ -7,4 +7,5 @@ scan_files.py      files -> their shares of the catalog, many at once
 source_work.py     sources against the catalog before
 part_checks.py     what is refused or said of a source's files
 scan.py            sources -> their catalog
+index.py           a recipe -> its catalog, for programs
 """

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from torchmix.errors import RecipeError
+from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.build import build
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.checks import check_values
@@ -46,6 +46,27 @@ def load_recipe(path: str | Path) -> Recipe:
 def recipe_directory(path: str | Path) -> Path:
     """The folder that the paths of a recipe are relative to: the one its file lies in, made absolute."""
     return Path(path).absolute().parent
+
+
+def recipe_and_directory(
+    call: str, recipe: str | Path | Recipe | Mapping[str, Any], directory: str | Path | None
+) -> tuple[Recipe, Path]:
+    """A checked recipe, and the absolute folder that its paths are relative to, from what a user gives a call.
+
+    Args:
+        call: Name of the call, for errors.
+        recipe: A YAML file, a `Recipe`, or a mapping with the keys of a file.
+        directory: The folder; by default that of the file, or the current one.
+
+    Raises:
+        OptionError: `recipe` is none of these.
+        RecipeError: As `load_recipe` and `check_recipe`.
+    """
+    if isinstance(recipe, Recipe | Mapping):
+        return check_recipe(recipe), Path(directory or ".").absolute()
+    if not isinstance(recipe, str | os.PathLike):
+        raise OptionError(f"{call}: recipe={recipe!r} must be the path of a YAML file, a torchmix.Recipe, or a mapping")
+    return load_recipe(recipe), recipe_directory(recipe) if directory is None else Path(directory).absolute()
 
 
 def check_recipe(recipe: Recipe | Mapping[str, Any]) -> Recipe:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.bad_rows import max_bad_of
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
+from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.options import true_or_false
 from torchmix.recipe.parts import Part, part_of, with_all_sources
 from torchmix.recipe.ramp import stages_of
@@ -112,7 +111,7 @@ def build_loader(
     store = None if is_alone or job_size in (None, 1) else dist.distributed_c10d._get_default_store()
     liveness: Liveness | None = None
     with failures_told(store, rank=dist.get_rank() if is_job else 0):
-        whole, folder = _recipe_and_folder(recipe, directory)
+        whole, folder = recipe_and_directory("build_loader", recipe, directory)
         planned = part_of(whole, part, one_pass=true_or_false("build_loader", "one_pass", one_pass))
         _check_topology(topology)
         if topology is None:
@@ -202,18 +201,6 @@ def _catalog(part: Part, whole: Recipe, folder: Path) -> Catalog:
         every = settings_of(with_all_sources(whole).sources, whole.shuffle)
         catalog = part_of_catalog(ensure_catalog(catalog_folder, every, folder), part.sources)
     return catalog
-
-
-def _recipe_and_folder(
-    recipe: str | Path | Recipe | Mapping[str, Any], directory: str | Path | None
-) -> tuple[Recipe, Path]:
-    if isinstance(recipe, Recipe | Mapping):
-        return check_recipe(recipe), Path(directory or ".").absolute()
-    if not isinstance(recipe, str | os.PathLike):
-        raise OptionError(
-            f"build_loader: recipe={recipe!r} must be the path of a YAML file, a torchmix.Recipe, or a mapping"
-        )
-    return load_recipe(recipe), recipe_directory(recipe) if directory is None else Path(directory).absolute()
 
 
 def _topology_in(job_size: int) -> Topology:

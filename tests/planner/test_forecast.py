@@ -12,8 +12,8 @@ from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.cli.forecast import Forecast, SourceForecast, epoch_tokens, forecast
 from torchmix.errors import PlanError, SourceExhausted
+from torchmix.planner.forecast import Forecast, SourceForecast, epoch_tokens, forecast
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
 
