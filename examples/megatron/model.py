@@ -96,7 +96,7 @@ def build_model(recipe: Recipe, device: torch.device) -> list[DistributedDataPar
         spec.submodules.self_attention.submodules.core_attention = functools.partial(
             DocumentAttention, length=recipe.batch.length, slices=slices_of(recipe)
         )
-    vocabulary = max(BYTES_VOCABULARY, dimensions.vocab)
+    vocabulary = max(BYTES_VOCABULARY, dimensions.vocab or recipe.vocab_size or 0)
     model: torch.nn.Module = GPTModel(
         config=config,
         transformer_layer_spec=spec,

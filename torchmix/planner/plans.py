@@ -15,6 +15,7 @@ from typing import Any
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import OptionError, SourceExhausted
+from torchmix.parallel.layout import Layout
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
 from torchmix.recipe.load import recipe_and_directory
@@ -58,7 +59,7 @@ def plan(
     checked, folder = recipe_and_directory("plan", recipe, directory)
     planned = part_of(checked, part, one_pass=one_pass)
     catalog = open_catalog(folder / checked.catalog, settings_of(planned.sources, planned.shuffle))
-    planner = open_planner(planned, catalog, dp=dp, micro_batch_size=micro_batch_size)
+    planner = open_planner(planned, catalog, Layout(dp=dp, micro_batch_size=micro_batch_size))
     return _plans(planner, start_step, steps, one_pass=one_pass)
 
 
