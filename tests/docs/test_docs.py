@@ -156,6 +156,13 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_every_folder_that_the_architecture_names_exists() -> None:
+    folders = re.findall(r"`([\w./]+/)`", text_of("docs/architecture.md"))
+    assert {"torchmix/", "steps/worker/"} <= set(folders)
+    missing = [folder for folder in folders if not any((at / folder).is_dir() for at in (ROOT, ROOT / "torchmix"))]
+    assert not missing, missing
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
