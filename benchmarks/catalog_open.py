@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from process_trees import Contestant, memory_mib, reply
 
-from torchmix.catalog.file_table import table_of_file
+from torchmix.catalog.file_table import PageColumns, table_of_file
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.parts import FilePart
 from torchmix.catalog.publish import publish, write_source
@@ -55,16 +55,14 @@ def file_part() -> FilePart:
     rows[-1] = FILE_DOCUMENTS - PAGE_DOCUMENTS * (num_pages - 1)
     num_bytes = rng.integers(PAGE_BYTES // 2, 2 * PAGE_BYTES, num_pages)
     chunk_of_page = np.arange(num_pages) // CHUNK_PAGES
-    none = np.full(int(chunk_of_page[-1]) + 1, -1, np.int64)
     pages = table_of_file(
-        chunk_of_page=chunk_of_page,
-        offset=4 + np.cumsum(num_bytes) - num_bytes,
-        num_bytes=num_bytes,
-        tail_bytes=None,
-        rows=rows,
-        dict_offset=none,
-        dict_bytes=np.zeros_like(none),
-        codec=np.full(len(none), 6, np.int8),
+        PageColumns(
+            chunk_of_page=chunk_of_page,
+            page_offset=4 + np.cumsum(num_bytes) - num_bytes,
+            page_bytes=num_bytes,
+            page_rows=rows,
+            kind=np.full(int(chunk_of_page[-1]) + 1, 6, np.int8),
+        )
     )
     return FilePart(
         num_bytes=int(num_bytes.sum()) + 1000,

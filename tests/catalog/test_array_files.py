@@ -11,7 +11,7 @@ from torchmix.errors import CatalogError
 
 ARRAYS = {
     "rows": [np.arange(5), np.arange(0), np.arange(100, 1000)],
-    "codec": [np.array([3, 1, 2], np.int8)],
+    "kind": [np.array([3, 1, 2], np.int8)],
     "none": [np.zeros(0, np.int8)],
     "tokens": [np.arange(7, dtype=np.int32)],
 }

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from torchmix.catalog import file_table
-from torchmix.catalog.file_table import table_of_file
+from torchmix.catalog.file_table import PageColumns, table_of_file
 from torchmix.catalog.page_table import PageTable
 
 
@@ -13,24 +13,26 @@ def table_of(
 ) -> PageTable:
     chunks = max(chunk_of_page, default=-1) + 2  # the last one has no pages
     table = table_of_file(
-        chunk_of_page=np.array(chunk_of_page, np.int32),
-        offset=np.array(offset, np.int64),
-        num_bytes=np.array(num_bytes, np.int64),
-        tail_bytes=None if tails is None else np.array(tails, np.int64),
-        rows=np.array(rows, np.int64),
-        dict_offset=np.arange(chunks) * 10,
-        dict_bytes=np.arange(chunks) + 1,
-        codec=np.arange(chunks).astype(np.int8),
-        page_crc=np.arange(len(offset), dtype=np.uint32) + 1,
-        dict_crc=np.arange(chunks, dtype=np.uint32) + 1,
+        PageColumns(
+            chunk_of_page=np.array(chunk_of_page, np.int32),
+            page_offset=np.array(offset, np.int64),
+            page_bytes=np.array(num_bytes, np.int64),
+            tail_bytes=None if tails is None else np.array(tails, np.int64),
+            page_rows=np.array(rows, np.int64),
+            companion_offset=np.arange(chunks) * 10,
+            companion_bytes=np.arange(chunks) + 1,
+            kind=np.arange(chunks).astype(np.int8),
+            page_crc=np.arange(len(offset), dtype=np.uint32) + 1,
+            companion_crc=np.arange(chunks, dtype=np.uint32) + 1,
+        )
     )
     table.check()
     place = table.place(np.arange(len(offset)))
     assert (place.offset.tolist(), place.num_bytes.tolist(), place.num_rows.tolist()) == (offset, num_bytes, rows)
-    assert table.codec[place.chunk].tolist() == chunk_of_page
-    assert table.dict_offset[place.chunk].tolist() == [10 * chunk for chunk in chunk_of_page]
+    assert table.kind[place.chunk].tolist() == chunk_of_page
+    assert table.companion_offset[place.chunk].tolist() == [10 * chunk for chunk in chunk_of_page]
     assert table.page_crc.tolist() == list(range(1, len(offset) + 1))
-    assert table.dict_crc[place.chunk].tolist() == [chunk + 1 for chunk in chunk_of_page]
+    assert table.companion_crc[place.chunk].tolist() == [chunk + 1 for chunk in chunk_of_page]
     assert place.tail_bytes.tolist() == (tails or [0] * len(offset))
     assert table.first_row.tolist() == [0, *np.cumsum(rows).tolist()]
     return table
@@ -69,3 +71,19 @@ def test_large_files_need_no_more_than_32_bits_a_page():
     table = table_of([0] * 9, [gibibyte * i for i in range(9)], [gibibyte] * 9, [1 << 29] * 9)
     assert table.page_start.dtype == table.page_row.dtype == np.uint32
     assert table.num_chunks == 5
+
+
+def test_a_format_without_companions_tails_or_checksums_leaves_them_out():
+    table = table_of_file(
+        PageColumns(
+            chunk_of_page=np.array([0, 0, 1], np.int32),
+            page_offset=np.array([4, 14, 30], np.int64),
+            page_bytes=np.array([10, 10, 5], np.int64),
+            page_rows=np.array([1, 2, 3], np.int64),
+            kind=np.array([7, 0], np.int8),
+        )
+    )
+    table.check()
+    assert table.kind.tolist() == [7, 0]
+    assert table.companion_offset.tolist() == [-1, -1] and table.companion_bytes.tolist() == [0, 0]
+    assert not len(table.companion_crc) and not len(table.page_crc) and not len(table.tail_bytes)

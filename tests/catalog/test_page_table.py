@@ -53,12 +53,12 @@ def test_a_page_begins_inside_a_row_where_the_one_before_has_a_tail():
 def test_checksums_stay_with_their_pages_and_chunks_and_a_file_without_has_zeros():
     tables = [make_table(shape) for shape in SHAPES]
     tables[0] = dataclasses.replace(
-        tables[0], page_crc=np.array([7, 8, 9], np.uint32), dict_crc=np.array([5, 6], np.uint32)
+        tables[0], page_crc=np.array([7, 8, 9], np.uint32), companion_crc=np.array([5, 6], np.uint32)
     )
     joined = join_tables(tables)
     joined.check()
     assert joined.page_crc.tolist() == [7, 8, 9, 0, 0, 0, 0, 0, 0]
-    assert joined.dict_crc.tolist() == [5, 6, 0, 0, 0]
+    assert joined.companion_crc.tolist() == [5, 6, 0, 0, 0]
     for file, table in enumerate(tables):
         assert_equal(joined.of_file(file), table)
 
@@ -70,9 +70,9 @@ def test_the_page_of_a_row_is_the_one_that_holds_it_also_after_an_empty_page():
 
 def test_arrays_of_a_joined_table_keep_the_dtypes_of_the_format():
     dtypes = {name: array.dtype.str for name, array in join_tables([make_table(shape) for shape in SHAPES]).arrays()}
-    wide = ["chunk_page", "chunk_row", "chunk_offset", "chunk_bytes", "dict_offset", "dict_bytes"]
-    narrow = dict.fromkeys(["page_start", "page_row", "tail_bytes", "page_crc", "dict_crc"], "<u4")
-    assert dtypes == {"file_of_chunk": "<i4", "codec": "|i1", **narrow, **dict.fromkeys(wide, "<i8")}
+    wide = ["chunk_page", "chunk_row", "chunk_offset", "chunk_bytes", "companion_offset", "companion_bytes"]
+    narrow = dict.fromkeys(["page_start", "page_row", "tail_bytes", "page_crc", "companion_crc"], "<u4")
+    assert dtypes == {"file_of_chunk": "<i4", "kind": "|i1", **narrow, **dict.fromkeys(wide, "<i8")}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_arrays_of_a_joined_table_keep_the_dtypes_of_the_format():
         ("page_row", [0, 3, 0], "lengths"),
         ("tail_bytes", [1], "lengths"),
         ("page_crc", [1, 2], "lengths"),
-        ("dict_crc", [1, 2, 3], "lengths"),
+        ("companion_crc", [1, 2, 3], "lengths"),
         ("chunk_page", [0, 0, 3], "chunk_page"),
         ("chunk_page", [0, 2, 4], "at page 4 of 3"),
         ("chunk_row", [0, 5, 4], "chunk_row"),
@@ -92,7 +92,7 @@ def test_arrays_of_a_joined_table_keep_the_dtypes_of_the_format():
         ("chunk_bytes", [204, 0], "0 bytes"),
         ("chunk_offset", [-1, 204], "byte -1"),
         ("file_of_chunk", [1, 0], "file_of_chunk"),
-        ("dict_bytes", [9, 0], "dictionary"),
+        ("companion_bytes", [9, 0], "companion"),
         ("tail_bytes", [0, 0, 4], "the last page has a tail"),
         ("tail_bytes", [102, 0, 0], "tail of page 0"),
     ],

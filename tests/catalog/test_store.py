@@ -140,10 +140,10 @@ def test_a_truncated_or_missing_file_of_arrays_is_an_error_and_no_crash(tmp_path
 def test_a_manifest_that_lacks_an_array_or_whose_arrays_disagree_is_an_error(tmp_path):
     manifest = publish_parts(RECIPE, tmp_path, PARTS)
     web, peps = manifest.sources["web"], manifest.sources["peps"]
-    arrays = {key: entry for key, entry in web.arrays.items() if key != "codec"}
+    arrays = {key: entry for key, entry in web.arrays.items() if key != "kind"}
     sources = {**manifest.sources, "web": msgspec.structs.replace(web, arrays=arrays)}
     write_manifest(tmp_path / "catalog", msgspec.structs.replace(manifest, sources=sources))
-    with pytest.raises(CatalogError, match=r"lacks arrays \['codec'\]"):
+    with pytest.raises(CatalogError, match=r"lacks arrays \['kind'\]"):
         open_catalog(RECIPE, tmp_path)
     root = tmp_path / "catalog" / "arrays"
     held = open_arrays(root / web.file, web.arrays) | {"tokens": open_arrays(root / peps.file, peps.arrays)["tokens"]}

@@ -47,7 +47,7 @@ def test_pages_of_lines(vector: dict[str, Any], tmp_path: Path) -> None:
     ends = [sum(map(len, frames[:i])) for i in range(len(frames) + 1)]
     first = [ends.index(offset) for offset in scan.page_offset.tolist()]
     stop = [ends.index(end) for end in (scan.page_offset + scan.page_bytes).tolist()]
-    flags = (scan.codec[scan.chunk_of_page] - GZIP).tolist()
+    flags = (scan.kind[scan.chunk_of_page] - GZIP).tolist()
     found = zip(first, stop, scan.page_rows.tolist(), flags, strict=True)
     assert [[start, end - start, rows, flag] for start, end, rows, flag in found] == vector["pages"]
 
@@ -58,7 +58,7 @@ def test_pages_of_rows(vector: dict[str, Any], tmp_path: Path) -> None:
     texts = pa.table({"v": ["x" * size for size in vector["rows"]]})
     path = write_arrow(tmp_path / "x.arrow", texts, batch_rows=1000)
     scan = ArrowSource(name="web", column="v", kind="text").scan(path)
-    assert scan.page_rows.tolist() == vector["pages"] and set(scan.codec.tolist()) == {0}
+    assert scan.page_rows.tolist() == vector["pages"] and set(scan.kind.tolist()) == {0}
 
 
 @pytest.mark.parametrize("vector", VECTORS["ends_hash"]["hashes"])

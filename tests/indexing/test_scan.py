@@ -179,7 +179,7 @@ def test_a_source_that_left_the_recipe_stays_in_the_catalog(tmp_path):
     assert open_catalog(world.recipe, tmp_path).fingerprint == both.fingerprint
 
 
-@pytest.mark.parametrize("array", ["tokens", "page_start", "codec"])
+@pytest.mark.parametrize("array", ["tokens", "page_start", "kind"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
 def test_a_damaged_array_is_built_again_with_the_same_fingerprint(tmp_path, caplog, array, damage):
     world = two_files(tmp_path)

@@ -83,7 +83,7 @@ def test_11_1_a_dictionary_with_the_writers_checksum_is_compared_with_that_of_th
     )
     catalog = indexed(path)
     table = catalog.sources["web"].pages
-    place = slice(int(table.dict_offset[0]), int(table.dict_offset[0] + table.dict_bytes[0]))
+    place = slice(int(table.companion_offset[0]), int(table.companion_offset[0] + table.companion_bytes[0]))
     content = bytearray(path.read_bytes())
     assert content[place] != other.read_bytes()[place]
     content[place] = other.read_bytes()[place]  # whole, with a checksum that is right

@@ -151,7 +151,7 @@ def test_every_page_is_decoded_once_while_all_fit_the_cache(tmp_path, make_reade
     lists = 4 * (catalog.sources["web"].num_tokens + catalog.sources["tiny"].num_tokens)
     assert stats["bytes_served"] == text + lists
     assert stats["bytes_read"] == sum(
-        int(source.pages.chunk_bytes.sum() + source.pages.dict_bytes.sum()) for source in catalog.sources.values()
+        int(source.pages.chunk_bytes.sum() + source.pages.companion_bytes.sum()) for source in catalog.sources.values()
     )
 
 

@@ -106,7 +106,7 @@ def test_a_dictionary_is_read_once_per_chunk_while_it_is_kept(tmp_path, make_pag
         second = first + 2
         for page in (first, second):
             next(pages.decode([page]))
-        dictionary = int(table.dict_bytes[1])
+        dictionary = int(table.companion_bytes[1])
         assert dictionary > 0
         assert pages.bytes_read == int(table.place(np.array([first, second])).num_bytes.sum()) + reads * dictionary
 
@@ -208,6 +208,6 @@ def test_bytes_are_compared_with_the_checksums_of_the_catalog_page_by_page(tmp_p
     assert len(list(pages.decode(range(table.num_pages)))) == table.num_pages
     if dictionary:
         chunk = int(place.chunk[page])
-        flip_byte(file, int(table.dict_offset[chunk] + table.dict_bytes[chunk] - 1))
-        with pytest.raises(CorruptPage, match=rf"the page at bytes \[{table.dict_offset[chunk]}, .* has checksum"):
+        flip_byte(file, int(table.companion_offset[chunk] + table.companion_bytes[chunk] - 1))
+        with pytest.raises(CorruptPage, match=rf"the page at bytes \[{table.companion_offset[chunk]}, .* has checksum"):
             list(pages.decode([page]))

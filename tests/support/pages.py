@@ -30,12 +30,14 @@ def page_runs(path: Path, scan: FileScan, *, most_pages: int = 1) -> Iterator[Pa
         ):
             stop += 1
         chunk = scan.chunk_of_page[start]
-        dict_start = scan.dict_offset[chunk]
+        start_byte, num_bytes = -1, 0
+        if scan.companion_offset is not None and scan.companion_bytes is not None:
+            start_byte, num_bytes = scan.companion_offset[chunk], scan.companion_bytes[chunk]
         yield PageRun(
             pages=content[scan.page_offset[start] : stop_byte[stop - 1] + tail_bytes[stop - 1]],
-            dictionary=content[dict_start : dict_start + scan.dict_bytes[chunk]] if dict_start >= 0 else b"",
+            companion=content[start_byte : start_byte + num_bytes] if start_byte >= 0 else b"",
             schema=scan.schema,
-            codec=int(scan.codec[chunk]),
+            kind=int(scan.kind[chunk]),
             num_rows=int(first_row[stop] - first_row[start]),
             path=str(path),
             offset=int(scan.page_offset[start]),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchmix.catalog.file_table import table_of_file
+from torchmix.catalog.file_table import PageColumns, table_of_file
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import IdRange, Manifest
 from torchmix.catalog.page_table import PageTable
@@ -23,14 +23,15 @@ def make_table(rows_of_chunk: Sequence[Sequence[int]], *, dictionary: bool = Fal
     chunks = len(rows_of_chunk)
     num_bytes = 100 + rows
     return table_of_file(
-        chunk_of_page=np.repeat(np.arange(chunks, dtype=np.int32), [len(chunk) for chunk in rows_of_chunk]),
-        offset=4 + np.cumsum(num_bytes) - num_bytes,
-        num_bytes=num_bytes,
-        tail_bytes=None,
-        rows=rows,
-        dict_offset=np.full(chunks, 4 if dictionary else -1, np.int64),
-        dict_bytes=np.full(chunks, 7 if dictionary else 0, np.int64),
-        codec=np.arange(chunks).astype(np.int8),
+        PageColumns(
+            chunk_of_page=np.repeat(np.arange(chunks, dtype=np.int32), [len(chunk) for chunk in rows_of_chunk]),
+            page_offset=4 + np.cumsum(num_bytes) - num_bytes,
+            page_bytes=num_bytes,
+            page_rows=rows,
+            companion_offset=np.full(chunks, 4 if dictionary else -1, np.int64),
+            companion_bytes=np.full(chunks, 7 if dictionary else 0, np.int64),
+            kind=np.arange(chunks).astype(np.int8),
+        )
     )
 
 

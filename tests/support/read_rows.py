@@ -48,7 +48,7 @@ def main() -> None:
         report = {
             "kernel_bytes": read,
             "page_bytes": int(place.num_bytes[0]),
-            "dict_bytes": int(web.pages.dict_bytes[place.chunk[0]]),
+            "dict_bytes": int(web.pages.companion_bytes[place.chunk[0]]),
             "tokens": values.tolist(),
         }
         print(json.dumps(report), flush=True)

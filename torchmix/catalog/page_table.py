@@ -6,7 +6,7 @@ lie end to end in the file, so that a page is known by where it begins; a column
 exceeds 2^31 bytes or rows, is several chunks here. Cost: 8 bytes a page, 4 more where rows
 are split over pages and 4 where it has a checksum, and 53 to 57 a chunk; finding pages is a binary search over chunks.
 
-P is pages, C chunks, F files of one source. A format without chunks or dictionaries has one chunk per file.
+P is pages, C chunks, F files of one source. A format without chunks or companions has one chunk per file.
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ class PageTable:
     """[C] bytes of all its pages."""
     file_of_chunk: NDArray[np.int32]
     """[C] file of each chunk, in 0 ... F - 1, never falls."""
-    dict_offset: Int64Array
-    """[C] first byte of the chunk's dictionary in its file, -1 if it has none."""
-    dict_bytes: Int64Array
-    """[C] bytes of the dictionary in its file, 0 if there is none."""
-    dict_crc: NDArray[np.uint32]
-    """[C] CRC-32 of the dictionary, as `page_crc`; [0] if there are none."""
-    codec: NDArray[np.int8]
-    """[C] how the chunk is compressed, in numbers of the file format."""
+    companion_offset: Int64Array
+    """[C] first byte of the chunk's companion in its file, -1 if it has none: what is read with any of its pages, as
+    Parquet's dictionary."""
+    companion_bytes: Int64Array
+    """[C] bytes of the companion, 0 if there is none."""
+    companion_crc: NDArray[np.uint32]
+    """[C] CRC-32 of the companion, as `page_crc`; [0] if there are none."""
+    kind: NDArray[np.int8]
+    """[C] how its pages are decoded, in numbers of the format: with Parquet the compression."""
     _first_row: FirstRows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +100,7 @@ class PageTable:
     @property
     def num_chunks(self) -> int:
         """C."""
-        return len(self.codec)
+        return len(self.kind)
 
     @property
     def num_rows(self) -> int:
@@ -155,7 +156,7 @@ class PageTable:
         pages = slice(int(chunk_page[0]), int(chunk_page[-1]))
         end = np.zeros(1, np.uint32)
         tail_bytes = np.array(self.tail_bytes[pages])
-        page_crc, dict_crc = np.array(self.page_crc[pages]), np.array(self.dict_crc[chunks])
+        page_crc, companion_crc = np.array(self.page_crc[pages]), np.array(self.companion_crc[chunks])
         return PageTable(
             page_start=np.concatenate([self.page_start[pages], end]),
             page_row=np.concatenate([self.page_row[pages], end]),
@@ -166,10 +167,10 @@ class PageTable:
             chunk_offset=np.array(self.chunk_offset[chunks]),
             chunk_bytes=np.array(self.chunk_bytes[chunks]),
             file_of_chunk=np.zeros(chunks.stop - chunks.start, np.int32),
-            dict_offset=np.array(self.dict_offset[chunks]),
-            dict_bytes=np.array(self.dict_bytes[chunks]),
-            dict_crc=dict_crc if dict_crc.any() else dict_crc[:0],
-            codec=np.array(self.codec[chunks]),
+            companion_offset=np.array(self.companion_offset[chunks]),
+            companion_bytes=np.array(self.companion_bytes[chunks]),
+            companion_crc=companion_crc if companion_crc.any() else companion_crc[:0],
+            kind=np.array(self.kind[chunks]),
         )
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
@@ -187,7 +188,7 @@ class PageTable:
         lengths = {name: len(array) for name, array in self.arrays()}
         wanted = dict.fromkeys(lengths, chunks)
         wanted |= {"page_start": pages + 1, "page_row": pages + 1, "chunk_page": chunks + 1, "chunk_row": chunks + 1}
-        for name, full in (("tail_bytes", pages), ("page_crc", pages), ("dict_crc", chunks)):
+        for name, full in (("tail_bytes", pages), ("page_crc", pages), ("companion_crc", chunks)):
             wanted[name] = full if lengths[name] else 0
         if lengths != wanted:
             raise CatalogError(f"arrays of a page table have lengths {lengths}, not {wanted}")
@@ -203,8 +204,8 @@ class PageTable:
                 f"chunks begin at page {self.chunk_page[0]} and row {self.chunk_row[0]}, and end at page "
                 f"{self.chunk_page[-1]} of {pages}"
             )
-        if ((self.dict_offset < 0) != (self.dict_bytes == 0)).any():
-            raise CatalogError("a chunk has a dictionary's offset without its size, or its size without its offset")
+        if ((self.companion_offset < 0) != (self.companion_bytes == 0)).any():
+            raise CatalogError("a chunk has a companion's offset without its size, or its size without its offset")
         if self.page_start[self.chunk_page].any() or self.page_row[self.chunk_page].any():
             raise CatalogError("the first page of a chunk does not begin with it")
         if chunks == 1 and not len(self.tail_bytes) and self._rises_in_one_chunk():
@@ -276,10 +277,10 @@ def join_tables(tables: Sequence[PageTable]) -> PageTable:
         chunk_offset=np.concatenate([table.chunk_offset for table in tables]),
         chunk_bytes=np.concatenate([table.chunk_bytes for table in tables]),
         file_of_chunk=np.repeat(np.arange(len(tables), dtype=np.int32), chunks),
-        dict_offset=np.concatenate([table.dict_offset for table in tables]),
-        dict_bytes=np.concatenate([table.dict_bytes for table in tables]),
-        dict_crc=_join_optional([table.dict_crc for table in tables], chunks),
-        codec=np.concatenate([table.codec for table in tables]),
+        companion_offset=np.concatenate([table.companion_offset for table in tables]),
+        companion_bytes=np.concatenate([table.companion_bytes for table in tables]),
+        companion_crc=_join_optional([table.companion_crc for table in tables], chunks),
+        kind=np.concatenate([table.kind for table in tables]),
     )
 
 

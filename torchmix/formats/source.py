@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.bad_rows import BadRows
+from torchmix.catalog.file_table import PageColumns
 from torchmix.formats.seen_ids import SeenIds
 from torchmix.storage.random_access import RandomAccessFile
 
@@ -44,8 +45,9 @@ def offsets_of(tokens: Int32Array) -> Int64Array:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FileScan:
-    """One file as the catalog keeps it: P pages in row order, over C column chunks in file order, with N documents."""
+class FileScan(PageColumns):
+    """One file as the catalog keeps it: its pages, one or more whole pages of the writer each, up to the next one in
+    which a row begins; and its N documents."""
 
     num_bytes: int
     """Size of the file."""
@@ -53,32 +55,10 @@ class FileScan:
     """32 hex digits: the file's identity, with its size."""
     num_rows: int
     """N; equals `page_rows.sum()` and `len(tokens)`."""
-    chunk_of_page: Int32Array
-    """[P], in 0 ... C - 1, never falls."""
-    page_offset: Int64Array
-    """[P], the first byte of the page in the file: its header."""
-    page_bytes: Int64Array
-    """[P], bytes of the page: one or more whole pages of the writer, up to the next one in which a row begins."""
-    page_rows: Int64Array
-    """[P], rows that begin in the page, at least 1."""
-    tail_bytes: Int64Array | None = None
-    """[P], bytes behind the page that must be read with it because its last row ends there, in the first of the
-    writer's pages of the next page; 0 where it ends in the page itself. None if it does so in all."""
-    dict_offset: Int64Array
-    """[C], the first byte of the chunk's dictionary page; -1 if it has none."""
-    dict_bytes: Int64Array
-    """[C], 0 if it has none."""
-    codec: NDArray[np.int8]
-    """[C], compression, in the file format's own numbers."""
     tokens: Int32Array
     """[N], tokens of each document."""
     schema: bytes
     """What `decode` must know of the file beside its pages; opaque to all but the source."""
-    page_crc: NDArray[np.uint32] | None = None
-    """[P], CRC-32 of the bytes of each page and its tail, which is compared when they are read; None for a format whose
-    pages are not decoded."""
-    dict_crc: NDArray[np.uint32] | None = None
-    """[C], of each dictionary page, likewise."""
     split_pages: int = 0
     """Pages of the writer that begin inside a row."""
     whole_chunks: bool = False
@@ -98,12 +78,12 @@ class PageRun:
     pages: bytes | memoryview
     """Bytes of the pages: `page_bytes` summed over the run, from the `page_offset` of its first, and the `tail_bytes`
     of its last."""
-    dictionary: bytes | memoryview
-    """Bytes of the chunk's dictionary page; empty if it has none."""
+    companion: bytes | memoryview
+    """Bytes of the chunk's companion; empty if it has none."""
     schema: bytes
     """`FileScan.schema` of the file."""
-    codec: int
-    """`FileScan.codec` of the chunk."""
+    kind: int
+    """`FileScan.kind` of the chunk."""
     num_rows: int
     """Sum of `page_rows`."""
     path: str
@@ -121,11 +101,11 @@ class PageRun:
     rows_behind: int = 0
     """Rows that begin in the last one's tail, and are dropped."""
     memo: dict[str, bytes] | None = None
-    """What `decode` may keep of the dictionary for other runs of the chunk, as unpacked values; None: nothing."""
+    """What `decode` may keep of the companion for other runs of the chunk, as unpacked values; None: nothing."""
     has_bad_rows: bool = False
     """Rows of the file could not be read when it was indexed: those without tokens are not to be looked at."""
     is_as_indexed: bool = False
-    """Pages, tails and dictionary were compared with the checksums that they were indexed with, so that they are bytes
+    """Pages, tails and companion were compared with the checksums that they were indexed with, so that they are bytes
     that decoded then, and `tokens` is what they hold."""
 
 

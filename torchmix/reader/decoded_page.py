@@ -1,4 +1,4 @@
-"""A decoded page, and a dictionary page: what the reader keeps, with the memory that it takes.
+"""A decoded page, and a companion: what the reader keeps, with the memory that it takes.
 
 In: documents of a run of pages. Out: one `DecodedPage` each. Must hold: a page holds no memory but its own, so that
 what is counted is what is kept. Cost: a copy at 0.3 ns a token where several pages were one run, else none.
@@ -42,8 +42,8 @@ class DecodedPage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DictionaryPage:
-    """The dictionary of a chunk."""
+class Companion:
+    """The companion of a chunk, as Parquet's dictionary."""
 
     content: bytes
     """As it lies in the file."""

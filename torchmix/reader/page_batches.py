@@ -3,7 +3,7 @@
 In: ascending numbers of pages. Out: `PlannedRun`s, and lists of them. Must hold: pages keep their order; a run or batch
 has at most BATCH_BYTES of a file, or one page. Cost: 3 microseconds a page, and some 50 a call.
 
-Pages of a run share a dictionary, and those that lie end to end are one range of the file.
+Pages of a run share a companion, and those that lie end to end are one range of the file.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class PageCache(Generic[Key, Value]):
-    """Decoded pages, or dictionary pages, by any key."""
+    """Decoded pages, or companions, by any key."""
 
     def __init__(self, budget_bytes: int) -> None:
         """Keep at most `budget_bytes`, 0 or more."""

@@ -33,7 +33,7 @@ from torchmix.errors import CatalogError, LoaderClosed
 from torchmix.formats.source import FormatSource
 from torchmix.reader.coming_pages import Coming, ComingPages
 from torchmix.reader.decode_count import DecodeCount
-from torchmix.reader.decoded_page import DecodedPage, DictionaryPage
+from torchmix.reader.decoded_page import Companion, DecodedPage
 from torchmix.reader.decoders import decoders_of
 from torchmix.reader.mapped_files import CHECK_EVERY_S
 from torchmix.reader.open_files import Descriptors, OpenFiles
@@ -47,8 +47,8 @@ from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch, Tokens
 from torchmix.reader.range_requests import RangeFetch, RequestPool
 from torchmix.reader.source_pages import SourcePages
 
-DICTIONARY_BYTES = 128 << 20
-"""Dictionary pages kept, of all sources together."""
+COMPANION_BYTES = 128 << 20
+"""Companions kept, of all sources together."""
 
 
 class Reader:
@@ -80,12 +80,12 @@ class Reader:
         """
         self._descriptors = Descriptors()
         self._cache: PageCache[int, DecodedPage] = PageCache(cache_bytes)
-        dictionaries: PageCache[tuple[str, int], DictionaryPage] = PageCache(DICTIONARY_BYTES)
+        companions: PageCache[tuple[str, int], Companion] = PageCache(COMPANION_BYTES)
         self._sources: list[SourcePages] = []
         decoders = decoders_of(catalog, directory, sources)
         for source, decoder in zip(catalog.sources.values(), decoders, strict=True):
             files = OpenFiles(decoder, source.files, directory, self._descriptors)
-            pages = SourcePages(source, decoder, files, dictionaries, masks_bad=source.name in masked)
+            pages = SourcePages(source, decoder, files, companions, masks_bad=source.name in masked)
             self._sources.append(pages)
         # Pages are numbered over all sources, as keys of the cache.
         pages_of_source = [source.catalog.pages.num_pages for source in self._sources]

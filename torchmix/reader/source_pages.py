@@ -3,9 +3,9 @@ are, a page is a view of the mapped file.
 
 In: numbers of pages, ascending. Out: their documents. Must hold: every page has exactly the documents, and they the
 lengths, that the catalog holds; otherwise an error names source, file, page and row. Pages of all files are decoded
-together, up to BATCH_BYTES, those of a chunk as one run, so that their dictionary is unpacked once; those that lie end
+together, up to BATCH_BYTES, those of a chunk as one run, so that their companion is unpacked once; those that lie end
 to end are read by one `pread`, of objects in stores with their neighbours by requests that were begun before
-(range_requests.py). Nothing else is read than these pages, the chunk's dictionary, and where the last row of a page
+(range_requests.py). Nothing else is read than these pages, the chunk's companion, and where the last row of a page
 ends in the next one the beginning of that.
 Cost: that of decoding, and some 50 microseconds a run; a copy at 0.3 ns a token where several pages were one run.
 """
@@ -28,8 +28,8 @@ from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.source import Documents, FormatSource, PageRun, offsets_of
 from torchmix.reader.decoded_page import (
     PAGE_OVERHEAD_BYTES,
+    Companion,
     DecodedPage,
-    DictionaryPage,
     blank_page,
     cut_documents,
 )
@@ -50,7 +50,7 @@ class SourcePages:
         catalog: SourceCatalog,
         decoder: FormatSource,
         files: OpenFiles,
-        dictionaries: PageCache[tuple[str, int], DictionaryPage],
+        companions: PageCache[tuple[str, int], Companion],
         *,
         masks_bad: bool = False,
     ) -> None:
@@ -60,7 +60,7 @@ class SourcePages:
             catalog: What is known of it.
             decoder: How its pages become documents.
             files: Its files.
-            dictionaries: Keeps dictionary pages, by source and chunk, of all sources.
+            companions: Keeps companions, by source and chunk, of all sources.
             masks_bad: A page that does not decode, or to other documents than were indexed, is blank (`NO_ID`), and
                 told once in the log; else it is an error.
         """
@@ -69,7 +69,7 @@ class SourcePages:
         self.catalog = catalog
         self._decoder = decoder
         self._files = files
-        self._dictionaries = dictionaries
+        self._companions = companions
         self.mapped = MappedFiles(catalog, files)
         self.pages_decoded = 0
         self.bytes_decoded = 0
@@ -83,7 +83,7 @@ class SourcePages:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of pages and dictionaries that were read from files."""
+        """Bytes of pages and companions that were read from files."""
         return self._files.bytes_read
 
     def planned_bytes(self, pages: NDArray[np.int64]) -> list[int]:
@@ -117,14 +117,16 @@ class SourcePages:
         if objects is None:
             return []
         table, wanted = self.catalog.pages, list[Wanted]()
-        dictionaries: set[int] = set()
+        companions: set[int] = set()
         for run in plan_runs(table, pages, most_bytes=BATCH_BYTES):
             if not self._files.is_in_store(run.file):
                 continue
             chunk = run.chunk
-            if chunk not in dictionaries and (self.catalog.name, chunk) not in self._dictionaries:
-                dictionaries.add(chunk)
-                wanted.append(Wanted(objects, run.file, int(table.dict_offset[chunk]), int(table.dict_bytes[chunk])))
+            if chunk not in companions and (self.catalog.name, chunk) not in self._companions:
+                companions.add(chunk)
+                wanted.append(
+                    Wanted(objects, run.file, int(table.companion_offset[chunk]), int(table.companion_bytes[chunk]))
+                )
             wanted += [Wanted(objects, run.file, *span) for span in run.ranges]
         return wanted
 
@@ -196,11 +198,11 @@ class SourcePages:
 
     def _decode_together(self, batch: Sequence[PlannedRun], fetch: RangeFetch | None) -> list[Documents]:
         began = time.perf_counter()
-        dictionaries: dict[int, DictionaryPage | None] = {}
+        companions: dict[int, Companion | None] = {}
         contents: list[list[bytes]] = []
         for run in batch:
-            if run.chunk not in dictionaries:
-                dictionaries[run.chunk] = self._dictionary(run, fetch)
+            if run.chunk not in companions:
+                companions[run.chunk] = self._companion(run, fetch)
             contents.append([self._read(run.file, offset, num_bytes, fetch) for offset, num_bytes in run.ranges])
         lengths = self.catalog.sizes.tokens
         tokens = np.concatenate([lengths[rows] for run in batch for rows in run.rows])
@@ -210,7 +212,7 @@ class SourcePages:
             is_as_indexed = self._check_pages(run, parts)
             stop = row + sum(run.num_rows)
             planned = tokens[row:stop], offsets[row : stop + 1] - offsets[row]
-            runs.append(self._as_read(run, planned, dictionaries[run.chunk], parts, is_as_indexed=is_as_indexed))
+            runs.append(self._as_read(run, planned, companions[run.chunk], parts, is_as_indexed=is_as_indexed))
             row = stop
         read = time.perf_counter()
         try:
@@ -219,9 +221,9 @@ class SourcePages:
             if not self._masks_bad:
                 raise
             raise CorruptPage(str(error)) from error
-        for chunk, dictionary in dictionaries.items():
-            if dictionary is not None:  # with what was made of it
-                self._dictionaries.keep((self.catalog.name, chunk), dictionary, dictionary.num_bytes)
+        for chunk, companion in companions.items():
+            if companion is not None:  # with what was made of it
+                self._companions.keep((self.catalog.name, chunk), companion, companion.num_bytes)
         for run, as_read, of_run in zip(batch, runs, documents, strict=True):
             if of_run.offsets is not as_read.offsets:
                 self._check_lengths(of_run, as_read.tokens, run)
@@ -233,7 +235,7 @@ class SourcePages:
         self,
         run: PlannedRun,
         planned: tuple[Int32Array, Int64Array],
-        dictionary: DictionaryPage | None,
+        companion: Companion | None,
         parts: Sequence[bytes],
         *,
         is_as_indexed: bool,
@@ -242,10 +244,10 @@ class SourcePages:
         tokens, offsets = planned
         return PageRun(
             pages=parts[0] if len(parts) == 1 else b"".join(parts),
-            dictionary=b"" if dictionary is None else dictionary.content,
-            memo=None if dictionary is None else dictionary.memo,
+            companion=b"" if companion is None else companion.content,
+            memo=None if companion is None else companion.memo,
             schema=self.catalog.schemas[file.schema],
-            codec=int(table.codec[run.chunk]),
+            kind=int(table.kind[run.chunk]),
             num_rows=len(tokens),
             path=self._files.path(run.file),
             offset=run.offset[0],
@@ -265,18 +267,18 @@ class SourcePages:
                 return content
         return self._files.read(file, offset, num_bytes)
 
-    def _dictionary(self, run: PlannedRun, fetch: RangeFetch | None) -> DictionaryPage | None:
+    def _companion(self, run: PlannedRun, fetch: RangeFetch | None) -> Companion | None:
         table = self.catalog.pages
-        num_bytes = int(table.dict_bytes[run.chunk])
+        num_bytes = int(table.companion_bytes[run.chunk])
         if not num_bytes:
             return None
-        dictionary = self._dictionaries.use((self.catalog.name, run.chunk))
-        if dictionary is None:
-            offset = int(table.dict_offset[run.chunk])
-            dictionary = DictionaryPage(content=self._read(run.file, offset, num_bytes, fetch))
-            if len(table.dict_crc):
-                self._check_bytes(dictionary.content, int(table.dict_crc[run.chunk]), run.file, offset)
-        return dictionary
+        companion = self._companions.use((self.catalog.name, run.chunk))
+        if companion is None:
+            offset = int(table.companion_offset[run.chunk])
+            companion = Companion(content=self._read(run.file, offset, num_bytes, fetch))
+            if len(table.companion_crc):
+                self._check_bytes(companion.content, int(table.companion_crc[run.chunk]), run.file, offset)
+        return companion
 
     def _check_pages(self, run: PlannedRun, parts: Sequence[bytes]) -> bool:
         """Compare the checksum of each page with its tail; `parts` are the bytes of `run.ranges`.

@@ -94,8 +94,8 @@ def test_documents_read_by_page_are_those_of_the_file(tmp_path, held_type, strea
         assert scan.tokens.tolist() == [len(tokens) for tokens in expected(documents)]
         assert documents_by_page(own, path, scan, most_pages=3) == expected(documents)
         assert sum(told) <= path.stat().st_size
-        kinds.update(scan.codec.tolist())
-        assert codec is None or SLICES not in scan.codec
+        kinds.update(scan.kind.tolist())
+        assert codec is None or SLICES not in scan.kind
     wanted = MESSAGE if "dictionary" in str(held_type) else SLICES
     assert (wanted in kinds) == (wanted == MESSAGE or str(held_type) in SLICED)
 
@@ -106,8 +106,8 @@ def test_a_page_is_the_rows_whose_values_begin_in_the_same_64_kib_of_a_batch(tmp
     scan = source("tokens").scan(path)
     assert scan.page_rows.tolist() == [17, 16, 17, 10, 17, 16, 7]  # 16.4 rows of 4000 bytes begin in 64 KiB
     assert scan.page_bytes.tolist() == [4000 * rows for rows in scan.page_rows]
-    assert scan.dict_bytes.tolist() == [4 * (rows + 1) for rows in scan.page_rows]
-    assert scan.chunk_of_page.tolist() == list(range(7)) and set(scan.codec) == {SLICES} and not scan.whole_chunks
+    assert scan.companion_bytes.tolist() == [4 * (rows + 1) for rows in scan.page_rows]
+    assert scan.chunk_of_page.tolist() == list(range(7)) and set(scan.kind) == {SLICES} and not scan.whole_chunks
 
 
 def test_rows_without_bytes_belong_to_the_page_before_them(tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_rows_without_bytes_belong_to_the_page_before_them(tmp_path, monkeypatch
     assert documents_by_page(source(), path, scan) == expected(texts)
     path = write_arrow(tmp_path / "y.arrow", pa.table({"v": ["", None, ""]}))
     scan = source().scan(path)
-    assert scan.page_rows.tolist() == [3] and scan.codec.tolist() == [BATCH] and (scan.page_bytes > 0).all()
+    assert scan.page_rows.tolist() == [3] and scan.kind.tolist() == [BATCH] and (scan.page_bytes > 0).all()
     assert documents_by_page(source(), path, scan) == [[256], [], [256]]
 
 
@@ -138,7 +138,7 @@ def test_what_lies_behind_a_null_is_no_part_of_it(tmp_path):
         (source("text", "t"), [[97, 98, 256], [], [102, 256]]),
     ):
         scan = own.scan(path)
-        assert scan.codec.tolist() == [SLICES]
+        assert scan.kind.tolist() == [SLICES]
         assert documents_by_page(own, path, scan) == documents
 
 

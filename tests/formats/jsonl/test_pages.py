@@ -49,7 +49,7 @@ def test_plain_pages_are_the_lines_that_begin_in_the_same_bytes(page_bytes, read
     assert [page.offset for page in pages] == list(of_cell.values())
     assert b"".join(page.lines for page in pages) == content
     for page in pages:
-        assert page.codec == PLAIN and page.first_byte == page.offset and page.num_bytes == len(page.lines)
+        assert page.kind == PLAIN and page.first_byte == page.offset and page.num_bytes == len(page.lines)
         assert lines_of_page(page.lines, PLAIN, num_rows(page.lines)) == page.lines
 
 
@@ -68,13 +68,13 @@ def test_framed_pages_hold_each_line_once_and_are_read_from_their_bytes(suffix, 
         assert page.first_byte == place
         place += len(page.lines)
         rows = num_rows(page.lines)
-        read = bytes(lines_of_page(file[page.offset : page.offset + page.num_bytes], page.codec, rows))
+        read = bytes(lines_of_page(file[page.offset : page.offset + page.num_bytes], page.kind, rows))
         assert [json.loads(line) for line in read.split(b"\n") if line.strip()] == [
             json.loads(line) for line in page.lines.split(b"\n") if line.strip()
         ]
-        assert is_alone(page.codec) == (page.codec not in (GZIP, ZSTD))
+        assert is_alone(page.kind) == (page.kind not in (GZIP, ZSTD))
         if at_lines:
-            assert page.codec == CODECS[suffix][1]
+            assert page.kind == CODECS[suffix][1]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -85,7 +85,7 @@ def test_what_a_page_reads_of_frames_that_end_inside_lines(suffix, monkeypatch):
     sizes = [len(frame_of(content, suffix)) for content in contents]
     pages = cut(file, suffix)
     base = CODECS[suffix][1]
-    assert [(page.lines, page.codec - base) for page in pages] == [
+    assert [(page.lines, page.kind - base) for page in pages] == [
         (b'{"a":1}\n{"b":2}\n', ENDS_INSIDE),
         (b'{"cccccccccc' + b"c" * 30 + b'":3}\n', BEGINS_INSIDE),  # its last frame ends with its last line
         (b'{"d":4}\n', 0),

@@ -56,7 +56,7 @@ def test_pages_of_64_kib_follow_from_places_in_the_file(tmp_path):
     scan = source().scan(path)
     line = len(plain_lines(texts[:1]))
     assert scan.page_rows.tolist()[:-1] == [-(-(65536 * (i + 1)) // line) - -(-65536 * i // line) for i in range(6)]
-    assert scan.codec.tolist() == [0] and scan.dict_offset.tolist() == [-1]
+    assert scan.kind.tolist() == [0] and scan.companion_offset is None
     assert scan.page_bytes.sum() == path.stat().st_size
 
 
@@ -64,9 +64,9 @@ def test_pages_whose_frames_end_with_lines_share_a_chunk_and_others_have_their_o
     monkeypatch.setattr(jsonl_pages, "PAGE_BYTES", 500)
     content = plain_lines(random_texts(1, 200))
     aligned = source().scan(write_lines(tmp_path / "a.jsonl.zst", content, mean_bytes=300, at_lines=True))
-    assert len(aligned.codec) == 1 and len(aligned.page_rows) > 10
+    assert len(aligned.kind) == 1 and len(aligned.page_rows) > 10
     other = source().scan(write_lines(tmp_path / "b.jsonl.zst", content, mean_bytes=300, at_lines=False))
-    assert len(other.codec) == len(other.page_rows) > 10
+    assert len(other.kind) == len(other.page_rows) > 10
     assert (np.diff(other.chunk_of_page) == 1).all()
 
 

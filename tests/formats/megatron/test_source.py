@@ -67,9 +67,9 @@ def scan_all(path: Path) -> list[list[int]]:
     for offset, num_bytes, num_rows in zip(scan.page_offset, scan.page_bytes, scan.page_rows, strict=True):
         run = PageRun(
             pages=content[offset : offset + num_bytes],
-            dictionary=b"",
+            companion=b"",
             schema=scan.schema,
-            codec=0,
+            kind=0,
             num_rows=num_rows,
             path=str(path),
             offset=offset,
@@ -282,7 +282,7 @@ def test_a_usual_dataset_is_indexed_without_a_word(tmp_path, caplog):
 
 def test_a_page_of_another_size_than_its_documents_is_an_error():
     run = PageRun(
-        pages=bytes(10), dictionary=b"", schema=b"<u2", codec=0, num_rows=2, path="web.bin", offset=0, first_row=0,
+        pages=bytes(10), companion=b"", schema=b"<u2", kind=0, num_rows=2, path="web.bin", offset=0, first_row=0,
         tokens=np.array([3, 3], np.int32),
     )  # fmt: skip
     with pytest.raises(CorruptPage, match="the page at byte 0 has 10 bytes, its 2 documents have 6 tokens of 2"):

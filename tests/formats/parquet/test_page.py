@@ -40,7 +40,7 @@ def test_rows_of_a_page_are_those_of_the_file(tmp_path: Path) -> None:
 def test_bytes_may_come_as_memoryviews(tmp_path: Path) -> None:
     path = make_text_file(tmp_path / "a.parquet", random_texts(2, 300), dictionary=True, checksums=True)
     for run in page_runs(path, TEXT.scan(path), most_pages=3):
-        views = replace(run, pages=memoryview(run.pages), dictionary=memoryview(run.dictionary))
+        views = replace(run, pages=memoryview(run.pages), companion=memoryview(run.companion))
         assert decode_pages(views, "here") == decode_pages(run, "here")
 
 
@@ -95,11 +95,11 @@ def test_one_flipped_byte_is_found_by_the_checksum_and_the_page_named(
 def test_a_damaged_dictionary_is_named(tmp_path: Path) -> None:
     path = make_text_file(tmp_path / "a.parquet", random_texts(5, 300), dictionary=True, checksums=True)
     run = next(page_runs(path, TEXT.scan(path)))
-    for place in (0, len(run.dictionary) // 2, len(run.dictionary) - 1):
-        dictionary = bytearray(run.dictionary)
+    for place in (0, len(run.companion) // 2, len(run.companion) - 1):
+        dictionary = bytearray(run.companion)
         dictionary[place] ^= 0xFF
         with pytest.raises(CorruptPage, match=r"^here: the dictionary page"):
-            decode_pages(replace(run, dictionary=bytes(dictionary)), "here")
+            decode_pages(replace(run, companion=bytes(dictionary)), "here")
 
 
 def test_a_damaged_page_is_found_also_where_rows_span_pages(tmp_path: Path) -> None:
@@ -132,4 +132,4 @@ def test_pages_of_another_codec_are_refused(tmp_path: Path) -> None:
     run = next(page_runs(path, TOKENS.scan(path)))
     for codec in (0, 1, 2, 3, 4, 7, 99):
         with pytest.raises(CorruptPage):
-            decode_pages(replace(run, codec=codec), "here")
+            decode_pages(replace(run, kind=codec), "here")

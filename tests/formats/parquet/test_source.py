@@ -91,7 +91,7 @@ def test_every_way_of_writing_reads_as_pyarrow_reads_it(
                 scan = source.scan(path)
                 assert len(scan.page_offset) > 6
                 assert scan.split_pages == 0 and not scan.tail_bytes.any()
-                assert (scan.dict_bytes > 0).all() == is_dictionary
+                assert (scan.companion_bytes > 0).all() == is_dictionary
 
 
 @pytest.mark.parametrize("width", ["int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64"])

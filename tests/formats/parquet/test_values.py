@@ -115,7 +115,7 @@ def test_the_dictionary_is_unpacked_once(tmp_path: Path) -> None:
     expected = alone(replace(first, memo=memo))
     [unpacked] = memo.values()
     assert len(unpacked) > 0
-    np.testing.assert_array_equal(expected, alone(replace(first, memo=memo, dictionary=b"no more needed")))
+    np.testing.assert_array_equal(expected, alone(replace(first, memo=memo, companion=b"no more needed")))
     np.testing.assert_array_equal(alone(second), alone(replace(second, memo=memo)))
 
 
@@ -171,9 +171,9 @@ def test_what_is_damaged_nested_or_text_is_left_to_pyarrow(tmp_path: Path) -> No
         return bytes([*content[:place], content[place] ^ 0xFF, *content[place + 1 :]])
 
     assert alone(replace(run, pages=flipped(run.pages, len(run.pages) - 1))) is None
-    assert alone(replace(run, dictionary=flipped(run.dictionary, len(run.dictionary) - 1))) is None
+    assert alone(replace(run, companion=flipped(run.companion, len(run.companion) - 1))) is None
     assert alone(replace(run, pages=run.pages[:-1])) is None
-    assert alone(replace(run, codec=3)) is None
+    assert alone(replace(run, kind=3)) is None
     nested = pa.table({"input_ids": pa.array([[[1, 2], [3]], [[4]]], pa.list_(pa.list_(pa.int32())))})
     pq.write_table(nested, tmp_path / "b.parquet")
     [run] = page_runs(tmp_path / "b.parquet", TOKENS.scan(tmp_path / "b.parquet"))

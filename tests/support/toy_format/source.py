@@ -84,9 +84,7 @@ class ToySource:
             page_offset=np.cumsum(page_bytes) - page_bytes,
             page_bytes=page_bytes,
             page_rows=np.array([len(page) for page in pages], np.int64),
-            dict_offset=np.array([-1], np.int64),
-            dict_bytes=np.array([0], np.int64),
-            codec=np.array([0], np.int8),
+            kind=np.array([0], np.int8),
             tokens=np.array([len(line.split()) for line in lines], np.int32),
             schema=b"",
         )

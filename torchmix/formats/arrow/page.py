@@ -1,6 +1,6 @@
 """Bytes of a page of an Arrow file -> an Arrow array of the column.
 
-In: a page's bytes, and those beside it that the catalog knows as its dictionary. Out: its rows as lists or strings. A
+In: a page's bytes, and those of its companion. Out: its rows as lists or strings. A
 page is of one of three kinds. SLICES: rows that are read alone (arrow_slices.py), beside them their offsets. BATCH: all
 buffers of a column in a batch, beside them the batch's metadata. MESSAGE: a batch from its beginning to the end of the
 column, beside it the message of a dictionary. Must hold: bytes that are no such page are a ValueError. Cost: nothing is
@@ -23,7 +23,7 @@ from torchmix.formats.decompress import decompress
 from torchmix.formats.source import PageRun
 
 SLICES, BATCH, MESSAGE = 0, 1, 2
-"""`FileScan.codec` of a page."""
+"""`FileScan.kind` of a page."""
 MOST_TIMES = {"lz4": 256, "zstd": 1 << 16}
 """A buffer that says it decompresses to more than so many times its size is damaged."""
 
@@ -76,11 +76,11 @@ def read_page(run: PageRun, is_null: NDArray[np.bool_] | None) -> pa.Array:
     """
     column, kind = _decode_column(run.schema)
     try:
-        if run.codec == SLICES:
+        if run.kind == SLICES:
             assert kind is not None and is_null is not None, "a scan found slices"
-            return read_slices(kind, run.dictionary, run.pages, is_null)
-        if run.codec == BATCH:
-            layout = parse_batch(parse_message(bytes(run.dictionary)).header)
+            return read_slices(kind, run.companion, run.pages, is_null)
+        if run.kind == BATCH:
+            layout = parse_batch(parse_message(bytes(run.companion)).header)
             return column.read(layout, column_buffers(column, layout, run.pages, None, run), None)
         return _read_message(column, run)
     except (pa.ArrowException, OSError) as error:
@@ -148,15 +148,15 @@ def _decompress(buffer: pa.Buffer, codec: str, run: PageRun) -> pa.Buffer | None
 def _read_message(column: Column, run: PageRun) -> pa.Array:
     value_type = column.dictionary_type
     assert value_type is not None, "a scan found a dictionary"
-    prefix, size = message_prefix(bytes(run.dictionary[:8]))
-    header = parse_message(bytes(run.dictionary[prefix : prefix + size])).header.table(1)
+    prefix, size = message_prefix(bytes(run.companion[:8]))
+    header = parse_message(bytes(run.companion[prefix : prefix + size])).header.table(1)
     if header is None:
         raise ValueError("a dictionary without values")
     layout = parse_batch(header)
     values = Column(
         held_type=value_type, path=(), nodes_before=0, buffers_before=0, views_before=0, version=column.version
     )
-    dictionary = values.read(layout, column_buffers(values, layout, run.dictionary[prefix + size :], 0, run), None)
+    dictionary = values.read(layout, column_buffers(values, layout, run.companion[prefix + size :], 0, run), None)
     prefix, size = message_prefix(bytes(run.pages[:8]))
     layout = parse_batch(parse_message(bytes(run.pages[prefix : prefix + size])).header)
     buffers = column_buffers(column, layout, run.pages[prefix + size :], 0, run)

@@ -40,9 +40,9 @@ class _Page:
     offset: int
     num_bytes: int
     num_rows: int
-    codec: int
-    dict_offset: int
-    dict_bytes: int
+    kind: int
+    companion_offset: int
+    companion_bytes: int
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,16 +100,16 @@ class ArrowScan:
             page_offset=np.array([page.offset for page in pages], dtype=np.int64),
             page_bytes=np.array([page.num_bytes for page in pages], dtype=np.int64),
             page_rows=np.array([page.num_rows for page in pages], dtype=np.int64),
-            dict_offset=np.array([page.dict_offset for page in pages], dtype=np.int64),
-            dict_bytes=np.array([page.dict_bytes for page in pages], dtype=np.int64),
-            codec=np.array([page.codec for page in pages], dtype=np.int8),
+            companion_offset=np.array([page.companion_offset for page in pages], dtype=np.int64),
+            companion_bytes=np.array([page.companion_bytes for page in pages], dtype=np.int64),
+            kind=np.array([page.kind for page in pages], dtype=np.int8),
             tokens=np.concatenate([np.zeros(0, np.int64), *self._tokens]).astype(np.int32),
             ids=join_seen(self._ids),
             page_crc=np.array([page for page, _ in self._crc], dtype=np.uint32),
-            dict_crc=np.array([dictionary for _, dictionary in self._crc], dtype=np.uint32),
+            companion_crc=np.array([companion for _, companion in self._crc], dtype=np.uint32),
             schema=self._schema,
             bad=self.bad,
-            whole_chunks=any(page.codec != SLICES and page.num_bytes > LARGE_PAGE_BYTES for page in pages),
+            whole_chunks=any(page.kind != SLICES and page.num_bytes > LARGE_PAGE_BYTES for page in pages),
         )
 
     def _add_slices(self, batch: BatchMessage, layout: BatchLayout, slices: SliceableColumn) -> bool:
@@ -130,9 +130,9 @@ class ArrowScan:
                 offset=body + slices.values[0] + int(starts[first]),
                 num_bytes=int(starts[stop] - starts[first]),
                 num_rows=stop - first,
-                codec=SLICES,
-                dict_offset=body + offsets_offset + first * kind.offset_bytes if kind.offset_bytes else -1,
-                dict_bytes=(stop - first + 1) * kind.offset_bytes if kind.offset_bytes else 0,
+                kind=SLICES,
+                companion_offset=body + offsets_offset + first * kind.offset_bytes if kind.offset_bytes else -1,
+                companion_bytes=(stop - first + 1) * kind.offset_bytes if kind.offset_bytes else 0,
             )
             self._decode(page, is_null[first:stop])
         return True
@@ -147,9 +147,9 @@ class ArrowScan:
                     offset=batch.offset,
                     num_bytes=batch.body_offset + end - batch.offset,
                     num_rows=layout.num_rows,
-                    codec=MESSAGE,
-                    dict_offset=batch.dictionary[0],
-                    dict_bytes=batch.dictionary[1],
+                    kind=MESSAGE,
+                    companion_offset=batch.dictionary[0],
+                    companion_bytes=batch.dictionary[1],
                 )
             )
             return
@@ -159,18 +159,18 @@ class ArrowScan:
                 offset=batch.body_offset + begin if has_bytes else batch.metadata_offset,
                 num_bytes=end - begin if has_bytes else 1,  # a page has bytes, also where all rows are null
                 num_rows=layout.num_rows,
-                codec=BATCH,
-                dict_offset=batch.metadata_offset,
-                dict_bytes=batch.body_offset - batch.metadata_offset,
+                kind=BATCH,
+                companion_offset=batch.metadata_offset,
+                companion_bytes=batch.body_offset - batch.metadata_offset,
             )
         )
 
     def _decode(self, page: _Page, is_null: NDArray[np.bool_] | None = None) -> None:
         run = PageRun(
             pages=self.read(page.offset, page.num_bytes),
-            dictionary=self.read(page.dict_offset, page.dict_bytes) if page.dict_bytes else b"",
+            companion=self.read(page.companion_offset, page.companion_bytes) if page.companion_bytes else b"",
             schema=self._schema,
-            codec=page.codec,
+            kind=page.kind,
             num_rows=page.num_rows,
             path=self.path,
             offset=page.offset,
@@ -182,5 +182,5 @@ class ArrowScan:
         self._tokens.append(tokens)
         self._ids.append(ids)
         self._pages.append(page)
-        self._crc.append((zlib.crc32(run.pages), zlib.crc32(run.dictionary)))
+        self._crc.append((zlib.crc32(run.pages), zlib.crc32(run.companion)))
         self.num_rows += page.num_rows

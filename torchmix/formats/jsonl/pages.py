@@ -4,7 +4,7 @@ In: a file, plain or compressed in frames, as a function that reads ranges. Out:
 its lines. Must hold: a page is the lines that begin in the same PAGE_BYTES of the file; of a compressed file, the lines
 that begin in the frames whose content begins in the same PAGE_BYTES of all content. So pages follow from the file's
 bytes alone, and no line is in two of them. What a page's bytes hold beside its lines, where frames end inside lines,
-its `codec` says. Memory: a few pages or frames, and the longest line.
+its `kind` says. Memory: a few pages or frames, and the longest line.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ READ_BYTES = 4 << 20
 
 PLAIN, GZIP, ZSTD = 0, 1, 2
 BEGINS_INSIDE, ENDS_INSIDE = 4, 8
-"""Added to a codec: the page's first frame begins, or its last one ends, inside a line that is not of the page."""
-CODEC_NUMBER: dict[Codec | None, int] = {None: PLAIN, "gzip": GZIP, "zstd": ZSTD}
+"""Added to a kind: the page's first frame begins, or its last one ends, inside a line that is not of the page."""
+KIND_OF_CODEC: dict[Codec | None, int] = {None: PLAIN, "gzip": GZIP, "zstd": ZSTD}
 
 Read = Callable[[int, int], bytes]
 """Bytes of a file, by offset and number; fewer only where the file ends."""
@@ -38,7 +38,7 @@ class LinePage:
     """First byte in the file."""
     num_bytes: int
     """Size in the file."""
-    codec: int
+    kind: int
     """PLAIN, GZIP or ZSTD, and where its frames end inside lines."""
     lines: bytes
     """Its whole lines; the last of a file may lack its end."""
@@ -55,32 +55,32 @@ def cut_pages(read: Read, codec: Codec | None, where: str) -> Iterator[LinePage]
     """
     if codec is None:
         return _cut_plain(read, where)
-    return _cut_framed(find_frames(read, codec, where), CODEC_NUMBER[codec], where)
+    return _cut_framed(find_frames(read, codec, where), KIND_OF_CODEC[codec], where)
 
 
-def lines_of_page(content: bytes | memoryview, codec: int, num_rows: int) -> bytes | memoryview:
+def lines_of_page(content: bytes | memoryview, kind: int, num_rows: int) -> bytes | memoryview:
     """The lines of a page, or of several whose frames end with lines, from their bytes in the file.
 
     Args:
         content: Their bytes, end to end.
-        codec: `LinePage.codec`.
+        kind: `LinePage.kind`.
         num_rows: Lines of them that are not blank.
 
     Raises:
         ValueError, OSError: The bytes do not decompress.
     """
-    compression = codec & 3
+    compression = kind & 3
     if compression == PLAIN:
         return content
     lines = decompress(content, "gzip" if compression == GZIP else "zstd", 2 * MOST_LINE_BYTES)
-    if codec & BEGINS_INSIDE:
+    if kind & BEGINS_INSIDE:
         lines = lines[lines.find(b"\n") + 1 :]
-    return whole_lines(lines, num_rows) if codec & ENDS_INSIDE else lines
+    return whole_lines(lines, num_rows) if kind & ENDS_INSIDE else lines
 
 
-def is_alone(codec: int) -> bool:
+def is_alone(kind: int) -> bool:
     """Whether a page's bytes are not its lines alone, so that it is not to be read together with others."""
-    return bool(codec & (BEGINS_INSIDE | ENDS_INSIDE))
+    return bool(kind & (BEGINS_INSIDE | ENDS_INSIDE))
 
 
 def _cut_plain(read: Read, where: str) -> Iterator[LinePage]:
@@ -101,7 +101,7 @@ def _cut_plain(read: Read, where: str) -> Iterator[LinePage]:
             buffer += more
             continue
         lines = buffer[start : stop or len(buffer)]
-        yield LinePage(offset=offset, num_bytes=len(lines), codec=PLAIN, lines=lines, first_byte=offset)
+        yield LinePage(offset=offset, num_bytes=len(lines), kind=PLAIN, lines=lines, first_byte=offset)
         offset += len(lines)
         start += len(lines)
 
@@ -114,7 +114,7 @@ class _FramedPage:
     """The PAGE_BYTES of all content in which its own frames begin."""
     offset: int
     stop: int
-    codec: int
+    kind: int
     first_byte: int = -1
     line_bytes: int = 0
     """Of its last line, so far."""
@@ -135,13 +135,13 @@ class _FramedPage:
         return LinePage(
             offset=self.offset,
             num_bytes=self.stop - self.offset,
-            codec=self.codec,
+            kind=self.kind,
             lines=b"".join(self.parts),
             first_byte=self.first_byte,
         )
 
 
-def _cut_framed(frames: Iterator[Frame], codec: int, where: str) -> Iterator[LinePage]:
+def _cut_framed(frames: Iterator[Frame], kind: int, where: str) -> Iterator[LinePage]:
     page: _FramedPage | None = None  # of the frame at hand
     owner: _FramedPage | None = None  # in which the line begins that the last frame did not end
     place = 0
@@ -157,14 +157,14 @@ def _cut_framed(frames: Iterator[Frame], codec: int, where: str) -> Iterator[Lin
                 cell=place // PAGE_BYTES,
                 offset=frame.offset if place else 0,  # what holds the file's first line is known by it
                 stop=stop,
-                codec=codec + (BEGINS_INSIDE if owner is not None else 0),
+                kind=kind + (BEGINS_INSIDE if owner is not None else 0),
             )
         head_bytes = 0
         if owner is not None:
             head_bytes = content.find(b"\n") + 1 or len(content)
             owner.add(content[:head_bytes], place, stop, where)
             if owner is not page and head_bytes < len(content):
-                owner.codec |= ENDS_INSIDE
+                owner.kind |= ENDS_INSIDE
             if content[head_bytes - 1] == ord("\n"):
                 if owner is not page:
                     yield owner.cut()

@@ -111,7 +111,7 @@ class JsonLinesSource:
         where = self._where(run.path)
         faults: dict[int, LineFault] | None = {} if passes_over_rows(run) else None
         try:
-            lines = lines_of_page(run.pages, run.codec, run.num_rows)
+            lines = lines_of_page(run.pages, run.kind, run.num_rows)
             values = self._parse(lines, is_first=run.offset == 0, faults=faults)
             for row, fault in (faults or {}).items():
                 if run.tokens is not None and run.tokens[row]:
@@ -148,7 +148,7 @@ class _Found:
     num_rows: int = 0
     offset: list[int] = field(default_factory=list)
     num_bytes: list[int] = field(default_factory=list)
-    codec: list[int] = field(default_factory=list)
+    kind_of_page: list[int] = field(default_factory=list)
     crc: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     tokens: list[Int64Array] = field(default_factory=list)
@@ -175,7 +175,7 @@ class _Found:
             return
         self.offset.append(page.offset)
         self.num_bytes.append(page.num_bytes)
-        self.codec.append(page.codec)
+        self.kind_of_page.append(page.kind)
         self.crc.append(crc)
         self.rows.append(len(values))
         tokens, ids = look(values, self.where, self.num_rows, self.bad)
@@ -186,9 +186,9 @@ class _Found:
     def as_scan(self, num_bytes: int, digest: str) -> FileScan:
         """The scan of a file of this size and identity."""
         # Pages that begin and end with lines share a chunk, since they are decoded together; any other has its own.
-        alone = np.array([is_alone(codec) for codec in self.codec], dtype=bool)
+        alone = np.array([is_alone(kind) for kind in self.kind_of_page], dtype=bool)
         starts_chunk = alone | np.concatenate([[True], alone[:-1]]) if len(alone) else alone
-        codecs = np.array(self.codec, dtype=np.int8)[starts_chunk]
+        kinds = np.array(self.kind_of_page, dtype=np.int8)[starts_chunk]
         return FileScan(
             num_bytes=num_bytes,
             footer_hash=digest,
@@ -197,9 +197,7 @@ class _Found:
             page_offset=np.array(self.offset, dtype=np.int64),
             page_bytes=np.array(self.num_bytes, dtype=np.int64),
             page_rows=np.array(self.rows, dtype=np.int64),
-            dict_offset=np.full(len(codecs), -1, dtype=np.int64),
-            dict_bytes=np.zeros(len(codecs), dtype=np.int64),
-            codec=codecs,
+            kind=kinds,
             page_crc=np.array(self.crc, dtype=np.uint32),
             tokens=np.concatenate([np.zeros(0, np.int64), *self.tokens]).astype(np.int32),
             ids=join_seen(self.ids),
@@ -217,4 +215,4 @@ class _Found:
 
 def _checksum(page: LinePage, read: Read) -> int:
     """CRC-32 of a page's bytes; that of a gzip member covers what is in it, and not which member it is."""
-    return zlib.crc32(page.lines if page.codec == PLAIN else read(page.offset, page.num_bytes))
+    return zlib.crc32(page.lines if page.kind == PLAIN else read(page.offset, page.num_bytes))

@@ -189,17 +189,17 @@ def _opening_page(*, most_definition: int, value_bytes: int) -> bytes:
 
 def _open(run: PageRun, headers: list[PageHeader], num_rows: int) -> pq.ParquetFile:
     """Put the file in memory together and let pyarrow parse its footer; `num_rows` is the most that will be read."""
-    envelope = _envelope(run.schema, run.codec)
+    envelope = _envelope(run.schema, run.kind)
     opening_page = envelope.opening_page if run.begins_inside_row else b""
-    num_bytes = len(run.dictionary) + len(opening_page) + len(run.pages)
+    num_bytes = len(run.companion) + len(opening_page) + len(run.pages)
     decoded_bytes = len(opening_page) + sum(header.decoded_bytes for header in headers)
     sizes = [
         (5, thrift.I64, run.begins_inside_row + sum(header.num_values for header in headers)),
         (6, thrift.I64, decoded_bytes),
         (7, thrift.I64, num_bytes),
-        (9, thrift.I64, len(MAGIC) + len(run.dictionary)),
+        (9, thrift.I64, len(MAGIC) + len(run.companion)),
     ]
-    if len(run.dictionary):
+    if len(run.companion):
         sizes.append((11, thrift.I64, len(MAGIC)))
     footer = b"".join(
         [
@@ -213,14 +213,14 @@ def _open(run: PageRun, headers: list[PageHeader], num_rows: int) -> pq.ParquetF
         ]
     )
     content = b"".join(
-        [MAGIC, run.dictionary, opening_page, run.pages, footer, len(footer).to_bytes(4, "little"), MAGIC]
+        [MAGIC, run.companion, opening_page, run.pages, footer, len(footer).to_bytes(4, "little"), MAGIC]
     )
     return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=not run.is_as_indexed)
 
 
 def _find_damage(run: PageRun, most_rows: int, where: str, error: Exception) -> CorruptPage:
     """Name the first page that does not decode, by halving the run; each half begins where the run does."""
-    if len(run.dictionary) and not _is_sound_dictionary(run.dictionary):
+    if len(run.companion) and not _is_sound_dictionary(run.companion):
         return CorruptPage(
             f"{where}: the dictionary page of the column chunk around byte {run.offset} has a wrong header or "
             "checksum; the file is damaged, restore it"

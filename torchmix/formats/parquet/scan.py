@@ -261,9 +261,9 @@ class ChunkScan:
         num_bytes = int(pages.offset[of_chunk.stop - 1] + pages.num_bytes[of_chunk.stop - 1]) - offset
         return PageRun(
             pages=self.file.read(offset, num_bytes),
-            dictionary=dictionary,
+            companion=dictionary,
             schema=self.schema,
-            codec=chunk.codec,
+            kind=chunk.codec,
             num_rows=num_rows,
             path=self.path,
             offset=offset,

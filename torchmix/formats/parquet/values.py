@@ -59,7 +59,7 @@ def decode_values(runs: Sequence[PageRun]) -> list[NDArray[np.integer[Any]] | No
     found: list[NDArray[np.integer[Any]] | None] = [None] * len(runs)
     of_column: dict[PlainColumn, list[tuple[int, _Taken]]] = {}
     for i, run in enumerate(runs):
-        column = _column(run.schema, run.codec)
+        column = _column(run.schema, run.kind)
         taken = None if column is None else _take(run, column)
         if column is not None and taken is not None:
             of_column.setdefault(column.plain, []).append((i, taken))
@@ -261,12 +261,12 @@ def _unpack(body: memoryview, column: _Column, num_bytes: int, run: PageRun) -> 
 
 def _dictionary(run: PageRun, column: _Column) -> bytes:
     """The dictionary page, not compressed; empty if there is none."""
-    if not len(run.dictionary):
+    if not len(run.companion):
         return b""
     if run.memo is not None and _UNPACKED in run.memo:
         return run.memo[_UNPACKED]
-    header = read_page_header(run.dictionary, 0)
-    body = memoryview(run.dictionary)[header.body : header.stop]
+    header = read_page_header(run.companion, 0)
+    body = memoryview(run.companion)[header.body : header.stop]
     if not header.is_dictionary or (header.checksum is not None and zlib.crc32(body) != header.checksum):
         raise ValueError("wrong header or checksum")
     page = dictionary_page(_unpack(body, column, header.decoded_bytes, run), column.value_bytes)
