@@ -6,6 +6,7 @@ In reading order:
     layout.py         data-parallel ranks x samples of a microbatch
     place_tree.py     who shares what at each axis, who leads, which role a rank has
     array_form.py     name, dtype and shape of an array in a message
+    error_form.py     class, text and arguments of an error in a message
     wire.py           what an exchange looks like as bytes
     comparison.py     what leaders tell each other of a step
     agreement.py      do all ranks mean the same job

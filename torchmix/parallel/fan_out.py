@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchmix.errors import PlanDiverged, RankLost, TooManyBadRows
+from torchmix.errors import PlanDiverged, RankLost, TooManyBadRows, WireError
 from torchmix.parallel.array_form import DTYPES
 from torchmix.parallel.comparison import (
     ENDS,
@@ -37,6 +38,7 @@ from torchmix.parallel.comparison import (
     words_of_plan,
     words_of_status,
 )
+from torchmix.parallel.error_form import ErrorForm
 from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, open_gloo_groups
 from torchmix.parallel.local_groups import LocalGroups, open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
@@ -58,9 +60,9 @@ from torchmix.parallel.wire import (
 _DTYPE_OF_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 _NAME_OF_DTYPE = {dtype: name for name, dtype in _DTYPE_OF_NAME.items()}
 
-_JOB_ERRORS = {TooManyBadRows.__name__: TooManyBadRows}
+_JOB_ERRORS = {TooManyBadRows.__name__}
 """What all leaders raise alike; so do their peers."""
-_MAX_REASON_BYTES = 16 << 10
+_decode_error = msgspec.msgpack.Decoder(ErrorForm).decode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -151,7 +153,7 @@ class FanOut:
         Raises:
             RankLost: A peer is gone.
         """
-        reason = f"{type(error).__name__}: {error}".encode(errors="replace")[:_MAX_REASON_BYTES]
+        reason = msgspec.msgpack.encode(ErrorForm.of(error))
         for role in self.roles_to_send:
             self._start_payload(role, KIND_FAILED, reason, [])
         self._finish()
@@ -181,11 +183,7 @@ class FanOut:
         self._open_groups.receive_into(payload.numpy())
         header, blocks = decode_payload(envelope, payload.numpy())
         if envelope.kind == KIND_FAILED:
-            reason = header.decode(errors="replace")
-            kind, _, text = reason.partition(": ")
-            if kind in _JOB_ERRORS:
-                raise _JOB_ERRORS[kind](text)
-            raise RankLost(f"rank {envelope.leader}, which leads this rank, failed: {reason}", envelope.leader)
+            raise _failure(header, envelope.leader)
         return Share(header=header, tensors={block.name: _tensor_of(block, payload) for block in blocks})
 
     def drain(self) -> int:
@@ -319,6 +317,17 @@ def _block_of(name: str, tensor: torch.Tensor) -> Block:
     assert tensor.dtype in _NAME_OF_DTYPE, f"tensor {name!r} is {tensor.dtype}; the wire carries {DTYPES}"
     values = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
     return Block(name=name, dtype=_NAME_OF_DTYPE[tensor.dtype], shape=tuple(tensor.shape), values=values)
+
+
+def _failure(header: bytes, leader: int) -> Exception:
+    """The error to raise at a peer whose leader has failed."""
+    try:
+        form = _decode_error(header)
+    except msgspec.DecodeError as error:
+        raise WireError(f"rank {leader} failed, and what it says of that is damaged ({error})") from error
+    if form.kind in _JOB_ERRORS:
+        return form.error()
+    return RankLost(f"rank {leader}, which leads this rank, failed: {form.kind}: {form.text}", leader)
 
 
 def _tensor_of(block: Block, payload: torch.Tensor) -> torch.Tensor:

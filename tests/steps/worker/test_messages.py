@@ -4,6 +4,7 @@ import pytest
 
 from torchmix import errors
 from torchmix.errors import CorruptPage, RankLost, RecipeError, TorchmixError
+from torchmix.parallel.error_form import ErrorForm
 from torchmix.steps.worker.messages import (
     FailedReply,
     InWorker,
@@ -57,7 +58,7 @@ def test_any_other_error_is_named_and_nothing_is_looked_up_for_it() -> None:
     assert str(through(ZeroDivisionError("by 0"))) == "ZeroDivisionError: by 0"
     assert type(through(TorchmixErrors(object()))) is RuntimeError
     # A name of the module that is no error of torchmix.
-    assert type(error_of(FailedReply(kind="annotations", arguments=[], text="x", traceback=""))) is RuntimeError
+    assert type(ErrorForm(kind="annotations", text="x", arguments=()).error()) is RuntimeError
 
 
 def test_a_request_travels() -> None:

@@ -2,19 +2,15 @@
 
 In and out: Structs, as msgpack. The leader says where to start, and then asks for steps one by one, ahead of need; the
 worker answers each request with a step, with the end of the stream, or with why it failed. Must hold: nothing in a
-message is executable; an error is rebuilt from its name, which must be one of torchmix's own, and from plain values.
-Cost: some microseconds a step.
+message is executable. Cost: some microseconds a step.
 """
 
 from __future__ import annotations
 
-import traceback
-
 import msgspec
 
-from torchmix import errors
-from torchmix.errors import TorchmixError
 from torchmix.parallel.array_form import ArrayForm
+from torchmix.parallel.error_form import ErrorForm
 from torchmix.steps.replica_steps import StreamSettings
 
 
@@ -78,11 +74,7 @@ class EndReply(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 class FailedReply(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The step that was asked for could not be made."""
 
-    kind: str
-    """Name of the error's class."""
-    arguments: list[int | str]
-    text: str
-    traceback: str
+    error: ErrorForm
 
 
 Reply = StepReply | EndReply | FailedReply
@@ -98,16 +90,11 @@ class InWorker(Exception):
 
 def failed_reply(error: Exception) -> FailedReply:
     """What the leader must know to raise the same error."""
-    arguments = [item if isinstance(item, int | str) else str(item) for item in error.args]
-    lines = "".join(traceback.format_exception(error))
-    return FailedReply(kind=type(error).__name__, arguments=arguments, text=str(error), traceback=lines)
+    return FailedReply(error=ErrorForm.of(error, with_traceback=True))
 
 
 def error_of(reply: FailedReply) -> Exception:
-    """The error to raise: of the same class if it is torchmix's own, else a RuntimeError that names it."""
-    kind = getattr(errors, reply.kind, None)
-    error: Exception = RuntimeError(f"{reply.kind}: {reply.text}")
-    if isinstance(kind, type) and issubclass(kind, TorchmixError):
-        error = kind(*reply.arguments)
-    error.__cause__ = InWorker(f"in the worker process:\n{reply.traceback}")
+    """The error to raise, with where it happened as its cause."""
+    error = reply.error.error()
+    error.__cause__ = InWorker(f"in the worker process:\n{reply.error.traceback}")
     return error
