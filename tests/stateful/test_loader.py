@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 import yaml
@@ -24,10 +25,13 @@ from torchmix.errors import (
     StateMismatch,
     TopologyError,
 )
+from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.stateful import stream
 from torchmix.stateful.loader import StatefulDataLoader
-from torchmix.stateful.open import build_loader
+from torchmix.stateful.open import _facts, build_loader
 
 
 @pytest.fixture(scope="module")
@@ -276,3 +280,11 @@ def test_two_jobs_of_one_process_do_not_meddle(job: Path) -> None:
     with first, second:
         for one, other in zip(islice(first, 10), islice(second, 10), strict=True):
             assert same_tensors(one, other)
+
+
+def test_what_ranks_compare_names_each_key_of_the_recipe(job: Path) -> None:
+    recipe, tree = load_recipe(job), ClientPlaceTree.from_topology(Topology(dp=2))
+    sources = {**recipe.sources, "web": msgspec.structs.replace(recipe.sources["web"], tokens="ids")}
+    other = msgspec.structs.replace(recipe, seed=recipe.seed + 1, sources=sources)
+    facts, others = (_facts(part_of(each, "train"), tree) for each in (recipe, other))
+    assert {name for name in facts if facts[name] != others[name]} == {"seed", "sources.web"}

@@ -103,7 +103,7 @@ def test_a_state_beyond_the_microbatches_of_its_step_is_refused(job: Path) -> No
         stream = iter(loader)
         [next(stream) for _ in range(8 + 5)]
         data = loader.state_dict()["torchmix_state"]
-        state = decode_state(data, recipe=loader._fingerprint)
+        state = decode_state(data, recipe=loader._part)
         assert (state.step, state.microbatch) == (2, 5)
         early = type(state)(**{**{name: getattr(state, name) for name in state.__struct_fields__}, "step": 1})
         with pytest.raises(StateError, match=r"5 consumed microbatches of .* in step 1, which has 4 samples"):

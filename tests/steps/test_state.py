@@ -15,6 +15,8 @@ from tests.support.sizes import synthetic_sizes
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.parallel.layout import Layout
 from torchmix.planner.planner import Cursor, Planner
+from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
+from torchmix.recipe.parts import Part, part_of
 from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, encode_header
 from torchmix.steps.state import (
@@ -101,6 +103,39 @@ def test_another_version_is_named(version: int) -> None:
 def test_another_recipe_is_named() -> None:
     with pytest.raises(StateMismatch, match=f"{RECIPE}.*{'f' * 16}"):
         decode_state(some_state(), recipe="f" * 16)
+
+
+def part_with(shares: dict[str, str], **choices: Any) -> Part:
+    return part_of(make_recipe(shares, **choices), "train")
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        (part_with(SHARES, seed=8), r"these keys differ: seed \(now 8\)\. Restore"),
+        (part_with(SHARES, length=512), r"differ: batch \(now \[\[\[0,16\]\],512\]\)\. "),
+        (part_with(SHARES, packing={"method": "concat"}), r"differ: packing \(now \[\"concat\",\"split\",1\]\)\. "),
+        (part_with({**SHARES, "alpha": "59%", "gamma": "1.1%"}), r"differ: mixture \(now .*59/100.*\)\. "),
+        (part_with(SHARES, sources={"beta": {"tokens": "ids"}}), r"differ: sources\.beta \(now .*ids.*\)\. "),
+        (part_with({"alpha": "60%", "beta": "40%"}), r"differ: mixture .*, sources\.gamma \(now gone\)\. "),
+        (part_with({**SHARES, "gamma": "0.05%", "delta": "0.05%"}), r"differ: mixture .*, sources\.delta \(now "),
+    ],
+    ids=["seed", "batch", "packing", "mixture", "source", "less", "more"],
+)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_the_keys_that_another_recipe_has_are_named(other: Part, match: str, steps: int) -> None:
+    part, planner = part_with(SHARES), planner_of(SHARES)
+    state = start_state(Layout(dp=1, micro_batch_size=1), recipe=part)
+    if steps:
+        fingerprint, keys = recipe_fingerprint(part), key_digests(recipe_keys(part))
+        cursor = cursor_after(planner, steps)
+        state = state_of_cursor(cursor, planner, recipe=fingerprint, catalog=CATALOG, keys=keys)
+    elif len(other.sources) != len(part.sources):
+        match = r"differ: mixture .*, sources(\.| )"  # a state that no step was planned for has no names
+    data = encode_state(state)
+    assert decode_state(data, recipe=part) == state
+    with pytest.raises(StateMismatch, match=match):
+        decode_state(data, recipe=other)
 
 
 def test_another_catalog_or_other_sources_are_named() -> None:

@@ -209,7 +209,7 @@ def judge(loader: Any, data: bytes) -> str:
     """What the loader makes of a state."""
     try:
         loader.load_state_dict({"torchmix_state": data})
-        state = decode_state(data, recipe=loader._fingerprint)
+        state = decode_state(data, recipe=loader._part)
         microbatches = iter(loader)
         if not state.sources and state.step > FAR_STEP:
             return "plans the steps before"

@@ -22,7 +22,6 @@ from torchmix.errors import OptionError, StateMismatch, TopologyError
 from torchmix.parallel.layout import Layout
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
-from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
 from torchmix.steps.state import cursor_of_state, decode_state
 
@@ -133,7 +132,7 @@ def _cursor(planner: Planner, part: Part, catalog: Catalog, arguments: argparse.
     """Where to plan from: the state's boundary, or the start."""
     if arguments.state is None:
         return planner.start()
-    state = decode_state(arguments.state.read_bytes(), recipe=recipe_fingerprint(part))
+    state = decode_state(arguments.state.read_bytes(), recipe=part)
     cursor = cursor_of_state(state, planner, catalog=catalog.fingerprint)
     assert cursor is not None  # nothing stops it
     if cursor.step > arguments.step:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmix.errors import RecipeError, StateError, StateMismatch
+from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, step_after_samples
 from torchmix.recipe.structs import Batch
 from torchmix.steps.state import LoaderState, decode_state
@@ -113,7 +114,7 @@ def remember(args: Any, state: bytes) -> None:
     setattr(args, ATTRIBUTE, base64.b64encode(state).decode("ascii"))
 
 
-def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: str) -> RunStart:
+def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: str | Part) -> RunStart:
     """Decide where the data begin.
 
     Args:
@@ -161,7 +162,7 @@ def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: s
     )
 
 
-def _decoded(data: bytes, recipe: str) -> LoaderState:
+def _decoded(data: bytes, recipe: str | Part) -> LoaderState:
     try:
         return decode_state(data, recipe=recipe)
     except StateMismatch as error:

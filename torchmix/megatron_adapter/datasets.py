@@ -49,7 +49,6 @@ from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMic
 from torchmix.megatron_adapter.places import tree_of_job
 from torchmix.megatron_adapter.refusals import check_refusals, names_of_validation_sets
 from torchmix.parallel.agreement import agree, failures_told
-from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.structs import Recipe
@@ -172,8 +171,8 @@ class _Job:
         from megatron.training.utils import print_rank_0
 
         args = self._args
-        fingerprint = recipe_fingerprint(part_of(self._recipe, "train"))
-        start = start_of_run(args, self._batch, watch_checkpoints(checkpointing), recipe=fingerprint)
+        part = part_of(self._recipe, "train")
+        start = start_of_run(args, self._batch, watch_checkpoints(checkpointing), recipe=part)
         self._agree_on(start.step, start.state)
         print_rank_0(f" > torchmix: the data begin at step {start.step}: {start.reason}")
         loader = build_loader(

@@ -19,6 +19,8 @@ import msgspec
 from torchmix.errors import RankLost, RecipeError
 
 _LONGEST_PAUSE_S = 0.5
+MOST_DIFFERENCES = 10
+"""That an error names."""
 _num_asked = 0
 """Agreements that this process has come to, or failed before; equal on all ranks."""
 
@@ -65,14 +67,15 @@ def agree(
         _await(store, lambda: store.check([key]), number=number, check=check, what="rank 0 has not said what it runs")
         first = msgspec.json.decode(store.get(key), type=dict[str, str])
         differences = [
-            f"{name} {facts.get(name, 'missing')}, rank 0 {first.get(name, 'missing')}"
+            f"{name} {_cut(facts.get(name, 'missing'))}, rank 0 {_cut(first.get(name, 'missing'))}"
             for name in sorted({*facts, *first})
             if facts.get(name) != first.get(name)
         ]
         if differences:
+            more = f" and {len(differences) - MOST_DIFFERENCES} more" if len(differences) > MOST_DIFFERENCES else ""
             error = RecipeError(
-                f"build_loader: rank {rank} was given other values than rank 0: {'; '.join(differences)}. Give all "
-                "ranks the same"
+                f"build_loader: rank {rank} was given other values than rank 0: "
+                f"{'; '.join(differences[:MOST_DIFFERENCES])}{more}. Give all ranks the same"
             )
             _tell(store, error, rank=rank, number=number)
             raise error
@@ -84,6 +87,10 @@ def agree(
         check=check,
         what="some ranks have not built their loaders",
     )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -21,6 +22,8 @@ from torchmix.recipe.source_format import format_of
 from torchmix.recipe.structs import Recipe, Shuffle, Source
 from torchmix.recipe.tokenizer_kind import tokenizer_kind
 
+KEY_BYTES = 4
+"""Of a key's digest: enough to tell which key differs, once the fingerprint does."""
 ORDER_FORMAT = 1
 """Version of what is hashed."""
 
@@ -38,7 +41,62 @@ def recipe_fingerprint(recipe: Recipe | Part) -> str:
     Returns:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).
     """
-    part = recipe if isinstance(recipe, Part) else part_of(recipe, "train")
+    text = _compact(_order(recipe if isinstance(recipe, Part) else part_of(recipe, "train")))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
+def recipe_keys(part: Part) -> dict[str, str]:
+    """What the fingerprint covers, as compact JSON by the keys of a recipe, to say which of them differs.
+
+    Seed, batch, packing, shuffle, mixture and schedule, then `sources.NAME` by name.
+    """
+    order = _order(part)
+    values = {name: order[name] for name in ("seed", "batch", "packing", "shuffle")}
+    values["mixture"] = [order["shares"], order.get("tree")]
+    values["schedule"] = order.get("schedule")
+    values |= {f"sources.{name}": order["sources"][name] for name in sorted(part.sources)}
+    return {name: _compact(value) for name, value in values.items()}
+
+
+def key_digests(keys: Mapping[str, str]) -> bytes:
+    """Four bytes of each of `recipe_keys`, in their order, for a state to keep."""
+    return b"".join(map(_key_digest, keys.values()))
+
+
+def differing_keys(keys: Mapping[str, str], digests: bytes, names: Sequence[str]) -> list[str]:
+    """The keys of a recipe that are others than those of which a state keeps the digests.
+
+    Args:
+        keys: `recipe_keys` of the recipe in use.
+        digests: `key_digests` of the other one; maybe of no recipe at all.
+        names: Its sources by sorted name, as far as they are known.
+    """
+    there = [digests[at : at + KEY_BYTES] for at in range(0, len(digests), KEY_BYTES)]
+    general = [name for name in keys if not name.startswith("sources.")]
+    of_sources = [name for name in keys if name.startswith("sources.")]
+    if len(there) < len(general):
+        return []
+    differing = [name for name, digest in zip(general, there, strict=False) if _key_digest(keys[name]) != digest]
+    before = [f"sources.{name}" for name in names] or of_sources
+    rest = there[len(general) :]
+    if len(before) != len(rest):
+        return [*differing, "sources"]
+    kept = dict(zip(before, rest, strict=True))
+    return differing + [
+        name for name in sorted({*before, *of_sources}) if name not in keys or _key_digest(keys[name]) != kept.get(name)
+    ]
+
+
+def _key_digest(value: str) -> bytes:
+    return hashlib.sha256(value.encode("ascii")).digest()[:KEY_BYTES]
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _order(part: Part) -> dict[str, Any]:
+    """All that decides the order."""
     order: dict[str, Any] = {
         "format": ORDER_FORMAT,
         "seed": part.seed,
@@ -57,8 +115,7 @@ def recipe_fingerprint(recipe: Recipe | Part) -> str:
         order["tree"] = _tree(tree)
     if part.schedule:
         order["schedule"] = [[stage.start_token, stage.stop_token, _tree(stage.tree)] for stage in stages_of_part(part)]
-    text = json.dumps(order, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+    return order
 
 
 def _tree(node: Node) -> list[Any]:

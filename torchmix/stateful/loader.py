@@ -39,7 +39,6 @@ from torchmix.parallel.layout import Layout
 from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.planner.plan import START_DIGEST
-from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, samples_of_step
 from torchmix.stateful.ahead import Ahead
@@ -94,14 +93,13 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._tree = tree
         self._leader = tree.leader_of(tree.topology.rank)
         self._part = part
-        self._fingerprint = recipe_fingerprint(part)
         self._layout = layout
         self._look_ahead = look_ahead
         self._fan_out = fan_out
         self._liveness = liveness
         # Before the step that is being consumed, or where one was begun when it was loaded.
         self._start_step, self._stop_step = start_step, stop_step
-        self._state = start_state(layout, recipe=self._fingerprint, step=start_step)
+        self._state = start_state(layout, recipe=part, step=start_step)
         self._step: _Step | None = None
         self._header: StepHeader | None = None
         self._feed: Ahead[StepTensors] | None = None
@@ -143,7 +141,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 step) layout. The loader stays where it was.
         """
         self._check_open()
-        state = decode_state(state_bytes(state_dict), recipe=self._fingerprint)
+        state = decode_state(state_bytes(state_dict), recipe=self._part)
         if from_step_start:
             state = step_start(state)
         check_layout(state, self._part.batch, self._layout)

@@ -37,7 +37,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.bad_rows import max_bad_of
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.fingerprint import recipe_keys
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.options import true_or_false
 from torchmix.recipe.parts import Part, part_of, with_all_sources
@@ -221,7 +221,7 @@ def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) 
     places = repr((tree.leaders, tree.role_of_rank))
     return {
         "torchmix": __version__,
-        "recipe": recipe_fingerprint(planned),
+        **recipe_keys(planned),
         "boundaries": planned.packing.boundaries,
         "vocab_size": str(planned.vocab_size),
         "bad_rows": repr(sorted((name, one.bad_rows, str(max_bad_of(one))) for name, one in planned.sources.items())),

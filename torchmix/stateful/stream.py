@@ -20,7 +20,6 @@ from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
 from torchmix.errors import OptionError, StateError
-from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.steps.header import decode_header
 from torchmix.steps.local_steps import local_steps
 from torchmix.steps.replica_steps import StreamSettings
@@ -46,8 +45,7 @@ class StepStream(IterableDataset[StepTensors]):
         self._settings = settings
         self._catalog = catalog
         self._worker = worker
-        self._fingerprint = recipe_fingerprint(settings.part)
-        start = start_state(settings.layout, recipe=self._fingerprint, step=settings.start_step)
+        start = start_state(settings.layout, recipe=settings.part, step=settings.start_step)
         self._state = encode_state(start)
         self._last_header = b""
         """Of the last step given since the state was loaded."""
@@ -71,7 +69,7 @@ class StepStream(IterableDataset[StepTensors]):
             StateError: Not a state, of another version, recipe or catalog, or inside a step of another layout.
         """
         data = state_bytes(state_dict)
-        state = decode_state(data, recipe=self._fingerprint)
+        state = decode_state(data, recipe=self._settings.part)
         check_layout(state, self._settings.part.batch, self._settings.layout)
         self.check_state(state)
         self._state, self._last_header = data, b""

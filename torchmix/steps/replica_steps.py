@@ -29,7 +29,7 @@ from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.bad_rows import masked_sources
-from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
 from torchmix.recipe.resets import sources_with_resets
 from torchmix.steps.bad_tokens import BadTokenBounds
@@ -87,7 +87,7 @@ def replica_steps(
         TorchmixError: A step cannot be planned or read.
     """
     part = settings.part
-    fingerprint = recipe_fingerprint(part)
+    fingerprint, keys = recipe_fingerprint(part), key_digests(recipe_keys(part))
     planner = open_planner(part, catalog, settings.layout)
     start = decode_state(state, recipe=fingerprint)
     try:
@@ -106,7 +106,7 @@ def replica_steps(
         to_come = documents_to_come(planner, next_cursor)
         reader.hold(to_come.source, to_come.row, to_come.start)
         step, read_s, build_s = read_and_build(settings, plan, reader, memory, masked=masked)
-        after = state_of_cursor(next_cursor, planner, recipe=fingerprint, catalog=catalog.fingerprint)
+        after = state_of_cursor(next_cursor, planner, recipe=fingerprint, catalog=catalog.fingerprint, keys=keys)
         header = encode_header(
             plan,
             encode_state(after),

@@ -26,6 +26,9 @@ from torchmix.mixture.draw import Position
 from torchmix.parallel.layout import Layout
 from torchmix.planner.asking import DrawnTokens
 from torchmix.planner.planner import Cursor, Decision, Planner
+from torchmix.recipe.build import listed
+from torchmix.recipe.fingerprint import differing_keys, key_digests, recipe_fingerprint, recipe_keys
+from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_of_step
 from torchmix.recipe.structs import MAX_NAME_BYTES, Batch
 from torchmix.steps.cursor_bounds import check_bad_tokens, check_cursor, check_step, pieces_of_columns
@@ -36,12 +39,15 @@ STATE_VERSION = 1
 """The one that is written and read: places of others are in another order of documents."""
 _MAGIC = b"torchmix-state"
 _DIGEST_BYTES = 8
+MOST_KEYS = 5
+"""Differing keys that an error names."""
 MAX_STATE_BYTES = 32 << 20
 """Of an encoded state: it travels in the header of an exchange. About two million deferred pieces."""
 
 _Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES)]
 _Fingerprint = Annotated[str, msgspec.Meta(max_length=16)]
+_Keys = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=_DIGEST_BYTES)]
 
 
@@ -85,7 +91,7 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The state of a loader, on every rank alike."""
 
     recipe: _Fingerprint
-    """Fingerprint of the recipe."""
+    """Fingerprint of the part of the recipe."""
     catalog: _Fingerprint
     """Fingerprint of the catalog; empty where nothing was planned yet."""
     step: _Int
@@ -106,12 +112,16 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     decisions: list[DecisionState]
     bad_tokens: dict[_Name, _Int] = {}
     """Tokens of each source that could not be read in the steps before `step`; none is left out."""
+    recipe_keys: _Keys = b""
+    """Digests of the recipe's keys, to say which of them differs in another recipe; see `key_digests`."""
 
 
-def start_state(layout: Layout, *, recipe: str, step: int = 0) -> LoaderState:
+def start_state(layout: Layout, *, recipe: str | Part, step: int = 0) -> LoaderState:
     """The state before a step, as its number alone, which needs no catalog to be known."""
+    fingerprint, keys = _identity(recipe)
     return LoaderState(
-        recipe=recipe,
+        recipe=fingerprint,
+        recipe_keys=key_digests(keys),
         catalog="",
         step=step,
         microbatch=0,
@@ -126,13 +136,14 @@ def start_state(layout: Layout, *, recipe: str, step: int = 0) -> LoaderState:
     )
 
 
-def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: str) -> LoaderState:
+def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: str, keys: bytes = b"") -> LoaderState:
     """The state at the boundary before `cursor.step`."""
     at = cursor.position
     columns = np.stack([at.epoch, at.window, at.offset, at.debt, at.residue], axis=1).tolist()
     pool = cursor.pool
     return LoaderState(
         recipe=recipe,
+        recipe_keys=keys,
         catalog=catalog,
         step=cursor.step,
         microbatch=0,
@@ -246,12 +257,12 @@ def with_bad_tokens(data: bytes, bad_tokens: Mapping[str, int]) -> bytes:
     return encode_state(msgspec.structs.replace(state, bad_tokens=dict(bad_tokens)))
 
 
-def decode_state(data: bytes, *, recipe: str) -> LoaderState:
+def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
     """Read bytes of `encode_state`, from a file that may be anything.
 
     Args:
         data: The bytes.
-        recipe: Fingerprint of the recipe in use.
+        recipe: The part of the recipe in use; or its fingerprint, then an error does not say which key differs.
 
     Raises:
         StateVersion: Another version of the format.
@@ -276,12 +287,27 @@ def decode_state(data: bytes, *, recipe: str) -> LoaderState:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StateError(f"the state does not decode: {error}; use another checkpoint") from error
     _check_parts(state)
-    if state.recipe != recipe:
+    fingerprint, keys = _identity(recipe)
+    if state.recipe != fingerprint:
+        differing = differing_keys(keys, state.recipe_keys, [source.name for source in state.sources]) if keys else []
+        what = "something that decides the order differs (seed, batch, sources' columns, shares, packing or shuffle)"
+        if differing:
+            gone = "gone" if state.sources else "others"
+            now = [f"{name} (now {_cut(keys.get(name, gone))})" for name in differing]
+            what = f"of what decides the order, these keys differ: {listed(now, MOST_KEYS)}"
         raise StateMismatch(
-            f"the state was saved with recipe {state.recipe}, this recipe is {recipe}: something that decides the "
-            f"order differs (seed, batch, sources' columns, shares, packing or shuffle); restore it, or start anew"
+            f"the state was saved with recipe {state.recipe}, this recipe is {fingerprint}: {what}. Restore that, or "
+            f"start a new run"
         )
     return state
+
+
+def _identity(recipe: str | Part) -> tuple[str, dict[str, str]]:
+    return (recipe, {}) if isinstance(recipe, str) else (recipe_fingerprint(recipe), recipe_keys(recipe))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _check_parts(state: LoaderState) -> None:
