@@ -39,7 +39,7 @@ format: venv
 
 venv: $(VENV)/.installed
 
-# Made once, whole; remove it to make it anew.
+# Made once, whole; remove it to make it again.
 runs/corpus: | $(VENV)/.trains
 	$(BIN)/python examples/megatron/make_corpus.py $@
 
