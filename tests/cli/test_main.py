@@ -12,8 +12,8 @@ import pytest
 from tests.support.deadlines import LONG_S
 from tests.support.projects import make_project
 from torchmix import __version__
-from torchmix.cli import plan
 from torchmix.cli.main import main
+from torchmix.cli.plan import command as plan
 
 
 @pytest.mark.parametrize(

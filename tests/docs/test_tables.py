@@ -15,7 +15,7 @@ import pytest
 from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry
-from torchmix.cli.plan_files import PIECES_SCHEMA, STEPS_SCHEMA
+from torchmix.cli.plan.files import PIECES_SCHEMA, STEPS_SCHEMA
 from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, SPAN_FIELDS
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.array_form import DTYPES

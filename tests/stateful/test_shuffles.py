@@ -12,7 +12,7 @@ from tests.support.catalogs import open_catalog
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.loaders import run_job, write_job
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
-from torchmix.cli.findings import sources_findings
+from torchmix.cli.check.findings import sources_findings
 from torchmix.indexing.scan import index_recipe
 from torchmix.mixture import row_windows
 from torchmix.parallel.topology import Topology

@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchmix import __version__
-from torchmix.cli import check, index, plan, reframe, show
+from torchmix.cli import index, reframe
+from torchmix.cli.check import command as check
 from torchmix.cli.init import command as init
+from torchmix.cli.plan import command as plan
+from torchmix.cli.show import command as show
 from torchmix.cli.terminal import ExitCode, print_json
 from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from torchmix.catalog.store import Catalog
-from torchmix.cli.documents import DocumentReader, place_of
-from torchmix.cli.readable import excerpt, readable
+from torchmix.cli.show.documents import DocumentReader, place_of
+from torchmix.cli.show.readable import excerpt, readable
 from torchmix.cli.terminal import count_text, print_table, progress_bar
 from torchmix.errors import OptionError, StateMismatch, TopologyError
 from torchmix.parallel.layout import Layout

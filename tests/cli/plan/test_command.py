@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.catalogs import open_catalog
 from tests.support.projects import make_indexed_project, make_project
-from torchmix.cli import plan_files
 from torchmix.cli.main import main
+from torchmix.cli.plan import files as plan_files
 from torchmix.parallel.layout import Layout
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner

@@ -17,8 +17,8 @@ from pathlib import Path
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.cli.groups import group_values, print_groups
-from torchmix.cli.plan_files import paths_of, write_plan_files
-from torchmix.cli.plan_summary import PlanSummary, print_summary
+from torchmix.cli.plan.files import paths_of, write_plan_files
+from torchmix.cli.plan.summary import PlanSummary, print_summary
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError
 from torchmix.mixture.shares.integers import SHARE_ONE

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
-from torchmix.cli.show_rows import print_row, rows_shown
-from torchmix.cli.show_step import COLUMNS, plan_of_step, print_sample, samples_shown
+from torchmix.cli.show.rows import print_row, rows_shown
+from torchmix.cli.show.step import COLUMNS, plan_of_step, print_sample, samples_shown
 from torchmix.cli.terminal import ExitCode, add_explain, at_least, print_json, print_meanings
 from torchmix.errors import OptionError
 from torchmix.recipe.documents import PARTS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import vocabulary_misfits
-from torchmix.cli.findings import Finding, Level
+from torchmix.cli.check.findings import Finding, Level
 from torchmix.errors import RecipeError, SourceUnreadable
 from torchmix.recipe.structs import Recipe
 from torchmix.transform.open_tokenizer import Tokenizers

@@ -13,7 +13,7 @@ from pathlib import Path
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, SourceCatalog
-from torchmix.cli.findings import Finding, Level
+from torchmix.cli.check.findings import Finding, Level
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source, find_source_files

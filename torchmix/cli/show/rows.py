@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from torchmix.catalog.store import Catalog, SourceCatalog
-from torchmix.cli.documents import DocumentReader, only, place_of
-from torchmix.cli.readable import readable
+from torchmix.cli.show.documents import DocumentReader, only, place_of
+from torchmix.cli.show.readable import readable
 from torchmix.cli.terminal import count_text
 from torchmix.errors import OptionError
 from torchmix.recipe.build import listed, nearest

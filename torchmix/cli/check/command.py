@@ -15,8 +15,8 @@ from typing import Any
 
 from torchmix.catalog.settings import SourceSettings, settings_of
 from torchmix.catalog.store import Catalog, open_catalog
-from torchmix.cli.file_findings import file_findings
-from torchmix.cli.findings import (
+from torchmix.cli.check.file_findings import file_findings
+from torchmix.cli.check.findings import (
     EXIT_CODE_OF_LEVEL,
     Finding,
     Level,
@@ -24,6 +24,7 @@ from torchmix.cli.findings import (
     open_document_bytes,
     sources_findings,
 )
+from torchmix.cli.check.vocabulary_findings import vocabulary_findings
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.terminal import (
     ExitCode,
@@ -36,7 +37,6 @@ from torchmix.cli.terminal import (
     print_table,
     progress_bar,
 )
-from torchmix.cli.vocabulary_findings import vocabulary_findings
 from torchmix.errors import CatalogError, PlanError
 from torchmix.planner.forecast import SIMULATED_STEPS, Forecast, forecast
 from torchmix.planner.planner import Planner

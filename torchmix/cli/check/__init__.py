@@ -1,0 +1,7 @@
+"""torchmix check. Files in reading order:
+
+findings.py             what is wrong with the mixture, or worth knowing
+file_findings.py        what is wrong with files and columns
+vocabulary_findings.py  ids that the model does not have, or of two vocabularies
+command.py              will this recipe train as it says?
+"""
