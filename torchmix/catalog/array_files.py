@@ -1,10 +1,10 @@
-"""Arrays on disk: those of a source in one file, or of many small ones; sizes, places and checksums are kept apart.
+"""Arrays on disk: one file for the arrays of a source, or of many small ones; the manifest holds sizes and checksums.
 
-In: one-dimensional arrays by name, in parts. Out: an `ArrayEntry` of each, with which they are opened read-only, in
-general mapped. Each is a whole .npy file inside the file, at a multiple of 64 bytes. Must hold: a file that is shorter
-or of other arrays than its entries say is an error when it is opened, and never a crash when it is read; no descriptor
-stays open. Cost: opening takes some 30 microseconds a file and 3 an array; `check_content` reads all of it, at about
-1 GB/s.
+In: one-dimensional arrays by name, in parts. Out: an `ArrayEntry` for each array; with it the array is opened
+read-only, mostly mapped. Each array is a whole .npy file inside the file, at a multiple of 64 bytes. Must hold: a file
+that is shorter, or holds other arrays, than its entries say is an error when it is opened, and never a crash when it is
+read; no descriptor stays open. Cost: opening takes some 30 microseconds a file and 3 an array; `check_content` reads
+all of it, at about 1 GB/s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchmix.errors import CatalogError
 
 READ_BYTES = 1 << 24
 SMALL_BYTES = 1 << 16
-"""Files of up to so many bytes are read: a mapping costs more, and nearly as much memory."""
+"""Files of at most this many bytes are read: a mapping costs more time, and nearly as much memory."""
 ALIGN_BYTES = 64
 FLUSH_THREADS = 32
 PREFIX_BYTES = 10
@@ -49,11 +49,11 @@ class ArrayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_bytes: int
     """Bytes of header and entries."""
     crc32: int
-    """Of these bytes."""
+    """CRC-32 of these bytes."""
 
 
 class ArrayWriter:
-    """A new file, to which arrays are added; `flush_files` then brings it to the disk."""
+    """A new file that takes arrays one after the other; `flush_files` then brings it to the disk."""
 
     def __init__(self, path: Path) -> None:
         """Make the file.
@@ -91,7 +91,7 @@ class ArrayWriter:
         return entries
 
     def close(self) -> None:
-        """Hand what was added to the kernel; `OSError` where it does not fit."""
+        """Hand the added arrays to the kernel; `OSError` if they do not fit."""
         self._file.close()
 
 
@@ -105,14 +105,14 @@ def write_arrays(path: Path, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> di
 
 
 def _header(descr: str, length: int) -> bytes:
-    """What stands before an array in the .npy format."""
+    """The header of an array in the .npy format."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": (length,)})
     return header.getvalue()
 
 
 def flush_files(paths: Iterable[str | Path]) -> None:
-    """Bring files and folders to the disk; many at once, since a file system writes what waits together.
+    """Flush files and folders to the disk; many at once, since a file system writes waiting data together.
 
     Raises:
         OSError: One cannot be written out.
@@ -137,11 +137,11 @@ def open_arrays(
 
     Args:
         path: The file, which may hold other arrays, too.
-        entries: What is wanted of it.
-        opened: Files that were opened by earlier calls, which another one is added to; by default nothing is shared.
+        entries: The wanted arrays.
+        opened: Files that earlier calls opened; this call adds its own. By default nothing is shared.
 
     Raises:
-        CatalogError: The file is missing, or is shorter or has other arrays than the entries say.
+        CatalogError: The file is missing, is shorter, or has other arrays than the entries say.
     """
     content = None if opened is None else opened.get(path)
     if content is None:
@@ -165,7 +165,7 @@ def _content(path: str | Path) -> Content:
             num_bytes = os.fstat(descriptor).st_size
             if num_bytes <= SMALL_BYTES:
                 return np.frombuffer(os.pread(descriptor, num_bytes, 0), np.uint8)
-            # Python's mmap would keep a descriptor; those of hundreds of sources exceed the usual limit.
+            # Python's mmap would keep a descriptor; hundreds of sources would exceed the usual limit.
             with pa.memory_map(f"/dev/fd/{descriptor}") as mapped:
                 return np.frombuffer(mapped.read_buffer(), np.uint8)
         finally:
@@ -177,7 +177,7 @@ def _content(path: str | Path) -> Content:
 
 
 def arrays_in(content: Content, entries: Mapping[str, ArrayEntry], path: str | Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file's content, of which they are views; `path` is for messages.
+    """The arrays of a file, as views of its content; `path` is for messages.
 
     Raises:
         CatalogError: It holds other arrays than the entries say.
@@ -196,13 +196,13 @@ def arrays_in(content: Content, entries: Mapping[str, ArrayEntry], path: str | P
 
 @lru_cache(maxsize=1024)
 def _expected(descr: str, length: int) -> tuple[bytes, np.dtype[Any]]:
-    """What stands before an array, as this numpy writes it, and its type; most arrays of small sources have one of
+    """The header of an array, as this numpy writes it, and its dtype. Cached: most arrays of small sources have one of
     few lengths."""
     return _header(descr, length), np.dtype(descr)
 
 
 def _array_in(content: Content, name: str, entry: ArrayEntry, path: str | Path) -> NDArray[Any]:
-    """One array of a file's content, whose header another numpy may have padded in another way."""
+    """One array of a file's content; another numpy may have padded its header differently."""
     begins = content[entry.offset : entry.offset + PREFIX_BYTES].tobytes()
     header_bytes = PREFIX_BYTES + int.from_bytes(begins[-2:], "little")
     head = content[entry.offset : entry.offset + header_bytes].tobytes()

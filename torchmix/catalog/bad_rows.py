@@ -2,7 +2,7 @@
 
 In: rows of a file with reasons, as a scan meets them. Out: a count, and a list of at most MOST_LISTED rows. Must hold:
 a catalog whose source has more bad rows than its recipe allows is neither published nor opened. Cost: 8 bytes a bad row
-while its file is scanned, and some 100 bytes a listed one for ever.
+while its file is scanned, and some 100 bytes in the catalog for each listed row.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 from torchmix.errors import CatalogStale, TooManyBadRows
 
 MOST_LISTED = 10
-"""Bad rows of a file that are listed; the others are counted."""
+"""Most bad rows of a file that are listed; the others are only counted."""
 MOST_REASON = 200
-"""Characters of a reason."""
+"""Most characters of a reason."""
 
 
 class BadRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
@@ -35,11 +35,11 @@ class BadRows:
 
     def __init__(self) -> None:
         self.rows = array("q")
-        """Row of the file of each."""
+        """Row in the file of each bad row."""
         self._listed: list[BadRow] = []
 
     def add(self, row: int, reason: str) -> None:
-        """A bad row; once more in a row is the same one, of which another part was met."""
+        """Add a bad row. The same row twice in succession is one row, in which the scan met another bad part."""
         if self.rows and self.rows[-1] == row:
             return
         self.rows.append(row)
@@ -47,7 +47,7 @@ class BadRows:
             self._listed.append(BadRow(row=row, reason=reason[:MOST_REASON]))
 
     def extend(self, others: BadRows) -> None:
-        """Bad rows that were met apart from these."""
+        """Add bad rows that were collected separately."""
         self.rows.extend(others.rows)
         self._listed += others._listed[: MOST_LISTED - len(self._listed)]
 
@@ -58,7 +58,7 @@ class BadRows:
 
 
 class IndexedFile(Protocol):
-    """What is known of a file that was indexed."""
+    """What the check needs to know of an indexed file."""
 
     @property
     def num_bad_rows(self) -> int:
@@ -66,7 +66,7 @@ class IndexedFile(Protocol):
 
     @property
     def bad_rows(self) -> tuple[BadRow, ...]:
-        """The first of them."""
+        """The first of these rows."""
 
 
 def listed_text(files: Sequence[tuple[str, IndexedFile]], most: int) -> str:
@@ -91,13 +91,13 @@ def check_bad_rows(
         name: The source.
         files: Its files, with their paths.
         num_rows: Rows of all of them, bad ones included.
-        is_masked: The recipe masks bad rows.
-        max_bad: Up to this part of all rows.
-        is_fresh: They were indexed just now.
+        is_masked: Whether the recipe masks bad rows.
+        max_bad: Part of all rows that may be bad.
+        is_fresh: Whether the files were indexed just now.
 
     Raises:
-        CatalogStale: Bad rows are an error, and the source was indexed when they were not.
-        TooManyBadRows: There are more.
+        CatalogStale: Bad rows are an error now, but were masked when the source was indexed.
+        TooManyBadRows: More rows are bad than `max_bad` allows.
     """
     num_bad = sum(file.num_bad_rows for _, file in files)
     if not num_bad:

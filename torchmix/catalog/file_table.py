@@ -84,14 +84,14 @@ def _first_pages(
         return np.zeros(1, np.int64)
     begins = np.ones(len(offset), np.bool_)
     begins[1:] = ~follows
-    for place in (offset, first_row):  # what is counted from a chunk's first page must fit 32 bits
+    for place in (offset, first_row):  # places relative to a chunk's first page must fit 32 bits
         relative = _from_first(place, np.flatnonzero(begins))
         begins[1:] |= (np.diff(relative // MOST_IN_CHUNK) > 0) & ~begins[1:]
     return np.flatnonzero(begins)
 
 
 def _from_first(places: Int64Array, first: Int64Array) -> Int64Array:
-    """Places of pages, counted from that of the first page of their chunk."""
+    """Places of pages, relative to the first page of their chunk."""
     if len(first) == 1:
         counted: Int64Array = places - places[0]
         return counted
@@ -99,7 +99,7 @@ def _from_first(places: Int64Array, first: Int64Array) -> Int64Array:
 
 
 def _counted(values: Int64Array) -> NDArray[np.uint32]:
-    """Values below 2^32, and a 0 behind them."""
+    """Values below 2^32 as uint32, followed by a 0."""
     counted = np.zeros(len(values) + 1, np.uint32)
     counted[:-1] = values
     return counted

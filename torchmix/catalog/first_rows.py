@@ -1,10 +1,10 @@
-"""The first row of each page, from 4 bytes a page: an array of int64 that is made only where it is small.
+"""The first row of each page, stored as 4 bytes a page; only small tables become an array of int64.
 
-In: rows counted from each chunk's first, and the first row of each chunk. Out: what `numpy` gives for an array [P + 1]
-of first rows: entries, and `searchsorted`. Must hold: equal to that array in both. Cost: up to WHOLE_PAGES
-those of the array, which is made when it is first needed. Beyond, two binary searches, over chunks and over pages of a
-chunk: some ten calls of numpy, and one for each change from one chunk to another in what is asked; no memory beyond the
-result, so that a trillion tokens' pages need none.
+In: rows counted from the first row of their chunk, and the first row of each chunk. Out: entries and `searchsorted`, as
+`numpy` gives them for an array [P + 1] of first rows. Must hold: equal to that array in both. Cost: up to WHOLE_PAGES
+pages that of the array, which is made when it is first needed. Beyond that, two binary searches, over chunks and over
+the pages of a chunk: some ten calls of numpy, and one for each change of the chunk along the request. They need no
+memory beyond the result, even for the pages of a trillion tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 WHOLE_PAGES = 1 << 16
-"""Most pages of which the array is made: half a MiB, for the sake of jobs that ask hundreds of sources for little."""
+"""Most pages for which the array is made: half a MiB. It serves jobs that need few rows from hundreds of sources."""
 MOST_SLICES = 16
-"""Chunks that are searched one by one, however few the rows; many more are searched together."""
+"""Up to this many chunks are searched one by one, however few the rows; more are searched together."""
 
 
 class FirstRows:
@@ -29,7 +29,7 @@ class FirstRows:
     def __init__(
         self, *, chunk_page: NDArray[np.int64], chunk_row: NDArray[np.int64], page_row: NDArray[np.uint32]
     ) -> None:
-        """Arrays of a `PageTable`, which tells what they are."""
+        """Take arrays of a `PageTable`; see its fields."""
         self._chunk_page, self._chunk_page_stop = chunk_page, chunk_page[1:]
         self._chunk_row, self._chunk_row_stop = chunk_row, chunk_row[1:]
         self._page_row = page_row
@@ -60,7 +60,7 @@ class FirstRows:
         return list(map(int, self[:]))
 
     def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Page of each row, and its first row; rows must be those of some page."""
+        """Page of each row, and the first row of that page; every row must lie in a page."""
         whole = self._as_array()
         if whole is not None:
             page = whole.searchsorted(rows, side="right")
@@ -72,7 +72,7 @@ class FirstRows:
         return page, before + self._page_row[page]
 
     def searchsorted(self, rows: Any, side: Literal["left", "right"] = "left") -> Any:
-        """How many entries are below each row, or with `right` not above it; as `numpy.ndarray.searchsorted`."""
+        """How many entries are below each row, or with `right` not above it; like `numpy.ndarray.searchsorted`."""
         whole = self._as_array()
         if whole is not None:
             return whole.searchsorted(rows, side=side)
@@ -97,8 +97,8 @@ class FirstRows:
         return entries
 
     def _stop_in_chunks(self, chunk: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The page behind the last one of its chunk that begins at a row or before it; rows count from the chunk's."""
-        narrow = rows.astype(np.uint32)  # as the pages' are: numpy would convert all of those
+        """One more than the last page of its chunk that begins at or before a row; rows count from its first."""
+        narrow = rows.astype(np.uint32)  # the pages' dtype: numpy would otherwise convert all pages
         borders = np.flatnonzero(np.diff(chunk, prepend=-1))
         first, stop = self._chunk_page[chunk[borders]], self._chunk_page_stop[chunk[borders]]
         if len(borders) > MOST_SLICES + len(rows) // 8:
@@ -114,7 +114,7 @@ class FirstRows:
     def _stop_by_halves(
         self, start: NDArray[np.int64], stop: NDArray[np.int64], rows: NDArray[np.uint32]
     ) -> NDArray[np.int64]:
-        """As `_stop_in_chunks`, for all rows at once: pages from `start` to before `stop` are looked at."""
+        """As `_stop_in_chunks`, for all rows at once, among pages `start` to `stop`, half-open."""
         while True:
             is_open = start < stop
             if not is_open.any():

@@ -44,12 +44,12 @@ def catalog_lock(directory: Path) -> Iterator[None]:
         ) from error
     try:
         _take(descriptor, path)
-        # For those who wait: who holds it. Never read as a fact, since it outlives the holder.
+        # Names the holder to waiting processes. It outlives the holder, so nothing relies on it.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
-        os.close(descriptor)  # also gives the lock back
+        os.close(descriptor)  # also releases the lock
 
 
 def _take(descriptor: int, path: Path) -> None:

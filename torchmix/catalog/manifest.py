@@ -1,8 +1,8 @@
 """The manifest: all that a catalog knows except its arrays, as one JSON file that a person can read.
 
-In: a folder. Out: `Manifest`, checked against its types. Must hold: whatever the manifest names was on disk before the
-manifest was, so replacing this one file publishes a catalog, and a crash before that publishes nothing. Cost: about
-200 bytes of JSON per data file.
+In: a folder. Out: `Manifest`, checked against its types. Must hold: all files that the manifest names are on disk
+before the manifest is. So replacing this one file publishes a catalog, and a crash before that publishes nothing. Cost:
+about 200 bytes of JSON per data file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FileStatus(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     num_bytes: int
     modified_ns: int
     changed_ns: int
-    """Of its content, name or permissions."""
+    """Last change of its content, name or permissions."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     path: str
     """As the recipe gives it: relative to the recipe's folder, or absolute."""
     num_bytes: int
-    """Size; with `footer_hash` the file's identity. Modification times are none of it: they differ between nodes."""
+    """Size; with `footer_hash` the file's identity. Modification times do not count: they differ between nodes."""
     footer_hash: str
     """Hash of the bytes at its end that describe the rest."""
     first_row: int
@@ -59,44 +59,44 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     num_pages: int
     """Pages of the file."""
     split_pages: int
-    """Pages of its writer that begin inside a row; what such a page begins with is read with the page before, too."""
+    """Number of the writer's pages that begin inside a row; their beginning is read with the page before, too."""
     tail_bytes: int
-    """Bytes that are read so, in an epoch that reads each page alone."""
+    """Bytes read twice for that reason, in an epoch that reads each page alone."""
     whole_chunks: bool
-    """Some page is all of a large chunk, since its format lets no part of it be read."""
+    """Whether some page is a whole large chunk, because the format allows no smaller read."""
     schema: int
-    """Which of the source's `schemas` describes its pages."""
+    """Index into the source's `schemas`; that entry describes its pages."""
     ids: IdRange | None
-    """Smallest and largest id in its column of tokens; null where it has none, and where ids are not looked at before
-    they are read: of texts, whose tokenizer knows its ids, and in a .bin of Megatron's."""
+    """Smallest and largest id in its column of tokens. Null where there are no ids, and where the index does not read
+    them: for texts, whose tokenizer knows its ids, and for a .bin of Megatron's."""
     num_bad_rows: int = 0
-    """Rows that could not be read, and have no tokens; not above 0 unless the recipe masks them."""
+    """Number of rows that could not be read and have no tokens; above 0 only if the recipe masks them."""
     bad_rows: tuple[BadRow, ...] = ()
-    """The first of them."""
+    """The first of these rows."""
     status: tuple[FileStatus, ...] = ()
-    """Of the file, and of others that its hash covers, before they were hashed; none where one was new, or in a store.
-    Where they are the same, the file is not hashed again. No part of its identity."""
+    """Status of the file, and of others that its hash covers, taken before hashing; empty where one was new, or in a
+    store. A file with the same statuses is not hashed again. Not part of its identity."""
 
 
 class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One source, as it was indexed."""
 
     patterns: tuple[str, ...]
-    """The recipe's path or paths, from which `files` followed."""
+    """The recipe's path or paths, which gave `files`."""
     format: str
     """What its files are, as the recipe says or their names tell: `parquet`, `megatron`."""
     column: str | None
     """The column that holds the documents; null in formats without columns."""
     tokenizer: str | None
-    """What turns text into ids, as the recipe says; null where the column holds ids."""
+    """The tokenizer, in the recipe's words; null where the column holds ids."""
     begin_id: int | str | None = None
-    """What stands before the ids of a text, as the recipe says."""
+    """Token before the ids of each text, in the recipe's words."""
     end_id: int | str | None = None
-    """What stands after the ids of a text, likewise."""
+    """Token after the ids of each text, in the recipe's words."""
     transform_id: str
-    """Version of what turns a row into tokens; the lengths are true for this alone."""
+    """Version of the transform from rows to tokens; the lengths are valid for this version only."""
     vocab_size: int | None
-    """Ids of the tokenizer, from 0 on; null where the files hold ids."""
+    """Size of the tokenizer's vocabulary; null where the files hold ids."""
     fingerprint: str
     """16 hex digits over all that decides the order of the source's documents."""
     window_pages: int
@@ -114,7 +114,7 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     arrays: dict[str, ArrayEntry]
     """Entry of each array, by its name."""
     schemas: tuple[bytes, ...]
-    """What decoding must know of a file beside its pages, each kind once; base64 in JSON."""
+    """What decoding needs to know of a file besides its pages, each kind once; base64 in JSON."""
     files: tuple[FileEntry, ...]
     """In the order in which rows are counted: sorted when first indexed, new files at the end."""
 

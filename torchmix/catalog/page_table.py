@@ -2,9 +2,9 @@
 
 In: tables of single files, as a scan found them. Out: one `PageTable` over all files of a source. Must hold: pages are
 in file order, then row order; the pages of a chunk are consecutive, and so are the chunks of a file. Pages of a chunk
-lie end to end in the file, so that a page is known by where it begins; a column chunk whose pages do not, or that
-exceeds 2^31 bytes or rows, is several chunks here. Cost: 8 bytes a page, 4 more where rows
-are split over pages and 4 where it has a checksum, and 53 to 57 a chunk; finding pages is a binary search over chunks.
+lie end to end in the file, so one offset describes a page. A column chunk whose pages do not, or that exceeds 2^31
+bytes or rows, is several chunks here. Cost: 8 bytes a page, 4 more where rows are split over pages, 4 more for a
+checksum, and 53 to 57 bytes a chunk; finding pages is a binary search over chunks.
 
 P is pages, C chunks, F files of one source. A format without chunks or companions has one chunk per file.
 """
@@ -23,7 +23,7 @@ from torchmix.catalog.first_rows import FirstRows
 from torchmix.errors import CatalogError
 
 MOST_IN_CHUNK = 1 << 31
-"""Bytes and rows before the last page of a chunk."""
+"""Most bytes, and most rows, before the last page of a chunk."""
 
 
 class PlacedPages(NamedTuple):
@@ -35,14 +35,14 @@ class PlacedPages(NamedTuple):
     num_bytes: Int64Array
     """Bytes of the page."""
     tail_bytes: Int64Array
-    """Bytes behind it that its last row needs."""
+    """Bytes after the page that its last row needs."""
     begins_inside_row: NDArray[np.bool_]
-    """What it begins with belongs to the row before."""
+    """Whether the beginning of the page belongs to the row before."""
     first_row: Int64Array
     num_rows: Int64Array
 
     def part(self, start: int, stop: int) -> PlacedPages:
-        """Those from `start` to before `stop`."""
+        """Pages `start` to `stop`, half-open."""
         return PlacedPages(
             chunk=self.chunk[start:stop],
             offset=self.offset[start:stop],
@@ -63,7 +63,7 @@ class PageTable:
     page_row: NDArray[np.uint32]
     """[P + 1] first row of each page, counted from its chunk's; the last entry is 0."""
     tail_bytes: NDArray[np.uint32]
-    """[P] bytes behind each page that its last row needs; [0] if no page has any."""
+    """[P] bytes after each page that its last row needs; [0] if no page has any."""
     page_crc: NDArray[np.uint32]
     """[P] CRC-32 of the bytes of each page and its tail in its file, 0 where the index has none; [0] if no page has
     any."""
@@ -76,7 +76,7 @@ class PageTable:
     chunk_bytes: Int64Array
     """[C] bytes of all its pages."""
     file_of_chunk: NDArray[np.int32]
-    """[C] file of each chunk, in 0 ... F - 1, never falls."""
+    """[C] file of each chunk, in [0, F), never falling."""
     companion_offset: Int64Array
     """[C] first byte of the chunk's companion in its file, -1 if it has none: what is read with any of its pages, as
     Parquet's dictionary."""
@@ -182,7 +182,7 @@ class PageTable:
         """Check every invariant above, in O(P + C).
 
         Raises:
-            CatalogError: Naming the one that is broken.
+            CatalogError: An invariant is broken; names it.
         """
         pages, chunks = self.num_pages, self.num_chunks
         lengths = {name: len(array) for name, array in self.arrays()}
@@ -230,7 +230,7 @@ class PageTable:
         )
 
     def _check_tails(self, place: PlacedPages) -> None:
-        """A tail is the beginning of the next page, which lies behind in the same file."""
+        """Check that a tail is the beginning of the next page, which lies behind in the same file."""
         with_tail = np.flatnonzero(place.tail_bytes)
         if not len(with_tail):
             return
@@ -285,7 +285,7 @@ def join_tables(tables: Sequence[PageTable]) -> PageTable:
 
 
 def _join_optional(parts: Sequence[NDArray[np.uint32]], lengths: Sequence[int]) -> NDArray[np.uint32]:
-    """Arrays end to end, with zeros for those that are left out; nothing if all are."""
+    """Arrays end to end, with zeros for missing ones; empty if all are missing."""
     if not any(map(len, parts)):
         return np.zeros(0, np.uint32)
     filled = [part if len(part) else np.zeros(length, np.uint32) for part, length in zip(parts, lengths, strict=True)]

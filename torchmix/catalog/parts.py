@@ -1,8 +1,8 @@
-"""One data file's share of the catalog: what stays of a scan until the whole catalog is published.
+"""The part of the catalog from one data file: the result of a scan, kept until the whole catalog is published.
 
-In: a scanned file, or one that the published catalog holds already. Out: `FilePart`, and the same from disk after a run
-that was killed, so that no file is scanned twice. Must hold: a part on disk is for exactly one file, column and
-transform, whole or not there; a damaged one counts as not there. Cost: 4 bytes a document and 61 a page, at most.
+In: a scanned file, or one that the published catalog holds already. Out: `FilePart`, also from disk after a killed run,
+so that no file is scanned twice. Must hold: a part on disk belongs to exactly one file, column and transform, and is
+whole or missing; a damaged one counts as missing. Cost: 4 bytes a document and 61 a page, at most.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARTS_FOLDER = "parts"
 PART_VERSION = 1
 PART_FILE = re.compile(r"(?P<source>.+)\.[0-9a-f]{16}\.part(?P<unfinished>\.tmp)?")
 _END = struct.Struct("<II")
-"""A part ends with what it holds beside arrays, in msgpack, and with the CRC-32 and the number of these bytes."""
+"""End of a part: its content besides arrays, in msgpack, then the CRC-32 and the number of these bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -43,27 +43,27 @@ class FilePart:
     footer_hash: str
     """With the size, the file's identity."""
     split_pages: int
-    """Pages of the writer that begin inside a row."""
+    """Number of the writer's pages that begin inside a row."""
     whole_chunks: bool
-    """Some page is all of a large chunk."""
+    """Whether some page is a whole large chunk."""
     schema: bytes
-    """What decoding must know beside the pages."""
+    """What decoding needs to know besides the pages."""
     pages: PageTable
     """Where its pages lie."""
     tokens: NDArray[np.int32]
     """[rows] tokens of each document."""
     ids: IdRange | None
-    """Smallest and largest token id, where they were looked at."""
+    """Smallest and largest token id, where the scan reads ids."""
     num_bad_rows: int = 0
-    """Rows that could not be read, and have no tokens."""
+    """Number of rows that could not be read and have no tokens."""
     bad_rows: tuple[BadRow, ...] = ()
-    """The first of them."""
+    """The first of these rows."""
 
     def check(self) -> None:
         """Check the arrays against each other.
 
         Raises:
-            CatalogError: Naming what is broken.
+            CatalogError: Arrays contradict each other; names which.
         """
         self.pages.check()
         if self.tokens.dtype != np.int32 or len(self.tokens) != self.pages.num_rows:
@@ -75,7 +75,7 @@ class FilePart:
 
 
 class _About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a part holds beside arrays."""
+    """What a part holds besides arrays."""
 
     arrays: dict[str, ArrayEntry]
     num_bytes: int
@@ -95,7 +95,7 @@ def part_path(directory: Path, source: str, identity: tuple[str, int, str], read
         directory: The catalog's folder.
         source: The source's name.
         identity: Path, size and footer hash of the file.
-        reading: Column, transform_id, and whether bad rows are masked, from which the lengths follow.
+        reading: Column, transform_id, and whether bad rows are masked; the lengths follow from them.
     """
     key = msgspec.json.encode([PART_VERSION, *identity, *reading])
     return Path(f"{directory}/{PARTS_FOLDER}/{source}.{hashlib.sha256(key).hexdigest()[:16]}.part")
@@ -133,7 +133,7 @@ def save_part(path: Path, part: FilePart) -> None:
 
 
 def num_parts(directory: Path) -> int:
-    """Parts that lie in a catalog's folder: files whose scan the next run need not do again."""
+    """Number of parts in a catalog's folder: files that the next run need not scan again."""
     return sum(1 for _ in (directory / PARTS_FOLDER).glob("*.part"))
 
 
@@ -168,7 +168,7 @@ def load_part(path: Path) -> FilePart | None:
 
 
 def _about_in(content: memoryview) -> _About:
-    """What a part's end says of it."""
+    """The content at the end of a part."""
     if len(content) < _END.size:
         raise ValueError(f"it has {len(content)} bytes")
     checksum, num_bytes = _END.unpack(content[-_END.size :])
@@ -179,7 +179,7 @@ def _about_in(content: memoryview) -> _About:
 
 
 def remove_parts(directory: Path, sources: frozenset[str] | None) -> None:
-    """Remove the parts of some sources; with None only what a killed run left unfinished."""
+    """Remove the parts of some sources; None: only unfinished files of a killed run."""
     folder = directory / PARTS_FOLDER
     if not folder.is_dir():
         return

@@ -1,8 +1,8 @@
 """Writing the catalog: arrays in fresh files, then the manifest in one step.
 
 In: the parts of all files of a source. Out: a `SourceEntry`, and the catalog on disk. Must hold: a crash, a full disk
-or a kill at any point leaves the catalog that was there before, valid; what such a run left is removed by the next one.
-All of it runs under the catalog's lock. Cost: each changed source's arrays are written once, unchanged ones are kept.
+or a kill at any point leaves the previous catalog valid; the next run removes what such a run left. All of it runs
+under the catalog's lock. Cost: the arrays of each changed source are written once, unchanged arrays are kept.
 
     catalog/
         manifest.json                the only name that readers start from
@@ -44,8 +44,8 @@ ARRAYS_NAME = re.compile(r".+\.[0-9a-f]{8}")
 
 
 class SharedFile:
-    """One file for the arrays of small sources that are indexed together: to make hundreds of files, and to bring each
-    to the disk, takes longer than to scan what they are of. Made when it is first needed; close it."""
+    """One file for the arrays of small sources that are indexed together. Making hundreds of files and flushing each to
+    the disk takes longer than scanning these sources. The file is made when it is first needed; close it."""
 
     def __init__(self, directory: Path) -> None:
         """`directory`: the catalog's folder, locked by the caller."""
@@ -53,14 +53,14 @@ class SharedFile:
         self._writer: ArrayWriter | None = None
 
     def add(self, arrays: Mapping[str, Sequence[NDArray[Any]]]) -> tuple[str, dict[str, ArrayEntry]]:
-        """Write arrays; the file's name, and the entry of each. `OSError` where the disk is full, or not writable."""
+        """Write arrays; return the file's name, and their entries. `OSError` if the disk is full or not writable."""
         if self._writer is None:
             self._path.parent.mkdir(exist_ok=True)
             self._writer = ArrayWriter(self._path)
         return self._path.name, self._writer.add(arrays)
 
     def close(self) -> None:
-        """Hand what was added to the kernel; `OSError` where it does not fit."""
+        """Hand the added arrays to the kernel; `OSError` if they do not fit."""
         if self._writer is not None:
             self._writer.close()
 
@@ -74,17 +74,17 @@ def write_source(
     shared: SharedFile | None = None,
     vocab_size: int | None = None,
 ) -> SourceEntry:
-    """Write the arrays of one source into a fresh file, or a shared one, and describe them; `publish` brings them to
+    """Write the arrays of one source into a fresh file, or a shared one, and describe them; `publish` flushes them to
     the disk.
 
     Args:
         directory: The catalog's folder, locked by the caller.
         name: The source.
-        settings: What the recipe says of it.
-        transform_id: Version of what turned rows into tokens.
+        settings: Its settings in the recipe.
+        transform_id: Version of the transform from rows to tokens.
         files: Path and part of each file, in the order in which rows are to be counted; at least one page in all.
-        shared: Where small ones go; by default every source has a file.
-        vocab_size: Ids of the tokenizer; None where the files hold ids.
+        shared: File for small arrays; by default every source has a file of its own.
+        vocab_size: Size of the tokenizer's vocabulary; None where the files hold ids.
 
     Raises:
         CatalogError: A part breaks an invariant.
@@ -163,9 +163,9 @@ def _file_entries(files: Sequence[tuple[str, FilePart]], schemas: tuple[bytes, .
 
 
 def with_settings(entry: SourceEntry, settings: SourceSettings, files: tuple[FileEntry, ...]) -> SourceEntry:
-    """The entry of a source whose arrays stay, under other patterns, another window or other names of its files.
+    """The entry of a source whose arrays stay, with new patterns, another window or new names of its files.
 
-    Its tokenizer stays, too, but the recipe may name it otherwise.
+    The tokenizer stays too, but the recipe may give it another name.
     """
     window_pages = settings.window_pages(num_pages=sum(file.num_pages for file in files), num_tokens=entry.num_tokens)
     return msgspec.structs.replace(
@@ -181,7 +181,7 @@ def with_settings(entry: SourceEntry, settings: SourceSettings, files: tuple[Fil
 
 
 def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest | None) -> Manifest:
-    """Make sources the catalog's, in one step.
+    """Publish sources of the catalog, in one step.
 
     Args:
         directory: The catalog's folder, locked by the caller.
@@ -189,7 +189,7 @@ def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest |
         old: What was published before; its other sources stay.
 
     Returns:
-        What is published now; `old` itself, and nothing is written, if `entries` alter nothing.
+        The published manifest; `old` itself if `entries` alter nothing, and then nothing is written.
 
     Raises:
         OSError: The disk is full, or not writable; `old` stays published.
@@ -203,7 +203,7 @@ def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest |
     superseded = published - used
     folder = directory / ARRAYS_FOLDER
     fresh = [folder / place for place in sorted(used - published)]
-    try:  # what a manifest names is on the disk before the manifest is
+    try:  # files that a manifest names reach the disk before the manifest
         flush_files(fresh)
         flush_folder(folder)
     except BaseException:
@@ -216,7 +216,7 @@ def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest |
 
 
 def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:
-    """Remove what a killed run left: all that `manifest` does not name, and nothing of others.
+    """Remove what a killed run left: every file of the catalog that `manifest` does not name, and no other file.
 
     Finished parts stay: `remove_parts` is for them. Needs the catalog's lock.
     """

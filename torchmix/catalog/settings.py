@@ -1,7 +1,8 @@
-"""What a catalog is opened and built for: the settings of its sources.
+"""The settings of sources that a catalog is built for and opened with.
 
-In: the sources of a recipe, or of one of its parts, and how they are shuffled. Out: of each source what the catalog
-depends on, and nothing else. Must hold: two sources with equal settings and equal files have equal entries. Cost: none.
+In: the sources of a recipe, or of one of its parts, and how they are shuffled. Out: for each source, exactly the
+settings that the catalog depends on. Must hold: two sources with equal settings and equal files have equal entries.
+Cost: none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torchmix.recipe.structs import Shuffle, Source
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceSettings:
-    """What a recipe says of one source, as far as the catalog depends on it."""
+    """The settings of one source that the catalog depends on."""
 
     patterns: tuple[str, ...]
     """Paths and globs, as the recipe gives them."""
@@ -28,15 +29,15 @@ class SourceSettings:
     column: str | None
     """The column that holds the documents; None in formats without columns."""
     tokenizer: str | None
-    """What turns text into ids; None where the column holds ids."""
+    """The tokenizer, in the recipe's words; None where the column holds ids."""
     begin_id: int | str | None
-    """What stands before the ids of a text."""
+    """Token before the ids of each text, in the recipe's words."""
     end_id: int | str | None
-    """What stands after the ids of a text."""
+    """Token after the ids of each text, in the recipe's words."""
     masks_bad_rows: bool
-    """Rows that cannot be read have no tokens; else the first one is an error."""
+    """Whether rows that cannot be read have no tokens; otherwise the first one is an error."""
     max_bad: Fraction
-    """Up to this part of all rows."""
+    """Part of all rows that may be bad."""
     most_pages: int
     """`shuffle.window_pages`."""
     most_bytes: int

@@ -21,7 +21,7 @@ from torchmix.errors import CatalogError
 MAX_DOCUMENT_TOKENS = 2**31 - 1
 """Longest document: lengths are int32 (positions and sums are int64)."""
 DECODED_TOKEN_BYTES = 4
-"""What a token takes in a decoded page, for the size of windows."""
+"""Bytes of a token in a decoded page, for the size of windows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,9 +35,9 @@ class SourceSizes:
     window_pages: int
     """Pages of one shuffle window, 1 or more; fixed when the source was indexed."""
     longest_tokens: int = -1
-    """Tokens of the longest document, which the catalog knows; -1 to look through `tokens`."""
+    """Tokens of the longest document, from the catalog; -1: computed from `tokens`."""
     num_tokens: int = -1
-    """Tokens of all documents, likewise."""
+    """Tokens of all documents, from the catalog; -1: computed from `tokens`."""
 
     def __post_init__(self) -> None:
         if self.longest_tokens < 0:
@@ -59,7 +59,7 @@ class SourceSizes:
         """Check every invariant above, in O(P + N).
 
         Raises:
-            CatalogError: Naming the first value that breaks one.
+            CatalogError: A value breaks an invariant; names the first one.
         """
         first, tokens = np.asarray(self.first_row_of_page), self.tokens
         if first.ndim != 1 or first.dtype != np.int64 or len(first) < 2:
@@ -84,8 +84,8 @@ class SourceSizes:
 def window_pages_of(*, num_pages: int, num_tokens: int, most_pages: int, most_bytes: int) -> int:
     """Pages of a source's shuffle window: as many mean pages as fit `most_bytes`, in [1, most_pages].
 
-    A token counts 4 bytes, as it takes in memory, however the file encodes it: how a file was written
-    must not decide how well it is shuffled.
+    A token counts 4 bytes, its size in memory, however the file encodes it: the encoding of a file must not decide how
+    well it is shuffled.
 
     Args:
         num_pages: P of the source.

@@ -1,9 +1,9 @@
-"""The catalog as it is opened: what data exists, in which order, with sizes ready for planning.
+"""The open catalog: which data exists, in which order, with sizes ready for planning.
 
 In: the catalog's folder and the settings of sources. Out: `Catalog`: these sources, sorted by name, over memory-mapped
-arrays. Must hold: what is opened was published whole, for these settings; anything else is an error that says so.
-Data files are not touched: whether they are still the indexed ones is checked where they are read. Cost: one read of
-the manifest and one mapping per array, whatever the size of the data.
+arrays. Must hold: the catalog was published whole, for these settings; anything else is an error that says so. Opening
+does not touch data files; the reader checks that they are still the indexed ones. Cost: one read of the manifest and
+one mapping per array, whatever the size of the data.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ class SourceCatalog:
     name: str
     """Its name in the recipe."""
     format: str
-    """What its files are."""
+    """Format of its files."""
     column: str | None
     """The column that holds the documents; None in formats without columns."""
     tokenizer: str | None
-    """What turns text into ids; None where the column holds ids."""
+    """The tokenizer, in the recipe's words; None where the column holds ids."""
     begin_id: int | str | None
-    """What stands before the ids of a text."""
+    """Token before the ids of each text, in the recipe's words."""
     end_id: int | str | None
-    """What stands after the ids of a text."""
+    """Token after the ids of each text, in the recipe's words."""
     transform_id: str
-    """Version of what turned rows into tokens when lengths were taken."""
+    """Version of the transform from rows to tokens that the lengths were measured with."""
     files: tuple[FileEntry, ...]
     """Data files, in the order in which rows are counted."""
     schemas: tuple[bytes, ...]
-    """What decoding must know of files beside their pages; `FileEntry.schema` counts in it."""
+    """What decoding needs to know of files besides their pages; `FileEntry.schema` is an index into it."""
     pages: PageTable
     """Where the pages lie."""
     sizes: SourceSizes
-    """What planning reads."""
+    """Rows of pages and tokens of documents, which planning reads."""
     fingerprint: str
     """16 hex digits over all that decides the order of the source's documents."""
     num_documents: int
@@ -65,11 +65,11 @@ class SourceCatalog:
     max_document_tokens: int
     """Tokens of the longest document."""
     vocab_size: int | None
-    """Ids of the tokenizer, from 0 on; None where the files hold ids."""
+    """Size of the tokenizer's vocabulary; None where the files hold ids."""
 
     @property
     def ids(self) -> IdRange | None:
-        """Smallest and largest id of all files; None where they are not looked at before they are read."""
+        """Smallest and largest id of all files; None where ids are not checked before they are read."""
         found = [file.ids for file in self.files if file.ids is not None]
         if not found:
             return None
@@ -94,7 +94,7 @@ class Catalog:
 
 
 def part_of_catalog(catalog: Catalog, names: Iterable[str]) -> Catalog:
-    """What `open_catalog` would give for some of the sources with the same settings."""
+    """The catalog that `open_catalog` returns for some of the sources with the same settings."""
     sources = {name: catalog.sources[name] for name in sorted(names)}
     return Catalog(directory=catalog.directory, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
 
@@ -104,7 +104,8 @@ def open_catalog(catalog_folder: Path, settings: Mapping[str, SourceSettings]) -
 
     Args:
         catalog_folder: Where the catalog lies.
-        settings: What the sources must have been indexed for, by name; `settings_of` makes them from a recipe.
+        settings: Settings that the sources must have been indexed with, by name; `settings_of` makes them from a
+            recipe.
 
     Raises:
         CatalogMissing: There is no catalog, or it lacks one of the sources.
@@ -116,14 +117,14 @@ def open_catalog(catalog_folder: Path, settings: Mapping[str, SourceSettings]) -
     try:
         return open_manifest(catalog_folder, settings, manifest)
     except CatalogError:
-        newer = read_manifest(catalog_folder)  # published while we opened the older one's arrays
+        newer = read_manifest(catalog_folder)  # published while this process opened the older arrays
         if newer == manifest:
             raise
         return open_manifest(catalog_folder, settings, newer)
 
 
 def open_manifest(catalog_folder: Path, settings: Mapping[str, SourceSettings], manifest: Manifest) -> Catalog:
-    """As `open_catalog`, where the manifest was read already."""
+    """As `open_catalog`, with a manifest that was read already."""
     sources: dict[str, SourceCatalog] = {}
     opened: dict[str | Path, Content] = {}
     for name in sorted(settings):
@@ -213,7 +214,7 @@ def open_source(
 
 
 def source_fingerprint(files: Iterable[FileEntry], column: str | None, transform_id: str, window_pages: int) -> str:
-    """Fingerprint of what decides a source's order and lengths: its files' identities in order, not their paths.
+    """Fingerprint of what decides a source's order and lengths: identities of files in order, not their paths.
 
     Returns:
         16 hex digits: the head of the SHA-256 of compact ASCII JSON (`docs/formats.md`).

@@ -1,8 +1,8 @@
 """Token ids of sources against the vocabulary of the model.
 
-In: the recipe's `vocab_size`, the catalog, and the rows of the model's embedding where they are known. Out: what does
-not go together, with both values; and the number that ids which nobody has looked at must stay below. Must hold: the
-same for `check` and for a start. Cost: none; the catalog has the smallest and largest id of each file.
+In: the recipe's `vocab_size`, the catalog, and the rows of the model's embedding where they are known. Out: the
+contradictions, each with both values; and the bound for ids that the index has not read. Must hold: the same for
+`check` and for a start. Cost: none; the catalog has the smallest and largest id of each file.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from torchmix.errors import RecipeError
 
 
 class IdLimit(NamedTuple):
-    """What all ids of a model are below."""
+    """The bound that all ids of a model are below."""
 
     size: int
     """At most 2^31."""
     reason: str
-    """Whose number that is, as `vocab_size is 50257`."""
+    """Where the bound comes from, for example `vocab_size is 50257`."""
 
 
 class Misfit(NamedTuple):
-    """Two numbers that do not go together."""
+    """Two numbers that contradict each other."""
 
     where: str
     """Path of keys in the recipe."""
     message: str
-    """Both, and what to do."""
+    """Both numbers, and what to do."""
 
 
 ANY_MODEL = IdLimit(MOST_ID + 1, f"ids go from 0 to {MOST_ID}")
 
 
 def id_limit(vocab_size: int | None, padded_vocab_size: int | None = None) -> IdLimit:
-    """What ids must be below: `vocab_size`, else the rows of the model's embedding, else what 32 bits hold."""
+    """The bound of ids: `vocab_size`, else the rows of the model's embedding, else the range of 32 bits."""
     if vocab_size is not None:
         return IdLimit(vocab_size, f"vocab_size is {vocab_size}")
     if padded_vocab_size is not None and padded_vocab_size <= MOST_ID:
@@ -48,10 +48,10 @@ def id_limit(vocab_size: int | None, padded_vocab_size: int | None = None) -> Id
 def vocabulary_misfits(
     vocab_size: int | None, catalog: Catalog | None, *, padded_vocab_size: int | None = None
 ) -> Iterator[Misfit]:
-    """What of sources no model of this vocabulary can be trained on.
+    """The sources that a model with this vocabulary cannot be trained on.
 
     Args:
-        vocab_size: The recipe's, if it has one.
+        vocab_size: The recipe's `vocab_size`, if it has one.
         catalog: The recipe's sources; None where they are not indexed yet.
         padded_vocab_size: Rows of the model's embedding; None where they are not known.
     """
@@ -75,10 +75,10 @@ def vocabulary_misfits(
 
 
 def check_vocabulary(vocab_size: int | None, catalog: Catalog, *, padded_vocab_size: int | None = None) -> None:
-    """Refuse what `vocabulary_misfits` finds.
+    """Raise an error if `vocabulary_misfits` finds anything.
 
     Raises:
-        RecipeError: With all of it.
+        RecipeError: Some numbers contradict each other; names all of them.
     """
     found = list(vocabulary_misfits(vocab_size, catalog, padded_vocab_size=padded_vocab_size))
     if found:

@@ -1,10 +1,10 @@
 """The next few pieces of every source, side by side.
 
-In: windows of sources, and where draws have left them. Out: for sources that owe, the pieces that they give, in a few
-numpy calls for all of them. Must hold: what is given is what each source's window says (`Window.take`); a source of
-which too little is held is left to whoever has the windows. Cost: 24 bytes a held piece, KEPT of each source; some
-microseconds a source each time its pieces are held. With hundreds of sources a draw takes a piece or two of each, and
-to ask each by itself would cost more than all else.
+In: windows of sources, and where draws have left them. Out: the pieces that sources in debt give, in a few numpy calls
+for all sources. Must hold: what is given is what each source's window says (`Window.take`); the caller answers for a
+source with too few pieces held. Cost: 24 bytes a held piece, KEPT pieces a source; some microseconds a source each time
+its pieces are held. With hundreds of sources a draw takes a piece or two from each, and asking one source at a time
+would cost more than all the rest of a draw.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torchmix.array_types import Ints
 from torchmix.mixture.window import Window
 
 KEPT = 64
-"""Pieces held of a source; one that gives more than a quarter as many in a draw is not held."""
+"""Pieces held for each source; a source that gives more than a quarter as many in one draw is not held."""
 _WIDTH = KEPT + 2
-"""Entries of a source in the table of ends; the last one is beyond all."""
+"""Entries of a source in the table of ends; the last one is a sentinel beyond all tokens."""
 _SPAN = 1 << 40
-"""More than the tokens of KEPT pieces, each below 2^31: keeps the sources apart in one sorted table."""
+"""More than the tokens of KEPT pieces, each below 2^31. Keeps the sources apart in one sorted table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -29,13 +29,13 @@ class Given:
     """What some sources gave; n pieces of m sources, sorted by source."""
 
     source: Ints
-    """[m] the sources that could be answered from what is held; some may give nothing."""
+    """[m] the sources whose held pieces were enough; some may give nothing."""
     num_pieces: Ints
-    """[m] pieces each gave."""
+    """[m] pieces that each gave."""
     num_tokens: Ints
-    """[m] tokens of these."""
+    """[m] tokens of these pieces."""
     row: Ints
-    """[n] in its source."""
+    """[n] row of the document in its source."""
     start: Ints
     """[n] first token in the document."""
     tokens: Ints
@@ -43,18 +43,18 @@ class Given:
     document_tokens: Ints
     """[n] tokens of the whole document."""
     rest: Ints
-    """The sources that could not be answered."""
+    """The sources with too few pieces held."""
 
 
 class ComingPieces:
-    """What earlier draws have seen of the pieces to come; decides nothing."""
+    """The next pieces of each source, kept from draw to draw. A cache: it decides nothing."""
 
     def __init__(self) -> None:
         self._place: object = None
         self._ends = self._rows = self._starts = self._whole = self._first = self.next_tokens = np.zeros(0, np.int64)
 
     def go_on_from(self, place: object, num_sources: int) -> None:
-        """Begin a draw; all is forgotten unless `place` is the very object that the last draw ended with."""
+        """Begin a draw; forget everything unless `place` is the same object that the last draw ended with."""
         if place is not self._place or len(self.next_tokens) != num_sources:
             self._ends = np.full((num_sources, _WIDTH), _SPAN - 1, np.int64)
             self._ends += (np.arange(num_sources, dtype=np.int64) * _SPAN)[:, None]
@@ -63,18 +63,18 @@ class ComingPieces:
             self._whole = np.zeros((num_sources, KEPT), np.int32)
             self._first = np.zeros(num_sources, np.int64)
             self.next_tokens = np.zeros(num_sources, np.int64)
-        self._place = None  # until `end_at`: a draw that fails leaves nothing to go on from
+        self._place = None  # until `end_at`: a draw that fails leaves nothing to continue from
 
     def end_at(self, place: object) -> None:
-        """End a draw."""
+        """End a draw; the next one may continue from `place`."""
         self._place = place
 
     def give(self, source: Ints, offset: Ints, owed_tokens: Ints) -> Given:
-        """Take what sources owe.
+        """Take what sources owe, as far as their held pieces are enough.
 
         Args:
             source: [m] ascending.
-            offset: [m] pieces of its window that each has given.
+            offset: [m] pieces that each has given from its window.
             owed_tokens: [m] tokens that each owes, 1 or more.
         """
         ends = self._ends.reshape(-1)
@@ -85,7 +85,7 @@ class ComingPieces:
         behind = np.searchsorted(ends, np.minimum(target, source * _SPAN + (_SPAN - 2)))
         is_beyond = ends[behind - 1] + ends[behind] >= 2 * target
         stop = np.maximum(start, behind - is_beyond)
-        # The one that comes next must be held, too: at the end of what is held the window may end.
+        # The piece after the last one taken must be held too: the window may end where the held pieces end.
         is_held = is_known & (ends[np.minimum(stop, base + KEPT) + 1] < source * _SPAN + (_SPAN - 1))
         rest = source[~is_held]
         source, start, stop, base = source[is_held], start[is_held], stop[is_held], base[is_held]
@@ -105,7 +105,7 @@ class ComingPieces:
         )
 
     def hold(self, source: int, window: Window, offset: int, *, given: int) -> None:
-        """Hold the pieces of a window from `offset` on, of which there is one; the source gave `given` just now."""
+        """Hold the pieces of a window from `offset` on, at least one. The source gave `given` pieces in this draw."""
         self.next_tokens[source] = window.tokens(offset)
         self._first[source] = offset
         if given > KEPT // 4:
@@ -122,5 +122,5 @@ class ComingPieces:
         self._whole[source, :count] = pieces.document_tokens
 
     def forget(self, source: int) -> None:
-        """Nothing is known of a source."""
+        """Drop the held pieces of a source."""
         self.next_tokens[source] = 0

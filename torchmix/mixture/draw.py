@@ -1,13 +1,13 @@
-"""Shares -> what a step draws of documents.
+"""Shares -> the stretches of documents that a step draws.
 
-In: where each source stands, and how many tokens are asked. Out: stretches of documents, and where the sources stand
-then. Must hold: after every draw the tokens drawn from a source are within half a sample (half its longest document, if
-that is shorter) of the whole tokens in its share of all ever asked; nothing is lost or repeated within an epoch. Cost:
-one binary search per source and window; a source of which it is known that it owes less than half its next piece is
-passed over by arrays.
+In: the position of each source, and the number of tokens asked. Out: stretches of documents, and the new positions.
+Must hold: after every draw, the tokens drawn from a source differ by at most half a sample (half its longest document,
+if that is shorter) from its share, in whole tokens, of all tokens ever asked; within an epoch no document is lost or
+repeated. Cost: one binary search per source and window. A source that is known to owe less than half its next piece is
+skipped by an array comparison.
 
-A source is charged with exact integers: `debt` whole tokens it still owes and `residue` / 2^32 of one more. It gives
-pieces, of at most a sample, while the midpoint of the next one lies below its debt.
+A source is charged with exact integers: `debt` whole tokens that it still owes, and `residue` / 2^32 of one more. It
+gives pieces of at most a sample, while the midpoint of the next piece lies below its debt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchmix.mixture.stretches import Stretches, joined
 from torchmix.mixture.window import Taken, Window
 
 MAX_ASKED_TOKENS = 1 << 30
-"""Of one draw: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
+"""Most tokens that one draw asks: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,14 +51,14 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draw:
-    """What one draw gave."""
+    """The result of one draw."""
 
     stretches: Stretches
     position: Position
     asked: Ints
     """[S] whole tokens charged to each source."""
     ran_out: tuple[int, ...]
-    """Sources that could not give what they owe: they have given their `max_epochs`."""
+    """Sources that could not give all that they owe, because they have given their `max_epochs`."""
 
 
 def draw(
@@ -70,7 +70,7 @@ def draw(
     max_epochs: Ints,
     coming: ComingPieces | None = None,
 ) -> Draw:
-    """Draw about `asked_tokens` tokens, each source its share.
+    """Draw about `asked_tokens` tokens, from each source its share.
 
     Args:
         orders: [S] the sources' orders, sorted by name.
@@ -78,11 +78,11 @@ def draw(
         position: Where the sources stand; not changed.
         asked_tokens: Tokens to charge, in [0, 2^30].
         max_epochs: int64 [S] epochs a source may give.
-        coming: What earlier draws of these orders have seen.
+        coming: The next pieces that earlier draws of these orders have kept.
 
     Returns:
-        Stretches sorted by source, in each source's own order. A source in `ran_out` stands at
-        (max_epochs, 0, 0) with its debt forgiven: what it did not give is asked again of the others.
+        Stretches sorted by source, in each source's own order. A source in `ran_out` stands at (max_epochs, 0, 0)
+        without debt: the other sources are asked for what it did not give.
     """
     assert 0 <= asked_tokens <= MAX_ASKED_TOKENS, asked_tokens
     charged = position.residue + shares * asked_tokens
@@ -138,22 +138,22 @@ class _Run(NamedTuple):
 
 
 class _FromWindows(NamedTuple):
-    """What a source gave that was asked by itself."""
+    """What one source gave on the slow path."""
 
     runs: list[_Run]
     place: _Place
-    """Where it stands then."""
+    """The place of the source afterwards."""
     debt: int
     next_in: Window | None
-    """The window that it stands in, which has a piece at its place; None where it stands before another one."""
+    """The window of `place`, which has a piece there; None where the next piece lies in a window not made yet."""
     ran_out: bool
 
 
 def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *, max_epochs: int) -> _FromWindows:
-    """Take what a source owes, window by window; the slow path, for sources of which too little is held.
+    """Take what a source owes, window by window: the slow path, for sources with too few pieces held.
 
     Args:
-        source: Its index.
+        source: Index of the source.
         order: Its order.
         place: Where it stands.
         debt: Tokens that it owes.
@@ -209,7 +209,7 @@ def _of_runs(runs: list[_Run]) -> Stretches:
 
 
 def exhausted_error(name: str, epochs: int, step: int, *, all_sources: bool) -> SourceExhausted:
-    """The error for a source that has run out, with what the user can do."""
+    """The error for a source that has run out; it says what the user can do."""
     if all_sources:
         return SourceExhausted(
             f"every source has given its max_epochs: no data is left for step {step}; stop before it "

@@ -1,9 +1,9 @@
 """The next window of each source, made ahead, a few a step.
 
-In: where the sources stand after each step, and what the step asked of them. Out: windows kept by their orders until
-they are drawn from. Must hold: no order changes; a window that comes before it was made is made then. Cost: a few array
-operations a step, and A_STEP windows. Equal sources reach a border in the same step whatever their order:
-without this, 300 of them would make 300 windows there.
+In: where the sources stand after each step, and what the step asked of them. Out: windows, kept by their orders until
+they are drawn from. Must hold: no order changes; a window that is needed before it was made ahead is made by the draw.
+Cost: a few array operations a step, and A_STEP windows. Sources of equal size reach the end of a window in the same
+step: without this file, 300 of them would make 300 windows in that step.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torchmix.mixture.draw import Position
 from torchmix.mixture.order import SourceOrder
 
 A_STEP = 8
-"""Windows made after a step, or as many as it takes for all to be in time."""
+"""Windows made after a step; more where that many would come too late."""
 MOST_STEPS = 64
-"""A window is made at most so many steps ahead: fewer where there are few sources, since a window takes memory."""
+"""Most steps ahead that a window is made; few sources need fewer, since a window takes memory."""
 
 
 class NextWindows:
@@ -31,7 +31,7 @@ class NextWindows:
         self._max_epochs = max_epochs
         self._most_steps = min(MOST_STEPS, 2 + 2 * len(orders) // A_STEP)
         self._after: Position | None = None
-        # All [S], of the window that each source stands in.
+        # Arrays [S], about the current window of each source.
         self._is_known = np.zeros(len(orders), np.bool_)
         self._is_made = np.zeros(len(orders), np.bool_)
         self._left_tokens = np.zeros(len(orders), np.int64)
@@ -47,7 +47,7 @@ class NextWindows:
             self._is_known[:] = False
         self._after = after
         self._is_known &= (before.window == after.window) & (before.epoch == after.epoch)
-        self._left_tokens -= before.debt + asked - after.debt  # what each has given
+        self._left_tokens -= before.debt + asked - after.debt  # less what each source has given
         for s in np.flatnonzero(~self._is_known & (asked > 0)).tolist():
             place = int(after.epoch[s]), int(after.window[s])
             left = self._orders[s].left_tokens(*place, int(after.offset[s]))
@@ -57,7 +57,7 @@ class NextWindows:
         is_due = self._is_known & ~self._is_made & (asked > 0) & (steps_left >= 1) & (steps_left <= self._most_steps)
         due = np.flatnonzero(is_due)
         due = due[np.argsort(steps_left[due], kind="stable")]
-        # Of the first k of them one in each step that is left would be in time.
+        # The first k windows are in time if each step that is left before the k-th is due makes one.
         needed = -(-np.arange(1, len(due) + 1) // steps_left[due])
         for s in due[: max(A_STEP, int(needed.max(initial=0)))].tolist():
             self._is_made[s] = True

@@ -2,8 +2,8 @@
 
 In: which rows each window has (window_rows.py), the documents' lengths, which rows are used. Out: the documents of any
 window of any epoch. Must hold: within an epoch every row comes exactly once; the order depends on no other source; a
-window can be made alone, from (epoch, window). Cost of a window: that of its rows, and a look-up in the lengths, at
-random unless rows are not shuffled.
+window can be made alone, from (epoch, window). Cost of a window: making its rows, and one read of the lengths for each
+row, which is random access wherever rows are shuffled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WINDOWS: dict[Method, type[_Windows]] = {"page": PageWindows, "row": RowWindows
 
 
 class SourceOrder:
-    """The order of one source; remembers the window last asked for, and one that was made ahead."""
+    """The order of one source; keeps the window last asked for, and one that was made ahead."""
 
     def __init__(
         self,
@@ -40,22 +40,22 @@ class SourceOrder:
         """Take a source's place in the mixture.
 
         Args:
-            name: The source's name: with the seed, all that keys its order.
+            name: The source's name. The name and the seed alone key its order.
             sizes: Rows of each page and tokens of each document.
             seed: The recipe's seed.
-            method: How it is shuffled.
-            counted: Tokens of documents -> tokens they count for, if not all of them; a document that
-                counts for 0 is passed over, and keeps its place in the order.
+            method: How its rows are shuffled.
+            counted: Tokens of documents -> tokens that they count for. A document that counts for 0 is skipped, and
+                keeps its place in the order. None: all tokens count.
             rows: The rows used, as (start, stop); others count for 0. None: all are used.
-            piece_tokens: Tokens by which longer documents are drawn; no less than `counted` gives. None: every
-                document is drawn as a whole.
+            piece_tokens: Longer documents are drawn in pieces of this many tokens. None: every document is drawn as a
+                whole.
         """
         self.name = name
         self.sizes = sizes
         self.method = method
         self._counted = counted
         self.has_long_documents = counted is None and piece_tokens is not None and sizes.longest_tokens > piece_tokens
-        """Some documents may have several pieces."""
+        """Whether some documents may have several pieces."""
         self._piece_tokens = piece_tokens if self.has_long_documents else None
         all_rows = (0, sizes.num_documents)
         self._used_rows = rows if rows != all_rows else None
@@ -63,13 +63,13 @@ class SourceOrder:
         self._windows: WindowRows = _WINDOWS[method](sizes, key, self._used_rows or all_rows)
         self.num_windows = self._windows.num_windows
         self.is_sparse = self._windows.is_sparse
-        """Few windows have used rows."""
+        """Whether few windows have used rows."""
         self._last: tuple[tuple[int, int], Window] | None = None
         self._ahead: tuple[tuple[int, int], Window] | None = None
         self._last_used_windows: tuple[int, NDArray[np.int64]] | None = None
 
     def pages(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """Pages of a window that may have used rows of it, ascending; `window` in [0, num_windows)."""
+        """Pages of a window that may hold used rows, ascending; `window` in [0, num_windows)."""
         return self._windows.pages(epoch, window)
 
     def num_rows(self, epoch: int, window: int) -> int:
@@ -77,23 +77,23 @@ class SourceOrder:
         return self._windows.num_rows(epoch, window)
 
     def counted_tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Tokens that rows of the source count for in a draw; 0 of those not used, or dropped."""
+        """Tokens that rows of the source count for in a draw; 0 for rows that are not used, or dropped."""
         tokens = self._tokens(rows)
         return tokens if self._counted is None else self._counted(tokens)
 
     def num_pieces(self, epoch: int, window: int) -> int:
-        """Pieces of a window, used or not: what a position in it counts. Makes the window if it has long documents."""
+        """Pieces of a window, used or not: the unit of `offset`. Makes the window if it has long documents."""
         return self.window(epoch, window).num_pieces if self.has_long_documents else self.num_rows(epoch, window)
 
     def open_document(self, epoch: int, window: int, offset: int) -> tuple[int, int] | None:
-        """Row and first token of the document that the source has given in part; None if it stands between two."""
+        """Row and next token of the document that the source has given in part; None if it stands between two."""
         return self.window(epoch, window).open_document(offset) if self.has_long_documents else None
 
     def next_used(self, epoch: int, window: int) -> tuple[int, int]:
         """The first (epoch, window) from here on that may have used rows.
 
-        Passes over windows of which it is known, without making them, that they have none. Where most windows have some
-        they are passed one by one; where few have, they are found from the used rows, so the cost is that of these.
+        Windows known to have none are skipped and never made. Where most windows have used rows, they are tried one by
+        one. Where few have, they are found from the used rows, and the cost follows the number of these.
         """
         if not self.is_sparse:
             return epoch, window
@@ -124,7 +124,7 @@ class SourceOrder:
             self._ahead = (epoch, window), self._make(epoch, window)
 
     def left_tokens(self, epoch: int, window: int, offset: int) -> int | None:
-        """Tokens of a window from piece `offset` on, if it is the one last asked for; None for any other."""
+        """Tokens of the window last asked for, from piece `offset` on; None for any other window."""
         if self._last is None or self._last[0] != (epoch, window):
             return None
         return int(self._last[1].ends[-1]) - self._last[1].tokens_before(offset)
@@ -144,7 +144,7 @@ class SourceOrder:
         return Window(rows=rows, ends=ends, document_tokens=whole, first_piece=first_piece, piece_tokens=size)
 
     def _tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Tokens of documents; 0 of those not used, whose sizes are not looked at."""
+        """Tokens of documents; 0 for rows that are not used, whose lengths are not read."""
         if self._used_rows is None:
             return np.asarray(self.sizes.tokens[rows])
         used = (rows >= self._used_rows[0]) & (rows < self._used_rows[1])

@@ -1,6 +1,6 @@
 """`shuffle: page`: a window is pages from all over the source, with their rows permuted.
 
-In: the page table's row counts. Out: see window_rows.py. Must hold: as there; all windows are of one size, to a page
+In: the page table's row counts. Out: see window_rows.py. Must hold: as there; sizes of windows differ by at most a page
 (strata.py). Cost of a window: one sort of its rows, about 0.1 ms per 15,000 rows.
 """
 
@@ -16,9 +16,9 @@ from torchmix.mixture.strata import pages_at, places_of
 from torchmix.mixture.window_rows import SPARSE, Key
 
 KEPT_WINDOWS = 3
-"""Windows whose pages are remembered: the one that is drawn from, one that was, and the next."""
+"""Windows whose pages are remembered: the previous, the current and the next one."""
 PERMUTED_WINDOWS = 1 << 10
-"""Windows of an epoch that are permuted together, if there are no more: one alone costs as much as hundreds."""
+"""An epoch of at most this many windows is permuted in one call: one window costs as much as hundreds."""
 
 
 class PageWindows:
@@ -39,7 +39,7 @@ class PageWindows:
     def rows(self, epoch: int, window: int) -> Ints:
         """See `WindowRows`."""
         key = self._key("rows", epoch, window)
-        if self.num_windows == 1:  # of all rows; hundreds of small sources make it at a start
+        if self.num_windows == 1:  # the window has all rows; a start makes it for hundreds of small sources
             return keyed_order(key, int(self._first_row[-1]))
         pages = self._all_pages(epoch, window)
         starts = np.asarray(self._first_row[pages], np.int64)
@@ -68,7 +68,7 @@ class PageWindows:
         return np.unique(unpermute(places, self.num_windows, self._key("pages", epoch)))
 
     def _all_pages(self, epoch: int, window: int) -> Ints:
-        """Pages of a window; those lately asked for are kept, since planning and reading ahead ask for the same."""
+        """Pages of a window; recent answers are kept, since planning and reading ahead ask for the same windows."""
         pages = self._last_pages.get((epoch, window))
         if pages is None:
             if len(self._last_pages) == KEPT_WINDOWS:
@@ -84,7 +84,7 @@ class PageWindows:
         return pages
 
     def _place(self, epoch: int, window: int) -> int:
-        """Where a window stands among the strata's pages: permuted, so that neighbours on disk are not so in time."""
+        """Place of a window in the strata: permuted, so that neighbours on disk are not neighbours in time."""
         if self.num_windows > PERMUTED_WINDOWS:
             return int(permute(np.array([window]), self.num_windows, self._key("pages", epoch))[0])
         if self._last_places is None or self._last_places[0] != epoch:

@@ -2,7 +2,7 @@
 
 In: positions, n and a key. Out: where each position lands, or came from. Must hold: a bijection for every n >= 1; any
 position can be asked alone, so an epoch's order is never stored. Cost: about 35 ns per position at 6 rounds, and
-some 50 microseconds a call, which is all in a small domain.
+some 50 microseconds a call, which is nearly the whole cost in a small domain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SMALL = 64
 """Below this many elements the halves are 3 bits or fewer, and mix slowly: `ROUNDS_SMALL` then."""
 ROUNDS_SMALL = 10
 TABLE = 1 << 14
-"""Largest network that is made a table."""
+"""Largest network that is computed once as a table."""
 
 
 def permute(positions: NDArray[np.int64], n: int, key: int) -> NDArray[np.int64]:
@@ -58,20 +58,20 @@ def unpermute(images: NDArray[np.int64], n: int, key: int) -> NDArray[np.int64]:
 
 
 def _shape(n: int) -> tuple[int, int]:
-    """Bits of a half, and rounds, of the network of a domain."""
+    """Bits of a half of a domain's network, and its number of rounds."""
     return max(1, ((n - 1).bit_length() + 1) // 2), ROUNDS_SMALL if n < SMALL else ROUNDS
 
 
 def _walk(
     values: NDArray[np.int64], n: int, key: int, network: Callable[[NDArray[np.int64], _Rounds], NDArray[np.int64]]
 ) -> NDArray[np.int64]:
-    """Apply a network until every value is below n; backwards this takes the same cycle the other way round."""
+    """Apply a network until every value is below n. Backwards, it walks the same cycle in the other direction."""
     if n == 1:
         return np.zeros_like(values)
     rounds = _Rounds(n, key, len(values))
     size = 1 << 2 * rounds.half_bits
     if size <= min(TABLE, 16 * len(values)):
-        # Of small arrays a call costs more than the work: one pass makes the network a table, and walks look it up.
+        # For small arrays a call costs more than its work: one pass makes a table of the network, and walks index it.
         table = network(np.arange(size), rounds)
         images: NDArray[np.int64] = table[values]
         while (outside := np.flatnonzero(images >= n)).size:
@@ -95,7 +95,7 @@ class _Rounds:
         self._key = mix64(np.arange(1, self.count + 1, dtype=np.uint64) * _PHI64 + np.uint64(key & _MASK))
         self._hashes: NDArray[np.int64] | None = None
         if 1 << self.half_bits <= min(TABLE, 4 * num_values):
-            # A half has few values: those of all rounds are hashed in one pass, and looked up.
+            # A half has few values: one pass hashes the values of all rounds into a table.
             halves = np.arange(1 << self.half_bits, dtype=np.uint64) * _PHI64
             self._hashes = self._of_hash(mix64(halves + self._key[:, None]))
 
@@ -107,7 +107,7 @@ class _Rounds:
         return self._of_hash(mix64(half.astype(np.uint64) * _PHI64 + self._key[number]))
 
     def _of_hash(self, mixed: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The high bits, as many as a half has; takes the array's memory."""
+        """The high bits of each hash, as many as a half has; overwrites the array."""
         mixed >>= self._drop
         return mixed.view(np.int64)
 

@@ -1,7 +1,7 @@
 """`shuffle: row` and `shuffle: none`: a window is a stretch of an epoch's rows, permuted or as they lie in the files.
 
 In: the number of rows. Out: see window_rows.py. Must hold: as there. Cost of a window: with `row` 35 ns a row, with
-`none` nothing; pages are found by a binary search a row.
+`none` nothing; finding pages takes a binary search a row.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RowWindows(_Stretches):
     def __init__(self, sizes: SourceSizes, key: Key, used_rows: tuple[int, int]) -> None:
         """See `_Stretches`."""
         super().__init__(sizes, key, used_rows)
-        self.is_sparse = used_rows[1] - used_rows[0] <= self.num_windows  # even few used rows are in all windows
+        self.is_sparse = used_rows[1] - used_rows[0] <= self.num_windows  # a few used rows spread over all windows
 
     def rows(self, epoch: int, window: int) -> Ints:
         """See `WindowRows`."""

@@ -3,9 +3,9 @@
 In: places of windows in an epoch, and a key. Out: the pages of a window, or the places of the windows of pages. Must
 hold: every page lies in one window; any window can be asked alone. Cost: a few nanoseconds a page of the window.
 
-A stratum is as many neighbouring pages as there are windows; each window gets a random one of each. So a window holds
-the same mixture of what lies together on disk as the whole source does, where pages drawn from everywhere at random
-would make one window differ from the next. Windows are all of one size, to a page.
+A stratum is a run of neighbouring pages, as many as there are windows; each window takes a random page of each stratum.
+So every window samples all parts of the files evenly, and holds the same mixture as the whole source. Pages drawn at
+random from everywhere would make one window differ from the next. The sizes of all windows differ by at most a page.
 
 Source: stratified sampling, Neyman 1934; which page of a stratum is a random shift, as in systematic sampling.
 """
@@ -25,7 +25,7 @@ def pages_at(place: int, *, num_pages: int, num_windows: int, key: int) -> Ints:
         place: In [0, num_windows); windows of neighbouring places have neighbouring pages.
         num_pages: P, 1 or more.
         num_windows: Windows of the epoch, in [1, P].
-        key: 64-bit key of what each stratum gives.
+        key: 64-bit key of the choice in each stratum.
 
     Returns:
         int64, floor or ceil of P / num_windows of them.

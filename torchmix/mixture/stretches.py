@@ -1,8 +1,8 @@
-"""What a step draws of documents: of each a stretch of consecutive tokens.
+"""What a step draws from each document: a stretch of consecutive tokens.
 
-In: parts of documents as they are drawn, by source, in each source's own order. Out: the same tokens, those of a
-document as one stretch. Must hold: a stretch begins where a piece does, and ends where a piece does. Cost: a few array
-operations, and none where every document is begun.
+In: parts of documents as they are drawn, by source, in each source's own order. Out: the same tokens, with the parts of
+one document joined to one stretch. Must hold: a stretch begins and ends at the border of a piece. Cost: a few array
+operations; nothing to join where every part begins its document.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stretches:
 
 
 def joined(parts: list[Stretches]) -> Stretches:
-    """One table by source; parts that follow each other in a document become one, those of 0 tokens go.
+    """One table by source; parts that follow each other in a document are joined, parts of 0 tokens dropped.
 
     Args:
         parts: Each by source, in the order in which they were drawn.

@@ -1,9 +1,9 @@
 """The documents of one window, in the order in which they are drawn, and the pieces that they are drawn by.
 
-In: rows, the tokens that each counts for, and the tokens of a sample. Out: how far a draw gets that owes so many
-tokens, and what it gets. Must hold: a document of n tokens has max(1, ceil(n / sample)) pieces, each of a sample except
-the last; pieces are taken while the midpoint of the next one lies below what is owed. Cost: a few binary searches a
-draw; no table of pieces, of which a window may have thousands for each row.
+In: rows, the tokens that each counts for, and the tokens of a sample. Out: the pieces that pay a debt of tokens. Must
+hold: a document of n tokens has max(1, ceil(n / sample)) pieces, each a sample long except the last; pieces are taken
+while the midpoint of the next one lies below the debt. Cost: a few binary searches a draw. There is no table of pieces:
+a row may have thousands.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Taken(NamedTuple):
     tokens_before: int
     """Tokens of the window before the first."""
     tokens_after: int
-    """The same with those of all of them."""
+    """Tokens of the window before `stop`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class Window:
     ends: Ints
     """[W + 1] tokens of the documents before each; starts with 0."""
     document_tokens: NDArray[np.int32] | None
-    """[W] tokens of each whole document, as the catalog has them; None if those are what `ends` counts."""
+    """[W] tokens of each whole document, as the catalog has them; None if `ends` counts whole documents."""
     first_piece: Ints | None = None
     """[W + 1] pieces of the documents before each; None if each document is one."""
     piece_tokens: int = 0
@@ -59,13 +59,13 @@ class Window:
 
     @property
     def num_pieces(self) -> int:
-        """Pieces of all documents; one that counts for nothing has one, of 0 tokens."""
+        """Pieces of all documents; a document that counts for nothing has one piece of 0 tokens."""
         return len(self.rows) if self.first_piece is None else int(self.first_piece[-1])
 
     def take(self, start: int, owed_tokens: int) -> Taken:
-        """What a draw of `owed_tokens` (1 or more) that begins at piece `start` takes.
+        """The pieces that pay `owed_tokens` (1 or more), from piece `start` on.
 
-        Pieces are taken while the midpoint of the next one lies below what is owed.
+        Pieces are taken while the midpoint of the next one lies below the debt.
         """
         ends = self.ends.data  # single values of a memoryview cost a third of an array's
         before = self.tokens_before(start)
@@ -105,11 +105,11 @@ class Window:
         inside = piece - first_piece[document]
         if not inside:
             return int(ends[document])
-        # A document that is not used any more counts for nothing, and keeps its pieces: it ends before the next one.
+        # A document that a selection removed counts for nothing but keeps its pieces: it ends before the next piece.
         return int(min(ends[document] + inside * self.piece_tokens, ends[document + 1]))
 
     def open_document(self, piece: int) -> tuple[int, int] | None:
-        """Row and first token of the document that piece number `piece` goes on with; None if it begins one."""
+        """Row and next token of the document that piece number `piece` continues; None if the piece begins one."""
         if self.first_piece is None:
             return None
         document = bisect_right(self.first_piece.data, piece) - 1
@@ -117,7 +117,7 @@ class Window:
         return (int(self.rows[document]), inside * self.piece_tokens) if inside else None
 
     def stretches(self, taken: Taken) -> WindowPieces:
-        """The pieces taken, those of a document as one."""
+        """The pieces taken, with the pieces of one document joined."""
         start, stop, before, after = taken
         if self.first_piece is None:
             return self._documents(start, stop, np.zeros(stop - start, np.int64), self.ends[start : stop + 1])
@@ -141,7 +141,7 @@ class Window:
         return WindowPieces(self.rows[document], begins, np.minimum(counted - begins, self.piece_tokens), whole)
 
     def _documents(self, first: int, last: int, begins: Ints, edges: Ints) -> WindowPieces:
-        """Documents `first` to `last`, of each the tokens between two edges."""
+        """Documents `first` to `last`, each with its tokens between two `edges`."""
         tokens = edges[1:] - edges[:-1]
         if self.document_tokens is not None:
             whole: Ints | NDArray[np.int32] = self.document_tokens[first:last]

@@ -19,12 +19,12 @@ from torchmix.array_types import Ints
 from torchmix.mixture.keys import named_key
 
 Key = Callable[..., int]
-"""A word and a place, as integers -> the 64-bit key of a choice of one source."""
+"""A word and a place (integers) -> the 64-bit key of one choice of a source."""
 
 Method = Literal["page", "row", "none"]
 
 SPARSE = 8
-"""If at most one unit in so many has used rows, the windows without any are passed over unmade."""
+"""If at most one unit in SPARSE has used rows, windows without used rows are skipped and never made."""
 
 
 class WindowRows(Protocol):
@@ -36,7 +36,7 @@ class WindowRows(Protocol):
 
     @property
     def is_sparse(self) -> bool:
-        """Few windows have used rows: `used_windows` says which."""
+        """Whether few windows have used rows; `used_windows` lists them."""
 
     def rows(self, epoch: int, window: int) -> Ints:
         """[n] rows of a window, used or not, in the order in which they are drawn."""
@@ -45,10 +45,10 @@ class WindowRows(Protocol):
         """Rows of a window, used or not."""
 
     def pages(self, epoch: int, window: int) -> Ints:
-        """Pages of a window that may have used rows of it, ascending, each once."""
+        """Pages of a window that may hold used rows, ascending, each once."""
 
     def used_windows(self, epoch: int) -> Ints:
-        """Windows of an epoch that may have used rows, ascending; at the cost of the used rows."""
+        """Windows of an epoch that may have used rows, ascending; costs as much as the number of used rows."""
 
 
 def key_of_source(name: str, seed: int) -> Key:

@@ -1,7 +1,7 @@
 """Pages whose bytes are on their way from a store, until they are decoded.
 
-In: pages of a source, and the requests for their bytes. Out: the same, when they are due. Must hold: a page is on its
-way once; what is dropped is closed. Cost: none but a set of their keys.
+In: pages of a source, and the requests for their bytes. Out: the same pages, when they are due. Must hold: a page is
+requested once at a time; requests that are dropped are closed. Cost: a set of the pages' keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torchmix.array_types import Int64Array
 from torchmix.reader.range_requests import RangeFetch
 
 MOST_COMING = 8
-"""Calls of a source whose pages may be on their way: of steps that take less time than a request."""
+"""Most calls of one source with pages on their way; several where steps take less time than a request."""
 
 
 class Coming(NamedTuple):
@@ -27,7 +27,7 @@ class Coming(NamedTuple):
 
 
 class ComingPages:
-    """What is on its way, of all sources of a reader."""
+    """Pages on their way, for all sources of a reader."""
 
     def __init__(self) -> None:
         self._of_source: dict[int, list[Coming]] = {}
@@ -50,13 +50,13 @@ class ComingPages:
         self._source_of_key |= dict.fromkeys(coming.keys.tolist(), source)
 
     def take_here(self, source: int) -> list[Coming]:
-        """Those of a source whose bytes have come, and the oldest where more than MOST_COMING would stay."""
+        """Take pages of a source whose bytes have come, and the oldest ones where more than MOST_COMING would stay."""
         several = self._of_source.get(source, [])
         num_here = next((i for i, one in enumerate(several) if not one.fetch.is_here), len(several))
         return self._take(source, max(num_here, len(several) - MOST_COMING))
 
     def take(self, source: int) -> list[Coming]:
-        """All of a source, which are the caller's from now on."""
+        """Take all pages of a source; the caller owns their requests from now on."""
         return self._take(source, len(self._of_source.get(source, [])))
 
     def _take(self, source: int, count: int) -> list[Coming]:
@@ -70,7 +70,7 @@ class ComingPages:
         return found
 
     def sources_of(self, keys: Iterable[int]) -> list[int]:
-        """Sources of which one of these pages is on its way, ascending."""
+        """Sources with at least one of these pages on its way, ascending."""
         return sorted({self._source_of_key[key] for key in keys if key in self._source_of_key})
 
     def close(self) -> None:

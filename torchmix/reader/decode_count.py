@@ -1,9 +1,9 @@
 """How often pages are decoded: once in each window that needs them, or again.
 
 In: pages as they are decoded, and windows as they end. Out: `decode_amplification`: pages decoded over distinct pages
-of their window, so 1 where none was decoded twice for a window, however little of it was used. Must hold: a page that
-two windows need, and that was let go between, counts for each of them. Cost: a byte a page of all sources, of which
-only what is touched takes memory.
+of their window, so 1 where no page was decoded twice for a window, however little of it was used. Must hold: a page
+that two windows need, and that the cache dropped between, counts for each of them. Cost: a byte a page of all sources;
+only touched bytes take memory.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ class DecodeCount:
     """Counts over the pages of all sources."""
 
     def __init__(self, first_key: Sequence[int] | NDArray[np.int64]) -> None:
-        """`first_key`: [S + 1] the first page of each source, counted over all of them, and their number."""
+        """`first_key`: [S + 1] the first page of each source, counted over all sources; then the number of pages."""
         self._first_key = np.asarray(first_key, np.int64)
         self._is_decoded = np.zeros(int(self._first_key[-1]), np.bool_)
-        """[P] in the window that its source is in, or in the next one."""
+        """[P] whether each page was decoded for the current or the next window of its source."""
         self._num_decoded = self._num_distinct = 0
 
     def add(self, key: int) -> None:
-        """A page was decoded."""
+        """Count a page that was decoded."""
         self._num_decoded += 1
         self._num_distinct += not self._is_decoded[key]
         self._is_decoded[key] = True
 
     def begin_anew(self, source: int, pages: NDArray[np.int64] | None) -> None:
-        """A window of a source, with these pages, has ended; with None, one of all of its pages."""
+        """End a window of a source with these pages; None: a window with all of its pages."""
         first, stop = self._first_key[source : source + 2]
         self._is_decoded[slice(first, stop) if pages is None else pages + first] = False
 

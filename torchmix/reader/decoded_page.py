@@ -1,7 +1,7 @@
 """A decoded page, and a companion: what the reader keeps, with the memory that it takes.
 
-In: documents of a run of pages. Out: one `DecodedPage` each. Must hold: a page holds no memory but its own, so that
-what is counted is what is kept. Cost: a copy at 0.3 ns a token where several pages were one run, else none.
+In: documents of a run of pages. Out: one `DecodedPage` for each page. Must hold: a page holds no memory but its own, so
+that the bytes counted are the bytes kept. Cost: a copy at 0.3 ns a token where several pages were one run, else none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torchmix.formats.source import Documents
 
 PAGE_OVERHEAD_BYTES = 512
-"""Python's objects around a decoded page."""
+"""Bytes of the Python objects around a decoded page."""
 
 NO_ID = -1
 """Stands for each token of a page that could not be read: no file holds it as an id."""
@@ -33,7 +33,7 @@ class DecodedPage:
     offsets: memoryview
     """[rows + 1] int64, where each document begins in `values`."""
     is_view: bool = False
-    """`values` is the kernel's memory, and not this process's."""
+    """Whether `values` is the kernel's memory, and not this process's."""
 
     @property
     def num_bytes(self) -> int:
@@ -46,9 +46,9 @@ class Companion:
     """The companion of a chunk, as Parquet's dictionary."""
 
     content: bytes
-    """As it lies in the file."""
+    """The dictionary page as it lies in the file."""
     memo: dict[str, bytes] = field(default_factory=dict)
-    """What the source keeps of it, see `PageRun.memo`."""
+    """What the source keeps of the dictionary, see `PageRun.memo`."""
 
     @property
     def num_bytes(self) -> int:
@@ -57,12 +57,12 @@ class Companion:
 
 
 def blank_page(offsets: NDArray[np.int64]) -> DecodedPage:
-    """What stands for a page that could not be read; `offsets` [rows + 1] as the catalog has them."""
+    """The page that replaces one that could not be read; `offsets` [rows + 1] as the catalog has them."""
     return DecodedPage(values=np.full(offsets[-1], NO_ID, np.int32), offsets=offsets.data)
 
 
 def cut_documents(documents: Documents, rows_of_page: Sequence[int]) -> list[DecodedPage]:
-    """The pages of a run, of which each has so many rows; a copy unless there is one."""
+    """The pages of a run; page i has `rows_of_page[i]` rows. A copy unless there is one page."""
     if len(rows_of_page) == 1:
         return [_page(documents.values, documents.offsets)]
     pages, start = [], 0

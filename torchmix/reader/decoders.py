@@ -23,11 +23,11 @@ def decoders_of(
 
     Args:
         catalog: The catalog.
-        directory: The recipe's folder, which tokenizers are relative to.
+        directory: The recipe's folder; paths of tokenizers are relative to it.
         chosen: By name; by default as the catalog says.
 
     Raises:
-        CatalogStale: The catalog holds lengths of another transform, as of another tokenizer.
+        CatalogStale: The catalog holds lengths of another transform, for example of another tokenizer.
         RecipeError, SourceUnreadable: A tokenizer cannot be opened here.
     """
     tokenizers, decoders = Tokenizers(directory), list[FormatSource]()

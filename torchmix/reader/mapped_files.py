@@ -2,12 +2,12 @@
 
 In: files of a source. Out: all tokens of a file as one array, which is the kernel's own cache of it. Must hold: what is
 mapped is the indexed file, checked when it is mapped and every CHECK_EVERY_S; a file that is replaced stays the indexed
-one. No descriptor stays open. A file that cannot be mapped is none of ours: it is read as others are. Cost: opening and
-mapping, some 50 microseconds a file and window; of memory only the kernel's, shared by all processes of the node.
+one. No descriptor stays open. A file that cannot be mapped is read like any other. Cost: opening and mapping, some 50
+microseconds a file and window; memory of the kernel only, shared by all processes of the node.
 
 A mapping is read without a system call, which is its speed and its danger: a file that is cut while it is mapped, or a
 disk that fails under it, ends the process by SIGBUS where `read` would have given an error. The checks find a cut file
-before it is used, but for one that is cut in the moments between.
+before it is used, unless it was cut after the last check.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class MappedFiles:
         can_be = len(schemas) == 1 and not any(is_uri(file.path) for file in catalog.files)
         self._dtype = _dtype_as_it_lies(catalog.format, schemas.pop()) if can_be else None
         self.whole: NDArray[np.integer[Any]] | None = None
-        """The tokens of a source's only file, while it is mapped."""
+        """The tokens of the file, while it is mapped, in a source with a single file."""
         self._mapped: dict[int, NDArray[np.integer[Any]]] = {}
         self._ever_mapped: set[int] = set()
         """Pages may hold a mapping that was forgotten here."""
 
     @property
     def is_possible(self) -> bool:
-        """Whether tokens lie in all files as they are, of one type, and nothing has kept us from mapping them."""
+        """Whether all files hold plain tokens of one type, and mapping them has not failed."""
         return self._dtype is not None
 
     @property
@@ -55,7 +55,7 @@ class MappedFiles:
         return 0 if self._dtype is None else self._dtype.itemsize
 
     def files_of_pages(self, pages: NDArray[np.int64]) -> list[tuple[int, NDArray[np.integer[Any]]]] | None:
-        """The files of ascending pages: where in `pages` those of each file begin, and all of its tokens.
+        """The files of ascending pages: for each, where its pages begin in `pages`, and all of its tokens.
 
         Returns:
             None if pages are to be decoded.
@@ -100,7 +100,7 @@ class MappedFiles:
         return mapped
 
     def check(self) -> None:
-        """Look whether files that were mapped are still what was indexed.
+        """Check that mapped files are still the indexed ones.
 
         Raises:
             SourceChanged: One was cut or overwritten.
@@ -109,14 +109,14 @@ class MappedFiles:
             self._files.check_in_place(file)
 
     def forget(self) -> None:
-        """Let go of all mappings: each ends with the last page that was made from it, and with it what the process
-        counts as its memory."""
+        """Release all mappings. A mapping, and the memory that the process counts for it, ends with the last page that
+        was made from it."""
         self._mapped.clear()
         self.whole = None
 
 
 def _dtype_as_it_lies(format: str, schema: bytes) -> np.dtype[np.integer[Any]] | None:
-    """Of the tokens in a file; None if pages must be decoded, or may hold ids that int32 does not."""
+    """Dtype of the tokens in a file; None if pages must be decoded, or may hold ids beyond int32."""
     type_in_file = READ_AS[format].type_in_file
     if type_in_file is None:
         return None

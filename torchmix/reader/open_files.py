@@ -2,10 +2,10 @@
 
 In: source, file and byte range. Out: the bytes. Must hold: a file that is not the indexed one, by size and footer, is
 not opened; one that is replaced while it is open stays the indexed one (one overwritten in place, or in a store, is
-found by what its pages decode to). Errors of a shared disk that pass are tried again, on the file opened anew; stores
-are in open_objects.py. Cost: one `pread` a call; opening also reads the footer, once per file and process while its
+found by what its pages decode to). After a passing error of a shared disk, the file is opened and read again; stores
+are in open_objects.py. Cost: one `pread` a call. Opening also reads the footer, once per file and process while the
 inode does not change, and not at all while the file is as the catalog saw it (file_status.py). At most `most_files()`
-are open, the least recently used is closed first.
+are open; the least recently used one is closed first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR, errno.EAGAIN, 
 
 
 class _Inode(NamedTuple):
-    """What the kernel says of an open file; equal for the same unaltered file of this node."""
+    """What the kernel says about an open file; equal for the same unaltered file on this node."""
 
     device: int
     inode: int
@@ -69,12 +69,12 @@ class OpenFiles:
         self._in_stores = [is_uri(entry.path) for entry in files]
         self._paths: dict[int, str] = {}
         self.objects = OpenObjects(source, files) if any(self._in_stores) else None
-        """Those of them that lie in stores; may be read from several threads at once."""
+        """The files in stores; may be read from several threads at once."""
         self._bytes_read = 0
 
     @property
     def bytes_read(self) -> int:
-        """Bytes that were read, footers not counted; of stores with the gaps between pages."""
+        """Bytes that were read, without footers; for stores, with the gaps between pages."""
         return self._bytes_read + (self.objects.bytes_read if self.objects is not None else 0)
 
     def path(self, file: int) -> str:
@@ -85,7 +85,7 @@ class OpenFiles:
         return path
 
     def is_in_store(self, file: int) -> bool:
-        """Whether a read of it is a request to a server."""
+        """Whether reading the file is a request to a server."""
         return self._in_stores[file]
 
     def read(self, file: int, offset: int, num_bytes: int) -> bytes:
@@ -121,7 +121,7 @@ class OpenFiles:
             SourceChanged, SourceUnreadable: As `read`.
             OSError: It cannot be mapped, as on some file systems.
         """
-        self.read(file, 0, 0)  # opens and checks it, again and again where that may help
+        self.read(file, 0, 0)  # opens and checks the file, with retries
         with pa.memory_map(f"/dev/fd/{self._open(file).fileno()}") as mapped:
             return mapped.read_buffer()
 
@@ -134,12 +134,12 @@ class OpenFiles:
         try:
             opened = self._open(file)
         except OSError:
-            return  # whoever reads it will be told
+            return  # the read itself will raise it
         for offset, num_bytes in ranges:
             opened.will_read(offset, num_bytes)
 
     def check_in_place(self, file: int) -> None:
-        """Look whether a file that was used is still what it was; one that was replaced or deleted is out of reach.
+        """Check that a file in use was not altered in place. A replaced or deleted file is out of reach.
 
         Raises:
             SourceChanged: It was cut, or overwritten in place.
@@ -166,7 +166,7 @@ class OpenFiles:
             inode = _inode(opened.status)
             if self._checked.get(file) != inode:
                 entry, path = self._files[file], self.path(file)
-                # Hundreds of hashes would be most of what a start takes here.
+                # Hundreds of hashes would take most of the time of a start.
                 if not entry.status or statuses(opened, files_beside(self._source.format, path)) != entry.status:
                     check_identity(self._source, entry, opened, path)
                 self._checked[file] = inode
@@ -181,9 +181,10 @@ class OpenFiles:
 
 
 def most_files() -> int:
-    """Files that a reader keeps open: an eighth of what the process may, but 128 to 1024.
+    """Files that a reader keeps open: an eighth of the process's limit, at least 128 and at most 1024.
 
-    Opening one anew takes some 30 microseconds, which counts where single pages of hundreds of files are read in turn.
+    Opening a file again takes some 30 microseconds, which counts where single pages of hundreds of files are read in
+    turn.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1024 if soft == resource.RLIM_INFINITY else min(max(soft // 8, 128), 1024)
@@ -208,7 +209,7 @@ class Descriptors:
         return opened
 
     def keep(self, key: tuple[str, int], opened: LocalFile) -> None:
-        """Own a file that was opened."""
+        """Keep a file that the caller opened; closes it later."""
         while len(self._open) >= self._most_files:
             self._open.popitem(last=False)[1].close()
         self._open[key] = opened

@@ -1,8 +1,8 @@
 """Bytes of indexed objects in stores: opened when needed, checked against the catalog, read from many threads at once.
 
 In: file and byte range. Out: the bytes. Must hold: an object that is not the indexed one, by size and footer, is not
-read; after a failure it is looked at again, and refused if it is another one by then. Cost: one request a call; the
-first one of an object has two or three more, for its size and its footer.
+read; after a failure it is checked again, and refused if it is another object by then. Cost: one request a call; the
+first call for an object makes two or three more, for its size and its footer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchmix.storage.read_ahead import ReadAhead
 from torchmix.storage.store_file import StoreFile
 
 MOST_OBJECTS = 4096
-"""Kept known of one source, a few kilobytes each; they hold no connection."""
+"""Opened objects kept for one source, a few kilobytes each; they hold no connection."""
 
 
 def check_identity(source: FormatSource, entry: FileEntry, file: RandomAccessFile, path: str) -> None:
@@ -37,7 +37,7 @@ def check_identity(source: FormatSource, entry: FileEntry, file: RandomAccessFil
 
 
 def changed(source: FormatSource, entry: FileEntry, path: str, found: str) -> SourceChanged:
-    """The error that says what was found of a file, and what was indexed."""
+    """The error that says what was found in a file, and what was indexed."""
     return SourceChanged(
         f"source {source.name!r}: {path} {found}; it was indexed with {entry.num_bytes} bytes and footer hash "
         f"{entry.footer_hash}. Put the file back, or run torchmix index, which makes another order"
@@ -48,7 +48,7 @@ class OpenObjects:
     """The objects of one source; safe to share between threads."""
 
     def __init__(self, source: FormatSource, files: Sequence[FileEntry]) -> None:
-        """Nothing is opened yet; `files` are the catalog's, of which only those in stores may be asked for."""
+        """Nothing is opened yet. `files` are the catalog's; only those in stores may be read here."""
         self._source = source
         self._files = files
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class OpenObjects:
                 self._open.move_to_end(file)
                 return opened
             opening = self._opening.setdefault(file, threading.Lock())
-        with opening:  # others open other objects meanwhile
+        with opening:  # other threads may open other objects meanwhile
             with self._lock:
                 opened = self._open.get(file)
             if opened is not None:

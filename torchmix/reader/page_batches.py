@@ -1,4 +1,4 @@
-"""Pages of a source -> runs of one chunk, and batches of runs, which are read and decoded together.
+"""Pages of a source -> runs of one chunk -> batches of runs that are read and decoded together.
 
 In: ascending numbers of pages. Out: `PlannedRun`s, and lists of them. Must hold: pages keep their order; a run or batch
 has at most BATCH_BYTES of a file, or one page. Cost: 3 microseconds a page, and some 50 a call.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.page_table import PageTable
 
 BATCH_BYTES = 1 << 20
-"""Most bytes of files that are decoded together; a page that is larger comes alone."""
+"""Most bytes of files that are decoded together; a larger page is decoded alone."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,7 +26,7 @@ class PlannedRun:
     """Pages of one chunk that are decoded together."""
 
     pages: list[int]
-    """Their numbers, ascending."""
+    """Numbers of the pages, ascending."""
     file: int
     chunk: int
     offset: list[int]
@@ -38,9 +38,9 @@ class PlannedRun:
     num_rows: list[int]
     """[pages] rows that begin in each."""
     begins_inside_row: bool
-    """What the first page begins with belongs to the row before."""
+    """Whether the beginning of the first page belongs to the row before."""
     tail_bytes: list[int]
-    """[pages] bytes behind each that its last row needs."""
+    """[pages] bytes after each page that its last row needs."""
 
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
@@ -63,8 +63,8 @@ class PlannedRun:
 def plan_runs(table: PageTable, pages: Iterable[int] | NDArray[np.int64], *, most_bytes: int) -> list[PlannedRun]:
     """Runs of at most `most_bytes`, or one page.
 
-    What a page begins with, or its tail, belongs to its neighbours; so where rows are split over pages, a run has none
-    but neighbours.
+    The beginning or the tail of a page may belong to a neighbour, so where rows are split over pages a run has only
+    neighbouring pages.
     """
     numbers = pages if isinstance(pages, np.ndarray) else np.fromiter(pages, np.int64)
     if not len(numbers):
@@ -101,7 +101,7 @@ def plan_runs(table: PageTable, pages: Iterable[int] | NDArray[np.int64], *, mos
 
 
 def batches(runs: Iterable[PlannedRun], *, most_bytes: int) -> Iterator[list[PlannedRun]]:
-    """Runs of at most `most_bytes` together, or one."""
+    """Batches of runs of at most `most_bytes` together, or of one run."""
     batch: list[PlannedRun] = []
     batch_bytes = 0
     for run in runs:

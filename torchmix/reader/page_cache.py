@@ -1,7 +1,7 @@
-"""What was read lately, within a budget of bytes: the least recently used goes first.
+"""An LRU cache with a budget of bytes: the least recently used entry is dropped first.
 
-In: things with a size. Out: the same things, while they are kept. Must hold: the sizes of what is kept never sum to
-more than the budget; what is larger than the whole budget is never kept. Cost: under a microsecond a call. Not for
+In: values with a size. Out: the same values, while they are kept. Must hold: the sizes of kept values never sum to more
+than the budget; a value larger than the whole budget is never kept. Cost: under a microsecond a call. Not for
 several threads at once.
 """
 
@@ -33,11 +33,11 @@ class PageCache(Generic[Key, Value]):
         return len(self._kept)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a thing is kept; does not count as a use."""
+        """Whether a value is kept; does not count as a use."""
         return key in self._kept
 
     def use(self, key: Key) -> Value | None:
-        """The thing, now the most recently used one; None if it is not kept."""
+        """The value, now the most recently used one; None if it is not kept."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -45,11 +45,11 @@ class PageCache(Generic[Key, Value]):
         return found[0]
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether so many bytes more can be kept without a loss."""
+        """Whether `num_bytes` more can be kept without dropping anything."""
         return self._num_bytes + num_bytes <= self._budget_bytes
 
     def keep(self, key: Key, value: Value, num_bytes: int) -> None:
-        """Keep a thing, as the most recently used one, in place of what was used longest ago."""
+        """Keep a value as the most recently used one; drop the least recently used ones to make room."""
         self.forget(key)
         if num_bytes > self._budget_bytes:
             return
@@ -60,7 +60,7 @@ class PageCache(Generic[Key, Value]):
         self._num_bytes += num_bytes
 
     def forget(self, key: Key) -> None:
-        """Drop a thing, if it is kept."""
+        """Drop a value, if it is kept."""
         found = self._kept.pop(key, None)
         if found is not None:
             self._num_bytes -= found[1]

@@ -2,11 +2,11 @@
 
 In: all ranges that a call will read, in the order in which it will use them. Out: their bytes, when they are asked for.
 Must hold: bytes and errors are those of reading the ranges one after the other, since each is waited for where it is
-used; only ranges that were named are kept. Cost: a request for neighbours together and a copy of their bytes; at most
-MOST_REQUESTS threads, and HELD_BYTES that came and wait to be used, but for ranges that are used out of their order.
+used; only bytes of named ranges are kept. Cost: one request for a group of neighbours, and a copy of their bytes; at
+most MOST_REQUESTS threads, and HELD_BYTES of bytes not used yet, or more where ranges are used out of order.
 
-Ranges with a gap of GAP_BYTES or less are neighbours: such a gap takes 1 ms at 60 MB/s, a request 10 to 100. A gap is
-as large as a small page, so what is fetched is less than twice what is needed where pages have 64 KiB or more.
+Ranges with a gap of GAP_BYTES or less are neighbours: such a gap takes 1 ms at 60 MB/s, a request takes 10 to 100 ms. A
+gap is as large as a small page, so less than twice the needed bytes are fetched where pages have 64 KiB or more.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from torchmix.reader.open_objects import OpenObjects
 
 GAP_BYTES = 64 << 10
 MOST_REQUEST_BYTES = 8 << 20
-"""A larger range is several requests, which one connection would give no faster."""
+"""Most bytes of a request; larger ranges are split, because several connections are faster than one."""
 MOST_REQUESTS = 16
-"""Under way at once, of one reader: at 20 ms and pages of 64 KiB, 50 MB/s; stores allow hundreds."""
+"""Most requests of one reader under way at once. With 20 ms a request and pages of 64 KiB they bring 50 MB/s; stores
+allow hundreds."""
 HELD_BYTES = 64 << 20
-"""Asked for and not used yet, of one reader; so much fills 16 requests of 4 MiB."""
+"""Most bytes of one reader that are requested and not used yet: 16 requests of 4 MiB."""
 
 
 class Wanted(NamedTuple):
@@ -38,14 +39,14 @@ class Wanted(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A range that is asked for at once."""
+    """A range that one request asks for."""
 
     objects: OpenObjects
     file: int
     start: int
     stop: int
     num_uses: int
-    """Ranges that need some of it."""
+    """Number of named ranges that need some of its bytes."""
 
 
 def plan_requests(wanted: Sequence[Wanted]) -> list[Request]:
@@ -74,7 +75,7 @@ def plan_requests(wanted: Sequence[Wanted]) -> list[Request]:
 def _cut(wanted: Sequence[Wanted], places: Sequence[int], stop: int) -> Iterable[tuple[int, Request]]:
     """Neighbouring ranges, by offset, as requests of at most MOST_REQUEST_BYTES, each with the place of its first use.
 
-    What lies between ranges is asked for only within a request.
+    A gap between ranges is fetched only inside a request.
     """
     objects, file, begin, _ = wanted[places[0]]
     for start in range(begin, stop, MOST_REQUEST_BYTES):
@@ -87,7 +88,7 @@ def _cut(wanted: Sequence[Wanted], places: Sequence[int], stop: int) -> Iterable
 
 
 class RequestPool:
-    """Threads that fetch, and what all fetches of a reader hold."""
+    """Threads that fetch, and the number of bytes that all fetches of a reader hold."""
 
     def __init__(self) -> None:
         """No thread runs yet."""
@@ -110,7 +111,7 @@ class RequestPool:
 
 
 class _Part:
-    """A request, and what became of it."""
+    """A request and its result."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -143,12 +144,12 @@ class RangeFetch:
 
     @property
     def is_here(self) -> bool:
-        """Whether all bytes have come; begins what there is room for now."""
+        """Whether all bytes have come; begins the requests that there is room for now."""
         self._begin()
         return not self._waiting and all(part.coming is not None and part.coming.done() for part in self._held)
 
     def take(self, objects: OpenObjects, file: int, offset: int, num_bytes: int) -> bytes | None:
-        """The bytes of a range that was named, once; None if it was not, or was taken already.
+        """The bytes of a named range, which can be taken once; None if it was not named, or was taken already.
 
         Raises:
             SourceChanged, SourceUnreadable: As `OpenObjects.read`.
@@ -176,7 +177,7 @@ class RangeFetch:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
-        """Drop what was not used; requests under way go on, and count for nothing."""
+        """Drop unused bytes; requests under way run to their end, and their bytes are not counted."""
         self._waiting.clear()
         for part in list(self._held):
             self._drop(part)
@@ -189,7 +190,7 @@ class RangeFetch:
         return part.coming.result()
 
     def _begin(self) -> None:
-        """Begin requests while there is room; one of them always."""
+        """Begin requests while there is room, and always at least one."""
         while self._waiting:
             size = self._waiting[0].request.stop - self._waiting[0].request.start
             if self._held and self._pool.held_bytes + size > HELD_BYTES:

@@ -1,16 +1,16 @@
 """Pieces of documents -> their tokens, each page read and decoded once while it is kept.
 
 In: an open catalog; then, per call, any pieces of any sources: source, row, start, tokens, and where each belongs. Out:
-one array with the pieces in their places, and the token that follows each in its document. Must hold: what comes out is
-a pure function of what is asked; the cache, coalesced reads and `warm` decide only how often a page is decoded. One
-reader belongs to one thread at a time.
+one array with the pieces in their places, and the token that follows each in its document. Must hold: the result is a
+pure function of the request; the cache, coalesced reads and `warm` decide only how often a page is decoded. One reader
+belongs to one thread at a time.
 
-Cost beyond decoding: a memoryview slice per piece, straight from the page to its place: with pages scattered over 64 MB
-it is 0.5 microseconds and 0.4 ns a token, so 1 ns a token for pieces of 800 tokens, and 5 for pieces of 100. Of the
-ways to copy alone, in ns a token for pieces of 100, 800 and 4000 tokens within 16 MB: memoryview slices 2.1, 0.4, 0.3;
+Cost beyond decoding: a memoryview slice per piece, straight from the page to its place. With pages scattered over 64 MB
+a slice takes 0.5 microseconds and 0.4 ns a token: 1 ns a token for pieces of 800 tokens, 5 for pieces of 100. Copying
+alone, measured in ns a token for pieces of 100, 800 and 4000 tokens within 16 MB: memoryview slices 2.1, 0.4, 0.3;
 numpy slices 3.2, 0.6, 0.3; Arrow list views per page 6, 3, 2; an index per token 5, 4, 4; np.concatenate 2.5, 0.4, 0.2,
-but with all pages of a call in memory at once. Memory: the cache, what is left of open
-documents, the largest result so far, and one run of pages.
+but with all pages of a call in memory at once. Memory: the cache, the rests of open documents, the largest result so
+far, and one run of pages.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class Reader:
 
         Args:
             catalog: Its sources are numbered in its order, by sorted name.
-            directory: The recipe's folder, which paths of files are relative to.
-            cache_bytes: Decoded pages kept, of all sources together.
+            directory: The recipe's folder; paths of files are relative to it.
+            cache_bytes: Bytes of decoded pages kept, for all sources together.
             sources: How each source is read, by name; by default as the catalog says.
-            ids: What all ids must be below; by default those of a .bin, which no index has seen, may be any.
+            ids: The bound that all ids must be below; by default ids of a .bin may be any.
             masked: Names of sources whose pages may be damaged: each token of such a page is given as `NO_ID`.
 
         Raises:
-            CatalogStale: The catalog holds lengths of another transform, as of another tokenizer.
+            CatalogStale: The catalog holds lengths of another transform, for example of another tokenizer.
             RecipeError, SourceUnreadable: A tokenizer cannot be opened here.
         """
         self._descriptors = Descriptors()
@@ -94,7 +94,7 @@ class Reader:
         self._locator = Locator([source.catalog for source in self._sources])
         self._checked_s = time.monotonic()
         self._token_bytes = np.array([source.mapped.token_bytes for source in self._sources], np.int64)
-        """[S] of sources whose files are mapped, 0 for all others."""
+        """[S] bytes of a token in sources whose files are mapped; 0 for all others."""
         self._ids = None if ids is None else IdCheck([source.catalog for source in self._sources], ids)
         self._scratch = Scratch()
         self._requests = RequestPool()
@@ -120,16 +120,16 @@ class Reader:
             source: [n] index of the source, by sorted name.
             rows: [n] row of the source.
             starts: [n] first token of the piece in its document.
-            tokens: [n] tokens of the piece; `starts + tokens` is at most the document's.
+            tokens: [n] tokens of the piece; `starts + tokens` is at most the tokens of the document.
             places: [n] where the piece's first token belongs; pieces do not overlap.
             num_places: Length of the result; no piece reaches beyond it.
             scratch: Holds the result; by default the reader's own.
 
         Raises:
-            SourceChanged, SourceUnreadable: A file is not the indexed one, cannot be read, or holds an id that no model
-                of this vocabulary has.
+            SourceChanged, SourceUnreadable: A file is not the indexed one, cannot be read, or holds an id outside the
+                vocabulary.
             CorruptPage: A page does not decode, or to other documents than were indexed.
-            PlanError: A piece lies outside its document or source: the plan is of another catalog.
+            PlanError: A piece lies outside its document or source, because the plan belongs to another catalog.
             LoaderClosed: After `close()`.
         """
         self._check_open()
@@ -157,7 +157,7 @@ class Reader:
                 runs.append(page_runs.run(k, kept))
         self._cache_hits += len(keys) - len(missing)
         self._cache_misses += len(missing)
-        pieces.copy_all(runs)  # before anything is decoded, which may push a page out
+        pieces.copy_all(runs)  # before anything is decoded: decoding may push these pages out
         for k, page in zip(missing, self._decode(keys[missing]), strict=True):
             pieces.copy(*page_runs.run(k, page))
         self._bytes_served += pieces.num_bytes
@@ -200,12 +200,12 @@ class Reader:
     def warm(self, source: int, page_ids: Int64Array) -> None:
         """Decode pages ahead of need, as many as fit the cache without pushing anything out.
 
-        Pages in stores are asked for, and decoded by a later call for this source, when they have come, or where they
-        are needed.
+        Pages in stores are only requested here. A later call for this source decodes them, once their bytes have come
+        or when they are needed.
 
         Args:
             source: Index of the source, by sorted name.
-            page_ids: [k] pages of it, in the order of need; those that are kept already are passed over.
+            page_ids: [k] pages of it, in the order of need; pages already kept are skipped.
 
         Raises:
             SourceChanged, SourceUnreadable, CorruptPage, LoaderClosed: As `read`.
@@ -234,7 +234,7 @@ class Reader:
         self._finish(earlier)
 
     def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
-        """Say which documents go on after the next `read`, so that what is left of them is kept beside the page cache.
+        """Name the documents that go on after the next `read`: their rests are kept beside the page cache.
 
         Args:
             source: [n] index of the source, by sorted name.
@@ -244,28 +244,28 @@ class Reader:
         self._open.follow(source, rows, starts)
 
     def forget(self, source: int, page_ids: Int64Array) -> None:
-        """Drop pages that will not be needed soon, as those of a finished window, so that `warm` has room."""
+        """Drop pages that are not needed soon, such as those of a finished window, to make room for `warm`."""
         for page in page_ids.tolist():
             self._cache.forget(int(self._first_key[source]) + page)
         self._sources[source].mapped.forget()
 
     def end_window(self, source: int, page_ids: Int64Array | None) -> None:
-        """Say that a window with these pages has ended, or with None one of all pages; for `stats` alone."""
+        """Note that a window with these pages has ended; None: a window with all pages. Only `stats` uses it."""
         self._decode_count.begin_anew(source, page_ids)
 
     def stats(self) -> dict[str, int | float]:
         """Figures since the reader was made.
 
         Returns:
-            bytes_read: from files, footers not counted; of mapped files what was served.
-            bytes_decoded, bytes_served: of tokens, 1 to 8 bytes each as they are kept; the same of mapped files.
+            bytes_read: bytes read from files, without footers; for mapped files, bytes served.
+            bytes_decoded, bytes_served: bytes of tokens, 1 to 8 each as they are kept; equal for mapped files.
             decode_amplification: pages decoded over distinct pages of their window; see decode_count.py.
-            pages_decoded: ahead of need or not; bad_pages: of masked sources, that could not be.
-            cache_hits, cache_misses: pages of a call that were kept, and that had to be decoded.
-            cache_bytes, cache_pages, open_document_bytes, files_open: now.
-            total_read_s, total_decode_s: seconds, of files that are not mapped.
+            pages_decoded: pages decoded, ahead of need or not; bad_pages: pages of masked sources that did not decode.
+            cache_hits, cache_misses: pages of a call that were kept, and pages that had to be decoded.
+            cache_bytes, cache_pages, open_document_bytes, files_open: current values.
+            total_read_s, total_decode_s: seconds spent on files that are not mapped.
         """
-        active = [source for source in self._sources if source.pages_decoded]  # none of those that are mapped
+        active = [source for source in self._sources if source.pages_decoded]  # mapped sources decode nothing
         bytes_decoded = self._bytes_mapped + sum(source.bytes_decoded for source in active)
         return {
             "bytes_read": self._bytes_mapped + sum(source.bytes_read for source in active),
@@ -300,7 +300,7 @@ class Reader:
             raise LoaderClosed("the reader was used after close(); make a new one")
 
     def _check_mapped(self) -> None:
-        """Look now and then whether mapped files are still what was indexed; see mapped_files.py."""
+        """Check from time to time that mapped files are still the indexed ones; see mapped_files.py."""
         if self._token_bytes.any() and time.monotonic() - self._checked_s >= CHECK_EVERY_S:
             for source in self._sources:
                 source.mapped.check()
@@ -310,9 +310,9 @@ class Reader:
         return np.searchsorted(self._first_key, keys, side="right") - 1
 
     def _await(self, keys: Int64Array | Sequence[int]) -> None:
-        """Decode what is on its way of the sources of these pages, if one of them is."""
+        """Decode all pages on their way of every source that has one of these pages on its way."""
         for source in self._coming.sources_of(map(int, keys)) if self._coming else ():
-            with suppress(CatalogError):  # whoever needs the page will be told
+            with suppress(CatalogError):  # the call that needs the page raises it
                 self._finish(self._coming.take(source))
 
     def _finish(self, coming: Sequence[Coming]) -> None:
@@ -329,7 +329,7 @@ class Reader:
             pass
 
     def _decode(self, keys: Int64Array, fetch: RangeFetch | None = None) -> Iterator[DecodedPage]:
-        """Decode pages by ascending key, and keep them; of all sources together requests to stores are begun."""
+        """Decode pages by ascending key, and keep them. Requests to stores begin for all sources together."""
         pages_of_source: list[tuple[int, list[int]]] = []
         for s, of_source in groupby(zip(self._source_of(keys).tolist(), keys.tolist(), strict=True), key=itemgetter(0)):
             first_key = int(self._first_key[s])

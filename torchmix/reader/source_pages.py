@@ -57,12 +57,12 @@ class SourcePages:
         """Nothing is read yet.
 
         Args:
-            catalog: What is known of it.
+            catalog: The source in the catalog.
             decoder: How its pages become documents.
             files: Its files.
             companions: Keeps companions, by source and chunk, of all sources.
-            masks_bad: A page that does not decode, or to other documents than were indexed, is blank (`NO_ID`), and
-                told once in the log; else it is an error.
+            masks_bad: Whether a page that does not decode, or decodes to other documents than were indexed, becomes
+                blank (`NO_ID`) with one log message. Otherwise it is an error.
         """
         self._masks_bad = masks_bad
         self._bad_pages: set[int] = set()
@@ -78,7 +78,7 @@ class SourcePages:
 
     @property
     def num_bad_pages(self) -> int:
-        """Pages that were found to be blank."""
+        """Number of pages that became blank."""
         return len(self._bad_pages)
 
     @property
@@ -135,7 +135,7 @@ class SourcePages:
 
         Args:
             pages: Ascending numbers, each once.
-            fetch: Requests for what they `wanted`; without it, each range of a store is one request, when it is due.
+            fetch: Requests for the ranges in `wanted`; without it, each range of a store is one request when it is due.
 
         Yields:
             The pages, in that order.
@@ -181,7 +181,7 @@ class SourcePages:
                 return
             if len(numbers) == 1:
                 raise
-            for page in numbers:  # alone, the damaged one is named
+            for page in numbers:  # one by one, so that the error names the damaged page
                 yield from self._decode_batch(plan_runs(self.catalog.pages, [page], most_bytes=1), None)
             return
         for run, of_run in zip(batch, documents, strict=True):
@@ -217,12 +217,12 @@ class SourcePages:
         read = time.perf_counter()
         try:
             documents = self._decoder.decode(runs)
-        except SourceUnreadable as error:  # a row is bad that was not when it was indexed
+        except SourceUnreadable as error:  # a row became bad after it was indexed
             if not self._masks_bad:
                 raise
             raise CorruptPage(str(error)) from error
         for chunk, companion in companions.items():
-            if companion is not None:  # with what was made of it
+            if companion is not None:  # with the memo made from it
                 self._companions.keep((self.catalog.name, chunk), companion, companion.num_bytes)
         for run, as_read, of_run in zip(batch, runs, documents, strict=True):
             if of_run.offsets is not as_read.offsets:
@@ -290,7 +290,7 @@ class SourcePages:
         if not len(checksums):
             return False
         have_one = True
-        left = list(zip(run.ranges, parts, strict=True))  # pages lie in them in order
+        left = list(zip(run.ranges, parts, strict=True))  # the parts hold the pages in order
         for page, offset, num_bytes, tail_bytes in zip(
             run.pages, run.offset, run.num_bytes, run.tail_bytes, strict=True
         ):

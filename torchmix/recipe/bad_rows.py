@@ -1,7 +1,7 @@
-"""What becomes of rows that cannot be read, and how many there may be.
+"""What happens to rows that cannot be read, and how many there may be.
 
-In: a source of a recipe. Out: whether they are masked, and up to which part of the source. Must hold: nothing is
-rounded. Cost: none.
+In: a source of a recipe. Out: whether bad rows are masked, and which part of the source may be bad. Must hold: nothing
+is rounded. Cost: none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plain values -> Structs.
 
-In: plain values, from YAML or `msgspec.to_builtins`. Out: the Struct of a given type. Only shape and type are checked
-here, so that a typo never becomes a default; what the values mean is checked in `checks.py`.
+In: plain values, from YAML or `msgspec.to_builtins`. Out: the Struct of a given type. This file checks shape and type,
+so that a typo never becomes a default; `checks.py` checks what the values mean.
 
 Must hold: an error names the path of keys, and the nearest valid name where there is one. Costs microseconds per key.
 """
@@ -71,12 +71,12 @@ def _is_mapping(kind: Any) -> bool:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Whether a type is no mapping and not nothing, so that a value may be meant for it."""
+    """Whether a type is neither a mapping nor None, so that a plain value may be meant for it."""
     return not _is_mapping(kind) and kind is not type(None)
 
 
 def _type_words(kind: Any) -> str:
-    """What is expected, in the user's words."""
+    """The expected type, in the user's words."""
     if _is_struct(kind):
         return f"a mapping with the keys {listed(_fields(kind))}"
     if get_origin(kind) is dict:
@@ -107,7 +107,7 @@ def _build_struct(kind: type[msgspec.Struct], value: Any, where: str) -> msgspec
 
 @functools.cache
 def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
-    """By the names that a file uses; evaluates annotations, 0.3 ms for a source."""
+    """Fields by the names that a file uses; evaluates annotations, which takes 0.3 ms for a source."""
     return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
@@ -128,7 +128,7 @@ def nearest(name: object, valid: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
-    """Names for a message; of many the first, and how many more there are."""
+    """Names for a message: at most the first `most`, and how many more there are."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,7 +1,7 @@
 """Sizes in bytes, as text: `64MiB`.
 
-In: text or a number, as a recipe has it, or a number for a person to read. Out: a whole number of bytes, where nothing
-is rounded, or text. Cost: none.
+In: text or a number, as a recipe has it; or a number for a person to read. Out: a whole number of bytes; or text. Must
+hold: a size that is read is never rounded. Cost: none.
 """
 
 from __future__ import annotations

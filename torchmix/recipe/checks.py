@@ -1,7 +1,7 @@
 """What the values of a recipe must mean.
 
-In: a recipe of the right shape. Out: nothing, or the first fault with its path of keys. Must hold: what can be seen
-without opening data is seen here, not in a room below. Costs microseconds per source.
+In: a recipe of the right shape. Out: nothing, or the first fault with its path of keys. Must hold: every fault that can
+be found without opening data is found here, not in a room below. Cost: microseconds per source.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _check_split(recipe: Recipe) -> None:
 
 
 def _check_parts(recipe: Recipe) -> None:
-    """The sources of validation and test; a name has one place in the catalog, so it stands in one part."""
+    """Check the sources of validation and test. A name has one place in the catalog, so only one part may have it."""
     part_of_name = dict.fromkeys(recipe.sources, "train")
     for part in PARTS[1:]:
         content = getattr(recipe, part)

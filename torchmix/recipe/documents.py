@@ -28,8 +28,8 @@ def fractions_of(source: Source) -> tuple[Fraction, Fraction]:
 def rows_of(source: Source, num_rows: int) -> tuple[int, int]:
     """Rows used, as (start, stop).
 
-    Each bound is the double nearest to its fraction, times the rows as a double, rounded half to even: as
-    `_build_megatron_dataset_splits` of Megatron-LM rounds (blended_megatron_dataset_builder.py).
+    Each bound is the double nearest to its fraction, times the rows as a double, rounded half to even.
+    `_build_megatron_dataset_splits` of Megatron-LM rounds in the same way (blended_megatron_dataset_builder.py).
     """
     start, stop = (round(float(bound) * float(num_rows)) for bound in fractions_of(source))
     return start, stop
@@ -42,7 +42,7 @@ def documents_of_split(split: Sequence[int | float], part: str) -> tuple[str, st
     `convert_split_vector_to_split_matrix` of Megatron-LM do (blended_megatron_dataset_config.py).
     """
     total = 0.0
-    for weight in split:  # not `sum`, which since Python 3.12 rounds otherwise
+    for weight in split:  # not `sum`, which rounds differently since Python 3.12
         total += float(weight)
     bounds = [0.0]
     for weight in split:

@@ -1,7 +1,7 @@
 """The fingerprint of a recipe: which recipes give the same order.
 
-In: a checked recipe. Out: 16 hex digits. Must hold: it changes exactly when the order of documents may: not with paths,
-balance or the cache, nor with the order of keys or sources.
+In: a checked recipe. Out: 16 hex digits. Must hold: it changes exactly when the order of documents may change. Paths,
+balance, the cache, and the order of keys or sources do not change it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torchmix.recipe.tokenizer_kind import tokenizer_kind
 KEY_BYTES = 4
 """Of a key's digest: enough to tell which key differs, once the fingerprint does."""
 ORDER_FORMAT = 1
-"""Version of what is hashed."""
+"""Version of the hashed content."""
 
 
 def recipe_fingerprint(recipe: Recipe | Part) -> str:
-    """Fingerprint of all in a checked recipe or a part that alters the order of documents, and of nothing else.
+    """Fingerprint of everything in a checked recipe or a part that alters the order of documents, and of nothing else.
 
     Covers seed, batch with its ramp, packing method, overflow, alignment (not with `concat`), exact shares, shuffle,
-    and of each source its column, tokenizer, format and used rows. Of a recipe with several parts it is that of
-    `train`. Not `max_epochs` and `on_exhausted`: up to a source's end they decide nothing, its end is a decision logged
-    in the loader's state, and a run that stopped there must be able to go on with more epochs. Equal sizes and shares
-    written differently are equal. A tokenizer counts by its kind alone; its content, and the ids around documents, are
-    in the catalog's fingerprint.
+    and the column, tokenizer, format and used rows of each source. The fingerprint of a recipe with several parts is
+    that of `train`. It leaves out `max_epochs` and `on_exhausted`: they decide nothing before the end of a source, that
+    end is a decision logged in the loader's state, and a run that stopped there must be able to go on with more epochs.
+    Equal sizes and shares written differently are equal. Only the kind of a tokenizer counts; its content, and the ids
+    around documents, are in the catalog's fingerprint.
 
     Returns:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).
@@ -119,7 +119,7 @@ def _order(part: Part) -> dict[str, Any]:
 
 
 def _tree(node: Node) -> list[Any]:
-    """Children of a group, each with its share of the group, and theirs; after them a power of sizes, if it has one."""
+    """Children of a group, each with its share of the group and its own children; then the power of sizes, if any."""
     total = sum((child.weight for child in node.children), Fraction(0))
     children: list[Any] = []
     for child in node.children:

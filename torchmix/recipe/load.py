@@ -1,7 +1,7 @@
 """Text or Structs -> a checked recipe.
 
 In: a YAML file, Structs built in Python, or the mapping that a file would hold. Out: a checked `Recipe`. Must hold: all
-are checked alike; every fault is an error that names its path of keys, and its line where there is one.
+three are checked in the same way; every fault is an error that names its path of keys, and its line in a file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load_recipe(path: str | Path) -> Recipe:
 
 
 def recipe_directory(path: str | Path) -> Path:
-    """The folder that the paths of a recipe are relative to: the one its file lies in, made absolute."""
+    """The absolute folder of the recipe's file; paths in the recipe are relative to it."""
     return Path(path).absolute().parent
 
 
@@ -85,7 +85,7 @@ def check_recipe(recipe: Recipe | Mapping[str, Any]) -> Recipe:
 
 
 def check_types(struct: Struct, where: str) -> Struct:
-    """A Struct of a recipe, rebuilt from values of the right types; what they mean is for `checks.py`.
+    """A Struct of a recipe, rebuilt from values of the right types; `checks.py` checks what the values mean.
 
     Args:
         struct: As it was built in Python.
@@ -112,7 +112,7 @@ def _recipe_of_plain(plain: Any) -> Recipe:
             message = f"the recipe has version {version}, this torchmix reads version {RECIPE_VERSION}"
             raise RecipeError(message, "version")
     try:
-        recipe = msgspec.convert(plain, Recipe)  # faster than `build`, which has the words for what is wrong
+        recipe = msgspec.convert(plain, Recipe)  # faster than `build`, which runs on a fault and words the error
     except msgspec.ValidationError:
         recipe = build(Recipe, plain)
     check_values(recipe)
@@ -121,7 +121,7 @@ def _recipe_of_plain(plain: Any) -> Recipe:
 
 
 def _with_mixtures_of_files(plain: Any, directory: Path) -> Any:
-    """A recipe's plain values with the mixtures that changes of its schedule name by a file."""
+    """A recipe's plain values, with the mixtures from files that its schedule names."""
     schedule = plain.get("schedule") if isinstance(plain, dict) else None
     if not isinstance(schedule, list):
         return plain

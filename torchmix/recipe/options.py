@@ -1,7 +1,7 @@
 """Arguments of calls, checked in one way.
 
-In: the call's name, an argument's name and its value. Out: the value as the call uses it. Must hold: a wrong one is an
-OptionError that names call, argument, value and what is allowed; a bool is no number, and a NumPy integer is one. Cost:
+In: the call's name, an argument's name and its value. Out: the value as the call uses it. Must hold: a wrong value is
+an OptionError that names call, argument, value and what is allowed; a NumPy integer is a number, a bool is not. Cost:
 under a microsecond.
 """
 
@@ -18,7 +18,7 @@ Word = TypeVar("Word", bound=str)
 
 
 def whole_number(call: str, name: str, value: SupportsIndex, lowest: int, highest: int | None = None) -> int:
-    """An argument that is a whole number from `lowest` to `highest`, both included.
+    """An argument that must be a whole number from `lowest` to `highest`, both included.
 
     Raises:
         OptionError: It is not.
@@ -38,7 +38,7 @@ def whole_number(call: str, name: str, value: SupportsIndex, lowest: int, highes
 
 
 def one_of(call: str, name: str, value: Any, words: Sequence[Word]) -> Word:
-    """An argument that is one of some words.
+    """An argument that must be one of some words.
 
     Raises:
         OptionError: It is not; suggests the nearest.
@@ -50,7 +50,7 @@ def one_of(call: str, name: str, value: Any, words: Sequence[Word]) -> Word:
 
 
 def true_or_false(call: str, name: str, value: Any) -> bool:
-    """An argument that is True or False.
+    """An argument that must be True or False.
 
     Raises:
         OptionError: It is not.

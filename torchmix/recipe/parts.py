@@ -1,8 +1,8 @@
 """The parts of a recipe: what training, validation and test plan.
 
-In: a checked recipe. Out: one of its parts, `Part`, which planning needs nothing else of; or one recipe with the
-sources of all parts, to index them together. Must hold: a row is in at most one part of a `split`, and its place in the
-order of its source is the same in each. Cost: none.
+In: a checked recipe. Out: one of its parts, `Part`, which is all that planning needs; or one recipe with the sources of
+all parts, to index them together. Must hold: a row is in at most one part of a `split`, and its place in the order of
+its source is the same in each part. Cost: none.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torchmix.recipe.structs import Balance, Batch, Change, Evaluation, Group, P
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What is planned: one part of a recipe, whatever else the recipe has."""
+    """One part of a recipe, as it is planned."""
 
     name: str
     """`train`, `validation` or `test`."""
     seed: int
     """Seeds every permutation and hash."""
     batch: Batch
-    """The size of a step; with a ramp in `train` alone."""
+    """The size of a step; only `train` may have a ramp."""
     sources: dict[str, Source]
-    """Sources by name, each with the documents that this part has of it, and the epochs that it may give."""
+    """Sources by name, each with the documents that this part uses, and the epochs that it may give."""
     mixture: dict[str, Share | Group]
-    """Share of each, and groups."""
+    """Share of each source or group."""
     schedule: tuple[Change, ...]
-    """How the mixture changes over training; none in another part."""
+    """How the mixture changes over training; empty in the other parts."""
     packing: Packing
     """Documents to samples."""
     balance: Balance
@@ -42,9 +42,9 @@ class Part:
     shuffle: Shuffle
     """Order inside a source."""
     vocab_size: int | None
-    """Ids of the model, where they are known."""
+    """Size of the model's vocabulary, where it is known."""
     one_pass: bool
-    """When all sources have run out, what is left still makes steps, the last with padding."""
+    """Whether documents left when all sources have run out still make steps, the last one with padding."""
 
 
 def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
@@ -54,10 +54,10 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
         recipe: A checked recipe.
         name: `train`, `validation` or `test`. The last two have the size of the global batch after the ramp, and no
             `max_epochs`.
-        one_pass: Each document once: every source ends after one epoch, and its share goes to the others.
+        one_pass: Use each document once: every source ends after one epoch, and its share goes to the others.
 
     Raises:
-        OptionError: Another word than these.
+        OptionError: `name` is none of these words.
         RecipeError: The recipe has no such part.
     """
     if name not in PARTS:
@@ -94,7 +94,7 @@ def has_part(recipe: Recipe, part: str) -> bool:
 
 
 def with_all_sources(recipe: Recipe) -> Recipe:
-    """A recipe whose sources are those of all parts, to index them; its mixture is no mixture of them."""
+    """A recipe with the sources of all parts, to index them; its mixture does not cover them."""
     sources: dict[str, Source] = dict(recipe.sources)
     for part in (recipe.validation, recipe.test):
         sources |= {} if part is None else part.sources

@@ -14,7 +14,7 @@ from torchmix.recipe.structs import Batch, RampStage
 
 
 def stages_of(batch: Batch) -> tuple[RampStage, ...]:
-    """The stages, in order; one where the size is constant, and none that changes nothing."""
+    """The stages, in order, without those that change nothing; one stage where the size is constant."""
     if isinstance(batch.samples, int):
         return (RampStage(from_step=0, samples=batch.samples),)
     stages: list[RampStage] = []
@@ -39,7 +39,7 @@ def samples_before(batch: Batch, step: int) -> int:
 
 
 def step_after_samples(batch: Batch, consumed: int) -> int:
-    """The step before which exactly `consumed` samples come.
+    """The step that follows exactly `consumed` samples.
 
     Raises:
         RecipeError: There is none: the count is negative or lies inside a step.

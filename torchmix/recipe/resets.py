@@ -1,8 +1,8 @@
 """What restarts where a document ends, and where a token inside a row ends one.
 
 In: the packing and the sources of a recipe. Out: whether attention, positions and the loss restart there, and after
-which ids. Must hold: each of the three can be had without the others, as Megatron's `--reset-attention-mask`, `--reset-
-position-ids` and `--eod-mask-loss`. Cost: none.
+which ids. Must hold: each of the three can be set without the others, like Megatron's `--reset-attention-mask`,
+`--reset-position-ids` and `--eod-mask-loss`. Cost: none.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def parse_fraction(text: str, where: str) -> Fraction:
 
 @lru_cache(maxsize=1 << 12)
 def _fraction(text: str) -> Fraction | None:
-    """The value of a percentage; a start asks for each of a recipe's shares several times."""
+    """The value of a percentage; cached, since a start reads each share of a recipe several times."""
     match = re.fullmatch(
         r"([+-]?(?:\d{1,100}\.?\d{0,100}|\.\d{1,100})(?:[eE][+-]?\d{1,3})?)\s*%", text.strip(), re.ASCII
     )
@@ -37,7 +37,7 @@ def _fraction(text: str) -> Fraction | None:
 
 
 def numerators(fractions: Iterable[Fraction]) -> tuple[list[int], int]:
-    """Fractions over their least common denominator, and that: to add up hundreds of them without a gcd each."""
+    """Numerators over the least common denominator, and that denominator. Adds up hundreds without a gcd for each."""
     fractions = tuple(fractions)
     denominator = math.lcm(*(fraction.denominator for fraction in fractions))
     return [fraction.numerator * (denominator // fraction.denominator) for fraction in fractions], denominator

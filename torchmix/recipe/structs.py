@@ -1,11 +1,11 @@
 """The recipe, as values.
 
 In: what the user writes, in YAML or as these Structs in Python. Out: the Structs that all rooms below take. A recipe
-is a value: frozen, compared by content, free of paths other than the ones the user wrote, which are relative to the
-recipe's folder.
+is a value: frozen, and compared by content. Its only paths are those that the user wrote, relative to the recipe's
+folder.
 
-Must hold: Structs built in Python do not check themselves; a `Recipe` that `load_recipe` or `check_recipe` returned has
-no fault that can be seen without opening data. Cost: none.
+Must hold: Structs built in Python do not check themselves; a `Recipe` returned by `load_recipe` or `check_recipe` has
+no fault that can be found without opening data. Cost: none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The size of a global batch; its capacity is samples x length tokens, at most 2**30."""
 
     samples: int | tuple[RampStage, ...]
-    """Samples of a global batch, over all ranks; at least 1. Or a ramp of them over steps; ask `ramp.py`."""
+    """Samples of a global batch, over all ranks; at least 1. Or the stages of a ramp over steps, see `ramp.py`."""
     length: int
     """Tokens of a sample, padding included; at least 2."""
 
@@ -48,62 +48,62 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What the files are, a key of `source_format.FORMATS`; None: by their names. `megatron`: pairs of .bin and .idx,
     which have no columns. Of `jsonl`, lines of JSON, a column is a key of each line."""
     text: str | None = None
-    """Name of a string column, tokenised by `tokenizer`. Exactly one of `text` and `tokens`, but with `megatron`."""
+    """Name of a string column, tokenised by `tokenizer`. Exactly one of `text` and `tokens`; none with `megatron`."""
     tokens: str | None = None
     """Name of a list-of-integers column, used as it is."""
     tokenizer: str | None = None
     """How text becomes ids. `bytes`: UTF-8 bytes are 0 to 255, 256 ends each document. Or the path of a tokenizer.json,
-    or `tiktoken:` and the name of an encoding. Needed by `text` only."""
+    or `tiktoken:` and the name of an encoding. Required with `text`, and only there."""
     begin_id: int | str | None = None
-    """Stands before the ids of each text: an id, or the name of a token; None: nothing. Not with `bytes`."""
+    """Token before the ids of each text: an id, or the name of a token; None: no token. Not with `bytes`."""
     end_id: int | str | None = None
-    """Stands after the ids of each text, likewise."""
+    """Token after the ids of each text, written in the same way."""
     reset_id: int | None = None
-    """An id that ends a document inside a row, as an EOD between texts that were joined: what `boundaries`, `positions`
-    and `reset_loss` say of the ends of documents holds after each such token. It alters no sample. None: no id does."""
+    """An id that ends a document inside a row, for example an EOD between joined texts. `boundaries`, `positions` and
+    `reset_loss` apply after each such token. It alters no sample. None: no id ends a document."""
     documents: tuple[str, str] | None = None
-    """Where the used rows begin and end, as `["0%", "96.9%"]` of all rows in their order; None: all are used."""
+    """Where the used rows begin and end, for example `["0%", "96.9%"]` of all rows in order; None: all are used."""
     max_epochs: int | None = None
-    """Passes of training over the source after which it is exhausted, at least 1; None for no bound."""
+    """Passes of training over the source, at least 1, after which it is exhausted; None: no bound."""
     on_exhausted: Literal["error", "renormalise"] = "error"
     """After `max_epochs`: stop with SourceExhausted, or give its share to the other sources."""
     bad_rows: Literal["error", "mask"] = "error"
-    """What becomes of a row that cannot be read. `error`: the index run, or the training run, stops. `mask`: a row that
-    the index finds has no tokens; one whose page is damaged later comes as padding without loss."""
+    """What happens to a row that cannot be read. `error`: the index run or the training run stops. `mask`: a bad row
+    that the index finds has no tokens; a row whose page is damaged later becomes padding without loss."""
     max_bad: str | None = None
-    """With `mask`, the part of the source that may be bad before that is an error, as `1%`: of its rows when it is
-    indexed, of its tokens in each epoch of a run. None: 0.1%."""
+    """With `mask`, the part of the source that may be bad, for example `1%`; more is an error. Counts rows when the
+    source is indexed, and tokens in each epoch of a run. None: 0.1%."""
 
 
 Share = str | int | float
-"""A percentage (`70%`) or a fraction (`1/3`) as text, or a number: among numbers alone, a ratio."""
+"""A percentage (`70%`) or a fraction (`1/3`) as text, or a number. Numbers are ratios, and never mix with text."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Several children of a mixture, which have a share together."""
+    """Several children of a mixture, with one share for all of them together."""
 
     share: Share | None = None
-    """Of the group above. Missing where that shares by sizes."""
+    """Share of the group above. Left out where that group shares by sizes."""
     children: dict[str, Share | Group] | tuple[str, ...]
-    """Name to share in this group, or to a group in turn. A list of names where they share by sizes."""
+    """Name to share in this group, or to a nested group. A list of names where the children share by sizes."""
     proportional: str | int | float | None = None
-    """Children share in proportion to their tokens to this power, in [0, 1]; in place of shares of theirs."""
+    """Children share in proportion to their tokens to this power, in [0, 1]; they then have no shares of their own."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
-    """Other shares from a place of the run on."""
+    """New shares from a place of the run on."""
 
     start: str
-    """Where it begins (`from` in YAML): `12T tokens` or `5000 steps`."""
+    """Where the change begins (`from` in YAML): `12T tokens` or `5000 steps`."""
     to: str | None = None
     """Where the new shares are reached, on a straight line from `from`; None: they hold at once."""
     set: dict[str, Share] | None = None
-    """Path of a child, with dots (`text.german`), to its share of its group; its siblings keep their ratios in the
-    rest."""
+    """Path of a child, with dots (`text.german`), to its share of its group; its siblings keep their ratios in what is
+    left."""
     mixture: dict[str, Share | Group] | None = None
-    """A whole mixture in place of the one before."""
+    """A whole mixture that replaces the one before."""
     file: str | None = None
-    """A YAML file, relative to the recipe, whose `mixture` it is."""
+    """A YAML file, relative to the recipe; its `mixture` replaces the one before."""
 
 
 class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,22 +112,22 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     method: Literal["concat", "best_fit"] = "best_fit"
     """`concat` cuts the stream every `length` tokens; `best_fit` keeps documents whole where they fit."""
     overflow: Literal["split", "truncate", "drop", "error"] = "split"
-    """What becomes of a document longer than a sample; applied before the draw."""
+    """What happens to a document longer than a sample; applied before the draw."""
     boundaries: Literal["document", "none"] = "document"
-    """What attention sees of document ends: with `document` it stops there, with `none` it goes over them."""
+    """Where attention stops: with `document` at the ends of documents, with `none` at the ends of samples only."""
     positions: Literal["document", "sample"] | None = None
     """Where positions count from 0: at each document, or at each sample. None: at documents if `boundaries` is
     `document`, else at samples."""
     reset_loss: Literal["mask", "keep"] = "mask"
-    """Whether a source's `reset_id` inside a document is trained to predict what follows it; `mask`: it is not. The
-    last token of a document never is."""
+    """Whether a `reset_id` inside a document is trained to predict the token after it; `mask`: it is not. The last
+    token of a document never is."""
     align_tokens: int = 8
-    """Pieces are padded to a multiple of this many tokens; 2 x cp or a multiple of it lets CP slice each document.
-    Divides `length`. `concat` pads nothing and ignores it."""
+    """Pieces are padded to a multiple of this many tokens. 2 x cp, or a multiple of it, lets CP slice each document.
+    It must divide `length`. `concat` pads nothing and ignores it."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Dimensions of the transformer, from which the cost of a sample follows."""
+    """Dimensions of the transformer; the cost of a sample follows from them."""
 
     layers: int
     """Transformer layers, at least 1."""
@@ -140,7 +140,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kv_heads: int | None = None
     """Key and value heads, a divisor of `heads`; None for as many as `heads`."""
     vocab: int | None = None
-    """Ids of the vocabulary; None: the recipe's `vocab_size`, if it has one. 0 leaves the output layer out of the
+    """Size of the vocabulary; None: the recipe's `vocab_size`, if it has one. 0 leaves the output layer out of the
     cost."""
 
 
@@ -148,7 +148,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Which rank and microbatch a sample goes to; never which samples there are."""
 
     method: Literal["rows", "none"] = "none"
-    """`rows` gives all ranks like work in every microbatch and needs `model`; `none` keeps hash order."""
+    """`rows` gives all ranks similar work in every microbatch and needs `model`; `none` keeps hash order."""
     model: Model | None = None
     """Dimensions for the cost of a sample."""
 
@@ -157,7 +157,8 @@ class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How far a row may travel."""
 
     method: Literal["page", "row", "none"] = "page"
-    """`page`: rows of windows of pages from all over are permuted. `row`: all rows of a source. `none`: nothing."""
+    """`page`: permutes the rows of windows, whose pages come from all over the source. `row`: permutes all rows of a
+    source. `none`: keeps the order of the files."""
     window_pages: int = 256
     """Most pages of a window, at least 1."""
     window_bytes: str | int = "64MiB"
@@ -165,14 +166,15 @@ class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How bytes are read; no part of the order."""
+    """How bytes are read; it does not affect the order."""
 
     cache: str | int = "1GiB"
-    """Decoded pages kept, of all sources together, in each process that reads: text such as 1GiB, or bytes."""
+    """Bytes of decoded pages kept in each process that reads, for all sources together: text such as 1GiB, or a
+    number."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sources and shares of validation or test, where they are not cut from the training sources by `split`."""
+    """Sources and shares of validation or test, where `split` does not cut them from the training sources."""
 
     sources: dict[str, Source]
     """Sources by name; no name is in another part."""
@@ -190,9 +192,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batch: Batch
     """The size of a step."""
     sources: dict[str, Source]
-    """Sources by name. A name is identity: renaming a source makes it another one. Their order means nothing."""
+    """Sources by name. The name is the identity: a renamed source is another source. Their order means nothing."""
     mixture: dict[str, Share | Group]
-    """Share of trained tokens of each source, as text that sums to 100 % (`70%`, `1/3`), or as ratios; and groups."""
+    """Share of trained tokens of each source or group, as text that sums to 100 % (`70%`, `1/3`), or as ratios."""
     schedule: tuple[Change, ...] = ()
     """How the mixture changes over training, in the order of places."""
     split: tuple[int | float, ...] | None = None
@@ -212,6 +214,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     read: Read = Read()
     """Memory for reading."""
     vocab_size: int | None = None
-    """Ids of the model, without padding: every token is below it. None: data are not compared with it."""
+    """Size of the model's vocabulary, without padding: every token is below it. None: tokens are not checked."""
     per_token_loss: Literal["warn", "require"] = "warn"
-    """What an adapter does where microbatches differ in tokens and its trainer would weight them alike."""
+    """What an adapter does where microbatches differ in tokens and its trainer would weight them equally."""

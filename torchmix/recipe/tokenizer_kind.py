@@ -1,8 +1,9 @@
 """What kind of tokenizer a source's `tokenizer` names.
 
-In: the recipe's words. Out: the kind, which is all that the recipe's fingerprint has of a tokenizer: where a vocabulary
-lies must not decide the order, and what is in it is in the catalog's fingerprint. Must hold: decided by the words
-alone, before anything is opened. Cost: none.
+In: the recipe's words. Out: the kind. Must hold: the words alone decide, before anything is opened. Cost: none.
+
+The recipe's fingerprint holds only the kind of a tokenizer: the path of a vocabulary must not decide the order, and its
+content is in the catalog's fingerprint.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Literal
 TokenizerKind = Literal["bytes", "file", "tiktoken"]
 
 TIKTOKEN = "tiktoken:"
-"""Begins the name of an encoding of tiktoken."""
+"""Prefix of the name of a tiktoken encoding."""
 FILE_SUFFIX = ".json"
 
 
 def tokenizer_kind(tokenizer: str) -> TokenizerKind | None:
-    """`bytes`; `file` for the path of a tokenizer.json; `tiktoken` for the name of an encoding; None for no such."""
+    """`bytes`; `file` for the path of a tokenizer.json; `tiktoken` for the name of an encoding; else None."""
     if tokenizer == "bytes":
         return "bytes"
     if tokenizer.startswith(TIKTOKEN) and tokenizer != TIKTOKEN:

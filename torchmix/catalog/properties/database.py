@@ -1,8 +1,8 @@
 """A database in memory that reaches nothing outside of it.
 
 In: nothing. Out: a DuckDB connection. Must hold: what a recipe or a command line says in SQL opens no file, no network
-and no extension, and cannot change that. Cost: DuckDB is loaded with the first one, about 0.1 s; who selects nothing
-does not load it.
+and no extension, and cannot change that. Cost: the first connection loads DuckDB, in about 0.1 s; a recipe without
+selections does not load it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MOST_THREADS = 4
-"""Of one database: an index has others beside it."""
+"""Most threads of one database: an index run has several side by side."""
 
 
 def open_database() -> duckdb.DuckDBPyConnection:

@@ -5,7 +5,7 @@ hold: the mask is a function of the text and of each row alone: no subquery, no 
 differs from run to run or reaches outside. A row for which it is null is not kept. Cost: DuckDB's, over the columns
 that the expression names.
 
-DuckDB parses the expression, and its syntax tree is judged; no text is searched for words.
+DuckDB parses the expression, and the checks read its syntax tree; they search no text for words.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REFUSED_COLUMNS = {
     "user",
     "session_user",
 }
-"""What stands like a column, and is a function of the moment or of the session."""
+"""Names written like a column that are functions of the moment or of the session."""
 _OUTSIDE = {
     "getenv",
     "read_text",
@@ -68,7 +68,7 @@ def columns_of_expression(text: str, where: str = "") -> tuple[str, ...]:
 
 
 def kept_rows(text: str, table: pa.Table, where: str = "") -> NDArray[np.bool_]:
-    """Which rows of a table of properties an expression keeps.
+    """The rows of a table of properties that an expression keeps, as a mask.
 
     Args:
         text: The expression.
@@ -131,7 +131,7 @@ def _columns_of(text: str, where: str) -> tuple[str, ...]:
 
 
 def _tree_of(text: str, where: str) -> Any:
-    """The syntax tree of an expression, which must be one alone and in brackets alike."""
+    """The syntax tree of an expression; it must be one expression both with and without brackets."""
     with open_database() as database:
         for form in (f"SELECT {text}\nFROM t", f"SELECT ({text}\n) FROM t"):
             (found,) = database.execute("SELECT json_serialize_sql(?)", [form]).fetchone() or ("{}",)
@@ -169,7 +169,7 @@ def _lambda_names(node: dict[str, Any]) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def _refused_functions() -> frozenset[str]:
-    """Functions that do not give the same for the same row in every run."""
+    """Functions whose result for a row may differ from run to run."""
     with open_database() as database:
         found = database.execute(
             "SELECT DISTINCT function_name FROM duckdb_functions() "

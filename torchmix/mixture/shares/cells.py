@@ -1,14 +1,14 @@
 """Shares of several properties -> shares of the cells where they meet.
 
 In: the tokens of each cell that exists, and for each property the share of each of its values. Out: a share of each
-cell, so that the cells of a value sum to the share of that value, in every property at once, and within that the cells
-keep the proportions of their sizes as far as they can. Must hold: integers alone decide, in one order, so every machine
-has the same shares. Cost: a pass over the cells for each property and round, some hundred rounds, when a catalog is
-opened; no step pays for it.
+cell, so that the cells of a value sum to the share of that value, for every property at once; within these sums the
+cells keep the proportions of their sizes as far as possible. Must hold: integers alone decide, in one order, so every
+machine has the same shares. Cost: a pass over the cells for each property and round, some hundred rounds, when a
+catalog is opened; no step pays for it.
 
 The method is iterative proportional fitting (Deming and Stephan, 1940): each property in turn scales its cells to its
-shares, until all hold. Where no shares of the existing cells satisfy all properties, it does not come to rest; the
-error then names the nearest shares that it reached.
+shares, until all hold. Where no shares of the existing cells satisfy all properties, it does not converge; the error
+then names the nearest shares that it reached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Fit:
     """Shares that satisfy every property."""
 
     shares: Mapping[tuple[str, ...], Fraction]
-    """Of each cell, by the value of every property; they sum to 1."""
+    """Share of each cell, keyed by its value of every property; they sum to 1."""
     num_rounds: int
 
 
@@ -41,8 +41,8 @@ def fit_cells(
     """Fit the shares of cells.
 
     Args:
-        sizes: Tokens of each cell, by the value of every property, in the order of `properties`; cells of no tokens
-            count as none.
+        sizes: Tokens of each cell, by the value of every property, in the order of `properties`; a cell without
+            tokens does not exist.
         properties: Names of the properties, for errors.
         shares: For each property, the share of each of its values, above 0; they sum to 1. A cell with another value
             gets nothing.
@@ -95,7 +95,7 @@ def _infeasible(
     names: Sequence[Sequence[str]],
     members: Sequence[Sequence[tuple[int, Sequence[int]]]],
 ) -> str:
-    """The words for shares that do not go together, with those of the last round, which do."""
+    """The error for shares that contradict each other; it names the feasible shares of the last round."""
     whole = sum(parts)
     nearest = []
     for at, values in enumerate(members):

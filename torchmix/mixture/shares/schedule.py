@@ -3,8 +3,8 @@
 In: the shares at the start, and changes at positions of the run, in tokens. Out: for a step, which covers tokens
 [start, stop) of the run, the mean of the shares over these tokens. Must hold: the mean is exact before it is rounded,
 and rounded once, to integers that sum to 2^32, so a border or a ramp inside a step counts for just the tokens it
-covers; it depends on the recipe and the step alone. Cost: a step on which nothing changes is a look-up; a step of a
-ramp takes some big integers a stream, about 0.1 ms for 306.
+covers; it depends on the recipe and the step alone. Cost: one table access for a step without a change; some big
+integers a stream for a step of a ramp, about 0.1 ms for 306 streams.
 
 A position of the run is samples x length of the steps before, as Megatron counts consumed samples: a ramp of the batch
 moves it, packing does not.
@@ -25,14 +25,14 @@ from torchmix.mixture.shares.integers import SHARE_ONE
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ShareChange:
-    """Other shares, from a position on, or reached on a straight line."""
+    """New shares, which hold at once or are reached on a straight line."""
 
     start_token: int
-    """Where it begins, 0 or more."""
+    """Token of the run where the change begins, 0 or more."""
     stop_token: int
-    """Where the new shares are reached; `start_token` where they hold at once."""
+    """Token where the new shares are reached; equal to `start_token` where they hold at once."""
     shares: Ints
-    """int64 [S], sum 2^32: from `stop_token` on."""
+    """int64 [S], sum 2^32: the shares from `stop_token` on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,10 +41,10 @@ class _Stretch:
 
     start: int
     stop: int | None
-    """None: for ever."""
+    """None: it never ends."""
     before: Ints
     after: Ints
-    """The shares at its end; `before` itself where they are constant."""
+    """The shares at its end; the same object as `before` where they are constant."""
 
 
 class Schedule:
@@ -115,7 +115,7 @@ def _mean(parts: Sequence[tuple[_Stretch, int, int]], num_tokens: int) -> Ints:
 def _rounded(parts: list[int], whole: int) -> Ints:
     """Integers that sum to 2^32, as near to `parts` / `whole` as largest remainders bring them; ties go to the first.
 
-    What has a part gets at least 1, which the largest pays.
+    Every positive part gets at least 1, and the largest part pays for that.
     """
     shares = [max(part // whole, 1) if part else 0 for part in parts]
     missing = SHARE_ONE - sum(shares)

@@ -1,12 +1,12 @@
 """Several spaces end to end, shuffled as if they were one: a flat.
 
 In: the children's spaces. Out: a `Space` over all their rows. Must hold: every row of every child is a row of the flat,
-once; a child has no weight but its size. Cost: a binary search for each row over the children, and what the children
-cost.
+once; the size of a child is its only weight. Cost: a binary search over the children for each row, and the children's
+own cost.
 
 A child with fewer pages than the flat has windows is cut into units of at most 16 rows. Windows take one unit of each
-stratum of neighbouring units (strata.py), so a small child comes evenly over the epoch, where whole pages would land in
-a few windows as clumps; its pages are few, and stay decoded.
+stratum of neighbouring units (strata.py), so a small child spreads evenly over the epoch; whole pages would land in a
+few windows as clumps. The pages of a small child are few, and stay decoded.
 
 Source: FlatMixture of Marin (marin-community/marin#4132): virtual concatenation, one permutation, a binary search on
 cumulative lengths. Children keep their own files and catalogs.
@@ -27,10 +27,10 @@ SMALL_UNIT_ROWS = 16
 
 
 class FlatSpace:
-    """Spaces end to end, in the order of their names; flats among them are spaces like others."""
+    """Spaces end to end, in the order of their names; a flat may have flats as children."""
 
     def __init__(self, children: Sequence[Space], *, num_windows: int) -> None:
-        """Lay spaces end to end.
+        """Join spaces end to end.
 
         Args:
             children: Sorted by name.
@@ -105,7 +105,7 @@ class FlatSpace:
 
 
 class _Cut:
-    """A small space, of which a unit is at most 16 rows; they may lie in two pages."""
+    """A small space cut into units of at most 16 rows; a unit may lie in two pages."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -138,7 +138,7 @@ class _Cut:
         return self._space.places(rows)
 
     def pages(self, units: Ints) -> list[tuple[int, Ints]]:
-        """Of all of the space: what is so small stays decoded."""
+        """All pages of the space, whatever the units: a space this small stays decoded."""
         return self._space.pages(np.arange(self._space.num_units, dtype=np.int64)) if len(units) else []
 
 

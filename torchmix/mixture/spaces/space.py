@@ -1,12 +1,12 @@
 """The rows that a stream draws from, as units that are permuted: one protocol, and the space of one source.
 
 In: the sizes of a source. Out: rows and units of a *space*, numbered from 0, their lengths, and in which source and
-page each lies. Must hold: units tile the rows; numbers of a space never leave the process, where a row is named by its
-source and its row there. Cost: a look-up for each row.
+page each lies. Must hold: units tile the rows; numbers of a space never leave the process: outside it, a row is named
+by its source and its row there. Cost: one table access for each row.
 
-A unit is a page; in a flat it may be a part of one (flat.py). A space of which only some rows are kept gives those
-alone, with the positions that they have among all rows of their units, so that a permutation of all rows can be made of
-the kept ones alone, and leaving one out moves no other (view.py).
+A unit is a page, or in a flat a part of a page (flat.py). A space that keeps only some rows gives the kept rows with
+their positions among all rows of their units. So a permutation of all rows can be evaluated at the kept rows alone, and
+removing one row moves no other (view.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A source of which only some rows are kept: a selection, or what a hold-out leaves.
+"""Some rows of a source: a selection, or what a hold-out leaves.
 
-In: a source's sizes, and the rows that are kept. Out: a `Space` with the units and rows of the whole source, of which
-the kept rows alone are drawn. Must hold: a row that is kept has the same position as in the whole source, so a row more
-or less moves no other; pages without kept rows cost nothing beyond their number. Cost: two binary searches for each
-unit of a window, and the kept rows themselves.
+In: a source's sizes, and the rows that are kept. Out: a `Space` with the units and rows of the whole source, where only
+the kept rows are drawn. Must hold: a kept row has the same position as in the whole source, so adding or removing a row
+moves no other; pages without kept rows cost nothing beyond their number. Cost: two binary searches for each unit of a
+window, and work for the kept rows alone.
 
 A window takes as many more pages as the source has more rows than are kept, so that it holds about as many rows as a
 window of the whole source: one percent of a source is shuffled as well as all of it.
@@ -27,7 +27,7 @@ class ViewSpace:
 
         Args:
             source: Its number by sorted name.
-            sizes: Of all its rows.
+            sizes: The sizes of all its rows.
             kept: [K] the rows that are kept, ascending, each once; may be mapped.
             window_units: See `window_units_of_view`; the catalog holds it.
         """
@@ -74,7 +74,7 @@ def window_units_of_view(*, num_pages: int, num_rows: int, num_kept: int, window
     """Pages of a view's window: it holds about as many kept rows as a window of the source holds rows.
 
     Args:
-        num_pages, num_rows: Of the source.
+        num_pages, num_rows: Pages and rows of the source.
         num_kept: Rows of the view.
         window_pages: Pages of the source's window.
 

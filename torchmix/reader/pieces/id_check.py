@@ -1,9 +1,9 @@
-"""Ids of files that the index does not decode, looked at as they are read.
+"""Ids of files that the index does not decode, checked as they are read.
 
 In: pieces that were copied out of a Megatron .bin, among others. Out: nothing, or an error that names source, file, row
-and id. Must hold: an id that the model does not have never comes to a trainer. Cost: one pass over all tokens of the
-call for its largest one, 0.03 to 0.3 ns a token; piece by piece only where that one is too large, which what lies
-between the pieces may also be.
+and id. Must hold: no id outside the vocabulary reaches a trainer. Cost: one pass over all tokens of the call for the
+largest id, 0.03 to 0.3 ns a token. The pieces are checked one by one only where that id is too large; it may also lie
+between the pieces.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torchmix.reader.pieces.locate import Located
 
 
 class IdCheck:
-    """Compares ids with what a model has; of sources that hold nothing but tokens."""
+    """Compares ids with the vocabulary, for sources whose files hold only tokens."""
 
     def __init__(self, catalogs: Sequence[SourceCatalog], limit: IdLimit) -> None:
-        """`catalogs`: of all sources, in the order of their numbers."""
+        """`catalogs`: all sources, in the order of their numbers."""
         self._catalogs = catalogs
         self._limit = limit
         self._is_unseen = [not READ_AS[catalog.format].scan_reads_tokens for catalog in catalogs]
@@ -37,16 +37,16 @@ class IdCheck:
         values: NDArray[np.integer[Any]],
         successors: NDArray[np.int64],
     ) -> None:
-        """Look at all that one call has read.
+        """Check all tokens that one call has read.
 
         Args:
             at: [n] pieces.
             places: [n] where each begins in `values`.
             values: What was read, with anything between the pieces.
-            successors: [n] the token behind each piece, or 0.
+            successors: [n] the token that follows each piece, or 0.
 
         Raises:
-            SourceUnreadable: Of the first piece with an id that the model does not have.
+            SourceUnreadable: A piece has an id outside the vocabulary; names the first one.
         """
         unseen = [one for one in at.ranges if self._is_unseen[one[0]]]
         if not unseen or (self._are_below(values) and self._are_below(successors)):

@@ -1,7 +1,7 @@
-"""Pieces -> what is copied from mapped files, and from each page once it is decoded.
+"""Pieces -> the runs to copy from mapped files, and from each page once it is decoded.
 
-In: pieces by page. Out: tokens, and where in them consecutive pieces begin. Must hold: pieces keep their order; what is
-left of open documents is kept when their page is at hand. Cost: Python's lists of all pieces are made once, and cut.
+In: pieces by page. Out: tokens, and where in them consecutive pieces begin. Must hold: pieces keep their order; rests
+of open documents are kept when their page is at hand. Cost: Python's lists of all pieces are made once, and cut.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def mapped_runs(at: Located, mapped_of_source: Sequence[MappedFiles], token_byte
     Args:
         at: The pieces.
         mapped_of_source: The files of each source.
-        token_bytes: [S] of sources whose files are mapped, 0 for all others; becomes 0 where files cannot be mapped.
+        token_bytes: [S] bytes of a token in sources whose files are mapped, 0 for all others; set to 0 where files
+            cannot be mapped.
     """
     found: list[tuple[NDArray[np.integer[Any]], int, int]] = []
     for s, start, stop in at.ranges if token_bytes.any() else ():
@@ -38,7 +39,7 @@ def mapped_runs(at: Located, mapped_of_source: Sequence[MappedFiles], token_byte
             borders = [*(start + first for first, _ in files), stop]
             found += [(values, *span) for (_, values), span in zip(files, pairwise(borders), strict=True)]
         else:
-            token_bytes[s] = mapped.token_bytes  # 0 from now on, if it could not be mapped
+            token_bytes[s] = mapped.token_bytes  # 0 from now on, if the files could not be mapped
     begins = at.begin_in_file.tolist() if found else []
     return [(values, start, begins[start:stop]) for values, start, stop in found]
 
@@ -47,7 +48,7 @@ class PageRuns:
     """Pieces of pages that must be decoded."""
 
     def __init__(self, at: Located, chosen: NDArray[np.bool_], documents: OpenDocuments) -> None:
-        """`chosen`: [Q] which of the pages; `documents` have begun this call."""
+        """`chosen`: [Q] the pages to decode, as a mask; `documents` have begun this call."""
         first = at.first_piece[chosen]
         self._first = first.tolist()
         self._stop = np.append(at.first_piece, len(at.order))[1:][chosen].tolist()
@@ -55,9 +56,9 @@ class PageRuns:
         self._starts: list[int] = at.start.tolist() if len(first) else []
         self._documents = documents
         self.source = at.source[first]
-        """Of each page."""
+        """Source of each page."""
         self.page = at.page[first]
-        """Of each page, its number in its source."""
+        """Number of each page in its source."""
 
     def run(self, k: int, page: DecodedPage) -> Run:
         """The pieces of the k-th page."""

@@ -1,9 +1,9 @@
-"""Where the pages of all sources begin, in one sorted table: the pages of many sources' rows by one binary search.
+"""Where the pages of all sources begin, in one sorted table: one binary search finds the pages of rows of many sources.
 
 In: the sources' page tables. Out: for rows of any sources, their pages. Must hold: what each source's own table says.
-Cost: 8 bytes a page, of at most MOST_PAGES pages, and as much again where places in files are asked for; sources beyond
-that, the largest, are asked one by one. With hundreds of sources a step asks each for a handful of rows, and to ask
-each by itself would cost more than all the copying.
+Cost: 8 bytes a page for at most MOST_PAGES pages, and as much again where places in files are needed. The largest
+sources, beyond that bound, are searched one by one. With hundreds of sources a step needs a handful of rows from each,
+and a search for each source would cost more than all the copying.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PageStarts:
     """Finds pages in all sources at once."""
 
     def __init__(self, tables: Sequence[PageTable]) -> None:
-        """`tables`: of all sources."""
+        """`tables`: the page tables of all sources."""
         self._tables = tables
         sizes = np.array([table.num_pages for table in tables], np.int64)
         by_size = np.argsort(sizes, kind="stable")
@@ -52,9 +52,9 @@ class PageStarts:
         """Page of each row in its source, and the page's first row.
 
         Args:
-            keys: [n] from `row_keys`, ascending; rows that there are.
-            source: [n] index of each source.
-            ranges: Each source that is asked for, with its part of the two, half-open.
+            keys: [n] from `row_keys`, ascending; the rows exist.
+            source: [n] index of the source of each row.
+            ranges: (source, start, stop): the half-open part of `keys` and `source` that each requested source has.
         """
         if self._keys is None:
             starts = [np.asarray(self._tables[s].first_row[:-1], np.int64) | s << ROW_BITS for s in self._joined]

@@ -1,10 +1,10 @@
 """Pieces of documents -> their places in one array.
 
 In: pieces, and arrays of tokens as they come, with where in them each piece begins. Out: every token at its place, and
-the token that follows each piece in its document. Must hold: nothing between the places is promised. Cost, beside the
-memory that is moved: half a microsecond a piece. Tokens are copied as they are; only where arrays differ in type, those
-that were copied are widened, all at once. To widen piece by piece is dearer, and numpy, which gives the interpreter's
-lock away for each copy that converts, would wait for it as often while other threads run.
+the token that follows each piece in its document. Must hold: values between the places are undefined. Cost: moving the
+memory, and half a microsecond a piece. Tokens are copied as they are. Only where arrays differ in type, the tokens
+copied so far are widened, all at once. Widening piece by piece costs more: numpy releases the interpreter's lock for
+each converting copy, and has to wait for the lock each time while other threads run.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 
 Run = tuple[NDArray[np.integer[Any]], int, Sequence[int]]
-"""Tokens, the first of consecutive pieces, and where in the tokens each of these begins."""
+"""Tokens, the number of the first of consecutive pieces, and where in the tokens each of these pieces begins."""
 
 
 class Scratch:
-    """Memory that is used again by each call."""
+    """Memory that every call reuses."""
 
     def __init__(self) -> None:
         self._arrays: dict[np.dtype[Any], NDArray[Any]] = {}
 
     def array(self, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
-        """[length] of a dtype: zeros, or what it held before."""
+        """[length] of a dtype: zeros, or values of an earlier call."""
         held = self._arrays.get(dtype)
         if held is None or len(held) < length:
             held = self._arrays[dtype] = np.zeros(length, dtype)
@@ -39,17 +39,17 @@ class Scratch:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tokens:
-    """What one call read."""
+    """The result of one call."""
 
     values: NDArray[np.integer[Any]]
-    """[num_places] each piece's tokens at its place, anything elsewhere: of the narrowest type that holds those of all
+    """[num_places] the tokens of each piece at its place; undefined elsewhere. The dtype is the narrowest one for all
     pages that were read, mostly int32 or uint16. Valid until the next read into the same memory."""
     successors: Int64Array
     """[n] the token that follows each piece in its document; 0 where the document ends with it."""
 
 
 class PieceCopy:
-    """Where the pieces of one call go to."""
+    """Copies the pieces of one call to their places."""
 
     __slots__ = ("_going_on", "_is_begun", "_places", "_scratch", "_sizes", "_stops", "num_bytes", "out", "successors")
 
@@ -74,19 +74,19 @@ class PieceCopy:
         self.successors = [0] * len(sizes)
         """[n] the token that follows each piece in its document; 0 where none does."""
         self.out: NDArray[np.integer[Any]] = scratch.array(np.dtype(np.int32), num_places)
-        """[num_places] of the narrowest type that holds what was copied."""
+        """[num_places] of the narrowest type that holds all copied tokens."""
         self.num_bytes = 0
-        """Bytes copied, as they lie."""
+        """Bytes copied, in the types of their pages."""
 
     def copy_all(self, runs: Sequence[Run]) -> None:
-        """Copy several runs of pieces, the narrow ones first, so that they are widened together, if at all."""
+        """Copy several runs of pieces, narrow types first, so that they are widened together, if at all."""
         if len({values.dtype.char for values, _, _ in runs}) > 1:
             runs = sorted(runs, key=lambda run: (run[0].itemsize, run[0].dtype.char))
         for values, first, begins in runs:
             self.copy(values, first, begins)
 
     def copy(self, values: NDArray[np.integer[Any]], first: int, begins: Sequence[int]) -> None:
-        """Copy consecutive pieces, from number `first` on, out of one array, where each begins at its place."""
+        """Copy consecutive pieces, from number `first` on, from one array; `begins` says where each begins in it."""
         dtype = values.dtype
         if not self._is_begun or (dtype != self.out.dtype and not np.can_cast(dtype, self.out.dtype)):
             self._make_room(dtype)
@@ -106,7 +106,7 @@ class PieceCopy:
         self.num_bytes += sum(sizes) * dtype.itemsize
 
     def _make_room(self, dtype: np.dtype[np.integer[Any]]) -> None:
-        """Let the result hold ids of a dtype, too, and keep what it has."""
+        """Widen the result to hold ids of a dtype; keep its tokens."""
         before = self.out
         if self._is_begun:
             dtype = np.promote_types(before.dtype, dtype)

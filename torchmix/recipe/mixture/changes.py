@@ -1,8 +1,8 @@
 """The recipe's `schedule` -> the trees that follow each other, and where each holds.
 
 In: changes, as the recipe has them, and the tree at the start. Out: the tree after each change, with the tokens of the
-run at which it begins and holds. Must hold: places are exact integers, rise, and do not overlap; a place in steps is
-the tokens of the steps before, as the ramp of the batch has them. Cost: microseconds a change.
+run at which it begins and holds. Must hold: places are exact integers, rise, and do not overlap; a place in steps
+counts the tokens of all steps before it, with the batch's ramp. Cost: microseconds a change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchmix.recipe.structs import Batch, Change
 _PLACE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMBT]?)\s*(tokens?|steps?)\s*", re.ASCII)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 MOST_TOKENS = 10**18
-"""Of a run: keeps all arithmetic of shares in sight."""
+"""Most tokens of a run; bounds the integers in the arithmetic of shares."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Stage:
     start_token: int
     """Where the shares begin to change."""
     stop_token: int
-    """Where they are those of the tree; `start_token` where they are at once."""
+    """Where the shares of the tree are reached; equal to `start_token` where they hold at once."""
     tree: Node
 
 
@@ -53,8 +53,8 @@ def stages_of_schedule(
         where: Path of keys, for errors.
 
     Raises:
-        RecipeError: A place that is none, or that is not after the one before; a change of nothing, or of something
-            that is not there.
+        RecipeError: A place is malformed, or not after the one before; a change changes nothing, or names a child that
+            does not exist.
     """
     stages: list[Stage] = []
     tree, at = start, 0

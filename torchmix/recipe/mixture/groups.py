@@ -1,8 +1,8 @@
 """The recipe's `mixture` -> the tree.
 
 In: names with shares, and groups of them. Out: `tree.Node`, whose leaves are sources. Must hold: shares are exact; the
-children of a group have shares that sum to 1, or numbers that are taken as ratios, never some of each; every source
-stands in the tree once. Cost: microseconds a name.
+children of a group have shares that sum to 1, or numbers as ratios, never a mix of both; every source is in the tree
+once. Cost: microseconds a name.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def tree_of(mixture: Mapping[str, Share | Group], sources: Collection[str], wher
         mixture: As the recipe has it.
         sources: Names of the sources.
         where: Path of keys of the mixture, for errors.
-        may_lack: A source may have no share: a schedule gives or took it.
+        may_lack: Whether a source may have no share, because a schedule gives it or took it.
 
     Raises:
-        RecipeError: A name that is no source or stands twice, a source without a share, or shares that are none or do
-            not fit.
+        RecipeError: A name is no source or is there twice, a source has no share, or shares are malformed or do not
+            fit together.
     """
     root = _group("", Fraction(1), mixture, where)
     for path, node in walk(root):
@@ -131,7 +131,7 @@ def _share_of(value: Share | Group, where: str) -> Share:
 
 
 def _weights(shares: Mapping[str, Share], where: str) -> dict[str, Fraction]:
-    """The shares of the children of one group, exactly; ratios of numbers are not scaled yet."""
+    """The exact shares of the children of one group; ratios of numbers are not scaled yet."""
     texts = [name for name, share in shares.items() if isinstance(share, str)]
     weights = {name: parse_share(share, f"{where}.{name}") for name, share in shares.items()}
     if texts and len(texts) < len(shares):

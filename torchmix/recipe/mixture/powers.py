@@ -12,16 +12,16 @@ from __future__ import annotations
 from fractions import Fraction
 
 _FRACTION_BITS = 64
-"""Bits behind the point of a power."""
+"""Bits of a power after the binary point."""
 MOST_DENOMINATOR = 1000
-"""Of an exponent, as a fraction: three decimals."""
+"""Largest denominator of an exponent: three decimals."""
 
 
 def power(num_tokens: int, exponent: Fraction) -> int:
     """`num_tokens` to the exponent, times 2^64, rounded down.
 
     Args:
-        num_tokens: 0 or more; of 0 the power is 0.
+        num_tokens: 0 or more; the power of 0 is 0.
         exponent: In [0, 1], with a denominator of at most 1000.
     """
     assert 0 <= exponent <= 1 and exponent.denominator <= MOST_DENOMINATOR, exponent

@@ -18,7 +18,7 @@ from torchmix.recipe.structs import Evaluation, Recipe
 from torchmix.recipe.yaml_lines import key_path
 
 Mixed = Recipe | Evaluation | Part
-"""What has sources and a mixture of them."""
+"""Anything with sources and a mixture of them."""
 
 
 def tree_of_part(part: Mixed, where: str = "") -> Node:
@@ -39,10 +39,10 @@ def parse_shares(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | No
     Args:
         part: A recipe, an evaluation of it, or a part.
         where: Path of keys of the part, for errors.
-        tokens: Of each source, for groups that share by sizes; None: as if all had one.
+        tokens: Tokens of each source, for groups that share by sizes; None: one token each.
 
     Returns:
-        Name -> share in [0, 1], in the order of names; the sum is 1. A share of 0 is one that a schedule raises.
+        Name -> share in [0, 1], in the order of names; the sum is 1. A schedule raises a share of 0 later.
 
     Raises:
         RecipeError: As `tree_of` and `stages_of_schedule`; or a source that never has a share.

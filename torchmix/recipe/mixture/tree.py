@@ -1,7 +1,7 @@
 """A tree of groups -> the share of each stream.
 
 In: a tree of nodes, each with its weight among its siblings. Out: the exact share of every stream, by name. Must hold:
-shares sum to 1; the children of a group share what the group has, so a change inside of one group moves no stream
+shares sum to 1; the children of a group divide the share of the group, so a change inside one group moves no stream
 outside of it. Cost: one pass over the tree, once per change of the shares; no step pays for it.
 
 A child that has run out gives its part to its siblings, and a group that has no child left gives its own part to its
@@ -20,7 +20,7 @@ from torchmix.recipe.build import nearest
 from torchmix.recipe.mixture.powers import power
 
 SEPARATOR = "."
-"""Between the names of a path; no name has it."""
+"""Separates the names of a path; no name contains it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +28,13 @@ class Node:
     """A stream, or a group of nodes."""
 
     name: str
-    """Among its siblings; of the root, empty."""
+    """Name among its siblings; empty for the root."""
     weight: Fraction
     """At least 0. Its share of the group is the weight over the sum of its siblings' weights and its own."""
     children: tuple[Node, ...] = ()
-    """Of a group, by sorted name; none of a stream."""
+    """Children of a group, by sorted name; empty for a stream."""
     exponent: Fraction | None = None
-    """Of a group whose children share by a power of their tokens, see `with_sizes`; their weights mean nothing."""
+    """Exponent of a group whose children share by a power of their tokens, see `with_sizes`; it replaces weights."""
 
 
 def group(name: str, weight: Fraction, children: Collection[Node], exponent: Fraction | None = None) -> Node:
@@ -48,7 +48,7 @@ def with_sizes(node: Node, tokens: Mapping[str, int]) -> Node:
 
     Args:
         node: The tree.
-        tokens: Of each stream.
+        tokens: Tokens of each stream.
     """
     children = tuple(with_sizes(child, tokens) for child in node.children)
     if node.exponent is not None:
@@ -63,7 +63,7 @@ def by_sizes(root: Node) -> bool:
 
 
 def streams_of(root: Node) -> list[str]:
-    """Names of the streams, sorted; one that stands twice in the tree is in the list twice."""
+    """Names of the streams, sorted; a name that is in the tree twice is in the list twice."""
     if not root.children:
         return [root.name]
     return sorted(node.name for _, node in walk(root) if not node.children)
@@ -82,8 +82,8 @@ def stream_shares(root: Node, gone: Collection[str] = ()) -> dict[str, Fraction]
 
     Args:
         root: The tree.
-        gone: Streams that have run out: they get 0, and what they had goes to their siblings, or, where a group has
-            no other child left, to the siblings of the group.
+        gone: Streams that have run out. They get 0; their siblings get their part, or the siblings of the group where
+            the group has no other child left.
 
     Returns:
         Name to share, in [0, 1], for every stream. The sum is 1, or 0 if nothing is left.
@@ -101,12 +101,11 @@ def with_shares(root: Node, changes: Mapping[str, Fraction]) -> Node:
         changes: Path to share of the group, in [0, 1].
 
     Returns:
-        A tree in which, in each group that has a named child, the named ones have their shares, and the others keep
-        their ratios to each other in what is left.
+        A tree in which named children have their shares, and their siblings keep their ratios in what is left.
 
     Raises:
-        RecipeError: A path that leads to no node, with the nearest one; shares of one group that sum to more than 1,
-            or to less where nothing else is in the group, or to 1 where others have a weight that they cannot keep.
+        RecipeError: A path leads to no node (the error names the nearest one). Shares of one group sum to more than 1,
+            to less where nothing else is in the group, or to 1 where others have a weight that they cannot keep.
     """
     paths = [path for path, _ in walk(root)]
     for path in changes:
