@@ -2,7 +2,7 @@
 
     TorchmixError
     |-- RecipeError (ValueError)        the user's text: unknown key, wrong type, shares that do not sum
-    |-- OptionError (ValueError)        an argument of a call: out of its range, of another type, not one of its words
+    |-- OptionError (ValueError)        an argument of a call: out of its range, of a wrong type, an unknown word
     |-- LengthUnknown (TypeError)       `len` of a loader whose end is not known
     |-- CatalogError                    what lies on disk
     |   |-- CatalogMissing              no catalog yet, or not for these sources
@@ -22,11 +22,11 @@
     |-- RankLost                        another rank was killed, stopped or failed
     |-- OpenFilesLimit                  this process may not have as many open files as its held steps need
     |-- WorkerLost                      the process that reads for this rank was killed
-    |-- WireError                       bytes of another rank that are no exchange of this job
+    |-- WireError                       bytes from another rank that are no exchange of this job
     `-- LoaderClosed (RuntimeError)     used after close()
 
-A message says what failed with its values, where, and what to do. Facts a program may want are
-attributes with defaults, and an error can be made anew from its `args`: that is how it comes out of another process.
+A message says what failed with its values, where, and what to do. Facts for programs are attributes with defaults. An
+error can be rebuilt from its `args`, which is how it crosses from one process to another.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class RecipeError(TorchmixError, ValueError):
 
 
 class OptionError(TorchmixError, ValueError):
-    """An argument of a call is out of its range, of another type, or not one of the words it can be."""
+    """An argument of a call is out of its range, has a wrong type, or is not one of the allowed words."""
 
 
 class LengthUnknown(TorchmixError, TypeError):
-    """`len` was asked of a loader whose end is not known; a TypeError, so that `list(loader)` does without."""
+    """`len` of a loader whose end is not known. It is a TypeError, so that `list(loader)` works without a length."""
 
 
 class CatalogError(TorchmixError):
@@ -143,7 +143,7 @@ class OpenFilesLimit(TorchmixError):
 
 
 class WireError(TorchmixError):
-    """What came from rank `rank` is not the exchange that this rank waits for."""
+    """The bytes from rank `rank` are not the exchange that this rank waits for."""
 
     def __init__(self, message: str = "", rank: int = -1) -> None:
         super().__init__(message, rank)

@@ -1,16 +1,16 @@
-"""Leader to peers: one exchange per global batch and replica, each rank its role's share.
+"""Leader to peers: one exchange per global batch and replica; each rank gets the share of its role.
 
-In, at a leader: a `Share` per role, a header of bytes and named tensors. Out, at each peer: the share of its role; the
-tensors are views into one buffer, pinned if asked for. Leaders also compare what they planned.
+In, at a leader: a `Share` per role, with a header of bytes and named tensors. Out, at each peer: the share of its role;
+the tensors are views into one buffer, which can be pinned. Leaders also compare their plans.
 
-Everything runs in the caller's thread, which is the loader's background thread: an exchange is never on the path
-between pipeline stages, where a collective per microbatch would deadlock. The bytes are described in `wire.py`; no
-pickle, no object collectives.
+Everything runs in the caller's thread, which is the loader's background thread. So an exchange is never on the path
+between pipeline stages, where a collective per microbatch would deadlock. `wire.py` describes the bytes; there is no
+pickle and no object collective.
 
-Invariants: leaders send, peers receive, each the same number of times; a role without peers is not sent; TP peers get
-identical bytes. A stream of exchanges ends with `send_end`, on all leaders before another begins, or with
-`send_failure` of one of them: an error has its place in the stream, and all ranks meet it after the same steps. A
-broken group is a `RankLost`, a foreign exchange a `WireError` that names the sender.
+Invariants: leaders send and peers receive the same number of times; a role without peers is not sent; TP peers get
+identical bytes. A stream of exchanges ends with `send_end` on all leaders before another stream begins, or with
+`send_failure` on one of them: an error has its place in the stream, and all ranks raise it after the same steps. A
+broken group is a `RankLost`, a foreign exchange is a `WireError` that names the sender.
 
 Cost: one copy per role at the leader, one broadcast of 96 bytes and one of the payload per role, all roles at once.
 """
@@ -61,18 +61,18 @@ _DTYPE_OF_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in
 _NAME_OF_DTYPE = {dtype: name for name, dtype in _DTYPE_OF_NAME.items()}
 
 _JOB_ERRORS = {TooManyBadRows.__name__}
-"""What all leaders raise alike; so do their peers."""
+"""Errors that all leaders, and so their peers, raise at the same step."""
 _decode_error = msgspec.msgpack.Decoder(ErrorForm).decode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Share:
-    """What the ranks of one role receive of one global batch."""
+    """The data of one global batch that the ranks of one role receive."""
 
     header: bytes
-    """The caller's own message; not looked into."""
+    """The caller's own message, opaque here."""
     tensors: dict[str, torch.Tensor]
-    """CPU tensors of any shape, in an order that is kept; dtypes as in `array_form.DTYPES`."""
+    """CPU tensors of any shape, with dtypes of `array_form.DTYPES`; their order is kept."""
 
 
 class FanOut:
@@ -99,7 +99,7 @@ class FanOut:
         """Leader: give every peer its share of the next global batch; returns when the tensors may be reused.
 
         Args:
-            shares: For each of `roles_to_send` its share, at most 16 GiB; others are ignored.
+            shares: A share of at most 16 GiB for each of `roles_to_send`; other roles are ignored.
 
         Raises:
             RankLost: A peer is gone.
@@ -112,10 +112,10 @@ class FanOut:
         self._finish()
 
     def send_end(self) -> None:
-        """Leader: tell every peer that this stream has ended, and wait until all leaders end theirs.
+        """Leader: announce the end of this stream to every peer, and wait until all leaders end their streams.
 
-        Leaders prepare steps ahead, so one that closes may be some steps behind another, which still
-        waits for it in `compare`. Here it answers, without a step, until nobody asks any more.
+        Leaders prepare steps ahead, so a leader that closes may be some steps behind another one, which still waits
+        for it in `compare`. This method answers such calls, without a step, until no leader makes one.
 
         Raises:
             RankLost: A rank is gone.
@@ -134,10 +134,10 @@ class FanOut:
                     self._open_groups.gather(np.zeros(num_sources, np.int64))
 
     def send_failure(self, error: BaseException) -> None:
-        """Leader: tell every peer and every other leader that this stream ends here, by an error of this rank.
+        """Leader: announce to all peers and all other leaders that an error of this rank ends this stream.
 
-        To them it is a `RankLost` in the place of the next step, so what was sent before is still used. The exchange
-        is at rest afterwards, as after `send_end`.
+        They raise a `RankLost` in the place of the next step, so earlier steps are still used. The exchange is at rest
+        afterwards, as after `send_end`.
 
         Raises:
             RankLost: A rank is gone.
@@ -148,7 +148,7 @@ class FanOut:
             self._open_groups.gather(words_of_status(FAILED))
 
     def tell_peers(self, error: BaseException) -> None:
-        """Leader: tell the peers that no step follows, because of an error that all leaders meet.
+        """Leader: announce to the peers that no step follows, because of an error that all leaders raise.
 
         Raises:
             RankLost: A peer is gone.
@@ -163,8 +163,8 @@ class FanOut:
 
         Raises:
             RankLost: The leader is gone, or it failed.
-            TooManyBadRows: As on all leaders.
-            WireError: What came is not the exchange this rank waits for.
+            TooManyBadRows: All leaders raised it.
+            WireError: The received bytes are not the exchange that this rank waits for.
         """
         assert not self._tree.is_leader, "leaders send"
         values = np.empty(ENVELOPE_FIELDS, dtype=np.int64)
@@ -187,9 +187,9 @@ class FanOut:
         return Share(header=header, tensors={block.name: _tensor_of(block, payload) for block in blocks})
 
     def drain(self) -> int:
-        """Peer: receive and drop what the leader still sends until it ends the stream; the number of exchanges dropped.
+        """Peer: receive and drop exchanges until the leader ends the stream; returns how many were dropped.
 
-        For closing: a leader that is in the middle of `send` cannot end before its peers have taken the rest.
+        Closing needs this: a leader in the middle of `send` cannot end before its peers have taken the rest.
         """
         num_dropped = 0
         while self.receive() is not None:
@@ -205,23 +205,23 @@ class FanOut:
         first_microbatch: int = 0,
         masked: Masked | None = None,
     ) -> Masked:
-        """Leader: check that all leaders planned this step alike, and sum what they could not read of it. A collective.
+        """Leader: check that all leaders have equal plans for this step, and sum its masked tokens. A collective.
 
-        A leader that is ending its stream takes part in `send_end` and is not compared. What this raises, all leaders
-        raise at this step, and their peers are told: the exchange is at rest.
+        A leader that is ending its stream takes part through `send_end` and is not compared. All leaders raise the same
+        error at this step, and their peers receive it: the exchange is at rest.
 
         Args:
             step: The step, the same on all leaders.
             order_digest: Order digest after the step, 8 bytes.
             plan_digest: Plan digest of the step, 8 bytes.
             first_microbatch: Where this rank begins in the step; not 0 where a state inside it was loaded.
-            masked: What reading took away of this replica's part.
+            masked: Tokens of this replica that are masked because of bad rows.
 
         Returns:
-            What reading took away of all replicas.
+            Masked tokens of all replicas.
 
         Raises:
-            PlanDiverged: They did not; the message names the step, the ranks and both values.
+            PlanDiverged: The plans differ; the message names the step, the ranks and both values.
             RankLost: A leader is gone, or failed.
         """
         assert self._tree.is_leader, "peers plan nothing"
@@ -247,7 +247,7 @@ class FanOut:
         return Masked(num_tokens=num_masked_tokens(rows), bad_tokens=bad_tokens)
 
     def close(self) -> None:
-        """Give the groups back. The other ranks see broken groups if they still use them."""
+        """Release the groups. Other ranks that still use them see broken groups."""
         if self._groups is not None:
             self._groups.close()
 
@@ -291,7 +291,7 @@ def open_fan_out(tree: ClientPlaceTree, *, pin: bool = False, timeout_s: float =
     Args:
         tree: The place tree as this rank sees it.
         pin: Receive into pinned memory; needs CUDA.
-        timeout_s: How long an exchange may wait for another rank, in seconds. Long: a lost rank is noticed by liveness.
+        timeout_s: Seconds that an exchange may wait for another rank. It is long, since liveness notices lost ranks.
 
     Raises:
         TopologyError: The job has several ranks and torch.distributed is not initialised, or disagrees with the tree.

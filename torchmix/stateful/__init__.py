@@ -2,13 +2,13 @@
 
 In reading order:
 
-    stream.py          StepStream: the steps as a torch dataset, made here or there
-    serve.py           a leader's exchange with its peers; what a peer receives
+    stream.py          StepStream: the steps as a torch dataset, made in this process or in a worker
+    serve.py           a leader's exchange with its peers; the steps that a peer receives
     ahead.py           an iterator, run in a thread
-    waiting.py         waits that notice lost ranks and say what they wait for
-    feed.py            all that happens to a step before the trainer asks, in a thread
+    waiting.py         waits that notice lost ranks and log what they wait for
+    feed.py            all processing of a step before the trainer asks for it, in a thread
     loader.py          StatefulDataLoader
-    metrics.py         what its stats() gives, flat, or as Prometheus reads it
+    metrics.py         the figures of stats(), flat or for Prometheus
     open.py            build_loader
 """
 

@@ -1,8 +1,8 @@
 """Run an iterator in a thread, a few items ahead of its consumer.
 
-In: an iterator and how many items may wait. Out: the same items, in order; an error of the iterator is raised where its
-item would have come. Must hold: `close()` ends the thread and closes the iterator inside it, so a generator's `finally`
-runs in the thread that ran its body; nothing is lost that `close()` did not discard. Cost: one lock per item.
+In: an iterator, and how many items may wait. Out: the same items, in order; an error of the iterator is raised in the
+place of its item. Must hold: `close()` ends the thread and closes the iterator inside it, so a generator's `finally`
+runs in the thread that ran its body; only `close()` discards items. Cost: one lock per item.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Ahead(Generic[Item]):
     def __init__(
         self, items: Iterator[Item], *, depth: int, name: str, on_close: Callable[[], object] = lambda: None
     ) -> None:
-        """Start at once.
+        """Start the thread.
 
         Args:
-            items: Used by the new thread alone from now on.
+            items: The iterator; only the new thread uses it from now on.
             depth: Finished items that may wait, 1 or more.
-            name: Of the thread, as debuggers show it.
-            on_close: Called first by `close`, to tell an iterator that takes long over an item.
+            name: Name of the thread in debuggers.
+            on_close: `close` calls this first, to interrupt an iterator that takes long to make an item.
         """
         self._items = items
         self._depth = depth
@@ -52,8 +52,8 @@ class Ahead(Generic[Item]):
         """The next item.
 
         Raises:
-            StopIteration: There is none.
-            TimeoutError: None has come within `timeout_s`.
+            StopIteration: There are no more items.
+            TimeoutError: No item has come within `timeout_s`.
         """
         with self._changed:
             arrived = self._changed.wait_for(lambda: self._waiting or self._ended or self._closed, timeout_s)
@@ -68,9 +68,9 @@ class Ahead(Generic[Item]):
             raise StopIteration
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Discard what waits and end the thread; whether it has ended within `timeout_s`.
+        """Discard the waiting items and end the thread; returns whether it has ended within `timeout_s`.
 
-        In a fork of the process nothing happens: the thread is not there, and what it works with is not the fork's.
+        A fork of the process does nothing: it has no such thread, and the iterator's resources are not the fork's.
         """
         if os.getpid() != self._process:
             return True

@@ -1,9 +1,9 @@
-"""The feed: in a thread of its own, all that happens to a step before the trainer asks for it.
+"""The feed: all processing of a step before the trainer asks for it, in a thread of its own.
 
-In: torch's loader over the stream, which on a leader makes steps here or in a worker, and on a peer gives what its
-leader sends. Out: steps of this rank's role, pinned where CUDA is present. Must hold: closing it, in the thread that
-ran it, ends the exchange and then the stream with its worker; it does not hold the loader, so that a loader that nobody
-holds any more can go. Cost: pinning copies a step once.
+In: torch's loader over the stream. On a leader the stream makes steps here or in a worker; on a peer it gives the steps
+that the leader sends. Out: steps of this rank's role, pinned where CUDA is present. Must hold: closing the feed, in the
+thread that ran it, ends the exchange and then the stream with its worker; the feed holds no reference to the loader, so
+an unused loader can be collected. Cost: pinning copies a step once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def feed_of_rank(
     Args:
         start: Makes torch's iterator over the stream; called once, in the thread that asks for the first step.
         stream: What that iterator reads: `StepStream` on a leader, `ReceivedSteps` on a peer.
-        fan_out: The exchange with the other ranks; None in a job of one.
+        fan_out: The exchange with the other ranks; None in a job of one rank.
         tree: The job's place tree, seen from this rank.
         part: The part of the recipe that is read.
         bad_tokens: Tokens of each source that could not be read before the first step.
@@ -69,12 +69,12 @@ def _pinned(step: StepTensors) -> StepTensors:
 
 
 def end_feed(feed: Ahead[StepTensors]) -> bool:
-    """Tell a feed to end; whether it has."""
+    """Ask a feed to end; returns whether it has ended."""
     atexit.unregister(feed.close)
     return feed.close(0.0)
 
 
 def abandon(feed: Ahead[StepTensors], *, is_waited_for: bool) -> None:
-    """End the feed of a loader that was collected, maybe a moment before the interpreter ends."""
+    """End the feed of a loader that was collected, possibly during the interpreter's exit."""
     if not end_feed(feed) and is_waited_for:
         atexit.register(feed.close, PATIENCE_S)

@@ -1,15 +1,14 @@
 """StatefulDataLoader: what the user holds. Iterate, save, load, ask, close.
 
 In: a stream of steps (on a leader: planned and read here; on a peer: received from its leader). Out: microbatches, in
-order, for ever or until `max_steps`. Must hold: `state_dict()` is that of the last microbatch handed out, whatever has
-been prepared ahead, and equal on all ranks; a second `iter()` continues; loading a state first stops what is running.
-Cost: one queue operation per step on the training thread.
+order, endlessly or until `max_steps`. Must hold: `state_dict()` is the state after the last microbatch handed out,
+whatever has been prepared ahead, and it is equal on all ranks; a second `iter()` continues; loading a state first stops
+the running stream. Cost: one queue operation per step on the training thread.
 
-It subclasses torchdata's loader and runs the stream through it, in a thread of this process; the stream may make its
-steps in another. Four
-habits of the stock class are not taken over, because they lose or repeat data: its state is of 0 or of 1 workers and
-not of both, a second `iter()` starts over, a live iterator survives `load_state_dict`, and its state runs ahead of a
-thread that prefetches.
+The class is a subclass of torchdata's loader and runs the stream through it, in a thread of this process; the stream
+may make its steps in another process. Four behaviours of torchdata's class are overridden, because they lose or repeat
+data: its state differs between 0 workers and 1, a second `iter()` starts over, a live iterator survives
+`load_state_dict`, and its state runs ahead of a thread that prefetches.
 
     stream --torchdata--> StepTensors --serve (exchange)--> this rank's StepTensors --Ahead--> microbatches
       \\_________________________________ feed.py __________________________________/
@@ -76,19 +75,19 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             layout: What the samples of each step are placed on.
             look_ahead: Finished steps that may wait, 1 or more.
             start_step: The step to begin at, if no state is loaded.
-            stop_step: The step before which the stream ends, if that is known.
-            fan_out: The exchange with the other ranks; None in a job of one.
-            liveness: Who tells of lost ranks; closed with the loader.
+            stop_step: The step before which the stream ends; None if it is not known.
+            fan_out: The exchange with the other ranks; None in a job of one rank.
+            liveness: Reports lost ranks; closed with the loader.
         """
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's call, nobody's fault
+            warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata makes the call
             super().__init__(
                 stream,
                 batch_size=None,
-                num_workers=0,  # the stream has its own: torch's would load torch, and copy each step
+                num_workers=0,  # the stream has its own worker: torch's would load torch, and copy each step
                 collate_fn=_as_it_is,
                 snapshot_every_n_steps=1,
-                generator=torch.Generator(),  # its own: the trainer's random numbers stay what they are
+                generator=torch.Generator(),  # a generator of its own leaves the trainer's random numbers alone
             )
         self._tree = tree
         self._leader = tree.leader_of(tree.topology.rank)
@@ -97,7 +96,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._look_ahead = look_ahead
         self._fan_out = fan_out
         self._liveness = liveness
-        # Before the step that is being consumed, or where one was begun when it was loaded.
+        # The state before the step that is being consumed, or the loaded state if it lies inside that step.
         self._start_step, self._stop_step = start_step, stop_step
         self._state = start_state(layout, recipe=part, step=start_step)
         self._step: _Step | None = None
@@ -109,7 +108,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._wait_s = self._total_wait_s = 0.0
 
     def __iter__(self) -> Iterator[Microbatch]:
-        """Continue with the next microbatch; preparing ahead begins with this call, not with the first `next`.
+        """Continue with the next microbatch; prefetching begins with this call, not with the first `next`.
 
         A later pipeline stage waits for the first stage's activations before it asks for data, and the
         first stage's data comes with an exchange in which all stages take part.
@@ -129,16 +128,16 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
     def load_state_dict(self, state_dict: dict[str, Any], *, from_step_start: bool = False) -> None:
         """Continue from a state; every rank of the job calls this with the same one.
 
-        What has been prepared ahead is discarded. Iterators that are held stay valid and continue from there.
+        Prefetched steps are discarded. Existing iterators stay valid and continue from the state.
 
         Args:
             state_dict: From `state_dict()` of any rank.
-            from_step_start: Go back to the start of the step that the state was saved in. Its consumed
-                microbatches come again; needed to resume inside a step at another layout.
+            from_step_start: Go back to the start of the step that the state was saved in. Its consumed microbatches
+                come again. A state inside a step needs this to resume at another layout.
 
         Raises:
-            StateError: Not a state, or of another version, recipe, catalog (a leader sees that) or (inside a
-                step) layout. The loader stays where it was.
+            StateError: The value is no state, or it belongs to another version, recipe, catalog (only leaders check
+                the catalog) or (inside a step) layout. The loader keeps its position.
         """
         self._check_open()
         state = decode_state(state_bytes(state_dict), recipe=self._part)
@@ -158,9 +157,9 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     @property
     def order_digest(self) -> str:
-        """16 hex digits over all steps consumed to their end: equal at every layout, also across resumes.
+        """16 hex digits over all completely consumed steps: equal at every layout, also across resumes.
 
-        Empty until the first step is consumed, where the loader was told by number which one that is.
+        Empty until a step is consumed, if the loader begins at a step number and not at a full state.
         """
         return (self._state.order_digest or (b"" if self._state.step else START_DIGEST)).hex()
 
@@ -168,7 +167,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         """Microbatches, on each rank, of all steps from `start_step` to `max_steps`, wherever a state began.
 
         Raises:
-            LengthUnknown: No `max_steps` was given, or every document comes once.
+            LengthUnknown: There is no `max_steps`, or the loader gives every document once.
         """
         if self._stop_step is None:
             text = "this loader ends when it is stopped, or its data ends; len() needs max_steps, and no one_pass"
@@ -177,28 +176,28 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         return max(0, stop - start) // self._layout.row_samples
 
     def __bool__(self) -> bool:
-        return True  # `if loader:` asks whether there is one, not for its length
+        return True  # `if loader:` tests for a loader, not for its length
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches, on each rank, of the step that is being consumed, or at a boundary of the coming one."""
+        """Microbatches, on each rank, of the step that is being consumed; at a boundary, of the next step."""
         return self._microbatches_of(self._state.step)
 
     def stats(self) -> dict[str, Any]:
         """Figures of the step that the last microbatch belongs to.
 
-        `data_wait_s` (this step) and `total_data_wait_s`: time the caller waited for data. From its
-        header, once there is one: `step`, `tokens_of_source`, `fill`, `balance_ratio` and
-        `hash_order_ratio` (cost over its lower bound; 1 is best), `plan_s`, `read_s`, `build_s`, and the
-        leader's reader since it started (`decode_amplification`, `bytes_read`, ...).
+        `data_wait_s` (this step) and `total_data_wait_s` are seconds that the caller waited for data. After the first
+        step the header adds `step`, `tokens_of_source`, `fill`, `balance_ratio` and `hash_order_ratio` (cost over its
+        lower bound; 1 is best), `plan_s`, `read_s`, `build_s`, and the totals of the leader's reader since it started
+        (`decode_amplification`, `bytes_read`, ...).
         """
         waits = {"data_wait_s": self._wait_s, "total_data_wait_s": self._total_wait_s}
         return {**(stats_of(self._header) if self._header is not None else {}), **waits}
 
     def close(self) -> None:
         """Stop threads, the worker process and the exchange. All ranks of a job close; closing twice is fine."""
-        # A generator that is left suspended in a `with` ends when the interpreter does: threads are gone by then, and
-        # names of modules may be None. A fork of the process, which may end in its own way, has no part in the job.
+        # A generator that stays suspended in a `with` ends with the interpreter: threads are gone by then, and names
+        # of modules may be None. A fork of the process is no part of the job, and may end in its own way.
         if self._closed or sys is None or sys.is_finalizing() or os.getpid() != self._process:
             return
         self._closed = True
@@ -228,7 +227,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if is_calm or self._liveness is None or os.getpid() != self._process:
             self.close()
             return
-        # The other ranks do not close now: waiting for them here would only hide the error.
+        # The other ranks do not close now, so waiting for them here would only hide the error.
         assert error is not None
         self._liveness.post_abort(error)
         self._closed = True
@@ -253,7 +252,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             self._total_wait_s += self._wait_s
             if arrived is None:
                 self._ended = True
-                atexit.register(self.close)  # who has had all may leave without a word
+                atexit.register(self.close)  # a script that has consumed all data may exit without close()
                 return None
             header = decode_header(arrived.header)
             after = check_arrival(header, self._state)
@@ -286,8 +285,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             bad_tokens=self._state.bad_tokens,
         )
         self._feed = Ahead(steps, depth=self._look_ahead, name="torchmix-feed", on_close=stop.set)
-        # For a loader that nobody closes. Whichever thread collects it must not wait, but at the interpreter's end one
-        # must: a thread that still runs there may abort the process. With other ranks, liveness tells them instead.
+        # This ends a loader that nobody closes. The thread that collects it must not wait, except at the interpreter's
+        # exit: a thread that still runs there may abort the process. In a larger job liveness informs the other ranks.
         is_alone = self._fan_out is None
         self._last_resort = weakref.finalize(self, abandon, self._feed, is_waited_for=is_alone)
         self._last_resort.atexit = False
@@ -295,13 +294,13 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             atexit.register(self._feed.close, PATIENCE_S)
 
     def _start_torch(self) -> Any:
-        """torchdata's iterator over the stream. It does not hold the loader, nor the loader it."""
+        """torchdata's iterator over the stream. The iterator and the loader hold no reference to each other."""
         iterator = super().__iter__()
         self._iterator = None
         return iterator
 
     def _stop_feed(self) -> None:
-        """End the feed, and hear and say what the exchange needs for it."""
+        """End the feed, and complete its exchange with the other ranks."""
         if self._feed is None:
             return
         feed, self._feed = self._feed, None
@@ -316,17 +315,17 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A step that is being consumed. Of the loader itself only this object changes with each microbatch."""
+    """A step that is being consumed. A microbatch changes only this object of the loader."""
 
     microbatches: list[Microbatch]
     header: StepHeader
     state_after: LoaderState
     num_used: int
-    """Microbatches handed out, those before a state that was loaded inside the step included."""
+    """Microbatches handed out, including those before a state that was loaded inside the step."""
 
 
 class _Microbatches:
-    """An iterator that stays valid: when the loader goes on after an end or an error, it does too."""
+    """An iterator that stays valid: it continues when the loader continues after an end or an error."""
 
     def __init__(self, loader: StatefulDataLoader) -> None:
         self._loader = loader

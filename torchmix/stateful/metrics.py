@@ -1,7 +1,7 @@
-"""The figures of `loader.stats()`, as programs that watch a run take them.
+"""The figures of `loader.stats()`, in the forms that monitoring programs read.
 
-In: the dict that `stats()` gives. Out: a flat dict of numbers, for TensorBoard, W&B and the like; or text that
-Prometheus reads. Must hold: every number of the dict is there, and nothing else is. Cost: microseconds.
+In: the dict that `stats()` returns. Out: a flat dict of numbers, for TensorBoard, W&B and similar programs; or text for
+Prometheus. Must hold: the output has every number of the dict, and nothing else. Cost: microseconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 COUNTED = ("total_", "bytes_", "pages_", "cache_hits", "cache_misses")
-"""Beginnings of names of figures that only grow, while the process that reads lives."""
+"""Prefixes of the figures that only grow during the life of the reading process."""
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -20,7 +20,7 @@ def flat_stats(stats: Mapping[str, Any], prefix: str = "torchmix/") -> dict[str,
 
     Args:
         stats: From `loader.stats()`.
-        prefix: Begins every name.
+        prefix: Start of every name.
     """
     flat: dict[str, float] = {}
     for name, value in stats.items():
@@ -34,18 +34,18 @@ def flat_stats(stats: Mapping[str, Any], prefix: str = "torchmix/") -> dict[str,
 def prometheus_text(stats: Mapping[str, Any], labels: Mapping[str, object] | None = None) -> str:
     """Numbers in Prometheus' text format, version 0.0.4.
 
-    Names begin with `torchmix_`; seconds end with `_seconds`, and what only grows with `_total`. A dict becomes one
-    metric with a label: `torchmix_tokens{source="web"}`.
+    Names begin with `torchmix_`. Names of seconds end with `_seconds`, and names of counters with `_total`. A dict
+    becomes one metric with a label: `torchmix_tokens{source="web"}`.
 
     Args:
         stats: From `loader.stats()`.
-        labels: Stand at every number, as {"rank": 0, "job": "pretrain"}.
+        labels: Labels of every number, such as {"rank": 0, "job": "pretrain"}.
 
     Returns:
-        Lines that end with a line's end, for a scrape, a push gateway, or the textfile collector of node_exporter.
+        Lines, each with a newline, for a scrape, a push gateway, or the textfile collector of node_exporter.
 
     Raises:
-        ValueError: The name of a label that Prometheus does not take.
+        ValueError: Prometheus does not accept the name of a label.
 
     Source: https://prometheus.io/docs/instrumenting/exposition_formats/
     """

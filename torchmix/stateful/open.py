@@ -1,9 +1,9 @@
 """build_loader: from a recipe and a topology to the loader of this rank.
 
-In: a recipe (a file, or the Structs with their directory) and where this rank stands. Out: a `StatefulDataLoader`. Must
-hold: what can be refused from numbers alone, or because ranks were given different ones, is refused before anything is
-read or any group is made; a rank that fails from then on, in whatever it is doing, is named by all others; a peer opens
-no data file. A missing catalog is built by the first leader that holds its lock; the others wait.
+In: a recipe (a file, or the Structs with their directory) and this rank's topology. Out: a `StatefulDataLoader`. Must
+hold: arguments that are wrong, or that differ between ranks, are refused before any data is read or any group is made;
+when a rank fails after that, all others name it; a peer opens no data file. The first leader that holds the catalog's
+lock builds a missing catalog, and the others wait.
 """
 
 from __future__ import annotations
@@ -71,36 +71,38 @@ def build_loader(
     worker_ignores: Collection[int] = (),
     fan_out: FanOut | None = None,
 ) -> StatefulDataLoader:
-    """The loader of this rank. Every rank of the job calls this alike; close it, or use it in a `with`.
+    """The loader of this rank. Every rank of the job calls this with equal values; close the loader, or use `with`.
 
     Args:
         recipe: A YAML file, a `Recipe` built in Python, or a mapping with the keys of a file.
-        topology: Where this rank stands; from torchrun's environment with tp = cp = pp = 1 if not given.
-            A `ClientPlaceTree` if leaders or roles are not the default ones.
-        micro_batch_size: Samples of a microbatch; with dp it divides the recipe's samples.
-        workers: 1 to plan and read in a process beside a leader, 0 in threads of it.
+        topology: Parallel sizes and this rank; None takes them from torchrun's environment with tp = cp = pp = 1.
+            Pass a `ClientPlaceTree` for leaders or roles that differ from the default.
+        micro_batch_size: Samples of a microbatch; micro_batch_size x dp must divide the recipe's samples.
+        workers: 1 to plan and read in a process beside each leader, 0 for threads of the leader.
         look_ahead: Finished steps that may wait on each rank, 1 or more.
         max_steps: Stop before this step; counted from the run's beginning, not from a resume.
-        part: What to read: `train`, `validation` or `test` of the recipe. A job may have a loader of each at once.
+        part: The part to read: `train`, `validation` or `test`. A job may have a loader of each at the same time.
         start_step: Begin at this step: the steps before it are planned, but not read, when the first one is asked for.
-        one_pass: Give every document once, and end. What does not fill the last batch comes with padding. From a
-            `start_step` that the pass does not have, it gives nothing.
-        directory: What paths in the recipe are relative to; if not given, the folder of its file, else the current one.
-        patience_s: How long a rank of another host, or the job's store, may be silent before it counts as lost, 3
-            or more; 11 if not given. Longer bears longer pauses of a network, and calls that keep the interpreter's
-            lock; a loss is then noticed as much later. Of loaders that are open together the first one's counts.
-        padded_vocab_size: Rows of the model's embedding, 1 or more: no id and no `vocab_size` of the recipe may exceed
-            them. None: not known.
-        worker_ignores: Signals that do not end the worker process, as SIGTERM where a job that gets it saves first.
-        fan_out: The exchange with the other ranks, where the caller has made it: for a whole job in one
-            process, `torchmix.parallel.local_world`.
+        one_pass: Give every document once, and end. Padding fills the last batch. A `start_step` beyond the end of
+            the pass gives nothing.
+        directory: Folder that relative paths in the recipe start from; None means the folder of the recipe's file,
+            or the current folder for a recipe without a file.
+        patience_s: Seconds that a rank of another host, or the job's store, may be silent before it counts as lost,
+            3 or more; None means 11. A larger value tolerates longer pauses of a network and longer calls that keep
+            the interpreter's lock, and delays the notice of a loss. Loaders that are open together use the value of
+            the first.
+        padded_vocab_size: Rows of the model's embedding, 1 or more: every id, and the recipe's `vocab_size`, must fit.
+            None: not known.
+        worker_ignores: Signals that do not end the worker process, such as SIGTERM in a job that saves on SIGTERM.
+        fan_out: An exchange with the other ranks that the caller has made, such as `torchmix.parallel.local_world`
+            for a whole job in one process.
 
     Raises:
         RecipeError: The recipe is wrong, data hold ids that its model does not have, or the recipe or an argument
-            differs from those of rank 0.
-        OptionError: An argument is of another type, or out of its range.
-        TopologyError: Sizes that do not divide, an `align_tokens` that does not suit cp, or another number
-            of ranks than torch.distributed has.
+            differs from that of rank 0.
+        OptionError: An argument has a wrong type, or is out of its range.
+        TopologyError: Sizes do not divide, `align_tokens` does not suit cp, or the number of ranks is not that of
+            torch.distributed.
         CatalogError: Files are missing, unreadable or changed.
         PlanError: A source has no row in this part.
         RankLost: Another rank failed, or did not come, before the loaders were built.
@@ -139,7 +141,9 @@ def build_loader(
             text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
             logger.warning(text, job_size)
         if fan_out is None and tree.topology.world_size > 1:
-            liveness = open_liveness(tree, patience=patience_of(patience_s))  # who fails below is named to the others
+            liveness = open_liveness(
+                tree, patience=patience_of(patience_s)
+            )  # the other ranks name a rank that fails below
     try:
         if liveness is not None:
             assert store is not None  # `open_liveness` asks for a job
@@ -194,7 +198,7 @@ def build_loader(
 
 
 def _catalog(part: Part, whole: Recipe, folder: Path) -> Catalog:
-    """The catalog of a part; what is missing is built for all parts together."""
+    """The catalog of a part. Missing sources are indexed for all parts together."""
     catalog_folder = folder / whole.catalog
     catalog = catalog_if_any(catalog_folder, settings_of(part.sources, part.shuffle))
     if catalog is None:
@@ -204,19 +208,19 @@ def _catalog(part: Part, whole: Recipe, folder: Path) -> Catalog:
 
 
 def _topology_in(job_size: int) -> Topology:
-    """The topology of torchrun's environment, if it is the job that torch.distributed runs."""
+    """The topology of torchrun's environment; it must be that of the job that torch.distributed runs."""
     topology = Topology.from_torchrun()
     if topology.world_size != job_size:
-        # Each of these ranks would read all samples for itself, and nothing would tell.
+        # Each of these ranks would read all samples for itself, without an error.
         raise TopologyError(
-            f"build_loader: torch.distributed has {job_size} ranks, RANK and WORLD_SIZE in the environment tell of "
+            f"build_loader: torch.distributed has {job_size} ranks, RANK and WORLD_SIZE in the environment give "
             f"{topology.world_size}; pass topology=torchmix.Topology.from_world(world_size=..., rank=..., ...)"
         )
     return topology
 
 
 def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) -> dict[str, str]:
-    """What must be equal on all ranks, and cannot be told apart later before it has done harm."""
+    """Values that must be equal on all ranks, and whose difference would otherwise show only after it has done harm."""
     sizes = tree.topology
     places = repr((tree.leaders, tree.role_of_rank))
     return {
@@ -234,7 +238,7 @@ def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) 
 
 
 def _resets(part: Part) -> str:
-    """What alters position_ids and the loss, and no sample."""
+    """Settings that change position_ids and the loss, but no sample."""
     positions = "document" if resets_positions(part.packing) else "sample"
     return f"positions {positions}, reset_loss {part.packing.reset_loss}, reset_id {sources_with_resets(part.sources)}"
 
@@ -262,7 +266,7 @@ def _check_patience(patience_s: float | None) -> None:
 
 
 def _check_numbers(**numbers: int | None) -> None:
-    lowest = {"workers": 0, "max_steps": 0, "start_step": 0}  # 1 of all others
+    lowest = {"workers": 0, "max_steps": 0, "start_step": 0}  # 1 for all others
     highest = {"workers": 1, "start_step": MAX_STEPS}
     for name, value in numbers.items():
         if value is None and name in ("max_steps", "padded_vocab_size"):

@@ -1,12 +1,12 @@
-"""A step's road from the replica's leader to this rank.
+"""The path of a step from the replica's leader to this rank.
 
 In: on a leader, steps of the whole replica; on a peer, the exchange. Out: steps of this rank's role. Must hold: leaders
-compare their plans, and sum what they could not read, before any rank can consume the step; a leader ends the exchange
-when it stops, and a peer hears it out, so that neither waits for the other; an error of a leader is no end: its peers
-and the other leaders get it in the place of the step that is missing. Cost: one exchange per step and role, in the
-background.
+compare their plans, and sum the tokens that they could not read, before any rank can consume the step; a leader ends
+the exchange when it stops, and a peer receives up to that end, so that neither waits for the other; an error of a
+leader is no end: its peers and the other leaders get the error in the place of the missing step. Cost: one exchange per
+step and role, in the background.
 
-These are generators for a thread of the loader; closing them runs their `finally` there.
+These are generators for a thread of the loader; closing them runs their `finally` in that thread.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def serve_steps(
     """On a leader: give each role of the replica its share, and yield the leader's own.
 
     Args:
-        steps: Of this leader's replica.
-        fan_out: The exchange with the other ranks; None in a job of one.
+        steps: Steps of this leader's replica.
+        fan_out: The exchange with the other ranks; None in a job of one rank.
         tree: The job's place tree, seen from this rank.
         part: The part of the recipe that is read.
         bad_tokens: Tokens of each source that could not be read before the first of these steps.
 
     Raises:
-        PlanDiverged: Another leader holds another plan of the same step.
-        RankLost: A rank went away, or another leader failed.
+        PlanDiverged: Another leader has another plan for the same step.
+        RankLost: A rank was lost, or another leader failed.
         TooManyBadRows: All replicas together could not read more of a source than its `max_bad` allows.
     """
     counts = BadTokens(bad_tokens)
@@ -74,7 +74,7 @@ def serve_steps(
             )
             try:
                 header = counts.settle(header, masked)
-            except TooManyBadRows as error:  # all leaders meet it here
+            except TooManyBadRows as error:  # all leaders raise it at this step
                 fan_out.tell_peers(error)
                 raise
             fan_out.send({role: _message(_settled(share, header)) for role, share in shares.items()})
@@ -86,7 +86,7 @@ def serve_steps(
         raise
     except Exception as error:
         if fan_out is not None and is_at_rest:
-            with suppress(RankLost):  # this rank's own error is what to tell
+            with suppress(RankLost):  # this rank's own error matters more
                 fan_out.send_failure(error)
         raise
     if fan_out is not None:
@@ -94,7 +94,7 @@ def serve_steps(
 
 
 def _settled(share: StepTensors, header: StepHeader) -> StepTensors:
-    """A share with what all leaders know together."""
+    """A share with the sums over all leaders."""
     if not header.bad_tokens and not header.num_masked_tokens:
         return share
     num_tokens_global = share.num_tokens_global - header.num_masked_tokens
@@ -120,7 +120,7 @@ class ReceivedSteps(IterableDataset[StepTensors]):
         self._ended = True
 
     def hear_out(self) -> None:
-        """Discard what the leader still sends, up to its end."""
+        """Discard the steps that the leader still sends, up to the end of the stream."""
         if not self._ended:
             self._fan_out.drain()
             self._ended = True

@@ -1,11 +1,11 @@
-"""StepStream: the steps of one replica as a torch dataset, made in this process or in one beside it.
+"""StepStream: the steps of one replica as a torch dataset, made in this process or in a worker process.
 
 In: a part of a recipe with its catalog, the replica's number, and a state to start from. Out: `StepTensors`, each with
-a header that holds the state after it. Must hold: the same steps wherever they are made; closing it ends the process.
-Cost: that of `local_steps`, here or there.
+a header that holds the state after it. Must hold: the steps are the same in either process; closing the stream ends the
+worker. Cost: that of `local_steps`.
 
-It is a torch IterableDataset and an object with `state_dict`/`load_state_dict`, so that a plain torchdata loader can
-run and resume it as well.
+It is a torch IterableDataset with `state_dict` and `load_state_dict`, so a plain torchdata loader can run and resume it
+too.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class StepStream(IterableDataset[StepTensors]):
     def __init__(
         self, settings: StreamSettings, *, catalog: Catalog | None = None, worker: WorkerOptions | None = None
     ) -> None:
-        """Nothing is opened or started yet.
+        """Keep the settings; nothing is opened or started yet.
 
         Args:
-            settings: What the steps follow from.
-            catalog: The part's, where it is open already, for the first `iter()` if that is in this process.
-            worker: How to make the steps in a process beside this one; None to make them here.
+            settings: The settings that decide the steps.
+            catalog: The part's catalog if it is open already, for the first `iter()` if that is in this process.
+            worker: Options of a worker process that makes the steps; None to make them in this process.
         """
         super().__init__()
         self._settings = settings
@@ -48,12 +48,12 @@ class StepStream(IterableDataset[StepTensors]):
         start = start_state(settings.layout, recipe=settings.part, step=settings.start_step)
         self._state = encode_state(start)
         self._last_header = b""
-        """Of the last step given since the state was loaded."""
+        """Header of the last step given since the state was loaded."""
         self._running: Generator[StepTensors, None, None] | None = None
         self._stop: StopSignal | None = None
 
     def stop_when(self, stop: StopSignal) -> None:
-        """End the next `iter()` once the signal is set: while it waits for its process, or for a far start's plan."""
+        """End the next `iter()` once the signal is set, also during a wait for the worker or a far start's plan."""
         self._stop = stop
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class StepStream(IterableDataset[StepTensors]):
         """Continue from a boundary with the next `iter()`.
 
         Raises:
-            StateError: Not a state, of another version, recipe or catalog, or inside a step of another layout.
+            StateError: The value is no state, or belongs to another version, recipe, catalog, or layout inside a step.
         """
         data = state_bytes(state_dict)
         state = decode_state(data, recipe=self._settings.part)
@@ -75,10 +75,10 @@ class StepStream(IterableDataset[StepTensors]):
         self._state, self._last_header = data, b""
 
     def check_state(self, state: LoaderState) -> None:
-        """Refuse a state of another catalog than the one that was there when the loader was built.
+        """Refuse a state of another catalog than the one that the loader was built with.
 
         Raises:
-            StateMismatch: It is.
+            StateMismatch: The catalogs differ.
         """
         if self._settings.catalog:
             check_catalog(state, self._settings.catalog)
@@ -87,7 +87,7 @@ class StepStream(IterableDataset[StepTensors]):
         """Steps from the state on.
 
         Raises:
-            OptionError: In one of several workers of torch, each of which would give every step.
+            OptionError: This is one of several torch workers. Each of them would give every step.
         """
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
@@ -95,13 +95,13 @@ class StepStream(IterableDataset[StepTensors]):
         self.close()
         self._running = self._steps()
         if worker is not None:
-            # torch's worker leaves its dataset as it is; a thread that still asks a store when the interpreter ends
-            # could take the process down with a signal.
+            # torch's worker does not close its dataset. A thread with an open request to a store at the interpreter's
+            # exit could crash the process.
             Finalize(None, self.close, exitpriority=1)
         return self._running
 
     def close(self) -> None:
-        """End the running iterator, with its files, threads and process. Not while another thread is in it."""
+        """End the running iterator, with its files, threads and process. No other thread may be inside the iterator."""
         if self._running is not None:
             self._running.close()
             self._running = None
@@ -127,7 +127,7 @@ def state_bytes(state_dict: dict[str, Any]) -> bytes:
     """The bytes in what `state_dict()` returned.
 
     Raises:
-        StateError: It is something else.
+        StateError: The value is something else.
     """
     data = state_dict.get("torchmix_state") if isinstance(state_dict, dict) else None
     if not isinstance(data, bytes):

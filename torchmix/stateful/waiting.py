@@ -1,7 +1,7 @@
-"""Wait for a step, or for the end of all; say so in the log when it lasts, and notice lost ranks meanwhile.
+"""Wait for a step, or for the end of the stream; log long waits, and notice lost ranks meanwhile.
 
-In: what a thread prepares ahead. Out: its next item, or that it has ended. Must hold: a rank that was lost ends the
-wait as a RankLost that names it; nothing is waited for without a word. Cost: one look at a flag per quarter second.
+In: the items that a thread prepares ahead. Out: the next item, or the end. Must hold: a lost rank ends the wait with a
+RankLost that names it; every long wait is logged. Cost: one check of a flag per quarter second.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 CLOSE_S = 300.0
-"""How long the other ranks are waited for, to stop too."""
+"""Seconds to wait for the other ranks to stop too."""
 PATIENCE_S = 30.0
-"""How long a step, or the end of one, may be waited for before a line in the log says so."""
+"""Seconds of waiting for a step, or for its end, before a line in the log."""
 _CHECK_S = 0.25
 
 
@@ -28,13 +28,13 @@ def await_item(items: Ahead[Item], *, who: str, liveness: Liveness | None) -> It
     """The next item; None at the end.
 
     Args:
-        items: What is prepared.
+        items: The items that a thread prepares.
         who: Text for the log, with one `%.0f` for the seconds waited.
-        liveness: Who tells of lost ranks; None in a job of one.
+        liveness: Reports lost ranks; None in a job of one rank.
 
     Raises:
         RankLost: A rank was lost.
-        Exception: What the thread that prepares has raised, unless a lost rank explains it.
+        Exception: The error of the preparing thread, unless a lost rank explains it.
     """
     waited_since = time.monotonic()
     while True:
@@ -56,13 +56,13 @@ def await_item(items: Ahead[Item], *, who: str, liveness: Liveness | None) -> It
 
 
 def await_end(items: Ahead[Item], *, rank: int, in_job: bool, liveness: Liveness | None) -> None:
-    """End what is prepared, and wait for it.
+    """End the preparing thread, and wait for its end.
 
     Args:
-        items: What is prepared.
+        items: The items that the thread prepares.
         rank: This rank, for the log.
         in_job: Whether other ranks must stop too.
-        liveness: Who tells of lost ranks; None if nobody does.
+        liveness: Reports lost ranks; None if nothing does.
 
     Raises:
         RankLost: A rank was lost, or the others did not stop within `CLOSE_S`.
