@@ -1,7 +1,7 @@
-"""Is the next rank alive? The judgement behind liveness, without threads, store or sockets.
+"""Is the next rank alive? The decision behind liveness, without threads, store or sockets.
 
-In: what a rank tells of itself (`RankIdentity` once, a `Beat` every poll), read by the rank before it in the ring, at
-times that this rank's own clock tells. Out: a `Loss` when the watched rank is lost, else None.
+In: the records of a rank (`RankIdentity` once, a `Beat` every poll), which the rank before it in the ring reads, with
+times of its own clock. Out: a `Loss` when the watched rank is lost, else None.
 
 A beat that does not change is silence, and silence has several meanings. On the same host the kernel knows which:
 

@@ -41,13 +41,13 @@ class BadTokenBounds:
                 self._of_epoch[name] = max_bad_of(source) * int(tokens)
 
     def after(self, state: LoaderState) -> dict[str, int]:
-        """Of each source that masks bad rows, the bound up to a state."""
+        """The bound up to a state, for each source that masks bad rows."""
         epochs = {source.name: source.epoch + 1 for source in state.sources if source.name in self._of_epoch}
         return {name: int(self._of_epoch[name] * count) for name, count in epochs.items()}
 
 
 def masked_of(header: StepHeader, num_masked_tokens: int) -> Masked:
-    """What reading took away of one replica's part of a step, as its reader tells."""
+    """The tokens of one replica's part of a step that its reader masked."""
     if not header.bad_tokens:
         return Masked(num_tokens=num_masked_tokens)
     counts = np.array([header.bad_tokens.get(name, 0) for name in header.sources], np.int64)
@@ -69,7 +69,7 @@ class BadTokens:
             masked: Of all replicas.
 
         Returns:
-            The header that all ranks get: `header` itself if nothing is to be told.
+            The header that all ranks get: `header` itself if nothing is masked.
 
         Raises:
             TooManyBadRows: More tokens of a source could not be read than `max_bad` allows.

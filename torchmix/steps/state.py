@@ -164,7 +164,7 @@ def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: s
 def cursor_of_state(
     state: LoaderState, planner: Planner, *, catalog: str, is_stopped: Callable[[], bool] = lambda: False
 ) -> Cursor | None:
-    """The cursor to plan `state.step` from; None if it was told to stop before it had planned the steps up to there.
+    """The cursor to plan `state.step` from; None if `is_stopped` ended the planning of the steps before it.
 
     Raises:
         StateMismatch: The state belongs to another catalog or other sources.

@@ -1,7 +1,7 @@
 """Decode the next window of each source while the present one is consumed.
 
 In: the cursor after each step. Out: pages decoded ahead in the reader's cache. Must hold: what is read and in which
-order is not changed, only when it is decoded; a page that cannot be read is told where it is needed and not here, since
+order is not changed, only when it is decoded; a page that cannot be read is an error of the step that needs it, since
 the steps before it are good. Without this, the steps after a window's border would decode nearly all its pages at once,
 and a training step would wait for them. Sources that are not shuffled by page have no such border, and are passed over.
 Cost: a few array operations per step, and some 100 microseconds for each window that begins.
@@ -35,11 +35,11 @@ class WindowsAhead:
         self._orders = planner.orders
         self._max_epochs = planner.max_epochs.tolist()
         self._reader = reader
-        # Of others each step needs as many new pages as any other, or the next window has the same pages.
+        # Other sources need equally many new pages in every step, or their next window has the same pages.
         ahead = [s for s, order in enumerate(self._orders) if order.method == "page" and order.num_windows > 1]
         self._sources = np.array(ahead, np.int64)
         self._whole = np.array([s for s in range(len(self._orders)) if s not in ahead], np.int64)
-        """Sources of which any step may need any page: an epoch is their window."""
+        """Sources whose steps may need any page: their window is an epoch."""
         self._sparse = [s for s in ahead if self._orders[s].is_sparse]
         # What is decoded together costs less; a quarter of a window at most, for the cache holds two and little more.
         quarter = [max(1, order.sizes.window_pages // 4) for order in self._orders]
@@ -48,8 +48,8 @@ class WindowsAhead:
         self._phases = phases(len(self._orders)) * self._at_once
         self._present: dict[int, _Present] = {}
         self._outlived: dict[int, Ints] = {}
-        """Of sources that have just come to another window, pages that neither this one nor the next has."""
-        # All [S], of the window that each source is in; epoch -1 where none is known.
+        """Pages to evict: in neither the current nor the next window of a source that has just changed windows."""
+        # Arrays [S] over the current window of each source; epoch -1 where none is known.
         self._epoch = np.full(len(self._orders), -1, np.int64)
         self._window = np.zeros(len(self._orders), np.int64)
         self._num_pieces = np.ones(len(self._orders), np.int64)
@@ -135,7 +135,7 @@ class _Present(NamedTuple):
     following: _Window
 
     def less_needed(self, pages: Ints) -> Ints:
-        """Of some pages, those that neither of the two has."""
+        """The given pages that neither window has."""
         needed = {*self.this.pages.tolist(), *self.following.pages.tolist()}  # of a few hundred cheaper than by numpy
         return np.array([page for page in pages.tolist() if page not in needed], np.int64)
 
