@@ -24,9 +24,9 @@ class FoundFile:
     num_bytes: int
     """With `footer_hash` its identity."""
     footer_hash: str
-    """Of its last bytes."""
+    """Hash of its last bytes."""
     status: tuple[FileStatus, ...] = ()
-    """Of it and of files beside it, before that was taken; see file_status.py."""
+    """Status of the file and of files beside it, taken before hashing; see file_status.py."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class FileChange:
     source: str
     """Name of the source."""
     path: str
-    """As the recipe gives it; of a removed file, as it gave it."""
+    """As the recipe gives it; for a removed file, as the recipe gave it."""
     change: Literal["added", "changed", "moved", "removed"]
     """`changed`: other size or footer at the same path. `moved`: the same name, size and footer at another path."""
 

@@ -1,8 +1,8 @@
 """What is refused or said of a source's files before they are published.
 
 In: the parts of all files of a source. Out: nothing, a warning, or an error. Must hold: a source without tokens, or
-with more bad rows than its recipe allows, is not published. Cost: a look at each part, and at lengths up to the first
-token.
+with more bad rows than its recipe allows, is not published. Cost: one pass over the parts, and over lengths up to the
+first token.
 """
 
 from __future__ import annotations

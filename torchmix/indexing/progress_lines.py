@@ -1,8 +1,8 @@
 """The progress of an index run as lines, for logs and where nobody watches.
 
 In: calls with bytes done, as `scan_files.Progress`. Out: a line at the start, every minute and at the end, with rate
-and time left. Must hold: a run that takes less than a minute says nothing where only long ones are to be told of. Cost:
-a look at the clock for each call.
+and time left. Must hold: a run that takes less than a minute says nothing if `only_long` is set. Cost: one read of
+the clock for each call.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def update_catalog(
         base: The folder that paths of files are relative to.
         progress: Called while files are scanned.
         force: Scan every file again, and count rows in the sorted order of paths, as if there were no catalog.
-        any_rows: They are not for training: a source may have none, and lists may hold integers that are no token ids,
-            as labels of -100.
+        any_rows: The rows are not for training: a source may be empty, and lists may hold integers that are no token
+            ids, such as labels of -100.
 
     Raises:
         SourceUnreadable: A file or column is missing, of a wrong type or format, a source holds no tokens, or a token
@@ -123,7 +123,7 @@ def update_catalog(
 def ensure_catalog(catalog_folder: Path, settings: Mapping[str, SourceSettings], base: Path) -> Catalog:
     """Open sources of a catalog; build it first if there is none, or none that has them all.
 
-    Of many processes that find none, one builds it. The others wait, with a log message, and open it.
+    If several processes find none, one of them builds it. The others wait, with a log message, and open it.
 
     Args:
         catalog_folder: Where the catalog lies.
@@ -149,7 +149,7 @@ def ensure_catalog(catalog_folder: Path, settings: Mapping[str, SourceSettings],
 
 
 def catalog_if_any(catalog_folder: Path, settings: Mapping[str, SourceSettings]) -> Catalog | None:
-    """The catalog, if there is one. What fails later has nothing to do with its being missing."""
+    """The catalog, or None if it is missing."""
     try:
         return open_catalog(catalog_folder, settings)
     except CatalogMissing:
@@ -183,7 +183,7 @@ def _index(
         remove_parts(folder, frozenset(settings))
     except OSError as error:
         raise CatalogError(f"cannot write the catalog at {folder}: {error}; mend that, then index again") from error
-    finally:  # after an error, too: what was not published must not stay
+    finally:  # also after an error: unpublished files must not stay
         if manifest is None:
             _clean(folder)
         else:
@@ -213,7 +213,7 @@ def _published(folder: Path) -> Manifest | None:
 
 
 def _clean(folder: Path) -> None:
-    """Remove what is not published, unless what is published is not ours to judge."""
+    """Remove unpublished files, unless the published manifest cannot be read."""
     try:
         remove_leftovers(folder, read_manifest(folder))
     except CatalogMissing:

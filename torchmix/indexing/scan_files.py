@@ -55,7 +55,7 @@ class ScanTask:
     part: Path
     """Where its part is kept."""
     ids_only: bool = True
-    """Integers that no model has an embedding for are an error."""
+    """Whether integers that are no token ids are an error."""
     masks_bad_rows: bool = False
     """Rows that cannot be read have no tokens; else the first one is an error."""
 
@@ -67,7 +67,7 @@ class ScannedFile:
     part: FilePart
     """The share."""
     resumed: bool
-    """It was scanned by an earlier run that did not finish."""
+    """Whether an earlier, unfinished run scanned it."""
 
 
 def fingerprint_files(files: Sequence[tuple[FormatSource, str]], directory: Path) -> list[FoundFile]:
@@ -90,7 +90,7 @@ def scan_files(tasks: Sequence[ScanTask], directory: Path, progress: Progress | 
     Args:
         tasks: The files.
         directory: The recipe's folder.
-        progress: Told of bytes of files; those of other columns are added when a file is done.
+        progress: Called with bytes of files; bytes of other columns are added when a file is done.
 
     Raises:
         SourceUnreadable: A column is missing or of a wrong type, a file is not of a known format, or a token is no id.
@@ -120,7 +120,7 @@ class _Told:
         self._total_bytes = sum(task.found.num_bytes for task in tasks)
 
     def advance(self, task: ScanTask, num_bytes: int) -> None:
-        """Tell of bytes more of a file."""
+        """Report more bytes of a file."""
         if self._stop.is_set():
             raise _Stopped
         with self._lock:

@@ -1,7 +1,7 @@
 """Sources as they are to be, against the catalog before.
 
 In: settings of sources, their files on disk, and what the catalog says of them. Out: for each source which files stay,
-and which are new or changed. Must hold: what is kept was read as it would be read now, and its arrays are whole. Cost:
+and which are new or changed. Must hold: kept files were read as they would be read now; their arrays are whole. Cost:
 the footers of all files, and one read of the catalog's arrays.
 """
 

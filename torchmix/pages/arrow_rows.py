@@ -29,5 +29,5 @@ def text_rows(content: NDArray[np.uint8], offsets: NDArray[np.int64], is_valid: 
 
 
 def _array(values: NDArray[np.integer[Any]]) -> pa.Array:
-    """The same memory; `pa.array` looks first whether pandas is there, and what it would say."""
+    """The same memory as an Arrow array; `pa.array` would try pandas first."""
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])

@@ -64,7 +64,7 @@ def open_pages(
 
     Raises:
         OptionError: An argument is of another type than these, out of its range, or goes with no other.
-        CatalogStale: The index was made with other arguments; `update=True` makes it anew.
+        CatalogStale: The index was made with other arguments; `update=True` makes it again.
         SourceUnreadable, SourceChanged, CorruptPage: As `indexing.scan.update_catalog`.
     """
     paths = _paths(path)
@@ -100,7 +100,7 @@ def open_pages(
         catalog_folder = base / check_catalog_folder(os.fspath(catalog))
 
         def index() -> None:
-            lines = ProgressLines(logger.warning, only_long=True)  # where nobody is told and it takes long
+            lines = ProgressLines(logger.warning, only_long=True)  # where there is no `progress` and it takes long
             update_catalog(catalog_folder, settings, base, progress=progress or lines, any_rows=True)
             lines.end()
 

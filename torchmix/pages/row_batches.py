@@ -29,9 +29,9 @@ class Place(NamedTuple):
 
     epoch: int
     window: int
-    """Windows of this epoch that this reader is done with."""
+    """Windows of this epoch that this reader has finished."""
     used: int
-    """Rows of the next one that were given away."""
+    """Rows of the next window that were given out."""
 
 
 class RowBatch(NamedTuple):
@@ -42,7 +42,7 @@ class RowBatch(NamedTuple):
     numbers: NDArray[np.int64]
     """[n] number of each row among all rows of the files."""
     place: Place
-    """Of the first row; `place_after(k)` is that after k rows."""
+    """Place of the first row; `place_after(k)` is the place after k rows."""
 
     def place_after(self, count: int) -> Place:
         """Where to begin again when the first `count` rows, in [0, n], have been used.
@@ -56,9 +56,9 @@ class RowBatch(NamedTuple):
 
 class _EpochWindow(NamedTuple):
     place: Place
-    """Of its first row."""
+    """Place of its first row."""
     number: int
-    """Of the window in its epoch."""
+    """Number of the window in its epoch."""
 
 
 def row_batches(
@@ -104,7 +104,7 @@ def row_batches(
             due = -(-len(coming) * (begin + len(part)) // len(numbers))
             if due > num_warmed:
                 stop = min(due + at_once - 1, len(coming))
-                with suppress(CatalogError):  # whoever needs the page will be told
+                with suppress(CatalogError):  # the call that needs the page raises it
                     reader.warm(0, coming[num_warmed:stop])
                 num_warmed = stop
         if order.method == "page":

@@ -13,7 +13,7 @@ from torchmix.errors import OptionError
 
 
 def row_numbers(rows: ArrayLike, num_rows: int) -> NDArray[np.int64]:
-    """The rows that are meant.
+    """The row numbers that `rows` means.
 
     Args:
         rows: One whole number, [n] of them, or a mask: [num_rows] bools.

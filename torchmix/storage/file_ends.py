@@ -11,13 +11,13 @@ import hashlib
 from torchmix.storage.random_access import RandomAccessFile
 
 HASHED_BYTES = 32 << 10
-"""Of the beginning, and of the end."""
+"""Hashed bytes of the beginning, and of the end."""
 
 
 def hash_ends(file: RandomAccessFile) -> tuple[int, str]:
     """Size in bytes, and the first 32 hex digits of the SHA-256 of the first bytes and the last ones.
 
-    Of a file of fewer than twice HASHED_BYTES some bytes count in both.
+    In a file of fewer than twice HASHED_BYTES, some bytes count in both.
     """
     head = file.read(0, HASHED_BYTES)
     tail = file.read(max(file.num_bytes - HASHED_BYTES, 0), HASHED_BYTES)

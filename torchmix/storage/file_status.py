@@ -23,7 +23,7 @@ SETTLED_S = 2.0
 
 
 def settled_statuses(file: RandomAccessFile, beside: Sequence[str] = ()) -> tuple[FileStatus, ...]:
-    """Of an open file, and of others beside it, in this order; nothing where one was written lately, or is in a store.
+    """Statuses of an open file and of others beside it; empty where one was written lately, or is in a store.
 
     Args:
         file: As it was when it was opened: what is read of it later is at least as new.
@@ -41,7 +41,7 @@ def statuses(file: RandomAccessFile, beside: Sequence[str] = ()) -> tuple[FileSt
         return ()
     try:
         return (_status(file.status), *(_status(os.stat(path)) for path in beside))  # noqa: PTH116 - hundreds at a start
-    except OSError:  # told by whoever opens it
+    except OSError:  # opening the file raises it
         return ()
 
 

@@ -54,7 +54,7 @@ def find_objects(name: str, pattern: str) -> list[str]:
 
 
 def objects_below(uri: str) -> list[str] | None:
-    """URIs of all objects in a folder and the folders below it, sorted, but for names that begin with a dot.
+    """URIs of all objects in a folder and the folders below it, sorted, without names that begin with a dot.
 
     Returns:
         None if the URI names no folder.

@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class RandomAccessFile(Protocol):
-    """An open file; safe to share between threads, but for `close`."""
+    """An open file; threads may share everything except `close`."""
 
     @property
     def num_bytes(self) -> int:
@@ -31,7 +31,7 @@ class RandomAccessFile(Protocol):
         """Say that these bytes will be read soon, from the first one on."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
 
 
 class LocalFile:

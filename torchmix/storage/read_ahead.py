@@ -18,7 +18,7 @@ SMALL_BYTES = 64 << 10
 BLOCK_BYTES = 8 << 20
 """Read at once in a scan: at 50 MB/s a request's 20 to 100 ms are a small part of its time."""
 KEPT_BYTES = 4 * BLOCK_BYTES
-"""Kept of a file: Parquet's chunks without an index are gone through twice, and most are smaller."""
+"""Bytes kept of a file: a scan reads Parquet chunks without an index twice, and most chunks are smaller."""
 
 
 class ReadAhead:

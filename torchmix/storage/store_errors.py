@@ -19,10 +19,10 @@ from torchmix.storage.stores import credentials_of
 logger = logging.getLogger(__name__)
 
 STORE_WAITS_S = (0.1, 0.5, 2.0, 5.0)
-"""Before further attempts. What a store throttles or restarts takes seconds, and its own client has tried already."""
+"""Waits before further attempts: throttling and restarts take seconds, and the store's client has tried already."""
 
 MOST_CHARACTERS = 400
-"""Of what a store says, in a message."""
+"""Most characters of a store's own words in a message."""
 
 _LASTING_ERRORS = (
     FileNotFoundError,
@@ -85,7 +85,7 @@ def text_of(error: Exception) -> str:
 
 
 def is_refused(error: Exception) -> bool:
-    """Whether the store knows us not, or not well enough."""
+    """Whether the store refuses the credentials."""
     return isinstance(error, PermissionError) or _status_of(error) in (401, 403) or bool(_REFUSED.search(str(error)))
 
 

@@ -1,7 +1,7 @@
 """An object of a store as a file: any range of it, tried again while the store fails.
 
-In: a URI. Out: `StoreFile`. Must hold: what is read is the object that was opened. After any failure it is opened anew,
-and if size or version are others then, `on_change` decides. An object that is overwritten between two reads that both
+In: a URI. Out: `StoreFile`. Must hold: bytes come from the object that was opened. After any failure it is opened
+again; if size or version differ then, `on_change` decides. An object that is overwritten between two reads that both
 succeed is not noticed here: stores have no open files. Cost: opening is one request, a range another one.
 """
 
@@ -25,8 +25,8 @@ class StoreFile:
         Args:
             uri: The object.
             where: Source and URI, for messages.
-            on_change: Called with the file when it was opened anew and is another object; raises unless that is fine.
-                By default it is never fine.
+            on_change: Called with the file when it was opened again and is another object; raises unless that is
+                allowed. By default it is never allowed.
 
         Raises:
             SourceUnreadable: There is none, or it cannot be read.
@@ -132,7 +132,7 @@ def _open_by_fsspec(store: Store, path: str, is_known: bool) -> _Object:
     facts = system.info(path)
     if facts.get("type") == "directory":
         raise IsADirectoryError(f"{path} is a folder")
-    # Else its files read ahead by megabytes, for each range anew.
+    # Otherwise its files read ahead by megabytes, again for each range.
     options = {} if getattr(system, "async_impl", False) else {"cache_type": "none"}
     version = next((str(facts[key]) for key in ("ETag", "etag", "blob_id", "generation") if facts.get(key)), "")
 

@@ -1,8 +1,8 @@
 """Object stores: a URI -> the file system that holds it.
 
 In: URIs, as `s3://bucket/key`. Out: `Store`: a pyarrow file system, one for each process and store, made when it is
-first asked for. Must hold: credentials and servers are looked for where the store's own tools look; nothing of a store
-is open before a fork that uses it. Cost: none until then; Amazon's region of a bucket is one request.
+first needed. Must hold: credentials and servers are found where the store's own tools find them; nothing of a store is
+open before a fork that uses it. Cost: none until then; Amazon's region of a bucket is one request.
 
 `s3` and `gs` are pyarrow's own; `hf` and all other schemes are fsspec's, as far as its packages are installed.
 """
@@ -28,9 +28,9 @@ ENVIRONMENT = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "HF_")
 CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S = 5.0, 20.0
 """Until a server answers a connection, and between any two of its bytes."""
 SDK_ATTEMPTS = 3
-"""Of one request by Amazon's client, which waits as throttled servers ask it to; what it gives up is tried again."""
+"""Attempts of one request by Amazon's client, which waits as throttled servers ask; torchmix retries after these."""
 GCS_RETRY_S = 5.0
-"""As long Google's client tries a request itself."""
+"""Seconds for which Google's client retries a request itself."""
 PACKAGES = {"hf": "pip install 'torchmix[hf]'", "az": "pip install adlfs", "abfs": "pip install adlfs"}
 READ_SCHEMES = "s3://, gs://, hf://, and others that the package fsspec knows"
 CREDENTIALS = {

@@ -3,7 +3,7 @@
 In: an Arrow string array. Out: ids and offsets of its documents, or their lengths alone. Must hold: pure and total;
 a document of b bytes has b + 1 tokens, so "" is [256]; a null is a document of no tokens; `count_tokens` equals the
 lengths that `tokenize` gives. Bytes are not checked to be UTF-8: what the file holds is what the model sees.
-Cost: 0.7 ns a byte, of which 0.2 are to make room for the ends; no Python per document.
+Cost: 0.7 ns a byte, including 0.2 ns to make room for the ends; no Python per document.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class BytesTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class BytesAlone(BytesTokenizer):
-    """The same documents for who wants text: their bytes as they are, uint8, and 0 for END_OF_DOCUMENT."""
+    """The same documents as plain text: their bytes unchanged, uint8, and 0 for END_OF_DOCUMENT."""
 
     def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """See `tokenizer.Tokenizer`; not ids, but of the same lengths."""

@@ -60,9 +60,9 @@ class Encoder(Protocol):
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a library's error is about the text that it was given: any, but for want of memory or an interrupt.
+    """Whether a library's error is about the given text: any error except lack of memory or an interrupt.
 
-    Libraries in Rust raise a panic, as for a regular expression that exceeds its stack, which is no `Exception`.
+    Libraries in Rust raise panics, for example when a regular expression exceeds its stack. A panic is no `Exception`.
     """
     is_panic = type(error).__name__ == "PanicException"
     return is_panic or (isinstance(error, Exception) and not isinstance(error, MemoryError))

@@ -1,7 +1,7 @@
 """A vocabulary in a tokenizer.json, as Hugging Face's `tokenizers` reads it.
 
 In: the file. Out: an `encoder.Encoder`. Must hold: truncation and padding that the file asks for are off, no template
-adds tokens, special tokens in a text are plain text, and a file whose encoding draws lots is refused. Added tokens that
+adds tokens, special tokens in a text are plain text, and a file with random encoding is an error. Added tokens that
 the file does not call special are ordinary words of the vocabulary, and are found in texts. Cost: that of the library,
 which encodes the texts of a batch in as many threads as there are processors and without Python's lock; opening takes
 about a second for a vocabulary of 200,000.
@@ -24,7 +24,7 @@ from torchmix.transform.encoder import is_refusal
 
 KIND = "huggingface-1"
 NOT_CONTENT = ("truncation", "padding")
-"""Keys of the file that decide nothing here."""
+"""Keys of the file that do not affect the ids."""
 
 
 class HuggingFaceEncoder:
