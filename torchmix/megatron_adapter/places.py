@@ -1,9 +1,9 @@
 """Where this rank stands, in Megatron's words: `parallel_state` and arguments -> a place tree.
 
 In: Megatron's initialised `parallel_state`, and its arguments. Out: the job's `ClientPlaceTree`, and for each model
-chunk of this rank the fields that it needs. Must hold: the tree is the same on every rank but for the rank itself; what
-it says of this rank is compared with `parallel_state`, so that a layout that torchmix does not know is refused and not
-fed with the data of another rank.
+chunk of this rank the fields that it needs. Must hold: the tree is the same on every rank, except for the rank itself;
+this rank's place in it is compared with `parallel_state`, so that a layout unknown to torchmix is refused and does not
+get the data of another rank.
 
     stage of a chunk          needs
     first                     tokens, position_ids

@@ -1,4 +1,4 @@
-"""What an array in a message is, but for its values: name, dtype, shape.
+"""The form of an array in a message, without its values: name, dtype, shape.
 
 In, at a sender: an array. Out, at a receiver: how many bytes it has, and how to see them. One description for all that
 travels, between ranks and between a leader and its worker. Must hold: whatever decodes is bounded, so a damaged or

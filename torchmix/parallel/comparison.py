@@ -35,7 +35,7 @@ class Masked:
 def words_of_plan(
     step: int, order_digest: bytes, plan_digest: bytes, first_microbatch: int, masked: Masked
 ) -> Int64Array:
-    """What a leader tells that has a step."""
+    """The integers of a leader that has a step."""
     num_sources = 0 if masked.bad_tokens is None else len(masked.bad_tokens)
     digests = (int.from_bytes(order_digest, "big"), int.from_bytes(plan_digest, "big"))
     words = (step, *digests, first_microbatch, GOES_ON, masked.num_tokens, num_sources)
@@ -43,7 +43,7 @@ def words_of_plan(
 
 
 def words_of_status(status: int) -> Int64Array:
-    """What a leader tells that has no step."""
+    """The integers of a leader that has no step."""
     words = np.zeros(_WORDS, np.int64)
     words[_STATUS] = status
     return words

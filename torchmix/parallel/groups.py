@@ -134,7 +134,7 @@ def open_gloo_groups(tree: ClientPlaceTree, *, timeout_s: float = TIMEOUT_S) -> 
     """Create the groups of the whole job. A collective: every rank calls it, in the same order among its collectives.
 
     Args:
-        tree: The place tree as this rank sees it; equal on all ranks but for the rank.
+        tree: The place tree as this rank sees it; equal on all ranks, except for the rank itself.
         timeout_s: How long an operation may wait for another rank, in seconds.
 
     Raises:

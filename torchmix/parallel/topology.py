@@ -57,7 +57,7 @@ class Topology:
     rank: int = 0
     """Global rank in [0, world_size)."""
     order: Order = "tp-cp-dp-pp"
-    """How ranks are numbered; Megatron's default unless it was told otherwise."""
+    """How ranks are numbered; Megatron's order by default."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "cp", "pp", "dp", "rank"):
