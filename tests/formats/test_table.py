@@ -17,6 +17,8 @@ from tests.support.json_lines import frame_of
 from tests.support.reading import expected, random_pieces, read_with_successors, whole_documents
 from tests.support.recipes import make_recipe
 from tests.support.toy_format.source import add_toy_format, write_toy
+from torchmix.cli.init.data_files import find_groups
+from torchmix.cli.init.look import look_at
 from torchmix.errors import CatalogError, CorruptPage, RecipeError, SourceChanged, SourceUnreadable
 from torchmix.formats.arrow import slices as arrow_slices
 from torchmix.formats.jsonl import pages as jsonl_pages
@@ -145,6 +147,11 @@ def test_a_format_is_one_folder_and_one_row_of_the_table(tmp_path, monkeypatch, 
     assert_lengths(world)
     asked = whole_documents(world)
     np.testing.assert_array_equal(read_all(world), expected(world, asked))
+    groups, left_out = find_groups([str(tmp_path / "toy")]) if not says_format else ([], [])
+    assert [(group.name, group.format) for group in groups] == (
+        [] if says_format else [("toy", "toy")]
+    ) and not left_out
+    assert [column.kind for column in look_at(str(tmp_path / f"toy/0{suffix}"), "toy")] == ["tokens"]
     with pytest.raises(RecipeError, match=r"'toyy' is not one of parquet, .*, toy \(did you mean 'toy'\?\)"):
         make_recipe({"toy": "100%"}, sources={"toy": {"path": "a", "tokens": None, "format": "toyy"}})
 

@@ -5,6 +5,7 @@ source.py      the seam: what every format gives: scans of files, documents of p
 checksum.py    checksums of parts -> of the whole
 decompress.py  compressed bytes -> as many as they should be
 column.py      an Arrow array -> documents
+found_column.py  what a look at a file finds
 good_rows.py   the same where some rows cannot be read
 
 Then a folder each: parquet/, megatron/, jsonl/, arrow/.

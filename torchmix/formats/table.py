@@ -10,7 +10,7 @@ A new format is a folder whose `source.py` implements `source.Source`, and a row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Protocol
@@ -19,11 +19,16 @@ import numpy as np
 
 from torchmix.catalog.settings import SourceSettings
 from torchmix.errors import SourceUnreadable
+from torchmix.formats.arrow.look import look as look_at_arrow
 from torchmix.formats.arrow.source import ArrowSource
 from torchmix.formats.column import Kind
+from torchmix.formats.found_column import FoundColumn
+from torchmix.formats.jsonl.look import look as look_at_lines
 from torchmix.formats.jsonl.source import JsonLinesSource
 from torchmix.formats.megatron.files import find_datasets, index_path
+from torchmix.formats.megatron.look import look as look_at_dataset
 from torchmix.formats.megatron.source import IndexedSource, dtype_of_schema
+from torchmix.formats.parquet.look import look as look_at_parquet
 from torchmix.formats.parquet.source import ParquetSource
 from torchmix.formats.source import FormatSource
 from torchmix.recipe.source_format import DEFAULT_FORMAT, FORMATS
@@ -37,6 +42,8 @@ from torchmix.transform.tokenizer import Tokenizer
 class FormatRow:
     """How files of one format are read."""
 
+    look: Callable[[str], Iterator[FoundColumn]]
+    """A file -> its columns that one may train on, before there is a recipe."""
     make_source: Callable[..., FormatSource]
     """Called with the keyword `name`, and of a format with columns with `column`, `kind` and `tokenizer`."""
     find: Callable[[str, Sequence[str], Path], list[str]] = find_files
@@ -51,16 +58,17 @@ class FormatRow:
 
 
 READ_AS: dict[str, FormatRow] = {
-    "parquet": FormatRow(make_source=ParquetSource),
+    "parquet": FormatRow(make_source=ParquetSource, look=look_at_parquet),
     "megatron": FormatRow(
         make_source=IndexedSource,
+        look=look_at_dataset,
         find=find_datasets,
         companion=index_path,
         type_in_file=dtype_of_schema,
         scan_reads_tokens=False,
     ),
-    "jsonl": FormatRow(make_source=JsonLinesSource),
-    "arrow": FormatRow(make_source=ArrowSource),
+    "jsonl": FormatRow(make_source=JsonLinesSource, look=look_at_lines),
+    "arrow": FormatRow(make_source=ArrowSource, look=look_at_arrow),
 }
 """By the keys of the recipe's `FORMATS`."""
 

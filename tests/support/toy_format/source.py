@@ -5,7 +5,7 @@ It and `add_toy_format` are all that a format takes: a folder, and a row of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import SourceUnreadable
+from torchmix.formats.found_column import FoundColumn
 from torchmix.formats.source import Documents, FileScan, PageRun, offsets_of
 from torchmix.formats.table import READ_AS, FormatRow
 from torchmix.recipe.source_format import FORMATS, FormatNames
@@ -28,7 +29,7 @@ PAGE_ROWS = 10
 def add_toy_format(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the row of the table, for one test."""
     monkeypatch.setitem(FORMATS, "toy", FormatNames(title="toy", suffixes=(".toy",), has_columns=False))
-    monkeypatch.setitem(READ_AS, "toy", FormatRow(make_source=ToySource))
+    monkeypatch.setitem(READ_AS, "toy", FormatRow(make_source=ToySource, look=_look))
 
 
 def write_toy(path: Path, documents: Sequence[Sequence[int]]) -> None:
@@ -96,6 +97,10 @@ class ToySource:
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`."""
         return [_documents(bytes(run.pages)) for run in runs]
+
+
+def _look(file: str) -> Iterator[FoundColumn]:
+    yield FoundColumn(name="", kind="tokens", share=0.25)
 
 
 def _documents(content: bytes) -> Documents:

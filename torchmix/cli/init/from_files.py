@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torchmix.cli.init.choose_tokenizer import TOKENIZERS, choose_tokenizer, tokenizer_keys
 from torchmix.cli.init.data_files import FileGroup, find_groups
-from torchmix.cli.init.look import ID_BYTES, FoundColumn, look_at, sizes_of
+from torchmix.cli.init.look import look_at, sizes_of
 from torchmix.cli.init.recipe_yaml import (
     Draft,
     DraftSource,
@@ -28,6 +28,7 @@ from torchmix.cli.init.recipe_yaml import (
 )
 from torchmix.cli.terminal import ExitCode, print_json, print_table
 from torchmix.errors import OptionError, SourceUnreadable
+from torchmix.formats.found_column import ID_BYTES, FoundColumn
 from torchmix.recipe.build import nearest
 from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.documents import PARTS

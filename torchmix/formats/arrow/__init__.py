@@ -8,5 +8,6 @@ batches.py  a file or stream -> the messages of its batches
 column.py   a column's name -> the column
 scan.py     batches -> pages
 properties.py  other columns of a file
+look.py     a file -> the columns that one may train on
 source.py   the source of Arrow files
 """

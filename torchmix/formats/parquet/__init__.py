@@ -9,5 +9,6 @@ plain.py   pages of integers alone -> arrays, by a Parquet file in memory
 values.py  bytes of pages of token lists -> the tokens alone
 scan.py    a chunk -> its pages with their rows, and the tokens of each row
 properties.py  other columns of a file
+look.py    a file -> the columns that one may train on
 source.py  the Parquet source: a column of token lists or of text
 """
