@@ -38,9 +38,9 @@ from torchmix.parallel.wire import (
 )
 from torchmix.planner.pack import Pieces, piece_hashes
 from torchmix.planner.plan import START_DIGEST, name_hashes
-from torchmix.recipe.documents import PARTS, documents_of_split, rows_of
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe
+from torchmix.recipe.source.documents import PARTS, documents_of_split, rows_of
 from torchmix.recipe.structs import Balance, Batch, Model, Packing, RampStage, Recipe, Source
 from torchmix.steps.state import LoaderState, decode_state, encode_state
 from torchmix.transform.bytes_tokenizer import tokenize

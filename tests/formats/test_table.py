@@ -24,7 +24,7 @@ from torchmix.formats.arrow import slices as arrow_slices
 from torchmix.formats.jsonl import pages as jsonl_pages
 from torchmix.formats.table import READ_AS
 from torchmix.reader.reader import Reader
-from torchmix.recipe.source_format import FORMATS
+from torchmix.recipe.source.format import FORMATS
 
 
 @pytest.fixture

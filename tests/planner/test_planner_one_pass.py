@@ -10,8 +10,8 @@ from tests.support.recipes import make_recipe
 from torchmix.errors import SourceExhausted
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
-from torchmix.recipe.documents import rows_of
 from torchmix.recipe.parts import Part, part_of
+from torchmix.recipe.source.documents import rows_of
 
 SOURCES = {name: {"documents": ("50%", "100%")} for name in SHARES if name != "one"}
 

@@ -19,8 +19,8 @@ from torchmix.errors import OptionError, RecipeError, SourceExhausted, StateMism
 from torchmix.parallel.topology import Topology
 from torchmix.planner.one_pass import steps_of_one_pass
 from torchmix.planner.planner import Planner
-from torchmix.recipe.documents import PARTS
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.source.documents import PARTS
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 

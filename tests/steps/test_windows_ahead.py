@@ -16,9 +16,9 @@ from tests.support.sizes import synthetic_sizes
 from torchmix.errors import SourceExhausted
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Cursor, Planner
-from torchmix.recipe.documents import rows_of
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
+from torchmix.recipe.source.documents import rows_of
 from torchmix.stateful.open import build_loader
 from torchmix.steps.windows_ahead import WindowsAhead, _Present, _Window, phases
 

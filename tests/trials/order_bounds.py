@@ -32,7 +32,7 @@ from torchmix.errors import SourceExhausted
 from torchmix.mixture.order import SourceOrder
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Cursor, Planner
-from torchmix.recipe.documents import rows_of
+from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.structs import Recipe, Shuffle
 from torchmix.steps.state import cursor_of_state, decode_state, encode_state, state_of_cursor
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from torchmix.catalog.sizes import window_pages_of
-from torchmix.recipe.bad_rows import masks_bad_rows, max_bad_of
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.source_format import format_of, paths_of
+from torchmix.recipe.source.bad_rows import masks_bad_rows, max_bad_of
+from torchmix.recipe.source.format import format_of, paths_of
 from torchmix.recipe.structs import Shuffle, Source
 
 

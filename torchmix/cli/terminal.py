@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from torchmix.recipe.documents import PARTS
+from torchmix.recipe.source.documents import PARTS
 
 
 class ExitCode(enum.IntEnum):

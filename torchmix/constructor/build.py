@@ -31,7 +31,7 @@ from torchmix.constructor.resets import NO_RESET, CutPieces, cut_pieces, find_re
 from torchmix.constructor.spans import PADDING, Spans, spans_of_pieces
 from torchmix.errors import CorruptPage
 from torchmix.planner.plan import StepPlan
-from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions
+from torchmix.recipe.source.resets import masks_resets, resets_attention, resets_positions
 from torchmix.recipe.structs import Packing
 
 BLOCK_TOKENS = 1 << 15

@@ -31,7 +31,7 @@ from torchmix.formats.megatron.source import IndexedSource, dtype_of_schema
 from torchmix.formats.parquet.look import look as look_at_parquet
 from torchmix.formats.parquet.source import ParquetSource
 from torchmix.formats.source import FormatSource
-from torchmix.recipe.source_format import DEFAULT_FORMAT, FORMATS
+from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
 from torchmix.storage.find_files import find_files
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.open_tokenizer import Tokenizers

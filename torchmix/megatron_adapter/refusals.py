@@ -13,7 +13,7 @@ from typing import Any
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.parts import has_part, part_of
-from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
+from torchmix.recipe.source.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
 from torchmix.recipe.structs import Recipe
 
 

@@ -23,9 +23,9 @@ from torchmix.errors import SourceExhausted
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner
-from torchmix.recipe.documents import rows_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, stages_of
+from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.structs import Batch
 
 LOW_FILL = 0.8

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS, SourceSizes
 from torchmix.errors import DocumentTooLong, PlanError
 from torchmix.mixture.order import SourceOrder
-from torchmix.recipe.documents import rows_of
 from torchmix.recipe.parts import Part, part_of
+from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.structs import Recipe
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.bad_rows import masks_bad_rows
 from torchmix.recipe.build import nearest
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.documents import PARTS
 from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.ramp import most_samples
-from torchmix.recipe.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
 from torchmix.recipe.shares import parse_fraction
-from torchmix.recipe.source_format import FORMATS, format_of, paths_of
+from torchmix.recipe.source.bad_rows import masks_bad_rows
+from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.source.format import FORMATS, format_of, paths_of
+from torchmix.recipe.source.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
+from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
 from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Packing, Recipe, Shuffle, Source
-from torchmix.recipe.tokenizer_kind import tokenizer_kind
 
 MOST_IDS = 2**31
 TOKENIZERS = "bytes, tiktoken:NAME, or the path of a tokenizer.json"

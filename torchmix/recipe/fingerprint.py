@@ -13,14 +13,14 @@ from fractions import Fraction
 from typing import Any
 
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.documents import fractions_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares, stages_of_part, tree_of_part
 from torchmix.recipe.mixture.tree import Node, walk
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import stages_of
-from torchmix.recipe.source_format import format_of
+from torchmix.recipe.source.documents import fractions_of
+from torchmix.recipe.source.format import format_of
+from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
 from torchmix.recipe.structs import Recipe, Shuffle, Source
-from torchmix.recipe.tokenizer_kind import tokenizer_kind
 
 KEY_BYTES = 4
 """Of a key's digest: enough to tell which key differs, once the fingerprint does."""

@@ -14,8 +14,8 @@ import msgspec
 
 from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.build import nearest
-from torchmix.recipe.documents import PARTS, documents_of_split
 from torchmix.recipe.ramp import last_samples
+from torchmix.recipe.source.documents import PARTS, documents_of_split
 from torchmix.recipe.structs import Balance, Batch, Change, Evaluation, Group, Packing, Recipe, Share, Shuffle, Source
 
 

@@ -35,14 +35,14 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import SHORTEST_PATIENCE_S, patience_of
 from torchmix.parallel.topology import Topology
 from torchmix.planner.source_order import check_rows_of_part
-from torchmix.recipe.bad_rows import max_bad_of
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.fingerprint import recipe_keys
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.options import true_or_false
 from torchmix.recipe.parts import Part, part_of, with_all_sources
 from torchmix.recipe.ramp import stages_of
-from torchmix.recipe.resets import resets_positions, sources_with_resets
+from torchmix.recipe.source.bad_rows import max_bad_of
+from torchmix.recipe.source.resets import resets_positions, sources_with_resets
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.serve import ReceivedSteps

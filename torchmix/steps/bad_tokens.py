@@ -20,9 +20,9 @@ import numpy as np
 from torchmix.catalog.store import Catalog
 from torchmix.errors import TooManyBadRows
 from torchmix.parallel.comparison import Masked
-from torchmix.recipe.bad_rows import masks_bad_rows, max_bad_of
-from torchmix.recipe.documents import rows_of
 from torchmix.recipe.parts import Part
+from torchmix.recipe.source.bad_rows import masks_bad_rows, max_bad_of
+from torchmix.recipe.source.documents import rows_of
 from torchmix.steps.header import StepHeader
 from torchmix.steps.state import LoaderState, with_bad_tokens
 

@@ -15,7 +15,7 @@ from torchmix.catalog.vocabulary import id_limit
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
 from torchmix.reader.reader import Reader
-from torchmix.recipe.bad_rows import masked_sources
+from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.steps.replica_steps import StreamSettings, replica_steps
 
 

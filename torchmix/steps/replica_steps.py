@@ -28,10 +28,10 @@ from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.reader.protocol import StepReader
-from torchmix.recipe.bad_rows import masked_sources
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
-from torchmix.recipe.resets import sources_with_resets
+from torchmix.recipe.source.bad_rows import masked_sources
+from torchmix.recipe.source.resets import sources_with_resets
 from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.header import encode_header
 from torchmix.steps.state import cursor_of_state, decode_state, encode_state, state_of_cursor

@@ -11,7 +11,7 @@ import difflib
 from pathlib import Path
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.tokenizer_kind import TIKTOKEN, tokenizer_kind
+from torchmix.recipe.source.tokenizer_kind import TIKTOKEN, tokenizer_kind
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.encoder import Encoder
 from torchmix.transform.huggingface import HuggingFaceEncoder

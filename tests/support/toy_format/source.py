@@ -18,7 +18,7 @@ from torchmix.errors import SourceUnreadable
 from torchmix.formats.found_column import FoundColumn
 from torchmix.formats.source import Documents, FileScan, PageRun, offsets_of
 from torchmix.formats.table import READ_AS, FormatRow
-from torchmix.recipe.source_format import FORMATS, FormatNames
+from torchmix.recipe.source.format import FORMATS, FormatNames
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile

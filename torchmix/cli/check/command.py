@@ -42,10 +42,10 @@ from torchmix.planner.forecast import SIMULATED_STEPS, Forecast, forecast
 from torchmix.planner.planner import Planner
 from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import bytes_text
-from torchmix.recipe.documents import PARTS
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
+from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.structs import Recipe
 
 COLUMNS = {

@@ -22,10 +22,10 @@ from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.formats.table import READ_AS
 from torchmix.planner.forecast import LOW_FILL, Forecast, SourceForecast
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
-from torchmix.recipe.documents import rows_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import stages_of
+from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.structs import Read
 
 LATE = 0.01

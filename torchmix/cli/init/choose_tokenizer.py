@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchmix.cli.init.recipe_yaml import relative_path, text_of
 from torchmix.errors import OptionError, RecipeError, SourceUnreadable
-from torchmix.recipe.tokenizer_kind import tokenizer_kind
+from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
 from torchmix.transform.open_tokenizer import Tokenizers
 
 TOKENIZERS = "bytes, tiktoken:NAME, or the path of a tokenizer.json"

@@ -15,7 +15,7 @@ from glob import escape, has_magic
 from pathlib import Path, PurePosixPath
 
 from torchmix.errors import SourceUnreadable
-from torchmix.recipe.source_format import DEFAULT_FORMAT, FORMATS
+from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
 from torchmix.storage.find_files import find_files
 from torchmix.storage.find_objects import objects_below
 from torchmix.storage.stores import is_uri

@@ -31,9 +31,9 @@ from torchmix.errors import OptionError, SourceUnreadable
 from torchmix.formats.found_column import ID_BYTES, FoundColumn
 from torchmix.recipe.build import nearest
 from torchmix.recipe.byte_sizes import bytes_text
-from torchmix.recipe.documents import PARTS
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.source_format import DEFAULT_FORMAT, FORMATS
+from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
 
 LENGTH, SAMPLES = 2048, 64
 USUAL_COLUMNS = ("input_ids", "tokens", "token_ids", "ids", "text", "content", "raw_content", "body", "document")

@@ -22,7 +22,7 @@ from pathlib import Path
 from torchmix.errors import OptionError
 from torchmix.formats.megatron.files import index_path
 from torchmix.formats.megatron.header import read_header
-from torchmix.recipe.documents import rows_of
+from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.structs import Source
 from torchmix.storage.open_path import opened
 

@@ -16,10 +16,10 @@ from torchmix.cli.show.rows import print_row, rows_shown
 from torchmix.cli.show.step import COLUMNS, plan_of_step, print_sample, samples_shown
 from torchmix.cli.terminal import ExitCode, add_explain, at_least, print_json, print_meanings
 from torchmix.errors import OptionError
-from torchmix.recipe.documents import PARTS
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
+from torchmix.recipe.source.documents import PARTS
 
 HELP = "show the text or tokens of rows, or of a step"
 

@@ -20,7 +20,7 @@ from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
 from torchmix.reader.reader import Reader
 from torchmix.recipe.checks import TOKENIZERS
-from torchmix.recipe.tokenizer_kind import tokenizer_kind
+from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 

@@ -1,0 +1,8 @@
+"""What a recipe says of one source. Files in reading order:
+
+documents.py       which rows are used, and how a split cuts them
+bad_rows.py        what becomes of rows that cannot be read
+resets.py          where documents end inside rows
+format.py          what its files are
+tokenizer_kind.py  what kind of tokenizer it names
+"""
