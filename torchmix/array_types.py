@@ -12,5 +12,3 @@ Int32Array = NDArray[np.int32]
 """Lengths, tokens, boundaries."""
 Int64Array = NDArray[np.int64]
 """Rows, positions, offsets, sums."""
-Ints = Int64Array
-"""The same, for signatures of planning, which has hardly anything else."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.mixture.window import Window
 
 KEPT = 64
@@ -28,21 +28,21 @@ _SPAN = 1 << 40
 class Given:
     """What some sources gave; n pieces of m sources, sorted by source."""
 
-    source: Ints
+    source: Int64Array
     """[m] the sources whose held pieces were enough; some may give nothing."""
-    num_pieces: Ints
+    num_pieces: Int64Array
     """[m] pieces that each gave."""
-    num_tokens: Ints
+    num_tokens: Int64Array
     """[m] tokens of these pieces."""
-    row: Ints
+    row: Int64Array
     """[n] row of the document in its source."""
-    start: Ints
+    start: Int64Array
     """[n] first token in the document."""
-    tokens: Ints
+    tokens: Int64Array
     """[n] tokens that count."""
-    document_tokens: Ints
+    document_tokens: Int64Array
     """[n] tokens of the whole document."""
-    rest: Ints
+    rest: Int64Array
     """The sources with too few pieces held."""
 
 
@@ -69,7 +69,7 @@ class ComingPieces:
         """End a draw; the next one may continue from `place`."""
         self._place = place
 
-    def give(self, source: Ints, offset: Ints, owed_tokens: Ints) -> Given:
+    def give(self, source: Int64Array, offset: Int64Array, owed_tokens: Int64Array) -> Given:
         """Take what sources owe, as far as their held pieces are enough.
 
         Args:

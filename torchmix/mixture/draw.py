@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingPieces, Given
 from torchmix.mixture.order import SourceOrder
@@ -33,13 +33,13 @@ MAX_ASKED_TOKENS = 1 << 30
 class Position:
     """Where every source stands. All arrays int64 [S], by sorted source name."""
 
-    epoch: Ints
-    window: Ints
-    offset: Ints
+    epoch: Int64Array
+    window: Int64Array
+    offset: Int64Array
     """Pieces already taken from the window."""
-    debt: Ints
+    debt: Int64Array
     """Tokens owed; negative when a piece was taken early."""
-    residue: Ints
+    residue: Int64Array
     """In [0, 2^32): the fraction of a token owed beyond `debt`."""
 
     @staticmethod
@@ -55,7 +55,7 @@ class Draw:
 
     stretches: Stretches
     position: Position
-    asked: Ints
+    asked: Int64Array
     """[S] whole tokens charged to each source."""
     ran_out: tuple[int, ...]
     """Sources that could not give all that they owe, because they have given their `max_epochs`."""
@@ -63,11 +63,11 @@ class Draw:
 
 def draw(
     orders: Sequence[SourceOrder],
-    shares: Ints,
+    shares: Int64Array,
     position: Position,
     asked_tokens: int,
     *,
-    max_epochs: Ints,
+    max_epochs: Int64Array,
     coming: ComingPieces | None = None,
 ) -> Draw:
     """Draw about `asked_tokens` tokens, from each source its share.
@@ -180,7 +180,7 @@ def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *
     return _FromWindows(runs, _Place(epoch, window, offset), debt, next_in=None, ran_out=False)
 
 
-def _of_held(given: Given, epoch: Ints) -> Stretches:
+def _of_held(given: Given, epoch: Int64Array) -> Stretches:
     source = np.repeat(given.source, given.num_pieces)
     return Stretches(
         source=source,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.mixture.draw import Position
 from torchmix.mixture.order import SourceOrder
 
@@ -25,7 +25,7 @@ MOST_STEPS = 64
 class NextWindows:
     """Makes windows before they are needed; decides nothing."""
 
-    def __init__(self, orders: Sequence[SourceOrder], max_epochs: Ints) -> None:
+    def __init__(self, orders: Sequence[SourceOrder], max_epochs: Int64Array) -> None:
         """`max_epochs`: int64 [S] epochs that each source may give."""
         self._orders = orders
         self._max_epochs = max_epochs
@@ -36,7 +36,7 @@ class NextWindows:
         self._is_made = np.zeros(len(orders), np.bool_)
         self._left_tokens = np.zeros(len(orders), np.int64)
 
-    def follow(self, before: Position, after: Position, asked: Ints) -> None:
+    def follow(self, before: Position, after: Position, asked: Int64Array) -> None:
         """Make what will be due soon.
 
         Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.keys import keyed_order
 from torchmix.mixture.permutation import permute, unpermute
@@ -33,10 +33,10 @@ class PageWindows:
         self._used_pages = self._pages_of(used_rows, sizes.num_documents)
         start, stop = self._used_pages
         self.is_sparse = stop - start <= self._num_pages // SPARSE
-        self._last_pages: dict[tuple[int, int], Ints] = {}
+        self._last_pages: dict[tuple[int, int], Int64Array] = {}
         self._last_places: tuple[int, list[int]] | None = None
 
-    def rows(self, epoch: int, window: int) -> Ints:
+    def rows(self, epoch: int, window: int) -> Int64Array:
         """See `WindowRows`."""
         key = self._key("rows", epoch, window)
         if self.num_windows == 1:  # the window has all rows; a start makes it for hundreds of small sources
@@ -46,7 +46,7 @@ class PageWindows:
         counts = np.asarray(self._first_row[pages + 1], np.int64) - starts
         before = np.cumsum(counts) - counts
         rows = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(starts - before, counts)
-        shuffled: Ints = rows[keyed_order(key, len(rows))]
+        shuffled: Int64Array = rows[keyed_order(key, len(rows))]
         return shuffled
 
     def num_rows(self, epoch: int, window: int) -> int:
@@ -54,20 +54,20 @@ class PageWindows:
         pages = self._all_pages(epoch, window)
         return int((self._first_row[pages + 1] - self._first_row[pages]).sum())
 
-    def pages(self, epoch: int, window: int) -> Ints:
+    def pages(self, epoch: int, window: int) -> Int64Array:
         """See `WindowRows`."""
         pages, (start, stop) = self._all_pages(epoch, window), self._used_pages
         if (start, stop) == (0, self._num_pages):
             return pages
-        used: Ints = pages[(pages >= start) & (pages < stop)]
+        used: Int64Array = pages[(pages >= start) & (pages < stop)]
         return used
 
-    def used_windows(self, epoch: int) -> Ints:
+    def used_windows(self, epoch: int) -> Int64Array:
         """See `WindowRows`."""
         places = places_of(np.arange(*self._used_pages), num_windows=self.num_windows, key=self._key("strata", epoch))
         return np.unique(unpermute(places, self.num_windows, self._key("pages", epoch)))
 
-    def _all_pages(self, epoch: int, window: int) -> Ints:
+    def _all_pages(self, epoch: int, window: int) -> Int64Array:
         """Pages of a window; recent answers are kept, since planning and reading ahead ask for the same windows."""
         pages = self._last_pages.get((epoch, window))
         if pages is None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.permutation import permute, unpermute
 from torchmix.mixture.window_rows import SPARSE, Key
@@ -31,21 +31,21 @@ class _Stretches(ABC):
         self.num_windows = max(1, -(-self._total_rows // WINDOW_ROWS))
 
     @abstractmethod
-    def rows(self, epoch: int, window: int) -> Ints:
+    def rows(self, epoch: int, window: int) -> Int64Array:
         """See `WindowRows`."""
 
     def num_rows(self, epoch: int, window: int) -> int:
         """See `WindowRows`."""
         return len(self._positions(window))
 
-    def pages(self, epoch: int, window: int) -> Ints:
+    def pages(self, epoch: int, window: int) -> Int64Array:
         """See `WindowRows`."""
         rows, (start, stop) = self.rows(epoch, window), self._used_rows
         if (start, stop) != (0, self._total_rows):
             rows = rows[(rows >= start) & (rows < stop)]
         return np.unique(self._first_row.searchsorted(rows, side="right") - 1)
 
-    def _positions(self, window: int) -> Ints:
+    def _positions(self, window: int) -> Int64Array:
         start = window * WINDOW_ROWS
         return np.arange(start, min(start + WINDOW_ROWS, self._total_rows), dtype=np.int64)
 
@@ -58,11 +58,11 @@ class RowWindows(_Stretches):
         super().__init__(sizes, key, used_rows)
         self.is_sparse = used_rows[1] - used_rows[0] <= self.num_windows  # a few used rows spread over all windows
 
-    def rows(self, epoch: int, window: int) -> Ints:
+    def rows(self, epoch: int, window: int) -> Int64Array:
         """See `WindowRows`."""
         return permute(self._positions(window), self._total_rows, self._key("row", epoch))
 
-    def used_windows(self, epoch: int) -> Ints:
+    def used_windows(self, epoch: int) -> Int64Array:
         """See `WindowRows`."""
         places = unpermute(np.arange(*self._used_rows), self._total_rows, self._key("row", epoch))
         return np.unique(places // WINDOW_ROWS)
@@ -76,11 +76,11 @@ class FileWindows(_Stretches):
         super().__init__(sizes, key, used_rows)
         self.is_sparse = used_rows[1] - used_rows[0] <= self._total_rows // SPARSE
 
-    def rows(self, epoch: int, window: int) -> Ints:
+    def rows(self, epoch: int, window: int) -> Int64Array:
         """See `WindowRows`."""
         return self._positions(window)
 
-    def used_windows(self, epoch: int) -> Ints:
+    def used_windows(self, epoch: int) -> Int64Array:
         """See `WindowRows`."""
         start, stop = self._used_rows
         return np.arange(start // WINDOW_ROWS, -(-stop // WINDOW_ROWS), dtype=np.int64)

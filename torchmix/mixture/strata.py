@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.mixture.keys import PHI64, mix64
 
 
-def pages_at(place: int, *, num_pages: int, num_windows: int, key: int) -> Ints:
+def pages_at(place: int, *, num_pages: int, num_windows: int, key: int) -> Int64Array:
     """Pages of a window, ascending.
 
     Args:
@@ -37,14 +37,14 @@ def pages_at(place: int, *, num_pages: int, num_windows: int, key: int) -> Ints:
     return pages if pages[-1] < num_pages else pages[:-1]
 
 
-def places_of(pages: Ints, *, num_windows: int, key: int) -> Ints:
+def places_of(pages: Int64Array, *, num_windows: int, key: int) -> Int64Array:
     """The place of the window of each page, [n]: the inverse of `pages_at`."""
-    places: Ints = (pages - _shifts(pages // num_windows, num_windows, key)) % num_windows
+    places: Int64Array = (pages - _shifts(pages // num_windows, num_windows, key)) % num_windows
     return places
 
 
-def _shifts(strata: Ints, num_windows: int, key: int) -> Ints:
+def _shifts(strata: Int64Array, num_windows: int, key: int) -> Int64Array:
     """[n] in [0, num_windows), by hash."""
     hashes = mix64(strata.astype(np.uint64) * np.uint64(PHI64) + np.uint64(key))
-    shifts: Ints = (hashes % np.uint64(num_windows)).view(np.int64)
+    shifts: Int64Array = (hashes % np.uint64(num_windows)).view(np.int64)
     return shifts

@@ -12,25 +12,25 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Stretches:
     """Stretches of documents, in order. All arrays int64 [n]."""
 
-    source: Ints
+    source: Int64Array
     """Index by sorted source name: local to this process, in no key and no digest."""
-    epoch: Ints
-    row: Ints
-    start: Ints
+    epoch: Int64Array
+    row: Int64Array
+    start: Int64Array
     """First token of the stretch in its document; a multiple of the tokens of a sample."""
-    tokens: Ints
+    tokens: Int64Array
     """Tokens that count: after truncation, if the recipe truncates."""
-    document_tokens: Ints
+    document_tokens: Int64Array
     """Tokens of the whole document, as the catalog has them."""
 
-    def take(self, order: Ints | NDArray[np.bool_]) -> Stretches:
+    def take(self, order: Int64Array | NDArray[np.bool_]) -> Stretches:
         """The stretches at `order` (positions or a mask)."""
         return Stretches(**{f.name: getattr(self, f.name)[order] for f in fields(self)})
 

@@ -15,18 +15,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 
 
 class WindowPieces(NamedTuple):
     """Parts of documents of one window, in order. Arrays [n]."""
 
-    row: Ints
-    start: Ints
+    row: Int64Array
+    start: Int64Array
     """First token of the part in its document."""
-    tokens: Ints
+    tokens: Int64Array
     """Tokens that count; may be 0."""
-    document_tokens: Ints | NDArray[np.int32]
+    document_tokens: Int64Array | NDArray[np.int32]
     """Tokens of the whole document, as the catalog has them."""
 
 
@@ -46,13 +46,13 @@ class Taken(NamedTuple):
 class Window:
     """The documents of one window, in the order in which they are drawn."""
 
-    rows: Ints
+    rows: Int64Array
     """[W] row of each document in its source."""
-    ends: Ints
+    ends: Int64Array
     """[W + 1] tokens of the documents before each; starts with 0."""
     document_tokens: NDArray[np.int32] | None
     """[W] tokens of each whole document, as the catalog has them; None if `ends` counts whole documents."""
-    first_piece: Ints | None = None
+    first_piece: Int64Array | None = None
     """[W + 1] pieces of the documents before each; None if each document is one."""
     piece_tokens: int = 0
     """Tokens of a sample, where documents have several pieces."""
@@ -140,11 +140,11 @@ class Window:
         whole = counted if self.document_tokens is None else self.document_tokens[document]
         return WindowPieces(self.rows[document], begins, np.minimum(counted - begins, self.piece_tokens), whole)
 
-    def _documents(self, first: int, last: int, begins: Ints, edges: Ints) -> WindowPieces:
+    def _documents(self, first: int, last: int, begins: Int64Array, edges: Int64Array) -> WindowPieces:
         """Documents `first` to `last`, each with its tokens between two `edges`."""
         tokens = edges[1:] - edges[:-1]
         if self.document_tokens is not None:
-            whole: Ints | NDArray[np.int32] = self.document_tokens[first:last]
+            whole: Int64Array | NDArray[np.int32] = self.document_tokens[first:last]
         elif self.first_piece is None:
             whole = tokens
         else:

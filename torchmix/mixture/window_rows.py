@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.mixture.keys import named_key
 
 Key = Callable[..., int]
@@ -38,16 +38,16 @@ class WindowRows(Protocol):
     def is_sparse(self) -> bool:
         """Whether few windows have used rows; `used_windows` lists them."""
 
-    def rows(self, epoch: int, window: int) -> Ints:
+    def rows(self, epoch: int, window: int) -> Int64Array:
         """[n] rows of a window, used or not, in the order in which they are drawn."""
 
     def num_rows(self, epoch: int, window: int) -> int:
         """Rows of a window, used or not."""
 
-    def pages(self, epoch: int, window: int) -> Ints:
+    def pages(self, epoch: int, window: int) -> Int64Array:
         """Pages of a window that may hold used rows, ascending, each once."""
 
-    def used_windows(self, epoch: int) -> Ints:
+    def used_windows(self, epoch: int) -> Int64Array:
         """Windows of an epoch that may have used rows, ascending; costs as much as the number of used rows."""
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.parallel.layout import Layout
 
 
@@ -22,9 +22,9 @@ from torchmix.parallel.layout import Layout
 class Placement:
     """Where each sample goes. Arrays int64 [G]."""
 
-    dp_rank_of_sample: Ints
-    microbatch_of_sample: Ints
-    slot_of_sample: Ints
+    dp_rank_of_sample: Int64Array
+    microbatch_of_sample: Int64Array
+    slot_of_sample: Int64Array
     """Index in the microbatch; samples of a microbatch are in ascending order."""
 
 
@@ -61,7 +61,7 @@ def in_hash_order(num_samples: int, layout: Layout) -> Placement:
     )
 
 
-def in_rows(cost_of_sample: Ints, layout: Layout) -> Placement:
+def in_rows(cost_of_sample: Int64Array, layout: Layout) -> Placement:
     """Place samples of like cost into the same microbatch of all ranks.
 
     Samples are sorted by cost and cut into blocks of dp samples. This minimises the sum, over blocks, of the largest
@@ -97,7 +97,7 @@ def in_rows(cost_of_sample: Ints, layout: Layout) -> Placement:
     return Placement(dp_rank_of_sample=rank, microbatch_of_sample=microbatch, slot_of_sample=slot)
 
 
-def _small_at_both_ends(count: int) -> Ints:
+def _small_at_both_ends(count: int) -> Int64Array:
     """Microbatch of each row, for rows in descending order of cost: the most expensive row is in the middle."""
     rows = np.arange(count, dtype=np.int64)
     in_time = np.concatenate([rows[1::2][::-1], rows[0::2]])
@@ -106,7 +106,7 @@ def _small_at_both_ends(count: int) -> Ints:
     return microbatch_of_row
 
 
-def report(cost_of_sample: Ints, placement: Placement, layout: Layout) -> BalanceReport:
+def report(cost_of_sample: Int64Array, placement: Placement, layout: Layout) -> BalanceReport:
     """Cost of a placement against its lower bound and against hash order."""
     plain = in_hash_order(len(cost_of_sample), layout)
     total = int(cost_of_sample.sum())
@@ -117,7 +117,7 @@ def report(cost_of_sample: Ints, placement: Placement, layout: Layout) -> Balanc
     )
 
 
-def _slowest_rank_sum(cost_of_sample: Ints, placement: Placement, dp: int) -> int:
+def _slowest_rank_sum(cost_of_sample: Int64Array, placement: Placement, dp: int) -> int:
     num_microbatches = int(placement.microbatch_of_sample.max()) + 1
     bins = np.zeros(num_microbatches * dp, np.int64)
     np.add.at(bins, placement.microbatch_of_sample * dp + placement.dp_rank_of_sample, cost_of_sample)

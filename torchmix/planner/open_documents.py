@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.planner.planner import Cursor, Planner
 
 
@@ -19,10 +19,10 @@ from torchmix.planner.planner import Cursor, Planner
 class DocumentsToCome:
     """Documents that later steps continue. All arrays int64 [n]; each (source, row) once."""
 
-    source: Ints
+    source: Int64Array
     """Index by sorted source name."""
-    row: Ints
-    start: Ints
+    row: Int64Array
+    start: Int64Array
     """The first token that is still to come."""
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.mixture.keys import hash_columns, keyed_order, named_key, order_by
 
 MAX_CLASS = 3
@@ -28,20 +28,20 @@ MAX_CLASS = 3
 class Pieces:
     """Parts of documents that fit a sample. All arrays int64 [n]."""
 
-    source: Ints
-    epoch: Ints
-    row: Ints
-    start: Ints
+    source: Int64Array
+    epoch: Int64Array
+    row: Int64Array
+    start: Int64Array
     """First token of the piece in its document."""
-    tokens: Ints
-    drawn_step: Ints
-    document_tokens: Ints
+    tokens: Int64Array
+    drawn_step: Int64Array
+    document_tokens: Int64Array
     """Length of the whole document in the catalog."""
 
     def __len__(self) -> int:
         return len(self.row)
 
-    def take(self, order: Ints | NDArray[np.bool_]) -> Pieces:
+    def take(self, order: Int64Array | NDArray[np.bool_]) -> Pieces:
         """The pieces at `order` (positions or a mask)."""
         return Pieces(**{f.name: getattr(self, f.name)[order] for f in fields(self)})
 
@@ -61,11 +61,11 @@ class Packed:
     """The samples of a step: pieces sorted by (sample, slot), and the remaining pool."""
 
     pieces: Pieces
-    sample: Ints
+    sample: Int64Array
     """[n] in [0, num_samples)."""
-    slot: Ints
+    slot: Int64Array
     """[n] index of the piece in its sample, from 0."""
-    sample_offset: Ints
+    sample_offset: Int64Array
     """[n] first token of the piece in its sample, a multiple of `align_tokens`."""
     pool: Pieces
 
@@ -80,7 +80,7 @@ def split_long(pieces: Pieces, length: int) -> Pieces:
     return replace(cut, start=cut.start + part * length, tokens=np.minimum(cut.tokens - part * length, length))
 
 
-def aligned(tokens: Ints, align_tokens: int) -> Ints:
+def aligned(tokens: Int64Array, align_tokens: int) -> Int64Array:
     """Lengths rounded up to a multiple of `align_tokens`."""
     return -(-tokens // align_tokens) * align_tokens
 
@@ -177,7 +177,7 @@ def best_fit(
     )
 
 
-def _held_back(units: Ints, tie: NDArray[np.uint64], surplus: int) -> NDArray[np.bool_]:
+def _held_back(units: Int64Array, tie: NDArray[np.uint64], surplus: int) -> NDArray[np.bool_]:
     """Mask of the new pieces to hold back: the first by hash whose sum is at most the surplus."""
     held = np.zeros(len(units), np.bool_)
     if surplus > 0 and len(units):
@@ -186,7 +186,7 @@ def _held_back(units: Ints, tie: NDArray[np.uint64], surplus: int) -> NDArray[np
     return held
 
 
-def _best_fit_runs(units: Ints, class_sizes: Ints, num_samples: int, capacity: int) -> Ints:
+def _best_fit_runs(units: Int64Array, class_sizes: Int64Array, num_samples: int, capacity: int) -> Int64Array:
     """Sample of each item, -1 if no sample has room; items come in classes, longest first in each class.
 
     This is exact best fit, computed for a run of items at a time. A sample that took an item stays the best one for

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.parallel.layout import Layout
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Packed, Pieces
@@ -50,22 +50,22 @@ class StepPlan:
     """[S] sorted names."""
     pieces: Pieces
     """[n] sorted by (sample, slot)."""
-    sample: Ints
+    sample: Int64Array
     """[n] sample of each piece."""
-    slot: Ints
+    slot: Int64Array
     """[n] index of the piece in its sample."""
-    sample_offset: Ints
+    sample_offset: Int64Array
     """[n] first token of the piece in its sample."""
     modules: Mapping[str, ModulePlan]
     """What each module of the model computes of these samples, and where; a model of one module has BACKBONE alone."""
     capacity_tokens: int
-    asked_tokens: Ints
+    asked_tokens: Int64Array
     """[S] tokens charged to each source in this step."""
-    drawn_tokens: Ints
+    drawn_tokens: Int64Array
     """[S] tokens drawn in this step."""
-    delivered_tokens: Ints
+    delivered_tokens: Int64Array
     """[S] tokens in this step's samples."""
-    pool_tokens: Ints
+    pool_tokens: Int64Array
     """[S] tokens deferred to the next step."""
     num_tokens_global: int
     """Tokens of the global batch that have a label: the loss is a mean over these."""

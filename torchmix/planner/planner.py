@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogMissing
@@ -159,7 +159,7 @@ class Planner:
         """
         return self._fold(cursor)[-1]
 
-    def _fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Ints, Cursor]:
+    def _fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Int64Array, Cursor]:
         """The result that no layout changes: samples, pieces drawn, tokens asked of each source, next cursor."""
         new, asked, position, decisions, drawn = self._draw(cursor)
         self._next_windows.follow(cursor.position, position, asked)
@@ -175,7 +175,7 @@ class Planner:
         )
         return packed, new, asked, after
 
-    def shares(self, decisions: tuple[Decision, ...], *, step: int) -> Ints:
+    def shares(self, decisions: tuple[Decision, ...], *, step: int) -> Int64Array:
         """int64 [S], sum 2^32: the mixture's shares in a step, without the sources that have run out.
 
         Raises:
@@ -186,7 +186,7 @@ class Planner:
             raise exhausted_error("", 0, step, all_sources=True)
         return shares
 
-    def _draw(self, cursor: Cursor) -> tuple[Pieces, Ints, Position, tuple[Decision, ...], DrawnTokens]:
+    def _draw(self, cursor: Cursor) -> tuple[Pieces, Int64Array, Position, tuple[Decision, ...], DrawnTokens]:
         """Draw what the pool lacks to fill the batch, and top it up until the batch is full."""
         length = self.part.batch.length
         capacity = samples_of_step(self.part.batch, cursor.step) * length
@@ -213,7 +213,7 @@ class Planner:
         return _drawn_in(cursor.step, parts[0] if len(parts) == 1 else joined(parts)), asked, position, decisions, drawn
 
     def _draw_aligned(
-        self, position: Position, shares: Ints, need: int, drawn: DrawnTokens, capacity: int
+        self, position: Position, shares: Int64Array, need: int, drawn: DrawnTokens, capacity: int
     ) -> tuple[Draw, int]:
         """The draw that counts when `need` aligned tokens are missing, and the aligned tokens that it gave."""
         ask: int | None = drawn.to_ask(need)
@@ -244,7 +244,7 @@ class Planner:
             )
         return pack.renumber(packed, seed=seed, step=step, num_samples=num_samples)
 
-    def _place(self, cost_of_sample: Ints) -> ModulePlan:
+    def _place(self, cost_of_sample: Int64Array) -> ModulePlan:
         layout = self.layout
         if self.part.balance.method == "rows":
             placement = balance.in_rows(cost_of_sample, layout)
@@ -253,11 +253,11 @@ class Planner:
         report = balance.report(cost_of_sample, placement, layout)
         return ModulePlan(layout=layout, placement=placement, balance=report)
 
-    def _aligned_sum(self, tokens: Ints) -> int:
+    def _aligned_sum(self, tokens: Int64Array) -> int:
         # A stretch is split into whole samples and a rest, so rounding up the whole stretch gives the same sum.
         return int(pack.aligned(tokens, self.align_tokens).sum() if self.align_tokens > 1 else tokens.sum())
 
-    def _by_source(self, pieces: Pieces) -> Ints:
+    def _by_source(self, pieces: Pieces) -> Int64Array:
         sums = np.zeros(len(self.sources), np.int64)
         np.add.at(sums, pieces.source, pieces.tokens)
         return sums

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.mixture.shares.integers import integer_shares
 from torchmix.mixture.shares.schedule import Schedule, ShareChange
 from torchmix.recipe.mixture.changes import tokens_before
@@ -42,7 +42,7 @@ class SharesOfStep:
         self.num_with_share = int(has_share.sum())
         """Sources with a share in at least one stage."""
 
-    def at(self, step: int, gone: frozenset[str]) -> Ints | None:
+    def at(self, step: int, gone: frozenset[str]) -> Int64Array | None:
         """int64 [S], sum 2^32: the mean over the tokens of a step; None if every source with a share has run out.
 
         Args:
@@ -51,7 +51,7 @@ class SharesOfStep:
         """
         return self.mean(step, step + 1, gone)
 
-    def mean(self, start: int, stop: int, gone: frozenset[str] = frozenset()) -> Ints | None:
+    def mean(self, start: int, stop: int, gone: frozenset[str] = frozenset()) -> Int64Array | None:
         """int64 [S], sum 2^32: the mean over the tokens of steps [start, stop), one step or more."""
         if self._after[0] != gone:
             self._after = gone, self._schedule(gone)
@@ -82,7 +82,7 @@ class SharesOfStep:
             changes.append(ShareChange(start_token=place[0], stop_token=place[1], shares=now))
         return Schedule(changes[0].shares, changes[1:])
 
-    def _shares(self, tree: Node, gone: frozenset[str]) -> Ints:
+    def _shares(self, tree: Node, gone: frozenset[str]) -> Int64Array:
         found = stream_shares(tree, gone)
         shares = {name: found.get(name, Fraction(0)) for name in self._names}
         return integer_shares(shares) if any(shares.values()) else np.zeros(len(self._names), np.int64)

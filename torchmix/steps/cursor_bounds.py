@@ -29,7 +29,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.errors import StateError
 from torchmix.mixture.order import SourceOrder
 from torchmix.planner.asking import MOST_ALIGNED
@@ -95,7 +95,7 @@ def check_step(step: int) -> None:
     _check("step", step, 0, MAX_STEPS)
 
 
-def pieces_of_columns(planner: Planner, *, source: Ints, row: Ints, **columns: Ints) -> Pieces:
+def pieces_of_columns(planner: Planner, *, source: Int64Array, row: Int64Array, **columns: Int64Array) -> Pieces:
     """Pieces as a state spells them, with the tokens of their documents, which it does not hold.
 
     Args:
@@ -118,7 +118,7 @@ def pieces_of_columns(planner: Planner, *, source: Ints, row: Ints, **columns: I
     return Pieces(source=source, row=row, document_tokens=tokens, **columns)
 
 
-def most_pool_tokens(planner: Planner, longest_tokens: Ints) -> int:
+def most_pool_tokens(planner: Planner, longest_tokens: Int64Array) -> int:
     """Tokens that a pool has at most, given those of the longest piece of each source."""
     batch = planner.part.batch
     return (most_samples(batch) + 1) * batch.length + int(longest_tokens.sum())
@@ -166,7 +166,7 @@ def _check_decisions(cursor: Cursor, planner: Planner) -> None:
         _check(f"debt of source {decision.source!r}, which has run out,", int(cursor.position.debt[s]), 0, 0)
 
 
-def _by_source(planner: Planner, source: Ints) -> list[tuple[SourceOrder, Ints]]:
+def _by_source(planner: Planner, source: Int64Array) -> list[tuple[SourceOrder, Int64Array]]:
     """The orders of the sources that occur, each with the positions where it does."""
     by_source = np.argsort(source, kind="stable")
     found, first = np.unique(source[by_source], return_index=True)
@@ -181,7 +181,7 @@ def _check(what: str, value: int, lowest: int, highest: int) -> None:
         )
 
 
-def _check_each(what: str, values: Ints, lowest: Ints | int, highest: Ints | int) -> None:
+def _check_each(what: str, values: Int64Array, lowest: Int64Array | int, highest: Int64Array | int) -> None:
     """Of each piece of the pool."""
     is_outside = (values < lowest) | (values > highest)
     if is_outside.any():

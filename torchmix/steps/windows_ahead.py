@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.errors import CatalogError
 from torchmix.mixture.order import SourceOrder
 from torchmix.planner.planner import Cursor, Planner
@@ -47,7 +47,7 @@ class WindowsAhead:
         self._at_once[ahead] = [min(reader.pages_at_once(s), quarter[s]) for s in ahead]
         self._phases = phases(len(self._orders)) * self._at_once
         self._present: dict[int, _Present] = {}
-        self._outlived: dict[int, Ints] = {}
+        self._outlived: dict[int, Int64Array] = {}
         """Pages to evict: in neither the current nor the next window of a source that has just changed windows."""
         # Arrays [S] over the current window of each source; epoch -1 where none is known.
         self._epoch = np.full(len(self._orders), -1, np.int64)
@@ -81,7 +81,7 @@ class WindowsAhead:
                 logger.warning("met while reading ahead, the steps before it go on: %s", error)
             self._num_warmed[source] = stop
 
-    def _places(self, cursor: Cursor) -> tuple[Ints, Ints, Ints]:
+    def _places(self, cursor: Cursor) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Epoch, window and offset of each source; of windows without used rows, the next one with some."""
         at = cursor.position
         if not self._sparse:
@@ -124,7 +124,7 @@ def phases(num_sources: int) -> NDArray[np.float64]:
 
 class _Window(NamedTuple):
     place: tuple[int, int]
-    pages: Ints
+    pages: Int64Array
     """Those with used rows, ascending: pages of a chunk are decoded together."""
 
 
@@ -134,7 +134,7 @@ class _Present(NamedTuple):
     this: _Window
     following: _Window
 
-    def less_needed(self, pages: Ints) -> Ints:
+    def less_needed(self, pages: Int64Array) -> Int64Array:
         """The given pages that neither window has."""
         needed = {*self.this.pages.tolist(), *self.following.pages.tolist()}  # of a few hundred cheaper than by numpy
         return np.array([page for page in pages.tolist() if page not in needed], np.int64)

@@ -9,16 +9,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from torchmix.array_types import Int64Array
 from torchmix.mixture.shares.integers import SHARE_ONE
-from torchmix.mixture.shares.schedule import Ints, Schedule, ShareChange
+from torchmix.mixture.shares.schedule import Schedule, ShareChange
 
 
-def random_shares(rng: random.Random, count: int) -> Ints:
+def random_shares(rng: random.Random, count: int) -> Int64Array:
     cuts = sorted(rng.randint(0, SHARE_ONE) for _ in range(count - 1))
     return np.diff([0, *cuts, SHARE_ONE]).astype(np.int64)
 
 
-def random_schedule(rng: random.Random, count: int, unit: int) -> tuple[Schedule, Ints, list[ShareChange]]:
+def random_schedule(rng: random.Random, count: int, unit: int) -> tuple[Schedule, Int64Array, list[ShareChange]]:
     start, at, changes = random_shares(rng, count), 0, []
     for _ in range(rng.randint(1, 5)):
         begin = at + rng.choice([0, rng.randint(0, 5 * unit)])
@@ -27,7 +28,7 @@ def random_schedule(rng: random.Random, count: int, unit: int) -> tuple[Schedule
     return Schedule(start, changes), start, changes
 
 
-def share_at(start: Ints, changes: list[ShareChange], stream: int, token: Fraction) -> Fraction:
+def share_at(start: Int64Array, changes: list[ShareChange], stream: int, token: Fraction) -> Fraction:
     """The share at one point, by its definition."""
     now = Fraction(int(start[stream]))
     for change in changes:
@@ -40,7 +41,7 @@ def share_at(start: Ints, changes: list[ShareChange], stream: int, token: Fracti
     return now
 
 
-def mean_share(start: Ints, changes: list[ShareChange], stream: int, begin: int, end: int) -> Fraction:
+def mean_share(start: Int64Array, changes: list[ShareChange], stream: int, begin: int, end: int) -> Fraction:
     """The mean over [begin, end): between borders the share is a line, so the value in the middle is its mean."""
     borders = {begin, end, *(t for change in changes for t in (change.start_token, change.stop_token))}
     inside = sorted(t for t in borders if begin <= t <= end)

@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.spaces.flat import SMALL_UNIT_ROWS, FlatSpace, windows_of_flat
-from torchmix.mixture.spaces.space import Ints, SourceSpace, Space
+from torchmix.mixture.spaces.space import SourceSpace, Space
 from torchmix.mixture.spaces.view import ViewSpace, window_units_of_view
 
 
@@ -30,7 +31,7 @@ def random_space(rng: random.Random, source: int, table: dict[int, SourceSizes])
     return space, {(source, row) for row in kept}
 
 
-def all_units(space: Space) -> Ints:
+def all_units(space: Space) -> Int64Array:
     return np.arange(space.num_units, dtype=np.int64)
 
 
@@ -109,18 +110,18 @@ def test_a_flat_of_more_than_2_to_the_32_rows_has_its_own_numbers() -> None:
         def __init__(self, source: int) -> None:
             self.source = source
 
-        def members(self, units: Ints):
+        def members(self, units: Int64Array):
             from torchmix.mixture.spaces.space import Members
 
             return Members(units, None, len(units))
 
-        def tokens(self, rows: Ints):
+        def tokens(self, rows: Int64Array):
             return (rows % 9).astype(np.int32)
 
-        def places(self, rows: Ints):
+        def places(self, rows: Int64Array):
             return np.full(len(rows), self.source), rows
 
-        def pages(self, units: Ints):
+        def pages(self, units: Int64Array):
             return [(self.source, units)]
 
     children = [Wide(0), Wide(1)]

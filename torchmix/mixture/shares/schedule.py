@@ -19,7 +19,7 @@ from math import lcm
 
 import numpy as np
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.mixture.shares.integers import SHARE_ONE
 
 
@@ -31,7 +31,7 @@ class ShareChange:
     """Token of the run where the change begins, 0 or more."""
     stop_token: int
     """Token where the new shares are reached; equal to `start_token` where they hold at once."""
-    shares: Ints
+    shares: Int64Array
     """int64 [S], sum 2^32: the shares from `stop_token` on."""
 
 
@@ -42,15 +42,15 @@ class _Stretch:
     start: int
     stop: int | None
     """None: it never ends."""
-    before: Ints
-    after: Ints
+    before: Int64Array
+    after: Int64Array
     """The shares at its end; the same object as `before` where they are constant."""
 
 
 class Schedule:
     """The shares of S streams over the whole run."""
 
-    def __init__(self, shares: Ints, changes: Sequence[ShareChange] = ()) -> None:
+    def __init__(self, shares: Int64Array, changes: Sequence[ShareChange] = ()) -> None:
         """Take the shares at token 0, and the changes in the order of their positions, which do not overlap."""
         self._stretches = _stretches(shares, changes)
         self._starts = [stretch.start for stretch in self._stretches]
@@ -60,7 +60,7 @@ class Schedule:
         """Whether the shares never change."""
         return len(self._stretches) == 1
 
-    def shares(self, start: int, stop: int) -> Ints:
+    def shares(self, start: int, stop: int) -> Int64Array:
         """int64 [S], sum 2^32: the mean over tokens [start, stop) of the run; `stop` is above `start`."""
         first = bisect_right(self._starts, start) - 1
         stretch = self._stretches[first]
@@ -75,7 +75,7 @@ class Schedule:
         return _mean(parts, stop - start)
 
 
-def _stretches(shares: Ints, changes: Sequence[ShareChange]) -> list[_Stretch]:
+def _stretches(shares: Int64Array, changes: Sequence[ShareChange]) -> list[_Stretch]:
     stretches: list[_Stretch] = []
     at, now = 0, shares
     for change in changes:
@@ -90,7 +90,7 @@ def _stretches(shares: Ints, changes: Sequence[ShareChange]) -> list[_Stretch]:
     return [*stretches, _Stretch(start=at, stop=None, before=now, after=now)]
 
 
-def _mean(parts: Sequence[tuple[_Stretch, int, int]], num_tokens: int) -> Ints:
+def _mean(parts: Sequence[tuple[_Stretch, int, int]], num_tokens: int) -> Int64Array:
     """The mean of the shares over stretches, each with the tokens [begin, end) of it that count.
 
     Over [begin, end) of a line from `before` at `start` to `after` at `stop`, the mean is that of its two ends:
@@ -112,7 +112,7 @@ def _mean(parts: Sequence[tuple[_Stretch, int, int]], num_tokens: int) -> Ints:
     return _rounded(total.tolist(), scale * num_tokens)
 
 
-def _rounded(parts: list[int], whole: int) -> Ints:
+def _rounded(parts: list[int], whole: int) -> Int64Array:
     """Integers that sum to 2^32, as near to `parts` / `whole` as largest remainders bring them; ties go to the first.
 
     Every positive part gets at least 1, and the largest part pays for that.

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.mixture.spaces.space import Members, Space, ranges
 
 SMALL_UNIT_ROWS = 16
@@ -49,7 +49,7 @@ class FlatSpace:
         """See `Space`."""
         return sum(child.num_tokens for child in self._children)
 
-    def members(self, units: Ints) -> Members:
+    def members(self, units: Int64Array) -> Members:
         """See `Space`."""
         found = [(c, self._children[c].members(inside)) for c, inside in self._by_child(units)]
         rows = [each.rows + self._row_base[c] for c, each in found]
@@ -64,23 +64,23 @@ class FlatSpace:
         ]
         return Members(joined, np.concatenate(positions), total)
 
-    def tokens(self, rows: Ints) -> NDArray[np.int32]:
+    def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
         """See `Space`."""
         tokens = np.empty(len(rows), np.int32)
         for c, at in self._rows_by_child(rows):
             tokens[at] = self._children[c].tokens(rows[at] - self._row_base[c])
         return tokens
 
-    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+    def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """See `Space`."""
         source, row = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         for c, at in self._rows_by_child(rows):
             source[at], row[at] = self._children[c].places(rows[at] - self._row_base[c])
         return source, row
 
-    def pages(self, units: Ints) -> list[tuple[int, Ints]]:
+    def pages(self, units: Int64Array) -> list[tuple[int, Int64Array]]:
         """See `Space`."""
-        by_source: dict[int, list[Ints]] = {}
+        by_source: dict[int, list[Int64Array]] = {}
         for c, inside in self._by_child(units):
             for source, pages in self._children[c].pages(inside):
                 by_source.setdefault(source, []).append(pages)
@@ -89,13 +89,13 @@ class FlatSpace:
             for source, pages in sorted(by_source.items())
         ]
 
-    def _by_child(self, units: Ints) -> Iterator[tuple[int, Ints]]:
+    def _by_child(self, units: Int64Array) -> Iterator[tuple[int, Int64Array]]:
         """Children that ascending units lie in, with the units as the child counts them."""
         borders = np.searchsorted(units, self._unit_base)
         for c in np.flatnonzero(np.diff(borders)).tolist():
             yield c, units[borders[c] : borders[c + 1]] - self._unit_base[c]
 
-    def _rows_by_child(self, rows: Ints) -> Iterator[tuple[int, Ints]]:
+    def _rows_by_child(self, rows: Int64Array) -> Iterator[tuple[int, Int64Array]]:
         """Children that rows lie in, with the places of these rows in the array."""
         child = self._row_base.searchsorted(rows, side="right") - 1
         order = np.argsort(child, kind="stable")
@@ -113,7 +113,7 @@ class _Cut:
         self.num_units = max(1, -(-space.num_rows // SMALL_UNIT_ROWS))
         self.window_units = self.num_units
         self.longest_tokens = space.longest_tokens
-        self._kept: Ints | None = None
+        self._kept: Int64Array | None = None
         """Rows that can be drawn; None if all can."""
         if space.num_kept < space.num_rows:
             self._kept = space.members(np.arange(space.num_units, dtype=np.int64)).rows
@@ -122,7 +122,7 @@ class _Cut:
     def num_tokens(self) -> int:
         return self._space.num_tokens
 
-    def members(self, units: Ints) -> Members:
+    def members(self, units: Int64Array) -> Members:
         starts = units * SMALL_UNIT_ROWS
         counts = np.minimum(self.num_rows - starts, SMALL_UNIT_ROWS)
         rows = ranges(starts, counts)
@@ -131,13 +131,13 @@ class _Cut:
         is_kept = np.isin(rows, self._kept, assume_unique=True)
         return Members(rows[is_kept], np.flatnonzero(is_kept), len(rows))
 
-    def tokens(self, rows: Ints) -> NDArray[np.int32]:
+    def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
         return self._space.tokens(rows)
 
-    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+    def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         return self._space.places(rows)
 
-    def pages(self, units: Ints) -> list[tuple[int, Ints]]:
+    def pages(self, units: Int64Array) -> list[tuple[int, Int64Array]]:
         """All pages of the space, whatever the units: a space this small stays decoded."""
         return self._space.pages(np.arange(self._space.num_units, dtype=np.int64)) if len(units) else []
 
@@ -152,7 +152,7 @@ def windows_of_flat(children: Sequence[Space], window_pages: int) -> int:
     return max(1, -(-sum(child.num_units for child in children) // window_pages))
 
 
-def _bases(counts: Sequence[int]) -> Ints:
+def _bases(counts: Sequence[int]) -> Int64Array:
     bases = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(np.asarray(counts, np.int64), out=bases[1:])
     return bases

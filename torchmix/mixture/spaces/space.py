@@ -16,16 +16,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 
 
 class Members(NamedTuple):
     """The rows of some units that can be drawn."""
 
-    rows: Ints
+    rows: Int64Array
     """[k], unit after unit, ascending in each."""
-    positions: Ints | None
+    positions: Int64Array | None
     """[k] place of each among all rows of the units; None if all rows can be drawn."""
     num_rows: int
     """All rows of the units."""
@@ -58,16 +58,16 @@ class Space(Protocol):
     def num_tokens(self) -> int:
         """Tokens of all rows that can be drawn."""
 
-    def members(self, units: Ints) -> Members:
+    def members(self, units: Int64Array) -> Members:
         """The rows of ascending units."""
 
-    def tokens(self, rows: Ints) -> NDArray[np.int32]:
+    def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
         """[n] tokens of rows."""
 
-    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+    def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """[n] source of each row, and the row there."""
 
-    def pages(self, units: Ints) -> list[tuple[int, Ints]]:
+    def pages(self, units: Int64Array) -> list[tuple[int, Int64Array]]:
         """The pages that the drawable rows of ascending units lie in: by source, ascending, each page once."""
 
 
@@ -82,28 +82,28 @@ class SourceSpace:
         self.window_units = sizes.window_pages
         self.longest_tokens, self.num_tokens = sizes.longest_tokens, sizes.num_tokens
 
-    def members(self, units: Ints) -> Members:
+    def members(self, units: Int64Array) -> Members:
         """See `Space`."""
         starts = np.asarray(self.sizes.first_row_of_page[units], np.int64)
         counts = np.asarray(self.sizes.first_row_of_page[units + 1], np.int64) - starts
         rows = ranges(starts, counts)
         return Members(rows, None, len(rows))
 
-    def tokens(self, rows: Ints) -> NDArray[np.int32]:
+    def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
         """See `Space`."""
         return np.asarray(self.sizes.tokens[rows])
 
-    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+    def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """See `Space`."""
         return np.full(len(rows), self._source, np.int64), rows
 
-    def pages(self, units: Ints) -> list[tuple[int, Ints]]:
+    def pages(self, units: Int64Array) -> list[tuple[int, Int64Array]]:
         """See `Space`."""
         return [(self._source, units)] if len(units) else []
 
 
-def ranges(starts: Ints, counts: Ints) -> Ints:
+def ranges(starts: Int64Array, counts: Int64Array) -> Int64Array:
     """The numbers of all ranges [start, start + count), one range after the other."""
     before = np.cumsum(counts) - counts
-    numbers: Ints = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(starts - before, counts)
+    numbers: Int64Array = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(starts - before, counts)
     return numbers

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.array_types import Ints
+from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.spaces.space import Members, ranges
 
@@ -41,7 +41,7 @@ class ViewSpace:
         """See `Space`; reads the lengths of all kept rows."""
         return int(self._sizes.tokens[self._kept].sum(dtype=np.int64))
 
-    def members(self, units: Ints) -> Members:
+    def members(self, units: Int64Array) -> Members:
         """See `Space`."""
         starts, stops = self._rows_of(units)
         first = np.searchsorted(self._kept, starts)
@@ -51,21 +51,21 @@ class ViewSpace:
         before = np.cumsum(lengths) - lengths
         return Members(rows, rows + np.repeat(before - starts, counts), int(lengths.sum()))
 
-    def tokens(self, rows: Ints) -> NDArray[np.int32]:
+    def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
         """See `Space`."""
         return np.asarray(self._sizes.tokens[rows])
 
-    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+    def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """See `Space`."""
         return np.full(len(rows), self._source, np.int64), rows
 
-    def pages(self, units: Ints) -> list[tuple[int, Ints]]:
+    def pages(self, units: Int64Array) -> list[tuple[int, Int64Array]]:
         """See `Space`."""
         starts, stops = self._rows_of(units)
         held = units[np.searchsorted(self._kept, stops) > np.searchsorted(self._kept, starts)]
         return [(self._source, held)] if len(held) else []
 
-    def _rows_of(self, units: Ints) -> tuple[Ints, Ints]:
+    def _rows_of(self, units: Int64Array) -> tuple[Int64Array, Int64Array]:
         first_row = self._sizes.first_row_of_page
         return np.asarray(first_row[units], np.int64), np.asarray(first_row[units + 1], np.int64)
 
