@@ -1,11 +1,74 @@
-"""The size of the house: a folder is a room that a newcomer overlooks at once."""
+"""The house: files and folders are short, named for one idea, and each name means one thing.
+
+A room that a newcomer overlooks at once has few files, each opens with its story, and no name stands twice.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import ast
+import re
 
-PACKAGE = Path(__file__).parents[1] / "torchmix"
+from tests.test_fences import FILES, PACKAGE, TREES, module_of, place, room_of
+
 MOST_FILES = 16
+MAX_LINES = 350
+BANNED_STEMS = {"util", "utils", "common", "helper", "helpers", "base", "manager", "misc", "core"}
+
+
+def test_files_are_short_and_named_for_an_idea() -> None:
+    faults = []
+    for path in FILES:
+        num_lines = len(path.read_text(encoding="utf-8").splitlines())
+        if num_lines > MAX_LINES:
+            faults.append(f"{place(path)} has {num_lines} lines, at most {MAX_LINES}")
+        if path.stem in BANNED_STEMS or path.parent.name in BANNED_STEMS:
+            faults.append(f"{place(path)} is named for no idea")
+    assert not faults, "\n".join(faults)
+
+
+def test_every_file_opens_with_its_story() -> None:
+    faults = []
+    for path, tree in TREES.items():
+        if not ast.get_docstring(tree):
+            faults.append(f"{place(path)} has no docstring")
+        futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+        if path.name != "__init__.py" and not futures:
+            faults.append(f"{place(path)} lacks `from __future__ import annotations`")
+    assert not faults, "\n".join(faults)
+
+
+def test_a_class_name_stands_once() -> None:
+    places: dict[str, list[str]] = {}
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(place(path, node))
+    faults = [f"{name}: {', '.join(found)}; rename the lesser one" for name, found in places.items() if len(found) > 1]
+    assert not faults, "\n".join(faults)
+
+
+def test_array_types_have_their_names_in_one_file() -> None:
+    faults = [
+        f"{place(path, node)} {ast.unparse(node)}; torchmix/array_types.py has a name for it"
+        for path, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) in ("NDArray[np.int32]", "NDArray[np.int64]")
+        if path.name != "array_types.py"
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_functions_say_what_they_do_not_that_they_do() -> None:
+    vague = re.compile(r"_*(get|process|handle|do)(_|$)")
+    faults = [
+        f"{place(path, node)} {node.name}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and vague.match(node.name)
+        and room_of(module_of(path)) != "megatron_adapter"
+    ]
+    assert not faults, "\n".join(faults)
 
 
 def test_a_folder_has_few_files() -> None:
