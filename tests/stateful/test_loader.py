@@ -250,7 +250,7 @@ def test_a_job_that_the_environment_does_not_know_is_not_taken_for_single_ranks(
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", torch.distributed.HashStore)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(TopologyError, match=r"has 4 ranks, .* tell of 1; pass topology="):
+    with pytest.raises(TopologyError, match=r"has 4 ranks, .* give 1; pass topology="):
         build_loader(job, workers=0)
     assert not caplog.records
     build_loader(job, topology=Topology(), workers=0).close()
