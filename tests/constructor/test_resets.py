@@ -15,7 +15,7 @@ from torchmix.recipe.structs import Packing
 
 LENGTH = 48
 RESET_IDS = np.array([2, NO_RESET, 3])
-"""Of sources a and c; b has none."""
+"""Sources a and c have values; b has none."""
 
 
 def small_vocabulary(documents: Any) -> dict[tuple[int, int], list[int]]:

@@ -32,7 +32,7 @@ def test_11_2_only_the_stated_number_of_bytes_comes_out(codec: str, num_bytes: i
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_11_2_damaged_content_never_gives_bytes_that_nothing_was_written_to(codec: str) -> None:
-    """What came out is told by a decoder that gives it as it comes; of snappy and lz4_raw, by one written here."""
+    """A decoder that streams says what came out; for snappy and lz4_raw one is written here."""
     content = content_of(3000)
     compressed = pa.Codec(codec).compress(content, asbytes=True)
     rng = np.random.default_rng(7)

@@ -35,7 +35,7 @@ def index(directory: Path, path: str, **keys: Any) -> Catalog:
 
 
 def write(path: Path, documents: list[Any], how: str) -> None:
-    """A file of any format, of which every page has few rows."""
+    """A file of any format with few rows in every page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if how == "parquet":
         make_tokens_file(path, documents, type=LONG, page_bytes=64, row_group_rows=20)

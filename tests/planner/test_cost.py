@@ -82,7 +82,7 @@ def test_the_vocabulary_of_the_recipe_is_that_of_a_model_that_says_none() -> Non
 
 
 def planner_with(*, vocab_size: int | None) -> Planner:
-    """Of a recipe whose model says no vocabulary."""
+    """The cost of a recipe whose model says no vocabulary."""
     model = Model(layers=2, hidden=8, ffn=8, heads=2)
     recipe = msgspec.structs.replace(
         make_recipe({"web": "100%"}), balance=Balance(method="rows", model=model), vocab_size=vocab_size

@@ -64,7 +64,7 @@ def damage(recipe: Path, rows: Sequence[int], *, source: str = "web") -> None:
 
 
 def rows_in(microbatches: Sequence[Microbatch], source: int) -> list[int]:
-    """Rows of a source, 0 for `clean` and 1 for `web`, of which some microbatches hold tokens."""
+    """Rows of a source, 0 for `clean` and 1 for `web`, that some microbatches hold tokens of."""
     found: set[int] = set()
     for one in microbatches:
         assert one.tokens is not None and one.source_index is not None
@@ -77,7 +77,7 @@ def of_step(rank: Rank, step: int) -> list[Microbatch]:
 
 
 def gradients(ranks: Sequence[Rank], step: int) -> list[torch.Tensor]:
-    """Of a small model's loss over a global batch, summed over ranks as reduction does; in float64."""
+    """Gradients of a small model's loss over a global batch, in float64, summed over ranks as a reduction sums them."""
     torch.manual_seed(0)
     table = torch.randn(VOCABULARY, 8, dtype=torch.float64, requires_grad=True)
     head = torch.randn(8, VOCABULARY, dtype=torch.float64, requires_grad=True)

@@ -57,7 +57,7 @@ def test_books_of_many_sources_are_decoded_once_with_no_cache(tmp_path: Path, me
 
 
 class ReaderOfMemory:
-    """Gives the documents of a world, and notes what it is told."""
+    """Gives the documents of a world, and records its calls."""
 
     def __init__(self, world: World) -> None:
         self._documents = [world.documents[name] for name in sorted(world.documents)]

@@ -46,7 +46,7 @@ def placed_by_rows(dp: int, size: int, costs: list[int]) -> list[tuple[int, int]
 
 
 def cost_of_step(costs: list[int], places: list[tuple[int, int]]) -> int:
-    """The sum over microbatches of the dearest rank's cost."""
+    """The sum over microbatches of the cost of the slowest rank."""
     loads: dict[tuple[int, int], int] = {}
     for cost, place in zip(costs, places, strict=True):
         loads[place] = loads.get(place, 0) + cost
