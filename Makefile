@@ -2,6 +2,7 @@
 #
 #     make train    a small Megatron GPT on 4 local ranks, from text that this machine has; installs what that needs
 #     make test     all tests; installs what they need, too; `make check` is ruff and mypy
+#     make docs     the site, in site/; any warning fails it
 #
 # Another build of torch:  make train PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 # Another layout:          make train TRAIN_ARGS="--pp 2 --cp 2"
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 RECIPE := examples/megatron/recipe.yaml
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test test-fast check format venv clean
+.PHONY: train test test-fast check format docs venv clean
 
 train: $(VENV)/.trains runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
@@ -37,6 +38,10 @@ format: venv
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+docs: $(VENV)/.documents
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html is built"
+
 venv: $(VENV)/.installed
 
 # Made once, whole; remove it to make it again.
@@ -55,6 +60,10 @@ $(VENV)/.trains: $(VENV)/.torch constraints.txt setup.py pyproject.toml
 
 $(VENV)/.installed: $(VENV)/.trains
 	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt --editable '.[megatron,test,check]'
+	touch $@
+
+$(VENV)/.documents: $(VENV)/.torch constraints.txt setup.py pyproject.toml
+	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 clean:
