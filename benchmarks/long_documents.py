@@ -106,7 +106,9 @@ def measure_books(steps: int, num_sources: int = 40) -> None:
             )
             index_recipe(load_recipe(recipe), folder)
             began = time.perf_counter()
-            with build_loader(recipe, topology=Topology(), workers=0, max_steps=steps, micro_batch_size=8) as loader:
+            with build_loader(
+                recipe, topology=Topology(), loaders="in_process", max_steps=steps, micro_batch_size=8
+            ) as loader:
                 for _ in loader:
                     pass
                 stats = loader.stats()

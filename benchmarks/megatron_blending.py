@@ -64,7 +64,9 @@ def take_first(options: dict[str, Any]) -> None:
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     floor = Floor()
-    with build_loader(options["recipe"], topology=Topology.from_world(world_size=1, rank=0), workers=0) as loader:
+    with build_loader(
+        options["recipe"], topology=Topology.from_world(world_size=1, rank=0), loaders="in_process"
+    ) as loader:
         next(iter(loader))
         floor.tell_ready()
 

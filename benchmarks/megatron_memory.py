@@ -37,9 +37,9 @@ CONTESTANTS: dict[str, dict[str, Any]] = {
     "megatron floor": {"of": "megatron", "workers": None},
     "megatron w0": {"of": "megatron", "workers": 0},
     "megatron w2": {"of": "megatron", "workers": 2},
-    "torchmix floor": {"of": "torchmix", "workers": None},
-    "torchmix w0": {"of": "torchmix", "workers": 0},
-    "torchmix w1": {"of": "torchmix", "workers": 1},
+    "torchmix floor": {"of": "torchmix", "loaders": None},
+    "torchmix w0": {"of": "torchmix", "loaders": "in_process"},
+    "torchmix w1": {"of": "torchmix", "loaders": "node"},
 }
 
 
@@ -103,10 +103,10 @@ def hold_torchmix(options: dict[str, Any]) -> Any:
     from torchmix.stateful.open import build_loader
 
     torch.distributed.all_reduce(torch.zeros(1))
-    if options["workers"] is None:
+    if options["loaders"] is None:
         return None
     topology = Topology.from_world(world_size=WORLD, rank=options["rank"], tp=options["tp"], cp=options["cp"])
-    loader = build_loader(options["recipe"], topology=topology, workers=options["workers"])
+    loader = build_loader(options["recipe"], topology=topology, loaders=options["loaders"])
     batches, held = iter(loader), None
     for _ in range(options["steps"] * options["samples"] // options["dp"]):
         held = next(batches)

@@ -35,8 +35,8 @@ LENGTH = 4096
 CONTESTANTS: dict[str, dict[str, Any]] = {
     "megatron w0": {"of": "megatron", "workers": 0},
     "megatron w2": {"of": "megatron", "workers": 2},
-    "torchmix w0": {"of": "torchmix", "workers": 0},
-    "torchmix w1": {"of": "torchmix", "workers": 1},
+    "torchmix w0": {"of": "torchmix", "loaders": "in_process"},
+    "torchmix w1": {"of": "torchmix", "loaders": "node"},
 }
 
 
@@ -73,7 +73,7 @@ def start_torchmix(options: dict[str, Any]) -> None:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     floor = Floor()
     topology = Topology.from_world(world_size=1, rank=0)
-    with build_loader(options["recipe"], topology=topology, workers=options["workers"]) as loader:
+    with build_loader(options["recipe"], topology=topology, loaders=options["loaders"]) as loader:
         microbatch = next(iter(loader))
         assert microbatch.tokens is not None and microbatch.tokens.shape == (1, LENGTH)
         floor.tell_ready()

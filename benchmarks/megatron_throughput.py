@@ -34,10 +34,10 @@ CONTESTANTS: dict[str, dict[str, Any]] = {
     "megatron w0": {"of": "megatron", "workers": 0, "document": False},
     "megatron w2": {"of": "megatron", "workers": 2, "document": False},
     "megatron-doc w0": {"of": "megatron", "workers": 0, "document": True},
-    "torchmix w0": {"of": "torchmix", "workers": 0, "packing": "document"},
-    "torchmix w1": {"of": "torchmix", "workers": 1, "packing": "document"},
-    "torchmix-stream w0": {"of": "torchmix", "workers": 0, "packing": "stream"},
-    "torchmix-stream w1": {"of": "torchmix", "workers": 1, "packing": "stream"},
+    "torchmix w0": {"of": "torchmix", "loaders": "in_process", "packing": "document"},
+    "torchmix w1": {"of": "torchmix", "loaders": "node", "packing": "document"},
+    "torchmix-stream w0": {"of": "torchmix", "loaders": "in_process", "packing": "stream"},
+    "torchmix-stream w1": {"of": "torchmix", "loaders": "node", "packing": "stream"},
 }
 RIVALS = ("megatron w0", "megatron w2")
 """Without worker processes, which costs it least, and as it is by default."""
@@ -72,7 +72,7 @@ def torchmix_batches(
     recipe = write_recipe(corpus, samples=samples, length=LENGTH, packing=options["packing"])
     topology = Topology.from_world(world_size=1, rank=0)
     with build_loader(
-        recipe, topology=topology, micro_batch_size=micro_batch_size, workers=options["workers"]
+        recipe, topology=topology, micro_batch_size=micro_batch_size, loaders=options["loaders"]
     ) as loader:
         fill = 1.0
         for microbatch in loader:

@@ -175,7 +175,7 @@ def torchmix_loader(files: list[Path], samples: int, length: int, *, cache: int,
         f"read: {{cache: {cache}}}\n"
     )
     index_recipe(load_recipe(path), folder)
-    with torchmix.build_loader(path, micro_batch_size=8, workers=0) as loader:
+    with torchmix.build_loader(path, micro_batch_size=8, loaders="in_process") as loader:
         for microbatch in loader:
             if microbatch.is_last_of_step:
                 yield samples * length  # padding counts: best fit leaves below 1 %

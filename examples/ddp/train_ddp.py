@@ -44,7 +44,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     with torchmix.build_loader(
-        arguments.recipe, micro_batch_size=arguments.micro_batch_size, workers=0, max_steps=arguments.steps
+        arguments.recipe, micro_batch_size=arguments.micro_batch_size, loaders="in_process", max_steps=arguments.steps
     ) as loader:
         if arguments.save is not None and arguments.save.exists():
             saved = torch.load(arguments.save, map_location=device, weights_only=True)

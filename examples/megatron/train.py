@@ -61,7 +61,7 @@ def main() -> None:
         options.data_recipe,
         topology=topology,
         micro_batch_size=options.micro_batch_size,
-        workers=options.workers,
+        loaders=options.loaders,
         look_ahead=options.look_ahead,
         max_steps=options.steps,
     ) as loader:
@@ -117,7 +117,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--load", type=Path, help="folder of checkpoints; continue from the latest")
     # The second name is for torchrun, which takes `--log` for one of its own, unless `--` stands before the script.
     parser.add_argument("--log", "--log-file", type=Path, help="append a JSON line per step to this file")
-    parser.add_argument("--workers", type=int, default=1, choices=(0, 1), help="loader processes of a leader")
+    parser.add_argument("--loaders", help="in_process or node, in place of the recipe's `loaders`")
     parser.add_argument("--look-ahead", type=int, default=2, help="steps that are prepared ahead of training")
     return parser.parse_args()
 

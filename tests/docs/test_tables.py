@@ -22,7 +22,18 @@ from torchmix.parallel.array_form import DTYPES
 from torchmix.parallel.wire import ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
 from torchmix.planner.plan import ORDER_VERSION
 from torchmix.recipe.load import check_recipe, load_recipe
-from torchmix.recipe.structs import RECIPE_VERSION, Balance, Batch, Evaluation, Model, Packing, Recipe, Shuffle, Source
+from torchmix.recipe.structs import (
+    RECIPE_VERSION,
+    Balance,
+    Batch,
+    Evaluation,
+    Loaders,
+    Model,
+    Packing,
+    Recipe,
+    Shuffle,
+    Source,
+)
 from torchmix.steps.header import StepHeader
 from torchmix.steps.state import STATE_VERSION, LoaderState, PoolState, SourceState
 
@@ -76,7 +87,13 @@ def test_the_words_of_the_recipe_table_are_the_valid_ones() -> None:
     documented = {names(row[0])[0]: names(row[1]) for row in table(section("Recipe"), "key | type")}
     valid = {
         f"{prefix}.{field.name}": [word for word in get_args(field.type) if isinstance(word, str)]
-        for prefix, kind in (("packing", Packing), ("balance", Balance), ("sources.NAME", Source), ("shuffle", Shuffle))
+        for prefix, kind in (
+            ("packing", Packing),
+            ("balance", Balance),
+            ("sources.NAME", Source),
+            ("shuffle", Shuffle),
+            ("loaders", Loaders),
+        )
         for field in msgspec.structs.fields(kind)
     }
     found = {key: words for key, words in valid.items() if words}

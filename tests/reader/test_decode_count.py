@@ -58,7 +58,7 @@ def test_of_a_loader_over_several_epochs(tmp_path: Path, method: str) -> None:
     def figure(cache: str) -> float:
         job = write_job(tmp_path / cache, samples=16, extra=f"read: {{cache: {cache}}}")
         job.write_text(job.read_text().replace("shuffle: {", f"shuffle: {{method: {method}, "))
-        with build_loader(job, topology=Topology(), workers=0) as loader:
+        with build_loader(job, topology=Topology(), loaders="in_process") as loader:
             for _ in islice(loader, 16 * 150):
                 pass
             return float(loader.stats()["decode_amplification"])

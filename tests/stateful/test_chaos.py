@@ -169,7 +169,7 @@ def test_ranks_may_look_ahead_by_different_numbers_of_steps(job: Path) -> None:
     def program(pair: tuple[int, FanOut]) -> list[str]:
         (rank, end), taken = pair, Rank()
         topology, ahead = LAYOUT.with_rank(rank), (1, 4, 4, 1)[rank]
-        with build_loader(job, topology=topology, fan_out=end, workers=0, look_ahead=ahead) as loader:
+        with build_loader(job, topology=topology, fan_out=end, loaders="in_process", look_ahead=ahead) as loader:
             take(loader, taken, 12)
         return taken.digests
 
@@ -186,7 +186,7 @@ def test_leaders_that_all_find_no_catalog_build_one_and_agree(tmp_path: Path, mo
 
     def program(pair: tuple[int, FanOut]) -> list[str]:
         (rank, end), taken = pair, Rank()
-        with build_loader(job, topology=topology.with_rank(rank), fan_out=end, workers=0) as loader:
+        with build_loader(job, topology=topology.with_rank(rank), fan_out=end, loaders="in_process") as loader:
             take(loader, taken, 2 * loader.num_microbatches)
         return taken.digests
 
@@ -199,7 +199,7 @@ def test_leaders_that_all_find_no_catalog_build_one_and_agree(tmp_path: Path, mo
 def test_a_catalog_that_is_made_anew_twice_does_not_disturb_a_loader_that_runs(tmp_path: Path) -> None:
     job = write_job(tmp_path)
     expected = run_job(job, Topology(), steps=40)[0]
-    with build_loader(job, topology=Topology(), workers=0) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         rank = Rank()
         take(loader, rank, 8 * 3)
         for number in (8, 9):

@@ -47,7 +47,7 @@ def test_what_the_trainer_holds_is_never_written_again(job: Path, topology: Topo
 
 def test_an_error_in_the_loops_body_leaves_the_state_of_the_last_microbatch(job: Path) -> None:
     whole = run_job(job, Topology(), microbatches=20)[0]
-    with build_loader(job, topology=Topology(), workers=0) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         with pytest.raises(ZeroDivisionError):
             for count, _ in enumerate(loader):
                 1 / (10 - count)
@@ -62,7 +62,7 @@ def test_a_held_iterator_goes_on_after_an_end_and_after_an_error(job: Path, monk
     def fail(*_: object, **__: object) -> None:
         raise CorruptPage("page 7 does not decode")
 
-    with build_loader(job, topology=Topology(), workers=0, max_steps=2) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process", max_steps=2) as loader:
         held, state = iter(loader), loader.state_dict()
         first = list(held)
         assert len(first) == 16
@@ -81,14 +81,14 @@ def test_a_held_iterator_goes_on_after_an_end_and_after_an_error(job: Path, monk
 
 def test_two_iterators_share_one_position(job: Path) -> None:
     whole = run_job(job, Topology(), microbatches=20)[0]
-    with build_loader(job, topology=Topology(), workers=0) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         pairs = list(islice(zip(loader, loader, strict=True), 10))
     assert same_microbatches(whole.microbatches, [microbatch for pair in pairs for microbatch in pair])
 
 
 def test_a_step_that_an_interrupt_has_lost_is_not_passed_over(job: Path) -> None:
     whole = run_job(job, Topology(), microbatches=20)[0]
-    with build_loader(job, topology=Topology(), workers=0) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         found = list(islice(loader, 8))
         assert loader._feed is not None
         loader._feed.take()  # taken by a call that was interrupted before it could keep the step
@@ -104,7 +104,7 @@ def threads_of_torchmix() -> list[str]:
 
 
 def test_a_loader_that_nobody_holds_or_closes_leaves_no_thread(job: Path) -> None:
-    loader = build_loader(job, topology=Topology(), workers=0)
+    loader = build_loader(job, topology=Topology(), loaders="in_process")
     next(iter(loader))
     assert threads_of_torchmix()
     del loader
@@ -114,7 +114,7 @@ def test_a_loader_that_nobody_holds_or_closes_leaves_no_thread(job: Path) -> Non
 
 def test_loading_and_opening_many_times_leaves_no_thread_and_no_file(job: Path) -> None:
     def cycle() -> None:
-        with build_loader(job, topology=Topology(), workers=0) as loader:
+        with build_loader(job, topology=Topology(), loaders="in_process") as loader:
             for _ in range(3):
                 take(loader, Rank(), 11, keep=False)
                 loader.load_state_dict(loader.state_dict())
@@ -144,7 +144,7 @@ def test_planning_runs_off_the_training_thread_and_ahead_of_what_is_consumed(
         return made
 
     monkeypatch.setattr(Planner, "step", watched)
-    with build_loader(job, topology=Topology(), workers=0, look_ahead=2) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process", look_ahead=2) as loader:
         microbatch = next(iter(loader))
         # Step 0 is in hand. Two steps wait in the feed, and it holds one.
         for ahead in range(1, 4):

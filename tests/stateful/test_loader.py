@@ -44,7 +44,7 @@ def first_microbatches(job: Path, count: int) -> Rank:
 
 
 def test_it_is_a_torchdata_loader(job: Path) -> None:
-    with build_loader(job, topology=Topology(), workers=0) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         assert isinstance(loader, TorchdataLoader)
         assert isinstance(loader, StatefulDataLoader)
 
@@ -52,7 +52,7 @@ def test_it_is_a_torchdata_loader(job: Path) -> None:
 def test_one_process_needs_no_torchrun(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with build_loader(str(job), workers=0) as loader:
+    with build_loader(str(job), loaders="in_process") as loader:
         microbatch = next(iter(loader))
     assert microbatch.tokens is not None and microbatch.tokens.shape == (1, 64)
     assert (microbatch.step, microbatch.index, microbatch.is_last_of_step) == (0, 0, False)
@@ -60,7 +60,7 @@ def test_one_process_needs_no_torchrun(job: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_second_iter_continues(job: Path) -> None:
     expected = first_microbatches(job, 20).microbatches
-    with build_loader(job, topology=Topology(), workers=0) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         found = [*islice(iter(loader), 5), *islice(iter(loader), 9), *islice(loader, 6)]
     assert same_microbatches(expected, found)
 
@@ -77,7 +77,7 @@ def test_the_state_is_that_of_the_last_microbatch_handed_out(job: Path) -> None:
 
 def test_loading_into_a_running_loader_discards_what_was_ahead(job: Path) -> None:
     whole = first_microbatches(job, 24)
-    with build_loader(job, topology=Topology(), workers=0, look_ahead=3) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process", look_ahead=3) as loader:
         rank = Rank()
         take(loader, rank, 11)
         state = loader.state_dict()
@@ -120,7 +120,7 @@ def test_the_callers_random_numbers_stay_what_they_are(job: Path) -> None:
 
 def test_a_closed_loader_says_so_and_leaves_no_thread(job: Path) -> None:
     before = set(threading.enumerate())
-    loader = build_loader(job, topology=Topology(), workers=0)
+    loader = build_loader(job, topology=Topology(), loaders="in_process")
     iterator = iter(loader)
     next(iterator)
     assert any(thread.name.startswith("torchmix") for thread in threading.enumerate())
@@ -133,7 +133,7 @@ def test_a_closed_loader_says_so_and_leaves_no_thread(job: Path) -> None:
 
 
 def test_stats_tell_of_the_step_in_hand(job: Path) -> None:
-    with build_loader(job, topology=Topology(), workers=0) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         assert set(loader.stats()) == {"data_wait_s", "total_data_wait_s"}
         microbatches = list(islice(iter(loader), 8))
         stats = loader.stats()
@@ -187,7 +187,7 @@ def test_leaders_that_stop_at_different_steps_still_close(job: Path) -> None:
     ("bad", "error", "match"),
     [
         ({"micro_batch_size": 0}, OptionError, "micro_batch_size"),
-        ({"workers": 2}, OptionError, "0 or 1"),
+        ({"loaders": "node_worker"}, OptionError, "did you mean 'node'"),
         ({"look_ahead": 0}, OptionError, "look_ahead"),
         ({"max_steps": -1}, OptionError, "max_steps"),
         ({"one_pass": "no"}, OptionError, "one_pass='no' must be True or False"),
@@ -200,7 +200,7 @@ def test_leaders_that_stop_at_different_steps_still_close(job: Path) -> None:
 )
 def test_wrong_arguments_are_named(job: Path, bad: dict[str, object], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
-        build_loader(**{"recipe": job, "topology": Topology(), "workers": 0, **bad})
+        build_loader(**{"recipe": job, "topology": Topology(), "loaders": "in_process", **bad})
 
 
 def test_a_file_that_is_missing_is_one_error_and_no_chain(tmp_path: Path) -> None:
@@ -210,23 +210,23 @@ def test_a_file_that_is_missing_is_one_error_and_no_chain(tmp_path: Path) -> Non
         "sources: {web: {path: none.parquet, tokens: ids}}\nmixture: {web: 1}\n"
     )
     with pytest.raises(SourceUnreadable, match="is missing in") as caught:
-        build_loader(recipe, topology=Topology(), workers=0)
+        build_loader(recipe, topology=Topology(), loaders="in_process")
     assert caught.value.__cause__ is None and caught.value.__context__ is None
 
 
 def test_a_recipe_may_be_a_mapping_with_the_keys_of_a_file(job: Path) -> None:
     mapping = yaml.safe_load(job.read_text(encoding="utf-8"))
     whole = first_microbatches(job, 4)
-    with build_loader(mapping, directory=job.parent, topology=Topology(), workers=0) as loader:
+    with build_loader(mapping, directory=job.parent, topology=Topology(), loaders="in_process") as loader:
         assert same_microbatches(list(islice(loader, 4)), whole.microbatches)
     with pytest.raises(RecipeError, match=r"sources.*: unknown key .*did you mean"):
         name = next(iter(mapping["sources"]))
         wrong = {**mapping["sources"], name: {**mapping["sources"][name], "max_epoch": 1}}
-        build_loader({**mapping, "sources": wrong}, directory=job.parent, workers=0)
+        build_loader({**mapping, "sources": wrong}, directory=job.parent, loaders="in_process")
 
 
 def test_a_loader_with_an_end_has_a_length(job: Path) -> None:
-    options = {"topology": Topology(), "micro_batch_size": 2, "workers": 0}
+    options = {"topology": Topology(), "micro_batch_size": 2, "loaders": "in_process"}
     with build_loader(job, max_steps=3, **options) as loader:
         assert len(loader) == len(list(loader)) == 3 * loader.num_microbatches
     with build_loader(job, max_steps=3, start_step=1, **options) as loader:
@@ -251,14 +251,14 @@ def test_a_job_that_the_environment_does_not_know_is_not_taken_for_single_ranks(
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(TopologyError, match=r"has 4 ranks, .* give 1; pass topology="):
-        build_loader(job, workers=0)
+        build_loader(job, loaders="in_process")
     assert not caplog.records
-    build_loader(job, topology=Topology(), workers=0).close()
+    build_loader(job, topology=Topology(), loaders="in_process").close()
     assert "of 4 ranks, this one opens a loader for itself alone" in caplog.text
 
 
 def test_several_workers_of_another_loader_are_refused(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with build_loader(job, topology=Topology(), workers=0) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         monkeypatch.setattr(stream, "get_worker_info", lambda: SimpleNamespace(num_workers=2))
         with pytest.raises(OptionError, match="num_workers=2 would give each step as often"):
             iter(loader.dataset)
@@ -267,7 +267,7 @@ def test_several_workers_of_another_loader_are_refused(job: Path, monkeypatch: p
 @pytest.mark.parametrize("state", [{}, {"torchmix_state": "text"}, {"torchmix_state": b"other"}, b"bytes", None])
 def test_a_foreign_state_is_refused_and_changes_nothing(job: Path, state: object) -> None:
     whole = first_microbatches(job, 4)
-    with build_loader(job, topology=Topology(), workers=0) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         found = list(islice(loader, 2))
         with pytest.raises(StateError):
             loader.load_state_dict(state)  # type: ignore[arg-type]

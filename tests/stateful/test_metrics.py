@@ -38,7 +38,7 @@ def read_back(text: str) -> dict[tuple[str, str], float]:
 
 
 def test_every_figure_of_a_loader_is_there(tmp_path: Path) -> None:
-    with build_loader(write_job(tmp_path), topology=Topology(), workers=0) as loader:
+    with build_loader(write_job(tmp_path), topology=Topology(), loaders="in_process") as loader:
         list(islice(loader, loader.num_microbatches))
         stats = loader.stats()
     flat = flat_stats(stats)

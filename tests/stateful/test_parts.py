@@ -76,7 +76,7 @@ def test_a_pass_ends_on_all_ranks_at_once_with_padding(job: Path, topology: Topo
 
 
 def test_a_finished_pass_stays_finished_and_begins_again_from_its_first_state(job: Path) -> None:
-    with build_loader(job, topology=Topology(), workers=0, part="test", one_pass=True) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process", part="test", one_pass=True) as loader:
         first = loader.state_dict()
         once = list(loader)
         end = loader.state_dict()
@@ -89,13 +89,17 @@ def test_a_finished_pass_stays_finished_and_begins_again_from_its_first_state(jo
 
 
 @pytest.mark.parametrize(
-    ("topology", "workers"),
-    [(Topology(), 0), (Topology(pp=2, dp=2), 0), pytest.param(Topology(pp=2, dp=2), 1, marks=pytest.mark.system)],
+    ("topology", "loaders"),
+    [
+        (Topology(), "in_process"),
+        (Topology(pp=2, dp=2), "in_process"),
+        pytest.param(Topology(pp=2, dp=2), "node", marks=pytest.mark.system),
+    ],
     ids=["one rank", "pp2 dp2", "pp2 dp2 with workers"],
 )
-def test_a_start_by_number_gives_what_a_run_gives_from_there(job: Path, topology: Topology, workers: int) -> None:
+def test_a_start_by_number_gives_what_a_run_gives_from_there(job: Path, topology: Topology, loaders: str) -> None:
     whole = run_job(job, topology, steps=6)
-    later = run_job(job, topology, steps=2, start_step=4, workers=workers)
+    later = run_job(job, topology, steps=2, start_step=4, loaders=loaders)
     for one, other in zip(whole, later, strict=True):
         assert other.digests == one.digests[4:]
         count = len(other.microbatches)
@@ -105,7 +109,7 @@ def test_a_start_by_number_gives_what_a_run_gives_from_there(job: Path, topology
 
 def test_a_start_by_number_can_be_saved_before_and_inside_its_first_step(job: Path) -> None:
     whole = run_job(job, Topology(), steps=4)[0]
-    with build_loader(job, topology=Topology(), workers=0, start_step=3) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process", start_step=3) as loader:
         before = loader.state_dict()
         assert loader.order_digest == ""
         next(iter(loader))
@@ -130,7 +134,7 @@ def test_a_start_beyond_the_end_of_a_pass_gives_nothing_and_of_a_run_is_an_error
     once = job.parent / "once.yaml"
     once.write_text(job.read_text().replace("tokens: input_ids}", "tokens: input_ids, max_epochs: 1}"))
     with (
-        build_loader(once, topology=Topology(), workers=0, start_step=1000) as loader,
+        build_loader(once, topology=Topology(), loaders="in_process", start_step=1000) as loader,
         pytest.raises(SourceExhausted, match="'web'"),
     ):
         next(iter(loader))
@@ -153,16 +157,19 @@ def test_a_loader_that_plans_its_way_to_a_far_start_ends_at_once(job: Path, monk
 
     run_job(job, topology, program=program, start_step=10**7)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("torchmix")]
-    loader = build_loader(job, topology=Topology(), workers=0, start_step=10**7)
+    loader = build_loader(job, topology=Topology(), loaders="in_process", start_step=10**7)
     iter(loader)
-    loader.load_state_dict(build_loader(job, topology=Topology(), workers=0, start_step=2).state_dict())
+    loader.load_state_dict(build_loader(job, topology=Topology(), loaders="in_process", start_step=2).state_dict())
     assert next(iter(loader)).step == 2, "what is stopped goes on elsewhere"
     loader.close()
 
 
 def test_a_state_of_one_part_is_not_one_of_another(job: Path) -> None:
     state = run_job(job, Topology(), steps=1, keep=False, part="validation")[0].state
-    with build_loader(job, topology=Topology(), workers=0) as loader, pytest.raises(StateMismatch, match="recipe"):
+    with (
+        build_loader(job, topology=Topology(), loaders="in_process") as loader,
+        pytest.raises(StateMismatch, match="recipe"),
+    ):
         loader.load_state_dict(state)
 
 
@@ -188,10 +195,10 @@ def test_training_and_validation_run_side_by_side(job: Path) -> None:
 def test_own_sources_of_validation_are_indexed_with_the_others(tmp_path: Path) -> None:
     recipe = write_job(tmp_path / "job", extra=OWN)
     (tmp_path / "job" / "catalog" / "manifest.json").unlink()
-    with build_loader(recipe, topology=Topology(), workers=0, max_steps=1) as loader:
+    with build_loader(recipe, topology=Topology(), loaders="in_process", max_steps=1) as loader:
         train = list(loader)
     assert '"held"' in (tmp_path / "job" / "catalog" / "manifest.json").read_text()
-    with build_loader(recipe, topology=Topology(), workers=0, part="validation", max_steps=1) as loader:
+    with build_loader(recipe, topology=Topology(), loaders="in_process", part="validation", max_steps=1) as loader:
         held = list(loader)
     assert {int(source) for each in held for source in each.source_index.unique()} <= {-1, 0}
     assert len(train) == len(held) == 8
@@ -216,7 +223,7 @@ def test_a_state_of_another_catalog_is_refused_when_it_is_loaded(job: Path, tmp_
     state = run_job(job, Topology(), steps=1, keep=False)[0].state
     make_text_file(tmp_path / "other" / "tiny.parquet", random_texts(99, 9, mean_words=20), codec="none")
     assert main(["index", str(other)]) == 0
-    with build_loader(other, topology=Topology(), workers=0) as loader:
+    with build_loader(other, topology=Topology(), loaders="in_process") as loader:
         with pytest.raises(StateMismatch, match="saved with catalog"):
             loader.load_state_dict(state)
         assert next(iter(loader)).step == 0, "the loader stays where it was"

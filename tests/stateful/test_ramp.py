@@ -90,7 +90,7 @@ def test_inside_a_step_of_another_size_the_same_layout_continues_bit_equal(job: 
 
 
 def test_the_number_of_microbatches_is_that_of_the_step_that_comes(job: Path) -> None:
-    with build_loader(job, topology=Topology(), workers=0, max_steps=len(SAMPLES)) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process", max_steps=len(SAMPLES)) as loader:
         assert loader.num_microbatches == SAMPLES[0]
         for microbatch in loader:
             is_last = microbatch.is_last_of_step
@@ -99,7 +99,7 @@ def test_the_number_of_microbatches_is_that_of_the_step_that_comes(job: Path) ->
 
 
 def test_a_state_beyond_the_microbatches_of_its_step_is_refused(job: Path) -> None:
-    with build_loader(job, topology=Topology(), workers=0) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         stream = iter(loader)
         [next(stream) for _ in range(8 + 5)]
         data = loader.state_dict()["torchmix_state"]

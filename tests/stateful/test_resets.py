@@ -67,7 +67,7 @@ def test_masks_and_positions_are_megatrons_token_for_token(
     path = write_job(tmp_path, packing=packing, reset_id="max_epochs: 1" if is_nothing else f"reset_id: {EOD}")
     masks_of = megatron_masks()
     inner = 0
-    with build_loader(path, micro_batch_size=2, workers=0, max_steps=12) as loader:
+    with build_loader(path, micro_batch_size=2, loaders="in_process", max_steps=12) as loader:
         for microbatch in loader:
             assert microbatch.tokens is not None and microbatch.position_ids is not None
             assert microbatch.labels_int32 is not None and microbatch.loss_mask is not None
@@ -85,10 +85,10 @@ def test_masks_and_positions_are_megatrons_token_for_token(
     assert mask or inner > 100
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_tokens_to_divide_by_are_those_that_have_a_loss(workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loaders", ["in_process", "node"])
+def test_tokens_to_divide_by_are_those_that_have_a_loss(loaders: str, tmp_path: Path) -> None:
     path = write_job(tmp_path, packing="{method: best_fit}")
-    with build_loader(path, micro_batch_size=2, workers=workers, max_steps=3) as loader:
+    with build_loader(path, micro_batch_size=2, loaders=loaders, max_steps=3) as loader:
         microbatches = list(loader)
     for step in range(3):
         of_step = [microbatch for microbatch in microbatches if microbatch.step == step]
@@ -113,7 +113,7 @@ def test_samples_and_their_order_are_the_same_with_and_without_resets(tmp_path: 
     found = []
     for folder, reset_id in (("with", f"reset_id: {EOD}"), ("without", "max_epochs: 9")):
         path = write_job(tmp_path / folder, packing="{method: best_fit}", reset_id=reset_id)
-        with build_loader(path, micro_batch_size=2, workers=0, max_steps=4) as loader:
+        with build_loader(path, micro_batch_size=2, loaders="in_process", max_steps=4) as loader:
             tokens = [microbatch.tokens.tolist() for microbatch in loader if microbatch.tokens is not None]
             found.append((tokens, loader.order_digest))
     assert found[0] == found[1]

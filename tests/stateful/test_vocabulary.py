@@ -35,29 +35,29 @@ def test_data_of_another_vocabulary_are_refused_at_the_start(
 ) -> None:
     job = write_job(tmp_path, extra=extra)
     with pytest.raises(RecipeError, match=fault):
-        build_loader(job, topology=Topology(), workers=0, padded_vocab_size=padded)
+        build_loader(job, topology=Topology(), loaders="in_process", padded_vocab_size=padded)
 
 
 def test_data_of_the_model_are_read(tmp_path: Path) -> None:
     job = write_job(tmp_path, extra="vocab_size: 60000")
-    with build_loader(job, topology=Topology(), workers=0, padded_vocab_size=60032) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process", padded_vocab_size=60032) as loader:
         assert next(iter(loader)).step == 0
 
 
 @pytest.mark.parametrize("padded", [0, True, 2.5])
 def test_a_padded_size_is_a_number(tmp_path: Path, padded: object) -> None:
     with pytest.raises(OptionError, match="padded_vocab_size="):
-        build_loader(write_job(tmp_path), topology=Topology(), workers=0, padded_vocab_size=padded)  # type: ignore[arg-type]
+        build_loader(write_job(tmp_path), topology=Topology(), loaders="in_process", padded_vocab_size=padded)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("loaders", ["in_process", "node"])
 @pytest.mark.parametrize(("extra", "padded"), [("vocab_size: 300\n", None), ("", 300)])
-def test_a_bin_is_looked_at_as_it_is_read(tmp_path: Path, workers: int, extra: str, padded: int | None) -> None:
+def test_a_bin_is_looked_at_as_it_is_read(tmp_path: Path, loaders: str, extra: str, padded: int | None) -> None:
     documents = [[i, i + 1, i + 2] for i in range(200)]
     documents[150][1] = 300
     write_dataset(tmp_path / "web", documents)
     (tmp_path / "recipe.yaml").write_text(BIN + extra)
-    options = {"topology": Topology(), "workers": workers, "padded_vocab_size": padded}
+    options = {"topology": Topology(), "loaders": loaders, "padded_vocab_size": padded}
     with (
         build_loader(tmp_path / "recipe.yaml", **options) as loader,
         pytest.raises(SourceUnreadable, match=r"web.bin: row 150 holds the token 300 at place 1, but .* 300"),

@@ -48,7 +48,7 @@ def test_books_of_many_sources_are_decoded_once_with_no_cache(tmp_path: Path, me
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE % (sources, ", ".join(f"{name}: 12.5%" for name in names), method))
     index_recipe(load_recipe(recipe), tmp_path)
-    with build_loader(recipe, topology=Topology(), workers=0, max_steps=300) as loader:
+    with build_loader(recipe, topology=Topology(), loaders="in_process", max_steps=300) as loader:
         for _ in loader:
             pass
         stats = loader.stats()

@@ -123,7 +123,7 @@ def test_a_pass_over_a_part_decodes_its_pages_once(tmp_path: Path, method: str) 
         start, stop = rows_of(recipe.sources[name], source.num_documents)
         first_row = source.pages.first_row
         num_pages += int(((first_row[1:] > start) & (first_row[:-1] < stop)).sum())
-    with build_loader(job, topology=Topology(), workers=0, part="validation", one_pass=True) as loader:
+    with build_loader(job, topology=Topology(), loaders="in_process", part="validation", one_pass=True) as loader:
         for _ in loader:
             pass
         stats = loader.stats()

@@ -53,7 +53,7 @@ def train(loader: torchmix.StatefulDataLoader, steps: int) -> None:
 
 def main(recipe: str, chaos: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(minutes=30))
-    rank, options = dist.get_rank(), {"workers": 0}
+    rank, options = dist.get_rank(), {"loaders": "in_process"}
     sizes = {"two-loaders": {"pp": 3}, "forks": {"tp": 2}}
     topology = torchmix.Topology.from_torchrun(**sizes.get(chaos, {}))
     if rank == 1 and chaos == "other-sizes":

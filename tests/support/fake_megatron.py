@@ -37,7 +37,7 @@ def default_args(**changes: Any) -> SimpleNamespace:
     """Megatron's arguments after validation, as core 0.16 has them, with the adapter's own flags."""
     args: dict[str, Any] = {
         "data_recipe": "recipe.yaml",
-        "data_workers": 0,
+        "data_loaders": "in_process",
         "data_look_ahead": 2,
         "data_patience": None,
         "data_start_fresh": False,

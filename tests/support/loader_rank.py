@@ -38,13 +38,13 @@ def watch_opened_files() -> set[str]:
 
 def main(arguments: list[str]) -> None:
     recipe, saves = arguments[0], Path(arguments[1])
-    tp, cp, pp, workers, look_ahead, steps = map(int, arguments[2:])
+    tp, cp, pp, look_ahead, steps = map(int, arguments[3:])
     opened = watch_opened_files()
     dist.init_process_group("gloo")
     topology = torchmix.Topology.from_torchrun(tp=tp, cp=cp, pp=pp)
     saved = saves / "state"
     with torchmix.build_loader(
-        recipe, topology=topology, workers=workers, look_ahead=look_ahead, max_steps=steps
+        recipe, topology=topology, loaders=arguments[2], look_ahead=look_ahead, max_steps=steps
     ) as loader:
         if saved.exists():
             loader.load_state_dict({"torchmix_state": saved.read_bytes()})

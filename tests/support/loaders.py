@@ -110,7 +110,7 @@ def open_job(recipe: Path, topology: Topology, **options: Any) -> list[StatefulD
     """The loaders of all ranks, joined by an exchange inside this process."""
     ends = local_world(topology) if topology.world_size > 1 else [None]
     return [
-        build_loader(recipe, topology=topology.with_rank(rank), fan_out=end, **{"workers": 0, **options})
+        build_loader(recipe, topology=topology.with_rank(rank), fan_out=end, **{"loaders": "in_process", **options})
         for rank, end in enumerate(ends)
     ]
 

@@ -32,9 +32,9 @@ def microbatches(loader: torchmix.StatefulDataLoader) -> Iterator[torchmix.Micro
         yield from loader
 
 
-def main(recipe: str, workers: int, how: str) -> None:
+def main(recipe: str, loaders: str, how: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that a shell runs in its background ignore it
-    loader = torchmix.build_loader(recipe, topology=torchmix.Topology.single(), workers=workers)
+    loader = torchmix.build_loader(recipe, topology=torchmix.Topology.single(), loaders=loaders)
     source = microbatches(loader) if how == "suspend" else loader
     for _ in islice(source, 20):
         pass

@@ -1,5 +1,5 @@
 """A process that trains from a recipe, and says what it got:
-`python -m tests.support.store_loader RECIPE FIRST_STATE STEPS LAST_STATE WORKERS`.
+`python -m tests.support.store_loader RECIPE FIRST_STATE STEPS LAST_STATE LOADERS`.
 
 FIRST_STATE is the file of a state to go on from, LAST_STATE one that is written; either may be `-`. Prints, as the last
 line, JSON: of each step its digest and a hash of its tokens, and what the reader did.
@@ -15,9 +15,9 @@ from pathlib import Path
 import torchmix
 
 
-def main(recipe: str, first_state: str, steps: int, last_state: str, workers: int) -> None:
+def main(recipe: str, first_state: str, steps: int, last_state: str, loaders: str) -> None:
     hashes, digests = [], []
-    with torchmix.build_loader(recipe, topology=torchmix.Topology.single(), workers=workers) as loader:
+    with torchmix.build_loader(recipe, topology=torchmix.Topology.single(), loaders=loaders) as loader:
         if first_state != "-":
             loader.load_state_dict({"torchmix_state": Path(first_state).read_bytes()})
         step_hash = hashlib.sha256()
@@ -38,4 +38,4 @@ def main(recipe: str, first_state: str, steps: int, last_state: str, workers: in
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5])

@@ -30,7 +30,7 @@ def take_step(loader: StatefulDataLoader, part: str) -> int:
 def main(recipe: str, tp: int, steps: int, victim: int) -> None:
     dist.init_process_group("gloo")
     topology = torchmix.Topology.from_torchrun(tp=tp)
-    options = {"topology": topology, "workers": 0}
+    options = {"topology": topology, "loaders": "in_process"}
     with torchmix.build_loader(recipe, **options) as train:
         for step in range(steps):
             take_step(train, "train")

@@ -24,23 +24,23 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_job(tmp_path_factory.mktemp("job"))
 
 
-def start_alone(processes: Processes, job: Path, workers: int, how: str, *, is_fork: bool = True) -> Child:
+def start_alone(processes: Processes, job: Path, loaders: str, how: str, *, is_fork: bool = True) -> Child:
     start = processes.fork_python if is_fork else processes.start_python
-    return start("-m", "tests.support.lone_loader", str(job), str(workers), how)
+    return start("-m", "tests.support.lone_loader", str(job), loaders, how)
 
 
 def start_ranks(processes: Processes, job: Path, chaos: str, *, world_size: int) -> list[Child]:
     return processes.start_ranks("-m", "tests.support.chaos_rank", str(job), chaos, world_size=world_size)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("loaders", ["in_process", "node"])
 @pytest.mark.parametrize(("how", "code"), [("leave", 0), ("raise", 1)])
 def test_a_script_that_does_not_close_ends_with_its_own_exit_code(
-    job: Path, tmp_path: Path, workers: int, how: str, code: int
+    job: Path, tmp_path: Path, loaders: str, how: str, code: int
 ) -> None:
     with Processes(tmp_path) as processes:
         # What an interpreter does at its end is shown by one that was started as one, and by forks.
-        child = start_alone(processes, job, workers, how, is_fork=(workers, how) != (1, "leave"))
+        child = start_alone(processes, job, loaders, how, is_fork=(loaders, how) != ("node", "leave"))
         assert child.wait(deadline_s=START_S) == code, child.report()
         assert ("ValueError: a mistake" in child.stderr()) == bool(code), child.report()
         assert "terminate called" not in child.stderr()
@@ -48,25 +48,25 @@ def test_a_script_that_does_not_close_ends_with_its_own_exit_code(
 
 def test_a_generator_that_is_left_inside_of_a_with_does_not_trouble_the_end(job: Path, tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        child = start_alone(processes, job, 0, "suspend", is_fork=False)
+        child = start_alone(processes, job, "in_process", "suspend", is_fork=False)
         assert child.wait(deadline_s=START_S) == 0, child.report()
         assert child.stderr() == ""
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("loaders", ["in_process", "node"])
 def test_a_fork_that_ends_as_a_script_does_leaves_its_parents_loader_alone(
-    job: Path, tmp_path: Path, workers: int
+    job: Path, tmp_path: Path, loaders: str
 ) -> None:
     with Processes(tmp_path) as processes:
-        child = start_alone(processes, job, workers, "fork-exit", is_fork=False)
+        child = start_alone(processes, job, loaders, "fork-exit", is_fork=False)
         assert child.wait(deadline_s=START_S) == 0, child.report()
         assert child.stderr() == ""
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_interrupt_ends_the_process_and_its_worker(job: Path, tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("loaders", ["in_process", "node"])
+def test_an_interrupt_ends_the_process_and_its_worker(job: Path, tmp_path: Path, loaders: str) -> None:
     with Processes(tmp_path) as processes:
-        child = start_alone(processes, job, workers, "train")
+        child = start_alone(processes, job, loaders, "train")
         child.wait_for_line("ready", deadline_s=START_S)
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does
         assert child.wait(deadline_s=END_S) == -signal.SIGINT, child.report()
@@ -77,7 +77,7 @@ def test_an_interrupt_ends_the_process_and_its_worker(job: Path, tmp_path: Path,
 
 def test_the_worker_of_a_killed_process_ends(job: Path, tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        child = start_alone(processes, job, 1, "train")
+        child = start_alone(processes, job, "node", "train")
         child.wait_for_line("ready", deadline_s=START_S)
         assert len(child.session) > 1, "itself and its worker"
         child.send_signal(signal.SIGKILL)
@@ -86,7 +86,7 @@ def test_the_worker_of_a_killed_process_ends(job: Path, tmp_path: Path) -> None:
 
 def test_the_worker_of_a_killed_process_ends_also_where_a_fork_of_it_lives_on(job: Path, tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        child = start_alone(processes, job, 1, "fork")
+        child = start_alone(processes, job, "node", "fork")
         child.wait_for_line("ready", deadline_s=START_S)
         fork = int(child.stdout().split()[0])  # it holds its parent's end of the channel
 
@@ -101,7 +101,7 @@ def test_the_worker_of_a_killed_process_ends_also_where_a_fork_of_it_lives_on(jo
 
 def test_a_killed_worker_is_told_with_its_signal(job: Path, tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        child = start_alone(processes, job, 1, "lose")
+        child = start_alone(processes, job, "node", "lose")
         assert child.wait(deadline_s=START_S) == 1, child.report()
         assert re.search(r"WorkerLost: the worker process \d+, .* was ended by signal SIGKILL", child.stderr())
         wait_until(lambda: not child.session, deadline_s=END_S, what="end of all it has started")

@@ -55,7 +55,7 @@ import sys
 from tests.support.fake_megatron import installed, default_args
 import torch.distributed as dist
 from torchmix import megatron_adapter as tmx
-args = default_args(data_recipe=sys.argv[1], data_workers=int(sys.argv[2]), global_batch_size=8)
+args = default_args(data_recipe=sys.argv[1], data_loaders=sys.argv[2], global_batch_size=8)
 with installed(args, core=True):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     train, _, _ = tmx.provider()
@@ -66,11 +66,11 @@ with installed(args, core=True):
 """
 
 
-@pytest.mark.parametrize(("workers", "how"), [(1, "0"), (1, "raise"), (0, "3")])
-def test_a_script_that_ends_in_the_middle_ends(tmp_path: Path, workers: int, how: str) -> None:
+@pytest.mark.parametrize(("loaders", "how"), [("node", "0"), ("node", "raise"), ("in_process", "3")])
+def test_a_script_that_ends_in_the_middle_ends(tmp_path: Path, loaders: str, how: str) -> None:
     recipe = write_bytes_job(tmp_path / "job", boundaries="document")
     with Processes(tmp_path) as processes:
-        child = processes.fork_python("-c", LEAVES, str(recipe), str(workers), how)
+        child = processes.fork_python("-c", LEAVES, str(recipe), loaders, how)
         assert child.wait(deadline_s=120) == (1 if how == "raise" else int(how)), child.report()
         assert ("a mistake in the script" in child.stderr()) == (how == "raise")
 
@@ -81,7 +81,7 @@ from tests.support.processes import workers_of_this_process
 from tests.support.fake_megatron import installed, default_args
 import torch.distributed as dist
 from torchmix import megatron_adapter as tmx
-sizes = {"global_batch_size": int(sys.argv[2]), "data_workers": 1}
+sizes = {"global_batch_size": int(sys.argv[2]), "data_loaders": "node"}
 args = default_args(data_recipe=sys.argv[1], exit_signal_handler=True, **sizes)
 with installed(args, core=True):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -55,7 +55,7 @@ def train(
     """Run the example and return its log, a dict per step."""
     log = directory / f"{name}.jsonl"
     script = (str(EXAMPLE / "train.py"), "--data-recipe", str(directory / "recipe.yaml"), *arguments)
-    numbers = ("--steps", str(steps), "--micro-batch-size", "2", "--workers", "0", "--log-file", str(log))
+    numbers = ("--steps", str(steps), "--micro-batch-size", "2", "--loaders", "in_process", "--log-file", str(log))
     with Processes(directory) as processes:
         if by_torchrun:
             launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))

@@ -90,8 +90,9 @@ def torchmix(processes: Processes, store: Proxy, *arguments: object) -> Child:
 
 def train(processes: Processes, store: Proxy, recipe: Path, *, steps: int = STEPS, **more: Any) -> Child:
     """A process that trains, see store_loader.py; `alone` in an interpreter that has imported nothing before."""
-    first, last, workers = more.get("first", "-"), more.get("last", "-"), more.get("workers", 0)
-    arguments = ("-W", "error", "-m", "tests.support.store_loader", recipe, first, steps, last, workers)
+    first, last = more.get("first", "-"), more.get("last", "-")
+    loaders = more.get("loaders", "in_process")
+    arguments = ("-W", "error", "-m", "tests.support.store_loader", recipe, first, steps, last, loaders)
     start = processes.start_python if more.get("alone") else processes.fork_python
     return start(*map(str, arguments), environment=store.environment)
 
@@ -112,7 +113,7 @@ def near(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def test_all_formats_give_the_stream_of_local_files_and_resume(corpus, near, store, processes, tmp_path) -> None:
     far = result_of(train(processes, store, corpus.far, alone=True))
     result_of(train(processes, store, corpus.far, steps=3, last=tmp_path / "state"))
-    second = result_of(train(processes, store, corpus.far, steps=STEPS - 3, first=tmp_path / "state", workers=1))
+    second = result_of(train(processes, store, corpus.far, steps=STEPS - 3, first=tmp_path / "state", loaders="node"))
     assert far["digests"] == near["digests"] and len(set(far["digests"])) == STEPS
     assert far["hashes"] == near["hashes"] and len(set(far["hashes"])) == STEPS
     assert second["hashes"] == near["hashes"][3:]

@@ -44,11 +44,11 @@ def start_job(
     tp: int,
     cp: int,
     pp: int,
-    workers: int,
+    loaders: str,
     ahead: int,
     hold_at: int | None = None,
 ) -> list[Child]:
-    sizes = (tp, cp, pp, workers, ahead, STEPS)
+    sizes = (loaders, tp, cp, pp, ahead, STEPS)
     program = ("-m", "tests.support.loader_rank", str(job), str(saves), *map(str, sizes))
     return processes.start_ranks(*program, world_size=world_size, environment={"HOLD_AT": str(hold_at)})
 
@@ -58,14 +58,15 @@ def digests_in(child: Child) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("dp", "tp", "cp", "pp", "workers", "ahead"), [(2, 1, 1, 1, 1, 4), (1, 2, 1, 2, 1, 1), (2, 1, 2, 1, 0, 4)]
+    ("dp", "tp", "cp", "pp", "loaders", "ahead"),
+    [(2, 1, 1, 1, "node", 4), (1, 2, 1, 2, "node", 1), (2, 1, 2, 1, "in_process", 4)],
 )
 def test_real_ranks_and_workers_follow_the_same_order(
-    job: Path, digests: dict[int, str], tmp_path: Path, dp: int, tp: int, cp: int, pp: int, workers: int, ahead: int
+    job: Path, digests: dict[int, str], tmp_path: Path, dp: int, tp: int, cp: int, pp: int, loaders: str, ahead: int
 ) -> None:
     world_size = dp * tp * cp * pp
     with Processes(tmp_path) as processes:
-        ranks = start_job(processes, job, tmp_path, world_size, tp=tp, cp=cp, pp=pp, workers=workers, ahead=ahead)
+        ranks = start_job(processes, job, tmp_path, world_size, tp=tp, cp=cp, pp=pp, loaders=loaders, ahead=ahead)
         for rank, child in enumerate(ranks):
             assert child.wait(deadline_s=DEADLINE_S) == 0, child.report()
             assert digests_in(child) == digests, f"rank {rank}"
@@ -74,7 +75,7 @@ def test_real_ranks_and_workers_follow_the_same_order(
     for rank, paths in enumerate(opened):
         if places.with_rank(rank).is_leader:
             # A leader reads in its own process only if it has no worker.
-            assert any(path.endswith(".parquet") for path in paths) == (workers == 0), paths
+            assert any(path.endswith(".parquet") for path in paths) == (loaders == "in_process"), paths
         else:
             assert not paths, f"peer {rank} opened {paths}"
 
@@ -86,14 +87,14 @@ def test_killed_at_random_and_resumed_at_other_sizes_the_order_continues(
     print(f"TORCHMIX_TEST_SEED={seed}")
     moments = random.Random(seed)
     found: dict[int, str] = {}
-    # (world size, tp, cp, pp, workers, ahead), and whether it is killed
-    jobs = [(4, 2, 1, 1, 1, 2), (2, 1, 1, 1, 0, 4), (3, 1, 1, 3, 0, 1)]
+    # (world size, tp, cp, pp, loaders, ahead), and whether it is killed
+    jobs = [(4, 2, 1, 1, "node", 2), (2, 1, 1, 1, "in_process", 4), (3, 1, 1, 3, "in_process", 1)]
     stop = 0
     with Processes(tmp_path) as processes:
-        for number, (world_size, tp, cp, pp, workers, ahead) in enumerate(jobs):
+        for number, (world_size, tp, cp, pp, loaders, ahead) in enumerate(jobs):
             is_killed = number < len(jobs) - 1
             stop = stop + MOST_FURTHER + moments.randrange(2, 13) if is_killed else STEPS
-            sizes = {"tp": tp, "cp": cp, "pp": pp, "workers": workers, "ahead": ahead}
+            sizes = {"tp": tp, "cp": cp, "pp": pp, "loaders": loaders, "ahead": ahead}
             ranks = start_job(processes, job, tmp_path, world_size, **sizes, hold_at=stop + MOST_FURTHER)
             if is_killed:
                 ranks[0].wait_for_line(f"step {stop} ", deadline_s=DEADLINE_S)

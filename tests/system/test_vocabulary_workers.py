@@ -29,8 +29,8 @@ def job(tmp_path: Path) -> Path:
 
 def test_a_worker_gives_the_same_tensors(job: Path) -> None:
     whole = run_job(job, Topology(), microbatches=24)[0]
-    first = run_job(job, Topology(), microbatches=11, workers=1)[0]
-    second = run_job(job, Topology(), microbatches=13, workers=1, state=first.state)[0]
+    first = run_job(job, Topology(), microbatches=11, loaders="node")[0]
+    second = run_job(job, Topology(), microbatches=13, loaders="node", state=first.state)[0]
     assert same_microbatches(whole.microbatches, first.microbatches + second.microbatches)
     assert second.state == whole.state
 
@@ -38,7 +38,7 @@ def test_a_worker_gives_the_same_tensors(job: Path) -> None:
 def test_another_tokenizer_than_was_indexed_is_told_by_the_loader(job: Path) -> None:
     make_tokenizer(job.parent / "t.json", seed=5)
     with (
-        build_loader(job, topology=Topology(), workers=1) as loader,
+        build_loader(job, topology=Topology(), loaders="node") as loader,
         pytest.raises(CatalogStale, match=r"(?s)source 'prose'.*the tokenizer t\.json here has"),
     ):
         next(iter(loader))

@@ -58,16 +58,16 @@ def digests(job: Path) -> list[str]:
 
 @pytest.mark.parametrize(("topology", "look_ahead"), [*zip(LAYOUTS, cycle((1, 4)))], ids=str)
 def test_workers_follow_the_same_order(job: Path, digests: list[str], topology: Topology, look_ahead: int) -> None:
-    ranks = run_job(job, topology, steps=STEPS, workers=1, look_ahead=look_ahead, keep=False)
+    ranks = run_job(job, topology, steps=STEPS, loaders="node", look_ahead=look_ahead, keep=False)
     assert [rank.digests for rank in ranks] == [digests] * topology.world_size
     wait_until(lambda: not workers_of_this_process(), deadline_s=30, what="end of the workers")
 
 
 def test_states_of_one_and_of_no_worker_load_into_each_other(job: Path) -> None:
     whole = run_job(job, Topology(), microbatches=24)[0]
-    first = run_job(job, Topology(), microbatches=11, workers=1)[0]
-    second = run_job(job, Topology(), microbatches=6, workers=0, state=first.state)[0]
-    third = run_job(job, Topology(), microbatches=7, workers=1, state=second.state)[0]
+    first = run_job(job, Topology(), microbatches=11, loaders="node")[0]
+    second = run_job(job, Topology(), microbatches=6, loaders="in_process", state=first.state)[0]
+    third = run_job(job, Topology(), microbatches=7, loaders="node", state=second.state)[0]
     found = first.microbatches + second.microbatches + third.microbatches
     assert same_microbatches(whole.microbatches, found)
     assert third.state == whole.state
@@ -88,7 +88,7 @@ def test_a_worker_gives_the_tensors_that_are_made_here_and_never_writes_to_those
             if number % 9 == 0:
                 rank.microbatches.append(microbatch)
 
-    there = run_job(job, Topology(), program=program, workers=1)[0]
+    there = run_job(job, Topology(), program=program, loaders="node")[0]
     assert there.digests == ["True"] * len(here.microbatches)
     assert same_microbatches(there.microbatches, here.microbatches[::9])
 
@@ -96,7 +96,7 @@ def test_a_worker_gives_the_tensors_that_are_made_here_and_never_writes_to_those
 def test_a_worker_does_not_load_torch_and_keeps_to_a_few_pieces_of_memory(job: Path) -> None:
     if not Path("/proc/self/maps").exists():
         pytest.skip("no /proc here")
-    with build_loader(job, topology=Topology(), workers=1, look_ahead=2) as loader:
+    with build_loader(job, topology=Topology(), loaders="node", look_ahead=2) as loader:
         for _ in islice(loader, 8 * 30):
             pass
         (worker,) = workers_of_this_process()
@@ -108,7 +108,7 @@ def test_a_worker_does_not_load_torch_and_keeps_to_a_few_pieces_of_memory(job: P
 
 
 def test_all_that_a_worker_made_is_given_though_it_has_ended(job: Path) -> None:
-    with build_loader(job, topology=Topology(), workers=1, look_ahead=4, max_steps=8) as loader:
+    with build_loader(job, topology=Topology(), loaders="node", look_ahead=4, max_steps=8) as loader:
         found = iter(loader)
         next(found)
         # It has made steps 6 and 7 while the loader holds 0 to 5, and nobody will hear the next request.
@@ -117,7 +117,7 @@ def test_all_that_a_worker_made_is_given_though_it_has_ended(job: Path) -> None:
 
 
 def test_a_worker_that_hangs_is_ended_with_its_loader(job: Path) -> None:
-    with build_loader(job, topology=Topology(), workers=1) as loader:
+    with build_loader(job, topology=Topology(), loaders="node") as loader:
         next(iter(loader))
         (pid,) = workers_of_this_process()
         os.kill(pid, signal.SIGSTOP)  # as one that waits for a disk which does not answer
@@ -126,13 +126,13 @@ def test_a_worker_that_hangs_is_ended_with_its_loader(job: Path) -> None:
         os.kill(pid, 0)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_page_is_named_by_the_loader(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("loaders", ["in_process", "node"])
+def test_a_damaged_page_is_named_by_the_loader(tmp_path: Path, loaders: str) -> None:
     job = write_job(tmp_path, checksums=True)
     pages = open_catalog(load_recipe(job), tmp_path).sources["web"].pages
     flip_byte(tmp_path / "web-0.parquet", int(pages.place(np.array([6])).offset[0]) - 3)
     with (
-        build_loader(job, topology=Topology(), workers=workers) as loader,
+        build_loader(job, topology=Topology(), loaders=loaders) as loader,
         pytest.raises(CorruptPage, match=r"(?s)'web'.*web-0\.parquet"),
     ):
         for _ in islice(loader, 8 * 360):
@@ -140,13 +140,13 @@ def test_a_damaged_page_is_named_by_the_loader(tmp_path: Path, workers: int) -> 
     wait_until(lambda: not workers_of_this_process(), deadline_s=30, what="end of the workers")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_was_replaced_after_indexing_is_named_by_the_loader(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("loaders", ["in_process", "node"])
+def test_a_file_that_was_replaced_after_indexing_is_named_by_the_loader(tmp_path: Path, loaders: str) -> None:
     job = write_job(tmp_path)
     write_job(tmp_path / "other", seed=77)
     (tmp_path / "other" / "web-1.parquet").replace(tmp_path / "web-1.parquet")
     with (
-        build_loader(job, topology=Topology(), workers=workers) as loader,
+        build_loader(job, topology=Topology(), loaders=loaders) as loader,
         pytest.raises(SourceChanged, match=r"(?s)'web'.*web-1\.parquet"),
     ):
         for _ in islice(loader, 8 * 360):
@@ -187,7 +187,7 @@ def test_a_worker_has_the_flags_and_the_path_of_its_leader(job: Path) -> None:
 import sys
 sys.path[:0] = {[str(Path(torchmix.__file__).parents[1]), *sys.path]!r}
 import torchmix
-with torchmix.build_loader({str(job)!r}, topology=torchmix.Topology.single(), workers=1) as loader:
+with torchmix.build_loader({str(job)!r}, topology=torchmix.Topology.single(), loaders="node") as loader:
     next(iter(loader))
     from tests.support.processes import workers_of_this_process
     (worker,) = workers_of_this_process()
@@ -205,7 +205,7 @@ def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(
     killed, kill = [], subprocess.Popen.kill
     monkeypatch.setattr(subprocess.Popen, "kill", lambda process: (killed.append(process), kill(process)))
     monkeypatch.setattr(client, "_END_S", 60.0)  # on a busy machine it may still be importing
-    loader = build_loader(job, topology=Topology(), workers=1, start_step=10**7)
+    loader = build_loader(job, topology=Topology(), loaders="node", start_step=10**7)
     iter(loader)
     wait_until(lambda: len(workers_of_this_process()) == 1, deadline_s=30, what="the worker")
     loader.close()
@@ -226,7 +226,9 @@ def test_a_stream_runs_and_resumes_in_a_worker_of_torch(job: Path) -> None:
             layout=Layout(),
             max_steps=None,
         )
-        return TorchdataLoader(StepStream(settings), batch_size=None, num_workers=1, multiprocessing_context="spawn")
+        return TorchdataLoader(
+            StepStream(settings), batch_size=None, num_loaders="node", multiprocessing_context="spawn"
+        )
 
     here = run_job(job, Topology(), steps=5)[0]
     first = loader()

@@ -109,7 +109,7 @@ def digest_of_tensors(recipe: Path, layout: dict[str, int], part: str) -> str:
 
     def consume(rank: int) -> None:
         digest = hashlib.sha256()
-        options: dict[str, Any] = {"workers": 0, "max_steps": 3, "part": part}
+        options: dict[str, Any] = {"loaders": "in_process", "max_steps": 3, "part": part}
         with torchmix.build_loader(recipe, topology=topology.with_rank(rank), fan_out=ends[rank], **options) as loader:
             for microbatch in loader:
                 numbers = (microbatch.step, microbatch.index, microbatch.num_tokens_global, microbatch.max_seqlen)

@@ -59,11 +59,11 @@ def _with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="Recipe of the data. It takes the place of --data-path and of Megatron's data loader.",
     )
     group.add_argument(
-        "--data-workers",
-        type=int,
-        choices=(0, 1),
-        default=1,
-        help="1: plan and read in a process beside each leader; 0: in threads of it.",
+        "--data-loaders",
+        default=None,
+        metavar="WHERE",
+        help="Where data are planned and read, in the place of the recipe's `loaders`: `node`, in a process of the "
+        "node, or `in_process`, in threads of each leader. Other keys of `loaders` follow as `node,memory=8GiB`.",
     )
     group.add_argument(
         "--data-look-ahead",

@@ -186,7 +186,7 @@ DATA_FLAGS = (
     FlagGroup(
         flags="--num-workers --exit-signal-handler-for-dataloader",
         fate="no effect",
-        note="`--data-workers` and `--data-look-ahead`",
+        note="`--data-loaders` and `--data-look-ahead`",
     ),
     FlagGroup(
         flags="--data-cache-path --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap "

@@ -1,5 +1,6 @@
 """What the user writes: the recipe.
 
-Files in reading order: structs.py, yaml_lines.py, build.py, options.py, byte_sizes.py, shares.py, ramp.py; then the
+Files in reading order: structs.py, yaml_lines.py, build.py, options.py, byte_sizes.py, loaders.py, shares.py,
+ramp.py; then the
 folder source/, one source; parts.py; the folder mixture/, shares; checks.py, load.py, fingerprint.py.
 """

@@ -17,6 +17,7 @@ from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.build import build
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.checks import check_values
+from torchmix.recipe.loaders import check_loaders
 from torchmix.recipe.structs import RECIPE_VERSION, Recipe
 from torchmix.recipe.yaml_lines import line_of, parse_yaml
 
@@ -117,6 +118,7 @@ def _recipe_of_plain(plain: Any) -> Recipe:
         recipe = build(Recipe, plain)
     check_values(recipe)
     parse_bytes(recipe.read.cache, where="read.cache")
+    check_loaders(recipe.loaders)
     return recipe
 
 

@@ -173,6 +173,19 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     number."""
 
 
+class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which processes make the steps, and what of each node they may take; it does not affect the order."""
+
+    where: Literal["in_process", "node"] = "node"
+    """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader."""
+    spares: int = 0
+    """Processes of a node that wait, with their imports done, to replace one that is lost."""
+    cpu: int | None = None
+    """Processors of a node for all of this, threads of tokenizers included; None: those that the job may use."""
+    memory: str | int | None = None
+    """Bytes of a node for all of this: text such as 8GiB, or a number; None: what the job may use."""
+
+
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sources and shares of validation or test, where `split` does not cut them from the training sources."""
 
@@ -213,6 +226,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Order inside a source; fixed when the source is indexed."""
     read: Read = Read()
     """Memory for reading."""
+    loaders: Loaders = Loaders()
+    """Processes for reading; a call or a flag may override it."""
     vocab_size: int | None = None
     """Size of the model's vocabulary, without padding: every token is below it. None: tokens are not checked."""
     per_token_loss: Literal["warn", "require"] = "warn"

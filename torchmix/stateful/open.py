@@ -38,12 +38,13 @@ from torchmix.planner.source_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.fingerprint import recipe_keys
 from torchmix.recipe.load import recipe_and_directory
+from torchmix.recipe.loaders import loaders_of
 from torchmix.recipe.options import true_or_false
 from torchmix.recipe.parts import Part, part_of, with_all_sources
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.source.bad_rows import max_bad_of
 from torchmix.recipe.source.resets import resets_positions, sources_with_resets
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import Loaders, Recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.stream import StepStream
@@ -59,7 +60,7 @@ def build_loader(
     *,
     topology: Topology | ClientPlaceTree | None = None,
     micro_batch_size: int = 1,
-    workers: int = 1,
+    loaders: str | Loaders | Mapping[str, Any] | None = None,
     look_ahead: int = 2,
     max_steps: int | None = None,
     part: str = "train",
@@ -78,7 +79,8 @@ def build_loader(
         topology: Parallel sizes and this rank; None takes them from torchrun's environment with tp = cp = pp = 1.
             Pass a `ClientPlaceTree` for leaders or roles that differ from the default.
         micro_batch_size: Samples of a microbatch; micro_batch_size x dp must divide the recipe's samples.
-        workers: 1 to plan and read in a process beside each leader, 0 for threads of the leader.
+        loaders: What stands in the place of the recipe's `loaders`: a word of `where`, `node` or `in_process`; or keys
+            with their values, as a mapping, as text (`node,memory=8GiB`) or as `torchmix.Loaders`.
         look_ahead: Finished steps that may wait on each rank, 1 or more.
         max_steps: Stop before this step; counted from the run's beginning, not from a resume.
         part: The part to read: `train`, `validation` or `test`. A job may have a loader of each at the same time.
@@ -114,6 +116,7 @@ def build_loader(
     liveness: Liveness | None = None
     with failures_told(store, rank=dist.get_rank() if is_job else 0):
         whole, folder = recipe_and_directory("build_loader", recipe, directory)
+        means = loaders_of("build_loader", whole.loaders, loaders)
         planned = part_of(whole, part, one_pass=true_or_false("build_loader", "one_pass", one_pass))
         _check_topology(topology)
         if topology is None:
@@ -122,7 +125,6 @@ def build_loader(
         _check_numbers(
             micro_batch_size=micro_batch_size,
             look_ahead=look_ahead,
-            workers=workers,
             max_steps=max_steps,
             start_step=start_step,
             padded_vocab_size=padded_vocab_size,
@@ -153,7 +155,8 @@ def build_loader(
                 "start_step": start_step,
                 "padded_vocab_size": padded_vocab_size,
             }
-            facts = _facts(planned, tree, **numbers, part=part, one_pass=one_pass, patience_s=patience_s)
+            words = {"part": part, "one_pass": str(one_pass), "loaders.where": means.where}
+            facts = _facts(planned, tree, **numbers, **words, patience_s=patience_s)
             topology = tree.topology
             agree(store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=liveness.check)
             fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
@@ -175,8 +178,10 @@ def build_loader(
                 padded_vocab_size=padded_vocab_size,
                 catalog=catalog.fingerprint,
             )
-            worker = WorkerOptions(look_ahead=look_ahead, ignored_signals=tuple(worker_ignores)) if workers else None
-            stream = StepStream(settings, catalog=None if workers else catalog, worker=worker)
+            worker = None
+            if means.where == "node":
+                worker = WorkerOptions(look_ahead=look_ahead, ignored_signals=tuple(worker_ignores))
+            stream = StepStream(settings, catalog=catalog if worker is None else None, worker=worker)
         else:
             assert fan_out is not None
             stream = ReceivedSteps(fan_out)
@@ -266,12 +271,12 @@ def _check_patience(patience_s: float | None) -> None:
 
 
 def _check_numbers(**numbers: int | None) -> None:
-    lowest = {"workers": 0, "max_steps": 0, "start_step": 0}  # 1 for all others
-    highest = {"workers": 1, "start_step": MAX_STEPS}
+    lowest = {"max_steps": 0, "start_step": 0}  # 1 for all others
+    highest = {"start_step": MAX_STEPS}
     for name, value in numbers.items():
         if value is None and name in ("max_steps", "padded_vocab_size"):
             continue
         if type(value) is not int or value < lowest.get(name, 1) or value > highest.get(name, value):
-            allowed = "0 or 1" if name == "workers" else f"an int of at least {lowest.get(name, 1)}"
+            allowed = f"an int of at least {lowest.get(name, 1)}"
             allowed += f" and at most {MAX_STEPS}" if name == "start_step" else ""
             raise OptionError(f"build_loader: {name}={value!r} must be {allowed}")

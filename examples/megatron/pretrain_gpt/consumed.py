@@ -61,7 +61,7 @@ def planned_samples(recipe: Any, steps: int | None, *, part: str = "train", **op
     import torchmix
 
     samples_of_step: dict[int, Samples] = defaultdict(list)
-    with torchmix.build_loader(recipe, part=part, workers=0, max_steps=steps, **options) as loader:
+    with torchmix.build_loader(recipe, part=part, loaders="in_process", max_steps=steps, **options) as loader:
         for microbatch in loader:
             fields = (microbatch.tokens, microbatch.labels, microbatch.loss_mask)
             values = [field.flatten().int().tolist() for field in fields if field is not None]

@@ -106,7 +106,7 @@ def tokens_shown(step: dict[str, Any], length: int) -> dict[int, np.ndarray]:
 
 def test_a_step_is_the_one_that_a_loader_hands_out(recipe: Path, capsys: Capture) -> None:
     steps: dict[int, dict[int, np.ndarray]] = {}
-    with build_loader(recipe, micro_batch_size=2, workers=0, max_steps=5) as loader:
+    with build_loader(recipe, micro_batch_size=2, loaders="in_process", max_steps=5) as loader:
         for microbatch in loader:
             rows = steps.setdefault(microbatch.step, {})
             for slot in range(2):

@@ -1,0 +1,83 @@
+"""The `loaders` of a recipe, and what stands in their place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from torchmix.errors import OptionError, RecipeError
+from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.loaders import loaders_of
+from torchmix.recipe.structs import Loaders
+
+RECIPE: dict[str, Any] = {
+    "version": 1,
+    "seed": 3,
+    "batch": {"samples": 8, "length": 64},
+    "sources": {"web": {"path": "web.parquet", "tokens": "ids"}},
+    "mixture": {"web": "100%"},
+}
+
+
+def test_a_recipe_without_the_key_reads_in_a_node_worker() -> None:
+    assert check_recipe(RECIPE).loaders == Loaders(where="node", spares=0, cpu=None, memory=None)
+
+
+def test_loaders_are_no_part_of_the_order() -> None:
+    given = {"where": "in_process", "spares": 2, "cpu": 3, "memory": "5GiB"}
+    recipe = check_recipe({**RECIPE, "loaders": given})
+    assert msgspec.to_builtins(recipe.loaders) == given
+    assert recipe_fingerprint(recipe) == recipe_fingerprint(check_recipe(RECIPE))
+
+
+@pytest.mark.parametrize(
+    ("loaders", "match"),
+    [
+        ({"where": "nodes"}, r"loaders\.where.*'nodes' is not one of in_process, node \(did you mean 'node'\?\)"),
+        ({"spare": 1}, r"loaders\.spare: .*did you mean 'spares'"),
+        ({"spares": -1}, r"loaders\.spares: -1 is not in \[0, 16\]"),
+        ({"spares": 17}, r"loaders\.spares: 17 is not in"),
+        ({"cpu": 0}, r"loaders\.cpu: 0 is not in \[1, 4096\]"),
+        ({"memory": "8 gigs"}, r"loaders\.memory: '8 gigs' is not a size"),
+    ],
+)
+def test_wrong_values_are_named(loaders: dict[str, Any], match: str) -> None:
+    with pytest.raises(RecipeError, match=match):
+        check_recipe({**RECIPE, "loaders": loaders})
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        "in_process,spares=2",
+        " where = in_process , spares = 2 ",
+        {"where": "in_process", "spares": 2},
+        Loaders(where="in_process", spares=2, memory="1GiB"),
+    ],
+)
+def test_a_call_overrides_some_keys_and_leaves_the_others(instead: Any) -> None:
+    found = loaders_of("build_loader", Loaders(memory="1GiB"), instead)
+    assert found == Loaders(where="in_process", spares=2, memory="1GiB")
+
+
+def test_a_call_that_says_nothing_leaves_the_recipe_its_loaders() -> None:
+    loaders = Loaders(where="in_process", cpu=2)
+    assert loaders_of("build_loader", loaders, None) is loaders
+
+
+@pytest.mark.parametrize(
+    ("instead", "match"),
+    [
+        ("nod", r"build_loader: loaders='nod': .*did you mean 'node'"),
+        ("node,spares=x", "spares: expected a whole number"),
+        ("node,memories=3", "did you mean 'memory'"),
+        ({"cpu": -3}, r"cpu: -3 is not in"),
+        (1, "loaders=1: expected a word of `where`"),
+    ],
+)
+def test_a_wrong_value_of_a_call_is_named(instead: Any, match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        loaders_of("build_loader", Loaders(), instead)

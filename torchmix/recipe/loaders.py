@@ -1,0 +1,71 @@
+"""Which processes make a run's steps, and what of a node they may take: the `loaders` of a recipe.
+
+In: the recipe's `loaders`, and what a call or a flag says in its place. Out: checked values. Must hold: nothing here
+decides the order, so a run may go on with others; a wrong key or value names the nearest valid one. Cost: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from torchmix.errors import OptionError, RecipeError
+from torchmix.recipe.build import build
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.structs import Loaders
+
+MOST_SPARES = 16
+MOST_CPU = 4096
+
+
+def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
+    """Check values that have the right types.
+
+    Raises:
+        RecipeError: The first fault, with its path of keys.
+    """
+    if not 0 <= loaders.spares <= MOST_SPARES:
+        raise RecipeError(f"{loaders.spares} is not in [0, {MOST_SPARES}]", f"{where}.spares")
+    if loaders.cpu is not None and not 1 <= loaders.cpu <= MOST_CPU:
+        raise RecipeError(f"{loaders.cpu} is not in [1, {MOST_CPU}]", f"{where}.cpu")
+    if loaders.memory is not None:
+        parse_bytes(loaders.memory, where=f"{where}.memory")
+
+
+def loaders_of(call: str, loaders: Loaders, instead: str | Mapping[str, Any] | Loaders | None) -> Loaders:
+    """What a run uses: the recipe's values, with those of a call or a flag in their place.
+
+    Args:
+        call: Name of the call or flag, for errors.
+        loaders: The recipe's.
+        instead: A value of `where`; or keys with their values, as a mapping or as text, which leave the recipe's other
+            keys as they are: `node,spares=1,memory=8GiB`; or a whole `Loaders`.
+
+    Raises:
+        OptionError: It is none of these, or has a wrong key or value.
+    """
+    if instead is None:
+        return loaders
+    try:
+        if isinstance(instead, Loaders):
+            instead = msgspec.to_builtins(instead)
+        keys = _keys_of_text(instead) if isinstance(instead, str) else instead
+        if not isinstance(keys, Mapping):
+            raise RecipeError("expected a word of `where`, keys as where=node,spares=1, a mapping, or torchmix.Loaders")
+        found: Loaders = build(Loaders, {**msgspec.to_builtins(loaders), **keys})
+        check_loaders(found, "")
+    except RecipeError as error:
+        raise OptionError(f"{call}: loaders={instead!r}: {error}") from None
+    return found
+
+
+def _keys_of_text(text: str) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, is_pair, value = map(str.strip, part.partition("="))
+        if not is_pair:
+            name, value = "where", name
+        keys[name] = int(value) if value.isascii() and value.isdigit() else value
+    return keys
