@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +82,24 @@ class SourceCatalog:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class View:
+    """Some rows of a source: a selection, a child of a source that is cut, or what a hold-out leaves."""
+
+    source: str
+    """The source that the rows are of."""
+    kept: NDArray[np.integer]
+    """[K] rows of the source that are kept, ascending, each once; mapped."""
+    window_units: int
+    """Pages of a shuffle window, of those of the whole source."""
+    fingerprint: str
+    """16 hex digits over the kept rows and the window."""
+    longest_tokens: int
+    """Tokens of the longest kept document."""
+    num_tokens: int
+    """Tokens of all kept documents."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Catalog:
     """Some sources, open."""
 
@@ -90,7 +108,9 @@ class Catalog:
     sources: dict[str, SourceCatalog]
     """By name, sorted by name."""
     fingerprint: str
-    """16 hex digits over the names and fingerprints of these sources."""
+    """16 hex digits over the names and fingerprints of these sources, and of views where there are some."""
+    views: Mapping[str, View] = field(default_factory=dict)
+    """By name of what has a share: rows of sources, where it does not have all rows of a source."""
 
 
 def part_of_catalog(catalog: Catalog, names: Iterable[str]) -> Catalog:

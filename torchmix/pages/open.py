@@ -20,9 +20,10 @@ from torchmix.indexing.scan_files import Progress
 from torchmix.pages.pages import Pages
 from torchmix.pages.wording import in_words_of_pages
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.checks import check_catalog_folder, check_shuffle, check_source
+from torchmix.recipe.checks import check_catalog_folder, check_shuffle
 from torchmix.recipe.load import check_types
 from torchmix.recipe.options import true_or_false
+from torchmix.recipe.source_checks import check_source
 from torchmix.recipe.structs import Read, Shuffle, Source
 
 logger = logging.getLogger(__name__)

@@ -9,20 +9,16 @@ from __future__ import annotations
 import math
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.build import nearest
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.held_out import check_hold_out
 from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.ramp import most_samples
-from torchmix.recipe.shares import parse_fraction
-from torchmix.recipe.source.bad_rows import masks_bad_rows
 from torchmix.recipe.source.documents import PARTS
-from torchmix.recipe.source.format import FORMATS, format_of, paths_of
 from torchmix.recipe.source.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
-from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
-from torchmix.recipe.structs import MAX_BATCH_TOKENS, MAX_NAME_BYTES, Batch, Packing, Recipe, Shuffle, Source
+from torchmix.recipe.source_checks import check_range, check_selection, check_source
+from torchmix.recipe.structs import MAX_BATCH_TOKENS, Batch, Packing, Recipe, Shuffle
 
 MOST_IDS = 2**31
-TOKENIZERS = "bytes, tiktoken:NAME, or the path of a tokenizer.json"
 
 
 def check_values(recipe: Recipe) -> None:
@@ -34,18 +30,21 @@ def check_values(recipe: Recipe) -> None:
     _check_numbers(recipe)
     for name, source in recipe.sources.items():
         check_source(name, source, f"sources.{name}")
+    for name, selection in recipe.selections.items():
+        check_selection(name, selection, recipe.sources, f"sources.{name}")
     _check_resets(recipe)
     parse_shares(recipe)
     if recipe.split is not None:
         _check_split(recipe)
     _check_parts(recipe)
+    check_hold_out(recipe)
 
 
 def _check_numbers(recipe: Recipe) -> None:
     batch, packing, balance, model = recipe.batch, recipe.packing, recipe.balance, recipe.balance.model
-    _check_range(recipe.seed, "seed", 0, 2**63 - 1)
+    check_range(recipe.seed, "seed", 0, 2**63 - 1)
     _check_batch(batch)
-    _check_range(packing.align_tokens, "packing.align_tokens", 1)
+    check_range(packing.align_tokens, "packing.align_tokens", 1)
     if packing.method == "best_fit" and batch.length % packing.align_tokens:
         default = ", the default," if packing.align_tokens == Packing().align_tokens else ""
         message = f"{packing.align_tokens}{default} does not divide batch.length {batch.length}; choose a divisor of it"
@@ -55,11 +54,11 @@ def _check_numbers(recipe: Recipe) -> None:
         raise RecipeError(message, "balance.model")
     if model is not None:
         for name in ("layers", "hidden", "ffn", "heads"):
-            _check_range(getattr(model, name), f"balance.model.{name}", 1)
+            check_range(getattr(model, name), f"balance.model.{name}", 1)
         if model.vocab is not None:
-            _check_range(model.vocab, "balance.model.vocab", 0)
+            check_range(model.vocab, "balance.model.vocab", 0)
         if model.kv_heads is not None:
-            _check_range(model.kv_heads, "balance.model.kv_heads", 1)
+            check_range(model.kv_heads, "balance.model.kv_heads", 1)
             if model.heads % model.kv_heads:
                 raise RecipeError(f"{model.kv_heads} does not divide heads {model.heads}", "balance.model.kv_heads")
     _check_vocabulary(recipe)
@@ -70,7 +69,7 @@ def _check_numbers(recipe: Recipe) -> None:
 def _check_vocabulary(recipe: Recipe) -> None:
     if recipe.vocab_size is None:
         return
-    _check_range(recipe.vocab_size, "vocab_size", 1, MOST_IDS)
+    check_range(recipe.vocab_size, "vocab_size", 1, MOST_IDS)
     vocab = None if recipe.balance.model is None else recipe.balance.model.vocab
     if vocab and vocab != recipe.vocab_size:
         message = f"{vocab} ids, and vocab_size is {recipe.vocab_size}; they are of one model: leave this one out"
@@ -97,13 +96,13 @@ def _check_resets(recipe: Recipe) -> None:
 
 def _check_batch(batch: Batch) -> None:
     if isinstance(batch.samples, int):
-        _check_range(batch.samples, "batch.samples", 1)
+        check_range(batch.samples, "batch.samples", 1)
     else:
         if not batch.samples:
             raise RecipeError("is empty; write a number, or stages as {from_step: 0, samples: 32}", "batch.samples")
         for i, stage in enumerate(batch.samples):
             where = f"batch.samples[{i}]"
-            _check_range(stage.samples, f"{where}.samples", 1)
+            check_range(stage.samples, f"{where}.samples", 1)
             if i == 0 and stage.from_step != 0:
                 raise RecipeError(f"the first stage begins at step {stage.from_step}, not at 0", f"{where}.from_step")
             if i > 0 and stage.from_step <= batch.samples[i - 1].from_step:
@@ -111,7 +110,7 @@ def _check_batch(batch: Batch) -> None:
                     f"{stage.from_step} is not after {batch.samples[i - 1].from_step}, where the stage before begins"
                 )
                 raise RecipeError(message, f"{where}.from_step")
-    _check_range(batch.length, "batch.length", 2)
+    check_range(batch.length, "batch.length", 2)
     most = most_samples(batch)
     if most * batch.length > MAX_BATCH_TOKENS:
         message = f"{most} x {batch.length} = {most * batch.length} tokens, at most {MAX_BATCH_TOKENS}"
@@ -138,25 +137,22 @@ def _check_split(recipe: Recipe) -> None:
 
 def _check_parts(recipe: Recipe) -> None:
     """Check the sources of validation and test. A name has one place in the catalog, so only one part may have it."""
-    part_of_name = dict.fromkeys(recipe.sources, "train")
+    part_of_name = dict.fromkeys([*recipe.sources, *recipe.selections], "train")
     for part in PARTS[1:]:
         content = getattr(recipe, part)
         if content is None:
             continue
         for name, source in content.sources.items():
+            check_source(name, source, f"{part}.sources.{name}")
+        for name, selection in content.selections.items():
+            check_selection(name, selection, content.sources, f"{part}.sources.{name}")
+        for name in (*content.sources, *content.selections):
             where = f"{part}.sources.{name}"
-            check_source(name, source, where)
             if name in part_of_name:
                 message = f"the name is that of a source of {part_of_name[name]}; a name stands in one part"
                 raise RecipeError(message, where)
             part_of_name[name] = part
         parse_shares(content, part)
-
-
-def _check_range(value: int, where: str, lowest: int, highest: int | None = None) -> None:
-    if value < lowest or (highest is not None and value > highest):
-        bounds = f"at least {lowest}" if highest is None else f"in [{lowest}, {highest}]"
-        raise RecipeError(f"{value} is out of range; it must be {bounds}", where)
 
 
 def check_catalog_folder(folder: str) -> str:
@@ -172,82 +168,5 @@ def check_catalog_folder(folder: str) -> str:
 
 def check_shuffle(shuffle: Shuffle) -> None:
     """Check how far rows travel; raises a RecipeError at the first fault."""
-    _check_range(shuffle.window_pages, "shuffle.window_pages", 1)
+    check_range(shuffle.window_pages, "shuffle.window_pages", 1)
     parse_bytes(shuffle.window_bytes, where="shuffle.window_bytes")
-
-
-def check_source(name: str, source: Source, where: str) -> None:
-    """Check one source, which stands at `where`; raises a RecipeError at the first fault."""
-    if not name.strip() or name != name.strip() or not name.isprintable() or "/" in name or name.startswith("."):
-        message = f"the name {name!r} is not usable: printable text without '/', leading '.' or outer spaces"
-        raise RecipeError(message, where)
-    if len(name.encode()) > MAX_NAME_BYTES:
-        raise RecipeError(f"the name has {len(name.encode())} bytes, at most {MAX_NAME_BYTES}", where)
-    paths = paths_of(source)
-    if not paths or not all(paths) or any("\0" in path for path in paths):
-        raise RecipeError("is empty; name a file or a glob", f"{where}.path")
-    if source.format is not None and source.format not in FORMATS:
-        message = f"{source.format!r} is not one of {', '.join(FORMATS)}{nearest(source.format, FORMATS)}"
-        raise RecipeError(message, f"{where}.format")
-    format = FORMATS[format_of(source)]
-    if not format.has_columns:
-        for key in ("text", "tokens", "tokenizer", "begin_id", "end_id"):
-            if getattr(source, key) is not None:
-                message = f"{format.title} files hold tokens and have no columns; remove the key"
-                raise RecipeError(message, f"{where}.{key}")
-    else:
-        _check_column(source, where)
-        _check_tokenizer(source, where)
-    if source.reset_id is not None:
-        _check_range(source.reset_id, f"{where}.reset_id", 0, 2**31 - 1)
-    if source.documents is not None:
-        start, stop = (parse_fraction(text, f"{where}.documents[{i}]") for i, text in enumerate(source.documents))
-        if not 0 <= start < stop <= 1:
-            message = (
-                f"{' to '.join(source.documents)} is no part of the rows; as [0%, 96.9%], the first below the second"
-            )
-            raise RecipeError(message, f"{where}.documents")
-    if source.max_epochs is not None:
-        _check_range(source.max_epochs, f"{where}.max_epochs", 1)
-    _check_bad_rows(source, where)
-
-
-def _check_bad_rows(source: Source, where: str) -> None:
-    if source.max_bad is None:
-        return
-    if not masks_bad_rows(source):
-        message = "bounds what bad_rows: mask leaves out; write bad_rows: mask, or remove it"
-        raise RecipeError(message, f"{where}.max_bad")
-    if not 0 <= parse_fraction(source.max_bad, f"{where}.max_bad") <= 1:
-        raise RecipeError(f"{source.max_bad} is out of range; it must be from 0% to 100%", f"{where}.max_bad")
-
-
-def _check_column(source: Source, where: str) -> None:
-    if (source.text is None) == (source.tokens is None):
-        both = "both are given" if source.text is not None else "neither is given"
-        hint = "" if source.text is not None else " (a prefix of Megatron's .bin and .idx needs format: megatron)"
-        raise RecipeError(f"exactly one of text and tokens names the column; {both}{hint}", where)
-    if not (source.text or source.tokens):
-        key = "tokens" if source.text is None else "text"
-        raise RecipeError("is empty; name a column", f"{where}.{key}")
-
-
-def _check_tokenizer(source: Source, where: str) -> None:
-    if source.text is not None and source.tokenizer is None:
-        raise RecipeError(f"a text column needs a tokenizer; write {TOKENIZERS}", f"{where}.tokenizer")
-    for key in ("tokenizer", "begin_id", "end_id"):
-        if source.tokens is not None and getattr(source, key) is not None:
-            message = f"a column of tokens is used as it is; remove {key}, or name the column by text"
-            raise RecipeError(message, f"{where}.{key}")
-    kind = "bytes" if source.tokenizer is None else tokenizer_kind(source.tokenizer)
-    if kind is None:
-        raise RecipeError(f"{source.tokenizer!r} is no tokenizer; write {TOKENIZERS}", f"{where}.tokenizer")
-    for key in ("begin_id", "end_id"):
-        token = getattr(source, key)
-        if token is not None and kind == "bytes":
-            message = "bytes has no ids of a vocabulary, and ends each document with 256; remove the key"
-            raise RecipeError(message, f"{where}.{key}")
-        if isinstance(token, int):
-            _check_range(token, f"{where}.{key}", 0, 2**31 - 1)
-        elif token == "":
-            raise RecipeError("is empty; name a token, or give its id", f"{where}.{key}")

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.mixture.row_sets import row_sets_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares, stages_of_part, tree_of_part
 from torchmix.recipe.mixture.tree import Node, walk
 from torchmix.recipe.parts import Part, part_of
@@ -54,6 +55,8 @@ def recipe_keys(part: Part) -> dict[str, str]:
     values = {name: order[name] for name in ("seed", "batch", "packing", "shuffle")}
     values["mixture"] = [order["shares"], order.get("tree")]
     values["schedule"] = order.get("schedule")
+    if "selections" in order:
+        values["selections"] = order["selections"]
     values |= {f"sources.{name}": order["sources"][name] for name in sorted(part.sources)}
     return {name: _compact(value) for name, value in values.items()}
 
@@ -110,6 +113,9 @@ def _order(part: Part) -> dict[str, Any]:
         "shuffle": _shuffle(part.shuffle),
         "sources": {name: _source(source) for name, source in part.sources.items()},
     }
+    selections = {name: one.source for name, one in row_sets_of(part).items() if one.source != name}
+    if selections:  # which rows they have is in the catalog's fingerprint
+        order["selections"] = selections
     tree = tree_of_part(part)
     if any(node.children for _, node in walk(tree)):
         order["tree"] = _tree(tree)

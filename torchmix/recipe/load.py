@@ -7,6 +7,7 @@ three are checked in the same way; every fault is an error that names its path o
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,10 +19,13 @@ from torchmix.recipe.build import build
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.checks import check_values
 from torchmix.recipe.loaders import check_loaders
+from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.structs import RECIPE_VERSION, Recipe
 from torchmix.recipe.yaml_lines import line_of, parse_yaml
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
+_SELECTIONS = re.compile(r"^((?:validation\.|test\.)?)selections(\.|$)")
+"""Where a selection stands among a recipe's Structs; a person finds it among the sources."""
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -112,14 +116,33 @@ def _recipe_of_plain(plain: Any) -> Recipe:
         if type(version) is int and version != RECIPE_VERSION:
             message = f"the recipe has version {version}, this torchmix reads version {RECIPE_VERSION}"
             raise RecipeError(message, "version")
+        plain = _with_selections_apart(plain)
     try:
         recipe = msgspec.convert(plain, Recipe)  # faster than `build`, which runs on a fault and words the error
     except msgspec.ValidationError:
-        recipe = build(Recipe, plain)
+        try:
+            recipe = build(Recipe, plain)
+        except RecipeError as error:
+            raise RecipeError(error.message, _SELECTIONS.sub(r"\1sources\2", error.where), error.line) from None
     check_values(recipe)
     parse_bytes(recipe.read.cache, where="read.cache")
     check_loaders(recipe.loaders)
     return recipe
+
+
+def _with_selections_apart(plain: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's plain values, with the sources that have `from` as selections; likewise in validation and test."""
+    parts = {part: plain[part] for part in PARTS[1:] if isinstance(plain.get(part), dict)}
+    apart = {**plain, **{part: _with_selections_apart(content) for part, content in parts.items()}}
+    sources = plain.get("sources")
+    if not isinstance(sources, dict):
+        return apart
+    found = {name: one for name, one in sources.items() if isinstance(one, dict) and "from" in one}
+    if found:
+        apart["sources"] = {name: one for name, one in sources.items() if name not in found}
+        before = apart.get("selections")
+        apart["selections"] = {**(before if isinstance(before, dict) else {}), **found}
+    return apart
 
 
 def _with_mixtures_of_files(plain: Any, directory: Path) -> Any:

@@ -8,15 +8,31 @@ its source is the same in each part. Cost: none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.build import nearest
+from torchmix.recipe.held_out import Band, bands_of, only
 from torchmix.recipe.ramp import last_samples
 from torchmix.recipe.source.documents import PARTS, documents_of_split
-from torchmix.recipe.structs import Balance, Batch, Change, Evaluation, Group, Packing, Recipe, Share, Shuffle, Source
+from torchmix.recipe.structs import (
+    Balance,
+    Batch,
+    Change,
+    Evaluation,
+    Group,
+    Packing,
+    Recipe,
+    Selection,
+    Share,
+    Shuffle,
+    Source,
+)
+
+CHILD = "/"
+"""Stands between a source and its child; no name that a user writes for a source contains it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +47,12 @@ class Part:
     """The size of a step; only `train` may have a ramp."""
     sources: dict[str, Source]
     """Sources by name, each with the documents that this part uses, and the epochs that it may give."""
+    selections: dict[str, Selection]
+    """Selections of rows of these sources, with the epochs that they may give."""
+    bands: dict[str, Band]
+    """Of sources from which rows are held out, the hashes of the rows that this part has; see `held_out.py`."""
     mixture: dict[str, Share | Group]
-    """Share of each source or group."""
+    """Share of each source, selection or group."""
     schedule: tuple[Change, ...]
     """How the mixture changes over training; empty in the other parts."""
     packing: Packing
@@ -63,11 +83,11 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
     if name not in PARTS:
         raise OptionError(f"{name!r} is no part of a recipe{nearest(name, PARTS)}; parts are {', '.join(PARTS)}")
     content = _content(recipe, name)
-    sources = content.sources
+    sources, selections = content.sources, content.selections
     if one_pass:
-        sources = _with_epochs(sources, 1)
-    elif name != "train":
-        sources = _with_epochs(sources, None)  # it bounds training: a run must not end because it was evaluated often
+        sources, selections = _with_epochs(sources, 1), _with_epochs(selections, 1)
+    elif name != "train":  # it bounds training: a run must not end because it was evaluated often
+        sources, selections = _with_epochs(sources, None), _with_epochs(selections, None)
     batch = recipe.batch
     if name != "train":
         batch = msgspec.structs.replace(batch, samples=last_samples(batch))
@@ -76,6 +96,8 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
         seed=recipe.seed,
         batch=batch,
         sources=sources,
+        selections=selections,
+        bands=bands_of(recipe, name),
         mixture=content.mixture,
         schedule=recipe.schedule if name == "train" else (),
         packing=recipe.packing,
@@ -89,7 +111,7 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
 def has_part(recipe: Recipe, part: str) -> bool:
     """Whether a checked recipe has a part; every one has `train`."""
     if recipe.split is None:
-        return part == "train" or getattr(recipe, part) is not None
+        return part == "train" or getattr(recipe, part) is not None or part in (recipe.hold_out or {})
     return documents_of_split(recipe.split, part) is not None
 
 
@@ -101,7 +123,10 @@ def with_all_sources(recipe: Recipe) -> Recipe:
     return msgspec.structs.replace(recipe, sources=sources)
 
 
-def _with_epochs(sources: dict[str, Source], max_epochs: int | None) -> dict[str, Source]:
+Drawn = TypeVar("Drawn", Source, Selection)
+
+
+def _with_epochs(sources: dict[str, Drawn], max_epochs: int | None) -> dict[str, Drawn]:
     """Sources that end after some epochs and give their shares to the others, or never."""
     choices: dict[str, Any] = {"max_epochs": max_epochs}
     if max_epochs is not None:
@@ -116,10 +141,35 @@ def _content(recipe: Recipe, part: str) -> Evaluation:
             raise RecipeError(f"split gives no documents to {part}; give it a weight above 0", "split")
         # All rows are the same as no `documents`, also in the fingerprint.
         cut = {name: msgspec.structs.replace(source, documents=documents) for name, source in recipe.sources.items()}
-        return Evaluation(sources=cut, mixture=recipe.mixture)
+        return Evaluation(sources=cut, selections=recipe.selections, mixture=recipe.mixture)
     if part == "train":
-        return Evaluation(sources=recipe.sources, mixture=recipe.mixture)
+        return Evaluation(sources=recipe.sources, selections=recipe.selections, mixture=recipe.mixture)
+    if part in (recipe.hold_out or {}):
+        return _held_out(recipe, part)
     content: Evaluation | None = getattr(recipe, part)
     if content is None:
-        raise RecipeError(f"the recipe has no part {part}; give it sources under `{part}`, or cut one off with `split`")
+        raise RecipeError(
+            f"the recipe has no part {part}; give it sources under `{part}`, hold rows out with `hold_out`, or cut one "
+            "off with `split`"
+        )
     return content
+
+
+def _held_out(recipe: Recipe, part: str) -> Evaluation:
+    """What is held out for a part: its sources, selections of them, and the mixture at the start of training."""
+    bands = bands_of(recipe, part)
+    used: set[str] = set()
+
+    def keep(name: str) -> bool:
+        base = recipe.selections[name].source if name in recipe.selections else name.partition(CHILD)[0]
+        used.update({base, name} if base in bands else ())
+        return base in bands
+
+    mixture = only(recipe.mixture, keep)
+    if not isinstance(mixture, dict) or not mixture:
+        raise RecipeError("no stream of the mixture has rows of these sources", f"hold_out.{part}")
+    return Evaluation(
+        sources={name: source for name, source in recipe.sources.items() if name in used},
+        selections={name: one for name, one in recipe.selections.items() if name in used},
+        mixture=mixture,
+    )

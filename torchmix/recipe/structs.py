@@ -39,6 +39,23 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Tokens of a sample, padding included; at least 2."""
 
 
+class PathProperty(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A property that follows from the path of a row's file."""
+
+    path: str
+    """A regular expression with one group, searched in the path as the catalog has it; the group's text is the value,
+    and null where nothing matches."""
+
+
+class Quantiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cut of a source into children of about equal numbers of rows, by the order of a number."""
+
+    column: str
+    """A property of the source that is a number; rows where it is null are in no child."""
+    quantiles: int
+    """Number of children, 2 to 1000. They are named q1, q2, ..., from the lowest values to the highest."""
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One named collection of documents: which files, which column, how often."""
 
@@ -63,6 +80,15 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `reset_loss` apply after each such token. It alters no sample. None: no id ends a document."""
     documents: tuple[str, str] | None = None
     """Where the used rows begin and end, for example `["0%", "96.9%"]` of all rows in order; None: all are used."""
+    id: str | None = None
+    """A column that names each row, of text or whole numbers. Tables of further properties are joined by it, and
+    hold-outs choose rows by it. None: rows have no names."""
+    properties: tuple[str, ...] | dict[str, str | PathProperty] | None = None
+    """Columns of the files that selections and queries may name. Or a mapping: the name of each property to its column,
+    or to `{path: REGULAR EXPRESSION}`. They never alter the order of the source."""
+    split_by: str | Quantiles | None = None
+    """Cuts the source into children, which the mixture names `SOURCE/CHILD`. `dir`: one for each folder below the one
+    that all paths share. Or quantiles of a property."""
     max_epochs: int | None = None
     """Passes of training over the source, at least 1, after which it is exhausted; None: no bound."""
     on_exhausted: Literal["error", "renormalise"] = "error"
@@ -73,6 +99,22 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_bad: str | None = None
     """With `mask`, the part of the source that may be bad, for example `1%`; more is an error. Counts rows when the
     source is indexed, and tokens in each epoch of a run. None: 0.1%."""
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"source": "from"}):
+    """Rows of a source that hold a share of their own; they stay where they are."""
+
+    source: str
+    """The source that the rows are of (`from` in YAML)."""
+    where: str
+    """An SQL expression over the properties of a row. Rows for which it is true are kept; null keeps nothing."""
+    overlap: Literal["exclude", "allow"] = "exclude"
+    """What happens to rows that another stream of the same source has, too. `exclude`: the wider of the two leaves them
+    to the narrower. `allow`: both have them."""
+    max_epochs: int | None = None
+    """Passes of training over the kept rows, at least 1, after which the selection is exhausted; None: no bound."""
+    on_exhausted: Literal["error", "renormalise"] = "error"
+    """As that of a source."""
 
 
 Share = str | int | float
@@ -193,6 +235,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Sources by name; no name is in another part."""
     mixture: dict[str, Share | Group]
     """Share of each; the sum is 100 %."""
+    selections: dict[str, Selection] = {}
+    """Selections by name. In a file they stand among the sources."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -206,12 +250,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The size of a step."""
     sources: dict[str, Source]
     """Sources by name. The name is the identity: a renamed source is another source. Their order means nothing."""
+    selections: dict[str, Selection] = {}
+    """Selections by name; no name is that of a source. In a file they stand among the sources."""
     mixture: dict[str, Share | Group]
     """Share of trained tokens of each source or group, as text that sums to 100 % (`70%`, `1/3`), or as ratios."""
     schedule: tuple[Change, ...] = ()
     """How the mixture changes over training, in the order of places."""
     split: tuple[int | float, ...] | None = None
     """Weights of train, validation and test: each source's rows are cut in this ratio, as Megatron's `--split` does."""
+    hold_out: dict[str, dict[str, str]] | None = None
+    """Rows of training sources that `validation` or `test` has instead: part, to source, to a percentage of its rows. A
+    hash chooses them, so a row stays where it is when others are added."""
     validation: Evaluation | None = None
     """What validation reads, instead of `split`."""
     test: Evaluation | None = None

@@ -137,8 +137,8 @@ def free_name(name: str, taken: set[str]) -> str:
 
 
 def _valid(name: str) -> str:
-    clean = "".join(letter if letter.isprintable() and letter != "/" else "_" for letter in name)
-    clean = clean.strip().lstrip(".").strip() or "data"
+    clean = "".join(letter if letter.isprintable() and letter != "/" else "_" for letter in name.strip().lstrip("."))
+    clean = clean.replace(".", "-").strip() or "data"
     while len(clean.encode()) > MAX_NAME_BYTES:
         clean = clean[1:]
     return clean

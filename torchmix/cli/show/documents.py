@@ -19,8 +19,8 @@ from torchmix.errors import OptionError
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
 from torchmix.reader.reader import Reader
-from torchmix.recipe.checks import TOKENIZERS
 from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
+from torchmix.recipe.source_checks import TOKENIZERS
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.mixture.groups import parse_share, tree_of
+from torchmix.recipe.mixture.groups import tree_of
 from torchmix.recipe.mixture.tree import Node, with_shares
 from torchmix.recipe.ramp import samples_before
+from torchmix.recipe.shares import parse_share
 from torchmix.recipe.structs import Batch, Change
 
 _PLACE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMBT]?)\s*(tokens?|steps?)\s*", re.ASCII)

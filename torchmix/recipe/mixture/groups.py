@@ -1,35 +1,41 @@
 """The recipe's `mixture` -> the tree.
 
-In: names with shares, and groups of them. Out: `tree.Node`, whose leaves are sources. Must hold: shares are exact; the
-children of a group have shares that sum to 1, or numbers as ratios, never a mix of both; every source is in the tree
-once. Cost: microseconds a name.
+In: names with shares, and groups of them. Out: `tree.Node`, whose leaves are sources or rows of them. Must hold: shares
+are exact; the children of a group have shares that sum to 1, or numbers as ratios, never a mix of both; every source is
+in the tree once. Cost: microseconds a name.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
-from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.mixture.powers import MOST_DENOMINATOR
-from torchmix.recipe.mixture.tree import Node, group, streams_of, walk
-from torchmix.recipe.shares import numerators, parse_fraction, share_text
+from torchmix.recipe.mixture.tree import SEPARATOR, Node, group, streams_of, walk
+from torchmix.recipe.shares import numerators, parse_share, share_text
 from torchmix.recipe.structs import Group, Share
 from torchmix.recipe.yaml_lines import key_path
 
 
-def tree_of(mixture: Mapping[str, Share | Group], sources: Collection[str], where: str, *, may_lack: bool) -> Node:
+def tree_of(
+    mixture: Mapping[str, Share | Group],
+    sources: Collection[str],
+    where: str,
+    *,
+    may_lack: bool,
+    known: Collection[str] = (),
+) -> Node:
     """The tree of a mixture.
 
     Args:
         mixture: As the recipe has it.
-        sources: Names of the sources.
+        sources: Names of what may have a share, and must have one: sources, and selections of their rows.
         where: Path of keys of the mixture, for errors.
         may_lack: Whether a source may have no share, because a schedule gives it or took it.
+        known: Names that an error suggests beside these.
 
     Raises:
         RecipeError: A name is no source or is there twice, a source has no share, or shares are malformed or do not
@@ -39,7 +45,8 @@ def tree_of(mixture: Mapping[str, Share | Group], sources: Collection[str], wher
     for path, node in walk(root):
         if not node.children and node.name not in sources:
             place = f"{where}.{path}"
-            message = f"there is no such source{nearest(node.name, sources)}; sources are {listed(sorted(sources))}"
+            names = sorted({*sources, *known})
+            message = f"there is no such source{nearest(node.name, names)}; sources are {listed(names)}"
             raise RecipeError(message, place)
     names = streams_of(root)
     for name, after in pairwise(names):
@@ -52,29 +59,6 @@ def tree_of(mixture: Mapping[str, Share | Group], sources: Collection[str], wher
     return root
 
 
-def parse_share(share: Share, where: str) -> Fraction:
-    """Exact value of a share of 0 or more: a percentage, a fraction, or a number.
-
-    Raises:
-        RecipeError: It is none of these, or below 0.
-    """
-    if isinstance(share, str) and (match := re.fullmatch(r"\s*(\d{1,100})\s*/\s*(\d{1,100})\s*", share, re.ASCII)):
-        if not int(match[2]):
-            raise RecipeError(f"{share!r} divides by 0", where)
-        value = Fraction(int(match[1]), int(match[2]))
-    elif isinstance(share, str):
-        value = parse_fraction(share, where)
-    elif isinstance(share, int) and abs(share) >= 1 << 63:
-        raise RecipeError("a number of more than 64 bits is no share", where)
-    elif (isinstance(share, float) and share != share) or share in (float("inf"), float("-inf")):
-        raise RecipeError(f"{share} is no share", where)
-    else:
-        value = Fraction(Decimal(repr(share)))
-    if value < 0:
-        raise RecipeError(f"the share {share} is below 0", where)
-    return value
-
-
 def _group(
     name: str,
     weight: Fraction,
@@ -84,6 +68,9 @@ def _group(
 ) -> Node:
     if not children:
         raise RecipeError("names no source", where)
+    for child in children:
+        if SEPARATOR in child:
+            raise RecipeError(f"the name {child!r} holds a dot, which separates the names of a path", where)
     if exponent is not None:
         return group(name, weight, [_sized(child, children, where) for child in children], exponent)
     if not isinstance(children, Mapping):

@@ -1,4 +1,4 @@
-"""A recipe's part -> the exact share of each of its sources at the start, and the stages that follow.
+"""A recipe's part -> the exact share of each source, selection and child at the start, and the stages that follow.
 
 In: a checked recipe. Out: shares that sum to 1, and trees. Must hold: as `groups.py` and `changes.py`; a source has a
 share above 0 at some time. Cost: microseconds a source and change.
@@ -12,6 +12,7 @@ from fractions import Fraction
 from torchmix.errors import RecipeError
 from torchmix.recipe.mixture.changes import Stage, stages_of_schedule
 from torchmix.recipe.mixture.groups import tree_of
+from torchmix.recipe.mixture.row_sets import possible_names, row_sets_of
 from torchmix.recipe.mixture.tree import Node, stream_shares, with_sizes
 from torchmix.recipe.parts import Part
 from torchmix.recipe.structs import Evaluation, Recipe
@@ -30,16 +31,17 @@ def tree_of_part(part: Mixed, where: str = "") -> Node:
     has_schedule = not isinstance(part, Evaluation) and bool(part.schedule)
     if not part.sources:
         raise RecipeError("names no source", key_path(where, "sources"))
-    return tree_of(part.mixture, part.sources, key_path(where, "mixture"), may_lack=has_schedule)
+    place = key_path(where, "mixture")
+    return tree_of(part.mixture, row_sets_of(part), place, may_lack=has_schedule, known=possible_names(part))
 
 
 def parse_shares(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | None = None) -> dict[str, Fraction]:
-    """Exact share of trained tokens of each source, at the start.
+    """Exact share of trained tokens of each source, selection and child, at the start.
 
     Args:
         part: A recipe, an evaluation of it, or a part.
         where: Path of keys of the part, for errors.
-        tokens: Tokens of each source, for groups that share by sizes; None: one token each.
+        tokens: Tokens of each of them, for groups that share by sizes; None: one token each.
 
     Returns:
         Name -> share in [0, 1], in the order of names; the sum is 1. A schedule raises a share of 0 later.
@@ -58,7 +60,7 @@ def parse_shares(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | No
 
 def trees_of(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | None = None) -> list[Node]:
     """The tree at the start, and that after each change; with weights by `tokens` where groups share by sizes."""
-    sizes = dict.fromkeys(part.sources, 1) if tokens is None else tokens
+    sizes = dict.fromkeys(row_sets_of(part), 1) if tokens is None else tokens
     root = tree_of_part(part, where)
     return [with_sizes(tree, sizes) for tree in (root, *(stage.tree for stage in stages_of_part(part, where)))]
 
@@ -67,9 +69,9 @@ def stages_of_part(part: Mixed, where: str = "") -> tuple[Stage, ...]:
     """The stages of training; validation and test have none."""
     if isinstance(part, Evaluation) or not part.schedule:
         return ()
-    return stages_of_schedule(tree_of_part(part, where), part.schedule, part.batch, part.sources)
+    return stages_of_schedule(tree_of_part(part, where), part.schedule, part.batch, row_sets_of(part))
 
 
 def _all_shares(part: Mixed, tree: Node) -> dict[str, Fraction]:
     found = stream_shares(tree)
-    return {name: found.get(name, Fraction(0)) for name in sorted(part.sources)}
+    return {name: found.get(name, Fraction(0)) for name in row_sets_of(part)}

@@ -4,5 +4,6 @@ documents.py       which rows are used, and how a split cuts them
 bad_rows.py        what becomes of rows that cannot be read
 resets.py          where documents end inside rows
 format.py          what its files are
+properties.py      which properties its rows have
 tokenizer_kind.py  what kind of tokenizer it names
 """

@@ -1,0 +1,116 @@
+"""A recipe's part -> the sets of rows that its mixture gives shares to.
+
+In: sources, selections of their rows, and the names that the mixture and its changes give shares to. Out: a `RowSet` by
+name: a source, a selection, or a child of a source that is cut by `split_by`. Must hold: a source needs no share of its
+own where a selection or a child of it is there. Cost: microseconds a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torchmix.recipe.parts import CHILD
+from torchmix.recipe.structs import Change, Group, Quantiles, Selection, Share, Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSet:
+    """Rows of one source that hold a share."""
+
+    source: str
+    """Where its rows lie."""
+    where: str | None = None
+    """The expression of a selection."""
+    child: str | None = None
+    """Name of a child of a source that is cut, without that of the source."""
+    overlap: Literal["exclude", "allow"] = "exclude"
+    """As that of a selection; a source and its children say nothing."""
+    max_epochs: int | None = None
+    """Passes over its rows in training; None: no bound."""
+    on_exhausted: Literal["error", "renormalise"] = "error"
+    """What follows after them."""
+
+
+class HasMixture(Protocol):
+    """A recipe, its validation or test, or a part of it."""
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """Sources by name."""
+
+    @property
+    def selections(self) -> Mapping[str, Selection]:
+        """Selections by name."""
+
+    @property
+    def mixture(self) -> Mapping[str, Share | Group]:
+        """Shares at the start."""
+
+
+def row_sets_of(part: HasMixture) -> dict[str, RowSet]:
+    """What may have a share in a part, by sorted name, whether it has one or lacks it by mistake.
+
+    Children of a source that is cut are there where the mixture or a change of it names them. The catalog knows
+    whether there are such rows.
+    """
+    named = set(_names(part))
+    children = {name: parts for name in named if (parts := _child(name, part.sources)) is not None}
+    rests = {selection.source for selection in part.selections.values()} | {source for source, _ in children.values()}
+    row_sets: dict[str, RowSet] = {}
+    for name, source in part.sources.items():
+        if name in named or name not in rests:
+            row_sets[name] = RowSet(source=name, max_epochs=source.max_epochs, on_exhausted=source.on_exhausted)
+    for name, one in part.selections.items():
+        row_sets[name] = RowSet(
+            source=one.source,
+            where=one.where,
+            overlap=one.overlap,
+            max_epochs=one.max_epochs,
+            on_exhausted=one.on_exhausted,
+        )
+    for name, (base, child) in children.items():
+        cut = part.sources[base]
+        row_sets[name] = RowSet(source=base, child=child, max_epochs=cut.max_epochs, on_exhausted=cut.on_exhausted)
+    return {name: row_sets[name] for name in sorted(row_sets)}
+
+
+def possible_names(part: HasMixture) -> list[str]:
+    """Names that may have a share, as far as the recipe tells them: not the folders of `split_by: dir`."""
+    quantiles = [
+        f"{name}{CHILD}q{number}"
+        for name, source in part.sources.items()
+        if isinstance(source.split_by, Quantiles)
+        for number in range(1, source.split_by.quantiles + 1)
+    ]
+    return [*part.sources, *part.selections, *quantiles]
+
+
+def _child(name: str, sources: Mapping[str, Source]) -> tuple[str, str] | None:
+    """Source and child of a name, where the source is cut into such children."""
+    base, sign, child = name.partition(CHILD)
+    cut = sources[base].split_by if sign and base in sources else None
+    if cut is None or not child or (isinstance(cut, Quantiles) and name not in _quantile_names(base, cut)):
+        return None
+    return base, child
+
+
+def _quantile_names(base: str, cut: Quantiles) -> Collection[str]:
+    return {f"{base}{CHILD}q{number}" for number in range(1, cut.quantiles + 1)}
+
+
+def _names(part: HasMixture) -> Iterator[str]:
+    yield from _names_in(part.mixture)
+    changes: tuple[Change, ...] = getattr(part, "schedule", ())
+    for change in changes:
+        yield from _names_in(change.mixture or {})
+
+
+def _names_in(children: Mapping[str, Share | Group] | Collection[str]) -> Iterator[str]:
+    for name in children:
+        value = children[name] if isinstance(children, Mapping) else None
+        if isinstance(value, Group):
+            yield from _names_in(value.children)
+        else:
+            yield name
