@@ -9,6 +9,7 @@
     |   |-- CatalogStale                the catalog was built for other settings or another format version
     |   |-- SourceUnreadable            missing file or column, wrong type, no documents
     |   |-- SourceChanged               a file is not the one that was indexed
+    |   |-- ImageUnreadable             bytes that are no image, a damaged one, or one whose header lies
     |   |-- CorruptPage                 bytes that do not decode, or decode to other sizes than planned
     |   `-- TooManyBadRows              more of a source cannot be read than `max_bad` allows
     |-- PlanError                       a step that cannot be planned
@@ -84,6 +85,10 @@ class SourceChanged(CatalogError):
 
 class CorruptPage(CatalogError):
     """Bytes of a page that do not decode, or decode to other sizes than the catalog holds."""
+
+
+class ImageUnreadable(CatalogError):
+    """Bytes are no image, do not decode, or are not as large as their header says."""
 
 
 class TooManyBadRows(CatalogError):

@@ -91,9 +91,7 @@ def test_tiles_are_those_of_internvl(least: int, most: int) -> None:
     rule = TilesRule(patch=14, merge=2, size=448, min=least, max=most)
     width, height = many_sizes(2_000)
     found = np.stack(rule.grids(width, height), axis=1).tolist()
-    wanted = [
-        list(nearest_tiles(w, h, 448, least, most)) for w, h in zip(width.tolist(), height.tolist(), strict=True)
-    ]
+    wanted = [list(nearest_tiles(w, h, 448, least, most)) for w, h in zip(width.tolist(), height.tolist(), strict=True)]
     assert found == wanted
 
 

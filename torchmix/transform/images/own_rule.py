@@ -7,7 +7,7 @@ rule's id. Cost: a call for each distinct size.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,9 +88,8 @@ def import_function(name: str, where: str) -> Any:
     Raises:
         RecipeError: There is no such module or function.
     """
-    module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise RecipeError(f"{name!r} cannot be imported: {error}; write module:function", where) from error
     if not callable(found):

@@ -1,0 +1,10 @@
+"""Images -> their sizes, and their patches. Files in reading order:
+
+header.py    the size of an image, without decoding it
+rule.py      what a size rule gives
+dynamic.py   an image keeps its ratio, as Qwen2-VL resizes
+tiles.py     square tiles and a thumbnail, as InternVL cuts
+anyres.py    a small picture and tiles of a canvas, as LLaVA-NeXT does
+own_rule.py  a function of the user's
+decode.py    bytes -> turned pixels in RGB
+"""
