@@ -24,7 +24,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torchmix.errors import TopologyError
-from torchmix.parallel.topology import Topology
+from torchmix.parallel.places.device_mesh import CP_DIM, DP_DIMS, PP_DIM, TP_DIM, DeviceMesh, MeshDims, topology_of_mesh
+from torchmix.parallel.topology import Coordinates, Topology
 
 Stage = Literal["only", "first", "middle", "last"]
 Axis = Literal["WORLD", "DP", "CP", "PP", "TP"]
@@ -52,7 +53,7 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientPlaceTree:
-    """The places of all ranks of a job. Build it with `from_topology`."""
+    """The places of all ranks of a job. Build it with `from_topology` or `from_device_mesh`."""
 
     topology: Topology
     """Sizes of the axes and the rank this process is."""
@@ -85,8 +86,8 @@ class ClientPlaceTree:
             TopologyError: An override names a replica, a rank or a CP slice that does not exist, or a leader from
                 another replica.
         """
-        views = [topology.with_rank(rank) for rank in range(topology.world_size)]
-        replica_of_rank = tuple(view.replica for view in views)
+        places = [topology.coordinates_of(rank) for rank in range(topology.world_size)]
+        replica_of_rank = tuple(place.dp for place in places)
         leader_of_replica = [topology.rank_at(dp=replica) for replica in range(topology.dp)]
         for replica, rank in (leaders or {}).items():
             if not 0 <= replica < topology.dp:
@@ -99,7 +100,7 @@ class ClientPlaceTree:
                     f"choose one of {members}"
                 )
             leader_of_replica[replica] = rank
-        role_of_rank = [_role_of(view) for view in views]
+        role_of_rank = [_role_of(place, num_stages=topology.pp) for place in places]
         for rank, role in (roles or {}).items():
             _check_rank(rank, topology, where="roles")
             if not 0 <= role.cp_rank < topology.cp:
@@ -115,6 +116,36 @@ class ClientPlaceTree:
             role_of_rank=tuple(role_of_rank),
             _ranks_of_place={place: tuple(ranks) for place, ranks in ranks_of_place.items()},
         )
+
+    @classmethod
+    def from_device_mesh(
+        cls,
+        mesh: DeviceMesh,
+        *,
+        dp: MeshDims = DP_DIMS,
+        tp: MeshDims = TP_DIM,
+        cp: MeshDims = CP_DIM,
+        pp: MeshDims = PP_DIM,
+        leaders: Mapping[int, int] | None = None,
+        roles: Mapping[int, Role] | None = None,
+    ) -> ClientPlaceTree:
+        """The tree of a job that trains over a DeviceMesh, whatever the order of its dimensions and ranks.
+
+        Args:
+            mesh: The mesh of all ranks, with names for its dimensions.
+            dp: Dimensions whose ranks train on other samples, the slowest first. A mesh may lack dimensions that are
+                named here by default; any other that it lacks is an error.
+            tp: Dimensions whose ranks receive identical content.
+            cp: Dimensions whose ranks receive slices of the same samples.
+            pp: Dimensions whose ranks are stages of a pipeline.
+            leaders: As in `from_topology`.
+            roles: As in `from_topology`.
+
+        Raises:
+            TopologyError: The mesh lacks a named dimension, has several ranks along a dimension that no axis names, or
+                is not the mesh of a whole job; or an override is wrong.
+        """
+        return cls.from_topology(topology_of_mesh(mesh, dp=dp, tp=tp, cp=cp, pp=pp), leaders=leaders, roles=roles)
 
     def with_rank(self, rank: int) -> ClientPlaceTree:
         """The same tree, seen from another rank."""
@@ -178,21 +209,20 @@ class ClientPlaceTree:
             raise TopologyError(f"unknown axis {axis!r}; the levels are {', '.join(depth_of_axis)}")
         ranks_of_bucket: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.topology.world_size):
-            place = self.topology.with_rank(rank).coordinates
+            place = self.topology.coordinates_of(rank)
             path = (place.dp, place.cp, place.pp, place.tp)[: depth_of_axis[axis]]
             ranks_of_bucket.setdefault(path, []).append(rank)
         return tuple(tuple(ranks_of_bucket[path]) for path in sorted(ranks_of_bucket))
 
 
-def _role_of(topology: Topology) -> Role:
+def _role_of(place: Coordinates, *, num_stages: int) -> Role:
     """The default role of a rank: by its stage and CP slice."""
-    place = topology.coordinates
     stage: Stage
-    if topology.pp == 1:
+    if num_stages == 1:
         stage = "only"
     elif place.pp == 0:
         stage = "first"
-    elif place.pp == topology.pp - 1:
+    elif place.pp == num_stages - 1:
         stage = "last"
     else:
         stage = "middle"

@@ -7,7 +7,8 @@ axis, then cp, then dp, and pp is the slowest, so
 
     rank = tp_rank + tp * (cp_rank + cp * (dp_rank + dp * pp_rank))
 
-or, as with Megatron's `--use-tp-pp-dp-mapping`, dp is the slowest and pp lies before it.
+or, as with Megatron's `--use-tp-pp-dp-mapping`, dp is the slowest and pp lies before it. A job that numbers its ranks
+in another way, as any DeviceMesh may, gives the place of each rank in this numbering.
 
 A *replica* is one copy of the model: tp * cp * pp ranks that train on the same samples. The order of the data never
 depends on anything in this file; only who receives what does.
@@ -58,6 +59,8 @@ class Topology:
     """Global rank in [0, world_size)."""
     order: Order = "tp-cp-dp-pp"
     """How ranks are numbered; Megatron's order by default."""
+    place_of_rank: tuple[int, ...] = ()
+    """[world_size] the number that each global rank would have in `order`; empty where that is its own."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "cp", "pp", "dp", "rank"):
@@ -74,6 +77,8 @@ class Topology:
                 f"topology: rank {self.rank} is not in [0, {self.world_size}) = [0, tp {self.tp} * cp {self.cp} * "
                 f"pp {self.pp} * dp {self.dp}); give the sizes of the whole job and this process' global rank"
             )
+        if self.place_of_rank and sorted(self.place_of_rank) != list(range(self.world_size)):
+            raise TopologyError(f"topology: place_of_rank does not hold each of 0 to {self.world_size - 1} once")
 
     @classmethod
     def single(cls) -> Topology:
@@ -132,7 +137,11 @@ class Topology:
     @property
     def coordinates(self) -> Coordinates:
         """Position of this rank on each axis."""
-        rest, tp = divmod(self.rank, self.tp)
+        return self.coordinates_of(self.rank)
+
+    def coordinates_of(self, rank: int) -> Coordinates:
+        """Position of any rank on each axis."""
+        rest, tp = divmod(self.place_of_rank[rank] if self.place_of_rank else rank, self.tp)
         rest, cp = divmod(rest, self.cp)
         if self.order == "tp-cp-dp-pp":
             pp, dp = divmod(rest, self.dp)
@@ -168,7 +177,8 @@ class Topology:
             if not 0 <= index < size:
                 raise TopologyError(f"no rank at {axis} {index}: the axis has {size} ranks, 0 to {size - 1}")
         outer = dp + self.dp * pp if self.order == "tp-cp-dp-pp" else pp + self.pp * dp
-        return tp + self.tp * (cp + self.cp * outer)
+        place = tp + self.tp * (cp + self.cp * outer)
+        return self.place_of_rank.index(place) if self.place_of_rank else place
 
 
 def _int_of_variable(name: str, text: str) -> int:

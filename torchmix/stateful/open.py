@@ -227,7 +227,7 @@ def _topology_in(job_size: int) -> Topology:
 def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) -> dict[str, str]:
     """Values that must be equal on all ranks, and whose difference would otherwise show only after it has done harm."""
     sizes = tree.topology
-    places = repr((tree.leaders, tree.role_of_rank))
+    places = repr((tree.leaders, tree.replica_of_rank, tree.role_of_rank))
     return {
         "torchmix": __version__,
         **recipe_keys(planned),
@@ -237,7 +237,7 @@ def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) 
         "resets": _resets(planned),
         "balance": msgspec.json.encode(planned.balance).decode(),
         "topology": f"tp {sizes.tp} x cp {sizes.cp} x pp {sizes.pp} x dp {sizes.dp}",
-        "leaders and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
+        "leaders, replicas and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
         **{name: str(value) for name, value in options.items()},
     }
 
