@@ -1,0 +1,54 @@
+"""The example of FSDP2 and TP: steps that depend neither on the mesh nor on a change of it between two runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.example import EXAMPLE
+from tests.support.files import make_text_file, random_texts
+from tests.support.forks import TORCH
+from tests.support.processes import Processes
+
+SCRIPT = EXAMPLE.parent / "fsdp" / "train_fsdp.py"
+RANKS = 4
+IMPORTS = (*TORCH, "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint")
+
+
+def run(job: Path, *words: str) -> list[tuple[int, float, str]]:
+    """Steps of a run as rank 0 prints them: number, loss, digest."""
+    folder = job / f"run-{len(list(job.iterdir()))}"
+    folder.mkdir()
+    with Processes(folder) as processes:
+        ranks = processes.start_ranks(str(SCRIPT), str(job / "recipe.yaml"), *words, world_size=RANKS, after=IMPORTS)
+        for rank in ranks:
+            assert rank.wait(deadline_s=180) == 0, rank.report()
+        printed = ranks[0].stdout()
+    lines = re.findall(r"step (\d+) loss (\S+) digest (\w+)", printed)
+    return [(int(step), float(loss), digest) for step, loss, digest in lines]
+
+
+def test_it_is_a_template() -> None:
+    assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) < 150
+
+
+@pytest.mark.system
+def test_a_run_goes_on_at_another_mesh_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    make_text_file(tmp_path / "prose.parquet", random_texts(1, 300))
+    (tmp_path / "recipe.yaml").write_text(
+        "{version: 1, seed: 1, batch: {samples: 8, length: 64}, mixture: {prose: 100%}, "
+        "sources: {prose: {path: prose.parquet, text: text, tokenizer: bytes}}}",
+        encoding="utf-8",
+    )
+    whole = run(tmp_path, "--tp", "4", "--steps", "6")
+    assert [step for step, *_ in whole] == list(range(6))
+    step_2, step_4 = str(tmp_path / "step-2"), str(tmp_path / "step-4")
+    parts = [  # meshes of dp 2 x tp 2, dp 4, dp 2 x tp 2
+        *run(tmp_path, "--tp", "2", "--steps", "2", "--save", step_2),
+        *run(tmp_path, "--tp", "1", "--micro-batch-size", "2", "--steps", "4", "--load", step_2, "--save", step_4),
+        *run(tmp_path, "--tp", "2", "--steps", "6", "--load", step_4),
+    ]
+    assert [(step, digest) for step, _, digest in parts] == [(step, digest) for step, _, digest in whole]
+    assert [loss for _, loss, _ in parts] == pytest.approx([loss for _, loss, _ in whole], abs=1e-4)
