@@ -71,7 +71,11 @@ def test_names_of_the_user() -> None:
 @pytest.mark.parametrize(
     ("mesh", "axes", "message"),
     [
-        (mesh_of((2, 2), "data", "tp"), {}, r"dimension 'data' of the mesh has 2 ranks and is none of pp \[\], dp \[\]"),
+        (
+            mesh_of((2, 2), "data", "tp"),
+            {},
+            r"'data' of the mesh has 2 ranks and is none of pp \[\], dp \[\]",
+        ),
         (mesh_of((2, 2), "data", "model"), {"dp": "data", "tp": "modle"}, "tp='modle' is no dimension.*model"),
         (mesh_of((2, 2), "dp_shard", "tp"), {"cp": "tp"}, "dimension 'tp' is given to cp and to tp"),
         (mesh_of((2,), "dp_shard", ranks=[2, 3]), {}, r"the mesh has ranks \[2, 3\]..., not 0 to 1"),

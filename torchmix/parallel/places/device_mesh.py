@@ -9,6 +9,7 @@ asked for its ranks and names, and nothing here imports torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -52,7 +53,8 @@ def topology_of_mesh(mesh: DeviceMesh, *, dp: MeshDims, tp: MeshDims, cp: MeshDi
     dims_of_axis = {
         axis: _present(axis, dims, names) for axis, dims in {"pp": pp, "dp": dp, "cp": cp, "tp": tp}.items()
     }
-    _check_each_once(dims_of_axis, dict(zip(names, ranks.shape, strict=True)))
+    size_of_dim: dict[str, int] = dict(zip(names, ranks.shape, strict=True))
+    _check_each_once(dims_of_axis, size_of_dim)
     wanted = [names.index(name) for dims in dims_of_axis.values() for name in dims]
     rest = [dim for dim in range(ranks.ndim) if dim not in wanted]  # of one rank each
     rank_at_place = ranks.transpose(wanted + rest).ravel()
@@ -62,8 +64,12 @@ def topology_of_mesh(mesh: DeviceMesh, *, dp: MeshDims, tp: MeshDims, cp: MeshDi
             "the mesh of the whole job, not a part of it"
         )
     place_of_rank = np.argsort(rank_at_place).tolist()
+    sizes = {axis: math.prod(size_of_dim[name] for name in dims) for axis, dims in dims_of_axis.items()}
     return Topology(
-        **{axis: int(np.prod([ranks.shape[names.index(name)] for name in dims])) for axis, dims in dims_of_axis.items()},
+        tp=sizes["tp"],
+        cp=sizes["cp"],
+        pp=sizes["pp"],
+        dp=sizes["dp"],
         rank=int(mesh.get_rank()),
         place_of_rank=() if place_of_rank == list(range(ranks.size)) else tuple(place_of_rank),
     )
