@@ -115,7 +115,7 @@ def test_other_ids_around_documents_are_stale_before_anything_is_planned(tmp_pat
             open_catalog(recipe_of("web.parquet", "t.json", **keys), tmp_path)
 
 
-def test_lengths_of_a_library_that_differs_unnoticed_are_found_when_a_page_is_read(
+def test_lengths_of_a_library_that_differs_unnoticed_are_found_when_a_row_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_text_file(tmp_path / "web.parquet", ["the quick", "zzzz brown", "x"])
@@ -126,7 +126,7 @@ def test_lengths_of_a_library_that_differs_unnoticed_are_found_when_a_page_is_re
     monkeypatch.setattr(
         type(encoding), "encode_ordinary", lambda self, text: encode(self, text) + [0] * ("zzz" in text)
     )
-    with pytest.raises(CorruptPage, match=r"give row 1 (\d+) tokens, the catalog says \d+"):
+    with pytest.raises(CorruptPage, match=r"web\.parquet: row 1 gives (\d+) tokens, the catalog says \d+: .*tokenizer"):
         read_all(recipe, tmp_path)
 
 

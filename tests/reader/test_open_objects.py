@@ -161,7 +161,7 @@ def test_a_reader_may_be_closed_while_pages_are_on_their_way(stored, make_reader
     reader = make_reader(stored.index())
     reader.warm(0, np.arange(3))
     reader.close()
-    assert reader._requests.held_bytes == 0
+    assert reader._store._requests.held_bytes == 0
 
 
 @pytest.mark.parametrize("name", ["parquet/0.parquet", "lines/1.jsonl", "gzip/0.jsonl.gz", "stream/1.arrow"])

@@ -28,6 +28,7 @@ class Wrong:
     """A source whose documents are altered after decoding, as by a file that was overwritten in place."""
 
     name, column, transform_id = SOURCE.name, SOURCE.column, SOURCE.transform_id
+    row_encoder = None
     fingerprint = staticmethod(SOURCE.fingerprint)
     scan = staticmethod(SOURCE.scan)
 

@@ -63,7 +63,9 @@ class ReaderOfMemory:
         self._documents = [world.documents[name] for name in sorted(world.documents)]
         self.calls: set[str] = set()
 
-    def read(self, source: Any, rows: Any, starts: Any, tokens: Any, *, places: Any, num_places: int) -> Tokens:
+    def read(
+        self, source: Any, rows: Any, starts: Any, tokens: Any, *, places: Any, num_places: int, epochs: Any
+    ) -> Tokens:
         self.calls.add("read")
         values, successors = np.zeros(num_places, np.int64), np.zeros(len(rows), np.int64)
         pieces = zip(source.tolist(), rows.tolist(), starts.tolist(), tokens.tolist(), places.tolist(), strict=True)

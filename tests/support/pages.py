@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
+from torchmix.transform.row_encoder import RowsToEncode, row_array
 
 
 def page_runs(path: Path, scan: FileScan, *, most_pages: int = 1) -> Iterator[PageRun]:
@@ -58,11 +59,26 @@ def as_lists(documents: Documents) -> list[list[int]]:
     return [ids[start:stop] for start, stop in pairwise(offsets)]
 
 
+def encoded(source: FormatSource, documents: Documents) -> Documents:
+    """Documents of a run as tokens; a null text counts as an empty one."""
+    encoder = source.row_encoder
+    if encoder is None:
+        return documents
+    rows = row_array(documents.values, documents.offsets, encoder.takes)
+    numbers = np.arange(len(documents))
+    made = encoder.encode(
+        RowsToEncode(rows=rows, row=numbers, epoch=0, seed=numbers.astype(np.uint64), where="here", first_row=0)
+    )
+    return Documents(values=made.values, offsets=made.offsets)
+
+
 def documents_by_page(source: FormatSource, path: Path, scan: FileScan, *, most_pages: int = 1) -> list[list[int]]:
     """All documents of a file, decoded run by run."""
     documents = []
     for run in page_runs(path, scan, most_pages=most_pages):
-        decoded = as_lists(source.decode([run])[0])
+        decoded = as_lists(encoded(source, source.decode([run])[0]))
+        if source.row_encoder is not None and run.tokens is not None:
+            decoded = [row if tokens else [] for row, tokens in zip(decoded, run.tokens.tolist(), strict=True)]
         assert len(decoded) == run.num_rows
         documents += decoded
     return documents

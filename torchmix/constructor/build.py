@@ -64,6 +64,8 @@ class ReplicaPieces:
     """[n] tokens of the piece, 1 or more."""
     ends_document: NDArray[np.bool_]
     """[n] whether the piece's last token is its document's."""
+    epoch: Int64Array | None = None
+    """[n] pass over the source in which the piece was drawn; None: the first one."""
     source_names: tuple[str, ...] = ()
     """Sorted names, for error messages."""
 
@@ -106,6 +108,7 @@ def pieces_of_replica(plan: StepPlan, replica: int) -> ReplicaPieces:
         start=start,
         tokens=tokens,
         ends_document=start + tokens == plan.pieces.document_tokens[chosen],
+        epoch=plan.pieces.epoch[chosen],
         source_names=plan.sources,
     )
 

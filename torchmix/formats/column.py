@@ -26,6 +26,7 @@ from torchmix.errors import SourceUnreadable
 from torchmix.formats.seen_ids import SeenIds, see_ids
 from torchmix.formats.source import Documents
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.row_encoder import RowEncoder, TextEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
 Kind = Literal["tokens", "text"]
@@ -99,27 +100,30 @@ def transform_id_of(kind: Kind, tokenizer: Tokenizer) -> str:
     return tokenizer.transform_id if kind == "text" else TOKENS_TRANSFORM_ID
 
 
-def to_documents(
-    arrays: list[pa.Array], kind: Kind, where: str, first_row: int, tokenizer: Tokenizer = BYTES
-) -> Documents:
-    """The rows of some arrays, end to end.
+def row_encoder_of(kind: Kind, tokenizer: Tokenizer) -> RowEncoder | None:
+    """What turns rows into tokens; None where they are tokens."""
+    return TextEncoder(tokenizer) if kind == "text" else None
+
+
+def to_documents(arrays: list[pa.Array], kind: Kind, where: str, first_row: int) -> Documents:
+    """The rows of some arrays as they are, end to end: integers of lists, bytes of texts.
 
     Args:
         arrays: of lists or strings, as `parquet_page` gives them.
         first_row: number of the first row, for messages.
-        tokenizer: of texts.
 
     Raises:
-        SourceUnreadable: a null in an integer's place, or a text that the tokenizer refuses.
+        SourceUnreadable: a null in an integer's place.
     """
     parts = []
     for array in arrays:
-        if kind == "text":
-            values, offsets = tokenizer.tokenize(_texts(array), where, first_row)
-            parts.append(Documents(values=values, offsets=offsets))
-        else:
-            parts.append(_list_documents(array, where, first_row))
+        parts.append(_text_documents(array) if kind == "text" else _list_documents(array, where, first_row))
         first_row += len(array)
+    return join_documents(parts)
+
+
+def join_documents(parts: list[Documents]) -> Documents:
+    """Documents of several parts, end to end."""
     if len(parts) == 1:
         return parts[0]
     lengths = [np.diff(part.offsets) for part in parts]
@@ -171,6 +175,22 @@ def _values_of_entries(array: pa.Array) -> Int64Array | None:
     if counts is not None:
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])[offsets]
     return np.maximum(np.diff(offsets), 1)
+
+
+def _text_documents(array: pa.Array) -> Documents:
+    """Bytes of texts; a null has none."""
+    texts = _texts(array)
+    if texts.null_count:
+        texts = texts.fill_null("")  # a null may have bytes below it
+    if not len(texts):
+        return Documents(values=np.zeros(0, np.uint8), offsets=np.zeros(1, np.int64))
+    _, offset_buffer, byte_buffer = texts.buffers()
+    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    offsets = np.frombuffer(offset_buffer, width)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
+    values = np.zeros(0, np.uint8)
+    if offsets[-1] > offsets[0]:  # Arrow may leave out the buffer of no bytes
+        values = np.frombuffer(byte_buffer, np.uint8)[offsets[0] : offsets[-1]]
+    return Documents(values=values, offsets=offsets - offsets[0])
 
 
 def _list_documents(array: pa.Array, where: str, first_row: int) -> Documents:

@@ -77,24 +77,25 @@ def reason_of(error: Exception, where: str) -> str:
     return " ".join(str(error).removeprefix(where).removeprefix(":").split())
 
 
-def documents_of_run(arrays: list[pa.Array], kind: Kind, where: str, run: PageRun, tokenizer: Tokenizer) -> Documents:
-    """The rows of a run; of a file with bad rows, those without tokens are not looked at.
+def documents_of_run(arrays: list[pa.Array], kind: Kind, where: str, run: PageRun) -> Documents:
+    """The rows of a run; of a file with bad rows, lists without tokens are not looked at.
 
     Args:
-        arrays, kind, where, tokenizer: As `column.to_documents`.
+        arrays, kind, where: As `column.to_documents`.
         run: Which the arrays were read from.
 
     Raises:
         SourceUnreadable: A row is bad that was not when it was indexed.
     """
-    if run.tokens is None or not passes_over_rows(run) or sum(map(len, arrays)) != len(run.tokens):
-        return to_documents(arrays, kind, where, run.first_row, tokenizer)
+    is_text = kind == "text"  # whose bytes may be any
+    if is_text or run.tokens is None or not passes_over_rows(run) or sum(map(len, arrays)) != len(run.tokens):
+        return to_documents(arrays, kind, where, run.first_row)
     parts: list[Documents] = []
     lengths = np.zeros(len(run.tokens), np.int64)
     row = 0
     for array in arrays:
         for start, stop in _with_tokens(run.tokens[row : row + len(array)]):
-            part = to_documents([array.slice(start, stop - start)], kind, where, run.first_row + row + start, tokenizer)
+            part = to_documents([array.slice(start, stop - start)], kind, where, run.first_row + row + start)
             lengths[row + start : row + stop] = np.diff(part.offsets)
             parts.append(part)
         row += len(array)

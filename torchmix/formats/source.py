@@ -1,9 +1,10 @@
 """What every kind of source gives: a scan of each file, and the documents of a run of pages.
 
 In: a file, and later bytes of it. Out: `FileScan`, which the catalog keeps, and `Documents`, which become tensors.
-Must hold: both are pure functions of the file's bytes and the source's settings, and `decode` gives each document
-exactly the number of tokens that `scan` found. Cost: a scan reads and decodes the column once; `decode` touches only
-the bytes it is given, so the caller decides what is read, kept, or read ahead.
+Must hold: both are pure functions of the file's bytes and the source's settings, and each document has exactly the
+number of tokens that `scan` found: as `decode` gives it, or once `row_encoder` has encoded it. Cost: a scan reads and
+decodes the column once; `decode` touches only the bytes it is given, so the caller decides what is read, kept, or read
+ahead.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.file_table import PageColumns
 from torchmix.formats.seen_ids import SeenIds
 from torchmix.storage.random_access import RandomAccessFile
+from torchmix.transform.row_encoder import RowEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Documents:
-    """Token ids of consecutive documents, end to end; document i is `values[offsets[i]:offsets[i + 1]]`."""
+    """Consecutive documents as a file holds them, end to end; document i is `values[offsets[i]:offsets[i + 1]]`."""
 
     values: NDArray[np.integer[Any]]
-    """Token ids of any integer dtype, [offsets[-1]]; may be read-only."""
+    """Token ids of any integer dtype, or the bytes of texts as uint8, [offsets[-1]]; may be read-only."""
     offsets: Int64Array
     """[documents + 1], starts at 0, never falls. A null row is a document of no tokens."""
 
@@ -128,6 +130,10 @@ class FormatSource(Protocol):
     def vocab_size(self) -> int | None:
         """Ids of its tokenizer, from 0 on; None where its files hold ids."""
 
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """What turns the rows that `decode` gives into tokens; None where they are tokens."""
+
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """Size in bytes and `footer_hash` of an open file, from what describes the rest alone, as its last bytes.
 
@@ -167,7 +173,7 @@ class FormatSource(Protocol):
         """
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """The documents of each run of pages, `run.num_rows` of them.
+        """The documents of each run of pages, `run.num_rows` of them, as the file holds them: ids, or bytes of texts.
 
         Raises:
             CorruptPage: the bytes of a run do not decode, or to another number of rows.

@@ -1,8 +1,8 @@
-"""Which long documents the coming steps continue.
+"""Which documents the coming steps continue.
 
-In: the cursor after a step. Out: documents longer than a sample that are drawn in part or have deferred pieces, and
-the first token still to come of each. Must hold: no later step asks for an earlier token of these documents. Cost: a
-search in the window of each source that has long documents.
+In: the cursor after a step. Out: documents that are given in part: longer than a sample and drawn in part, or with
+deferred pieces; and the first token still to come of each. Must hold: no later step asks for an earlier token of these
+documents. Cost: a search in the window of each source that has long documents.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DocumentsToCome:
 
 
 def documents_to_come(planner: Planner, cursor: Cursor) -> DocumentsToCome:
-    """The documents longer than a sample that are drawn in part, or whose pieces are deferred.
+    """The documents that are drawn in part, or of which some pieces were given and others are deferred.
 
     Args:
         planner: The planner that made the cursor.
@@ -41,9 +41,11 @@ def documents_to_come(planner: Planner, cursor: Cursor) -> DocumentsToCome:
             document = planner.orders[s].open_document(int(position.epoch[s]), int(position.window[s]), offset)
             if document is not None:
                 found.append((s, *document))
-    if planner.sources_with_long_documents and len(pool):
-        is_long = pool.document_tokens > planner.part.batch.length
-        found += zip(*(column[is_long].tolist() for column in (pool.source, pool.row, pool.start)), strict=True)
+    if len(pool):
+        is_begun = pool.start > 0  # `concat` cuts any document
+        if planner.sources_with_long_documents:
+            is_begun |= pool.document_tokens > planner.part.batch.length
+        found += zip(*(column[is_begun].tolist() for column in (pool.source, pool.row, pool.start)), strict=True)
     first: dict[tuple[int, int], int] = {}
     for source, row, start in found:
         first[source, row] = min(start, first.get((source, row), start))

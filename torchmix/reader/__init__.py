@@ -11,8 +11,9 @@ decode_count.py    how often pages are decoded
 page_batches.py    pages -> runs and batches, which are decoded together
 source_pages.py    pages -> documents
 coming_pages.py    pages whose bytes are on their way
+page_store.py      pages of all sources: kept, on their way, or decoded now
 reader.py          pieces of documents -> tokens
 protocol.py        what the making of steps asks of a reader
 
-And pieces/: where pieces lie, and how they come to their places.
+And pieces/: where pieces lie, and how they come to their places; rows/: rows that must be encoded to become tokens.
 """

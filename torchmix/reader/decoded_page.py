@@ -29,11 +29,13 @@ class DecodedPage:
 
     values: NDArray[np.integer[Any]]
     """[tokens] its documents end to end: the file's integers if those are narrower than 32 bits, else int32, or int64
-    where an id needs it."""
+    where an id needs it. Of rows that are yet to be encoded, bytes of texts, or ids."""
     offsets: memoryview
     """[rows + 1] int64, where each document begins in `values`."""
     is_view: bool = False
     """Whether `values` is the kernel's memory, and not this process's."""
+    is_blank: bool = False
+    """Whether it replaces a page that could not be read."""
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +60,7 @@ class Companion:
 
 def blank_page(offsets: NDArray[np.int64]) -> DecodedPage:
     """The page that replaces one that could not be read; `offsets` [rows + 1] as the catalog has them."""
-    return DecodedPage(values=np.full(offsets[-1], NO_ID, np.int32), offsets=offsets.data)
+    return DecodedPage(values=np.full(offsets[-1], NO_ID, np.int32), offsets=offsets.data, is_blank=True)
 
 
 def cut_documents(documents: Documents, rows_of_page: Sequence[int]) -> list[DecodedPage]:

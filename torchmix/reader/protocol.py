@@ -26,6 +26,7 @@ class StepReader(Protocol):
         *,
         places: NDArray[np.int64],
         num_places: int,
+        epochs: NDArray[np.int64] | None = None,
     ) -> Tokens:
         """Tokens of n pieces, and the successor of each."""
         ...

@@ -16,10 +16,7 @@ far, and one run of pages.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +26,21 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import IdLimit
-from torchmix.errors import CatalogError, LoaderClosed
+from torchmix.errors import LoaderClosed
 from torchmix.formats.source import FormatSource
-from torchmix.reader.coming_pages import Coming, ComingPages
-from torchmix.reader.decode_count import DecodeCount
 from torchmix.reader.decoded_page import Companion, DecodedPage
 from torchmix.reader.decoders import decoders_of
 from torchmix.reader.mapped_files import CHECK_EVERY_S
 from torchmix.reader.open_files import Descriptors, OpenFiles
 from torchmix.reader.page_batches import BATCH_BYTES
 from torchmix.reader.page_cache import PageCache
+from torchmix.reader.page_store import PageStore
 from torchmix.reader.pieces.id_check import IdCheck
 from torchmix.reader.pieces.locate import Locator
 from torchmix.reader.pieces.open_documents import OpenDocuments
 from torchmix.reader.pieces.page_runs import PageRuns, mapped_runs
 from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch, Tokens
-from torchmix.reader.range_requests import RangeFetch, RequestPool
+from torchmix.reader.rows.row_encoding import RowEncoding
 from torchmix.reader.source_pages import SourcePages
 
 COMPANION_BYTES = 128 << 20
@@ -63,6 +59,7 @@ class Reader:
         sources: Mapping[str, FormatSource] | None = None,
         ids: IdLimit | None = None,
         masked: Collection[str] = (),
+        seed: int = 0,
     ) -> None:
         """Nothing is opened yet.
 
@@ -73,13 +70,13 @@ class Reader:
             sources: How each source is read, by name; by default as the catalog says.
             ids: The bound that all ids must be below; by default ids of a .bin may be any.
             masked: Names of sources whose pages may be damaged: each token of such a page is given as `NO_ID`.
+            seed: The recipe's, for maps of rows that are random.
 
         Raises:
             CatalogStale: The catalog holds lengths of another transform, for example of another tokenizer.
             RecipeError, SourceUnreadable: A tokenizer cannot be opened here.
         """
         self._descriptors = Descriptors()
-        self._cache: PageCache[int, DecodedPage] = PageCache(cache_bytes)
         companions: PageCache[tuple[str, int], Companion] = PageCache(COMPANION_BYTES)
         self._sources: list[SourcePages] = []
         decoders = decoders_of(catalog, directory, sources)
@@ -87,18 +84,14 @@ class Reader:
             files = OpenFiles(decoder, source.files, directory, self._descriptors)
             pages = SourcePages(source, decoder, files, companions, masks_bad=source.name in masked)
             self._sources.append(pages)
-        # Pages are numbered over all sources, as keys of the cache.
-        pages_of_source = [source.catalog.pages.num_pages for source in self._sources]
-        self._first_key = np.cumsum([0, *pages_of_source])
-        self._decode_count = DecodeCount(self._first_key)
+        self._store = PageStore(self._sources, cache_bytes=cache_bytes)
+        self._encoding = RowEncoding(self._sources, seed=seed)
         self._locator = Locator([source.catalog for source in self._sources])
         self._checked_s = time.monotonic()
         self._token_bytes = np.array([source.mapped.token_bytes for source in self._sources], np.int64)
         """[S] bytes of a token in sources whose files are mapped; 0 for all others."""
         self._ids = None if ids is None else IdCheck([source.catalog for source in self._sources], ids)
         self._scratch = Scratch()
-        self._requests = RequestPool()
-        self._coming = ComingPages()
         self._open = OpenDocuments()
         self._closed = False
         self._bytes_served = self._bytes_mapped = self._cache_hits = self._cache_misses = 0
@@ -112,6 +105,7 @@ class Reader:
         *,
         places: Int64Array,
         num_places: int,
+        epochs: Int64Array | None = None,
         scratch: Scratch | None = None,
     ) -> Tokens:
         """Tokens of n pieces, and the successor of each.
@@ -123,12 +117,13 @@ class Reader:
             tokens: [n] tokens of the piece; `starts + tokens` is at most the tokens of the document.
             places: [n] where the piece's first token belongs; pieces do not overlap.
             num_places: Length of the result; no piece reaches beyond it.
+            epochs: [n] pass over the source, for maps of rows that are random; None: the first one.
             scratch: Holds the result; by default the reader's own.
 
         Raises:
             SourceChanged, SourceUnreadable: A file is not the indexed one, cannot be read, or holds an id outside the
                 vocabulary.
-            CorruptPage: A page does not decode, or to other documents than were indexed.
+            CorruptPage: A page does not decode, or to other documents than were indexed; a row has another length.
             PlanError: A piece lies outside its document or source, because the plan belongs to another catalog.
             LoaderClosed: After `close()`.
         """
@@ -145,21 +140,34 @@ class Reader:
         )
         is_served, runs = self._open.begin(at, source, rows)
         runs += mapped_runs(at, [each.mapped for each in self._sources], self._token_bytes)
-        page_runs = PageRuns(at, (self._token_bytes[at.source[at.first_piece]] == 0) & ~is_served, self._open)
-        keys = page_runs.page + self._first_key[page_runs.source]
+        to_encode, of_kept = self._encoding.begin(at, epochs)
+        runs += of_kept
+        source_of_page = at.source[at.first_piece]
+        is_encoded = self._encoding.is_encoded[source_of_page]
+        is_needed = ~is_encoded & (self._token_bytes[source_of_page] == 0) & ~is_served | to_encode.needs_page
+        page_runs = PageRuns(at, is_needed, self._open)
+        encoded_page = np.where(is_encoded, np.arange(len(is_encoded)), -1)[is_needed].tolist()
+        keys = page_runs.page + self._store.first_key[page_runs.source]
         missing: list[int] = []
-        self._await(keys)
+        self._store.await_pages(keys)
         for k, key in enumerate(keys.tolist()):
-            kept = self._cache.use(key)
+            kept = self._store.kept.use(key)
             if kept is None:
                 missing.append(k)
+            elif encoded_page[k] >= 0:
+                self._encoding.gather(to_encode, encoded_page[k], int(page_runs.source[k]), kept)
             else:
                 runs.append(page_runs.run(k, kept))
         self._cache_hits += len(keys) - len(missing)
         self._cache_misses += len(missing)
         pieces.copy_all(runs)  # before anything is decoded: decoding may push these pages out
-        for k, page in zip(missing, self._decode(keys[missing]), strict=True):
-            pieces.copy(*page_runs.run(k, page))
+        for k, page in zip(missing, self._store.decode(keys[missing]), strict=True):
+            if encoded_page[k] >= 0:
+                self._encoding.gather(to_encode, encoded_page[k], int(page_runs.source[k]), page)
+            else:
+                pieces.copy(*page_runs.run(k, page))
+        for run in self._encoding.encode(at, to_encode):
+            pieces.copy(*run)
         self._bytes_served += pieces.num_bytes
         self._bytes_mapped += int((at.tokens * self._token_bytes[at.source]).sum())
         behind = np.array(pieces.successors, np.int64)
@@ -170,7 +178,7 @@ class Reader:
         return Tokens(values=pieces.out, successors=successors)
 
     def page(self, source: int, page: int) -> DecodedPage:
-        """A whole page, not copied.
+        """A whole page, not copied; of rows that are encoded, encoded each time.
 
         Args:
             source: Index of the source, by sorted name.
@@ -180,14 +188,17 @@ class Reader:
             SourceChanged, SourceUnreadable, CorruptPage, LoaderClosed: As `read`.
         """
         self._check_open()
-        key = int(self._first_key[source]) + page
-        self._await([key])
-        found = self._cache.use(key)
+        key = int(self._store.first_key[source]) + page
+        self._store.await_pages([key])
+        found = self._store.kept.use(key)
         if found is None:
             self._cache_misses += 1
-            [found] = self._decode(np.array([key]))
+            [found] = self._store.decode(np.array([key]))
         else:
             self._cache_hits += 1
+        if self._encoding.is_encoded[source]:
+            first_row = int(self._sources[source].catalog.pages.place(np.array([page])).first_row[0])
+            found = self._encoding.whole_page(source, first_row, found)
         self._bytes_served += found.values.nbytes
         self._bytes_mapped += found.values.nbytes if found.is_view else 0
         return found
@@ -214,24 +225,7 @@ class Reader:
         if self._sources[source].mapped.is_possible:
             self._sources[source].will_need(page_ids)
             return
-        first_key = int(self._first_key[source])
-        planned_bytes, coming_bytes = 0, self._coming.planned_bytes
-        needed = [key for key in (page_ids + first_key).tolist() if key not in self._cache and key not in self._coming]
-        chosen = np.array(list(dict.fromkeys(needed)), np.int64)
-        num_chosen = 0
-        for page_bytes in self._sources[source].planned_bytes(chosen - first_key):
-            if not self._cache.has_room(coming_bytes + planned_bytes + page_bytes):
-                break
-            planned_bytes += page_bytes
-            num_chosen += 1
-        keys = np.sort(chosen[:num_chosen])
-        earlier = self._coming.take_here(source)
-        wanted = self._sources[source].wanted(keys - first_key)
-        if wanted:
-            self._coming.add(source, Coming(keys, RangeFetch(self._requests, wanted), planned_bytes))
-        else:
-            self._keep_all(self._decode(keys))
-        self._finish(earlier)
+        self._store.warm(source, page_ids)
 
     def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
         """Name the documents that go on after the next `read`: their rests are kept beside the page cache.
@@ -241,26 +235,30 @@ class Reader:
             rows: [n] row of the source.
             starts: [n] the first token that comes after the next `read`.
         """
-        self._open.follow(source, rows, starts)
+        has_pages = ~self._encoding.is_encoded[source]
+        self._open.follow(source[has_pages], rows[has_pages], starts[has_pages])
+        self._encoding.follow(source, rows, starts)
 
     def forget(self, source: int, page_ids: Int64Array) -> None:
         """Drop pages that are not needed soon, such as those of a finished window, to make room for `warm`."""
-        for page in page_ids.tolist():
-            self._cache.forget(int(self._first_key[source]) + page)
+        self._store.forget(source, page_ids)
         self._sources[source].mapped.forget()
 
     def end_window(self, source: int, page_ids: Int64Array | None) -> None:
         """Note that a window with these pages has ended; None: a window with all pages. Only `stats` uses it."""
-        self._decode_count.begin_anew(source, page_ids)
+        self._store.count.begin_anew(source, page_ids)
 
     def stats(self) -> dict[str, int | float]:
         """Figures since the reader was made.
 
         Returns:
             bytes_read: bytes read from files, without footers; for mapped files, bytes served.
-            bytes_decoded, bytes_served: bytes of tokens, 1 to 8 each as they are kept; equal for mapped files.
+            bytes_decoded, bytes_served: bytes of tokens, 1 to 8 each as they are kept; equal for mapped files. Of rows
+                that are encoded, the bytes of texts, and of their ids.
             decode_amplification: pages decoded over distinct pages of their window; see decode_count.py.
             pages_decoded: pages decoded, ahead of need or not; bad_pages: pages of masked sources that did not decode.
+            rows_encoded, rows_served: rows that were encoded, each time, and rows to encode whose first token was asked
+                for; bad_rows: of masked sources, rows that could not be encoded as they were indexed.
             cache_hits, cache_misses: pages of a call that were kept, and pages that had to be decoded.
             cache_bytes, cache_pages, open_document_bytes, files_open: current values.
             total_read_s, total_decode_s: seconds spent on files that are not mapped.
@@ -271,14 +269,17 @@ class Reader:
             "bytes_read": self._bytes_mapped + sum(source.bytes_read for source in active),
             "bytes_decoded": bytes_decoded,
             "bytes_served": self._bytes_served,
-            "decode_amplification": self._decode_count.amplification,
+            "decode_amplification": self._store.count.amplification,
             "pages_decoded": sum(source.pages_decoded for source in active),
             "bad_pages": sum(source.num_bad_pages for source in self._sources),
             "cache_hits": self._cache_hits,
             "cache_misses": self._cache_misses,
-            "cache_bytes": self._cache.num_bytes,
-            "cache_pages": len(self._cache),
-            "open_document_bytes": self._open.num_bytes,
+            "cache_bytes": self._store.kept.num_bytes,
+            "cache_pages": len(self._store.kept),
+            "rows_encoded": self._encoding.rows_encoded,
+            "rows_served": self._encoding.rows_served,
+            "bad_rows": self._encoding.num_masked_rows,
+            "open_document_bytes": self._open.num_bytes + self._encoding.num_kept_bytes,
             "files_open": len(self._descriptors),
             "total_read_s": sum(source.read_s for source in active),
             "total_decode_s": sum(source.decode_s for source in active),
@@ -287,11 +288,10 @@ class Reader:
     def close(self) -> None:
         """Close all files and drop all pages; may be called again."""
         self._closed = True
-        self._coming.close()
-        self._requests.close()
+        self._store.close()
         self._descriptors.close_all()
-        self._cache.clear()
         self._open.clear()
+        self._encoding.clear()
         for source in self._sources:
             source.mapped.forget()
 
@@ -305,46 +305,3 @@ class Reader:
             for source in self._sources:
                 source.mapped.check()
             self._checked_s = time.monotonic()
-
-    def _source_of(self, keys: Int64Array) -> Int64Array:
-        return np.searchsorted(self._first_key, keys, side="right") - 1
-
-    def _await(self, keys: Int64Array | Sequence[int]) -> None:
-        """Decode all pages on their way of every source that has one of these pages on its way."""
-        for source in self._coming.sources_of(map(int, keys)) if self._coming else ():
-            with suppress(CatalogError):  # the call that needs the page raises it
-                self._finish(self._coming.take(source))
-
-    def _finish(self, coming: Sequence[Coming]) -> None:
-        """Decode pages that were on their way."""
-        try:
-            for one in coming:
-                self._keep_all(self._decode(one.keys, one.fetch))
-        finally:
-            for one in coming:
-                one.fetch.close()
-
-    def _keep_all(self, pages: Iterator[DecodedPage]) -> None:
-        for _ in pages:
-            pass
-
-    def _decode(self, keys: Int64Array, fetch: RangeFetch | None = None) -> Iterator[DecodedPage]:
-        """Decode pages by ascending key, and keep them. Requests to stores begin for all sources together."""
-        pages_of_source: list[tuple[int, list[int]]] = []
-        for s, of_source in groupby(zip(self._source_of(keys).tolist(), keys.tolist(), strict=True), key=itemgetter(0)):
-            first_key = int(self._first_key[s])
-            pages_of_source.append((s, [key - first_key for _, key in of_source]))
-        if fetch is None:
-            wanted = [one for s, pages in pages_of_source for one in self._sources[s].wanted(pages)]
-            fetch = RangeFetch(self._requests, wanted) if wanted else None
-        try:
-            for s, pages in pages_of_source:
-                first_key = int(self._first_key[s])
-                for page, decoded in zip(pages, self._sources[s].decode(pages, fetch), strict=True):
-                    if not decoded.is_view:
-                        self._decode_count.add(first_key + page)
-                        self._cache.keep(first_key + page, decoded, decoded.num_bytes)
-                    yield decoded
-        finally:
-            if fetch is not None:
-                fetch.close()

@@ -64,7 +64,9 @@ class SourcePages:
             masks_bad: Whether a page that does not decode, or decodes to other documents than were indexed, becomes
                 blank (`NO_ID`) with one log message. Otherwise it is an error.
         """
-        self._masks_bad = masks_bad
+        self.masks_bad = masks_bad
+        self.row_encoder = decoder.row_encoder
+        """What turns rows of its pages into tokens; None where they are tokens."""
         self._bad_pages: set[int] = set()
         self.catalog = catalog
         self._decoder = decoder
@@ -86,8 +88,14 @@ class SourcePages:
         """Bytes of pages and companions that were read from files."""
         return self._files.bytes_read
 
+    def place_of_row(self, row: int) -> tuple[str, int]:
+        """Source and file of a row, for messages, and its number in the file."""
+        number = max(i for i, file in enumerate(self.catalog.files) if file.first_row <= row)
+        return f"source {self.catalog.name!r}: {self._files.path(number)}", row - self.catalog.files[number].first_row
+
     def planned_bytes(self, pages: NDArray[np.int64]) -> list[int]:
-        """Memory that each page will take decoded, if its ids fit int32 and are not narrower in the file."""
+        """Memory that each page will take decoded, if its ids fit int32 and are not narrower in the file; of texts, if
+        a token has 4 bytes of text."""
         if not len(pages):
             return []
         place, lengths = self.catalog.pages.place(pages), self.catalog.sizes.tokens
@@ -176,7 +184,7 @@ class SourcePages:
             documents = self._decode_together(batch, fetch)
         except CorruptPage as error:
             numbers = [page for run in batch for page in run.pages]
-            if len(numbers) == 1 and self._masks_bad:
+            if len(numbers) == 1 and self.masks_bad:
                 yield self._blank(numbers[0], batch[0].rows[0], error)
                 return
             if len(numbers) == 1:
@@ -218,14 +226,16 @@ class SourcePages:
         try:
             documents = self._decoder.decode(runs)
         except SourceUnreadable as error:  # a row became bad after it was indexed
-            if not self._masks_bad:
+            if not self.masks_bad:
                 raise
             raise CorruptPage(str(error)) from error
         for chunk, companion in companions.items():
             if companion is not None:  # with the memo made from it
                 self._companions.keep((self.catalog.name, chunk), companion, companion.num_bytes)
         for run, as_read, of_run in zip(batch, runs, documents, strict=True):
-            if of_run.offsets is not as_read.offsets:
+            if self.row_encoder is not None:
+                self._check_num_rows(of_run, as_read.num_rows, run)
+            elif of_run.offsets is not as_read.offsets:
                 self._check_lengths(of_run, as_read.tokens, run)
         self.read_s += read - began
         self.decode_s += time.perf_counter() - read
@@ -312,17 +322,21 @@ class SourcePages:
 
     def _check_lengths(self, documents: Documents, planned: Int32Array | None, run: PlannedRun) -> None:
         assert planned is not None
+        self._check_num_rows(documents, len(planned), run)
         found = documents.offsets[1:] - documents.offsets[:-1]
-        if np.array_equal(planned, found):
-            return
-        if len(found) != len(planned):
-            row, what = run.first_row[0], f"decode to {len(found)} documents, the catalog says {len(planned)}"
-        else:
+        if not np.array_equal(planned, found):
             i = int(np.argmax(planned != found))
             row = int(np.concatenate([np.arange(span.start, span.stop) for span in run.rows])[i])
-            what = f"give row {row} {found[i]} tokens, the catalog says {planned[i]}"
+            raise self._other_documents(run, row, f"give row {row} {found[i]} tokens, the catalog says {planned[i]}")
+
+    def _check_num_rows(self, documents: Documents, num_rows: int, run: PlannedRun) -> None:
+        if len(documents) != num_rows:
+            what = f"decode to {len(documents)} documents, the catalog says {num_rows}"
+            raise self._other_documents(run, run.first_row[0], what)
+
+    def _other_documents(self, run: PlannedRun, row: int, what: str) -> CorruptPage:
         page = int(self.catalog.pages.page_of_rows(np.array([row]))[0])
-        raise CorruptPage(
+        return CorruptPage(
             f"source {self.catalog.name!r}: pages {run.pages[0]} to {run.pages[-1]} in {self._files.path(run.file)} "
             f"{what} (page {page}, row {row - self.catalog.files[run.file].first_row} of the file). The file was "
             "altered after it was indexed: put it back, or run torchmix index"

@@ -45,6 +45,7 @@ def local_steps(
         cache_bytes=settings.cache_bytes,
         ids=id_limit(part.vocab_size, settings.padded_vocab_size),
         masked=masked_sources(part.sources),
+        seed=part.seed,
     )
     try:
         yield from replica_steps(

@@ -137,6 +137,7 @@ def read_and_build(
         pieces.tokens,
         places=pieces.places(batch.length),
         num_places=pieces.num_samples * batch.length,
+        epochs=pieces.epoch,
     )
     read = time.perf_counter()
     step = build(

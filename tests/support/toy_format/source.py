@@ -22,6 +22,7 @@ from torchmix.recipe.source.format import FORMATS, FormatNames
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
+from torchmix.transform.row_encoder import RowEncoder
 
 PAGE_ROWS = 10
 
@@ -57,6 +58,11 @@ class ToySource:
     @property
     def vocab_size(self) -> int | None:
         """See `source.Source.vocab_size`."""
+        return None
+
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """See `source.Source.row_encoder`."""
         return None
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:

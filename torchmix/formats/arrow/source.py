@@ -23,7 +23,7 @@ from torchmix.formats.arrow.column import find_column
 from torchmix.formats.arrow.page import read_page
 from torchmix.formats.arrow.properties import read_properties
 from torchmix.formats.arrow.scan import ArrowScan
-from torchmix.formats.column import Kind, transform_id_of, vocab_size_of
+from torchmix.formats.column import Kind, row_encoder_of, transform_id_of, vocab_size_of
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
 from torchmix.formats.seen_ids import SeenIds
 from torchmix.formats.source import Documents, FileScan, PageRun
@@ -31,6 +31,7 @@ from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.row_encoder import RowEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
 
@@ -58,6 +59,11 @@ class ArrowSource:
     def vocab_size(self) -> int | None:
         """See `source.Source.vocab_size`."""
         return vocab_size_of(self.kind, self.tokenizer)
+
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """See `source.Source.row_encoder`."""
+        return row_encoder_of(self.kind, self.tokenizer)
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
@@ -109,7 +115,7 @@ class ArrowSource:
                 f"{run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split())}; the file was "
                 "altered after it was indexed: put it back, or run torchmix index"
             ) from None
-        return documents_of_run([array], self.kind, where, run, self.tokenizer)
+        return documents_of_run([array], self.kind, where, run)
 
     def _look(
         self, array: pa.Array, where: str, first_row: int, bad: BadRows | None

@@ -20,7 +20,7 @@ import pyarrow as pa
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
-from torchmix.formats.column import Kind, transform_id_of, vocab_size_of
+from torchmix.formats.column import Kind, row_encoder_of, transform_id_of, vocab_size_of
 from torchmix.formats.good_rows import documents_of_run, look_at_rows, passes_over_rows
 from torchmix.formats.jsonl.frames import codec_of_name
 from torchmix.formats.jsonl.lines import BYTE_ORDER_MARK, LineFault, LineParser
@@ -32,6 +32,7 @@ from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.row_encoder import RowEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
 
@@ -63,6 +64,11 @@ class JsonLinesSource:
     def vocab_size(self) -> int | None:
         """See `source.Source.vocab_size`."""
         return vocab_size_of(self.kind, self.tokenizer)
+
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """See `source.Source.row_encoder`."""
+        return row_encoder_of(self.kind, self.tokenizer)
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
@@ -122,7 +128,7 @@ class JsonLinesSource:
                 f"[{run.first_row}, {run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split())}; "
                 "the file was altered after it was indexed: put it back, or run torchmix index"
             ) from None
-        return documents_of_run([values], self.kind, where, run, self.tokenizer)
+        return documents_of_run([values], self.kind, where, run)
 
     def _parse(self, lines: bytes | memoryview, is_first: bool, faults: dict[int, LineFault] | None = None) -> pa.Array:
         if is_first and lines[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:

@@ -33,6 +33,7 @@ from torchmix.storage.file_status import settled_statuses
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import LocalFile, RandomAccessFile
 from torchmix.storage.stores import is_uri
+from torchmix.transform.row_encoder import RowEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,11 @@ class IndexedSource:
     @property
     def vocab_size(self) -> int | None:
         """See `source.Source.vocab_size`."""
+        return None
+
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """See `source.Source.row_encoder`."""
         return None
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:

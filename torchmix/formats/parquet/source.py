@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.column import Kind, find_leaf, is_without_values, transform_id_of, vocab_size_of
+from torchmix.formats.column import Kind, find_leaf, is_without_values, row_encoder_of, transform_id_of, vocab_size_of
 from torchmix.formats.good_rows import documents_of_run
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
 from torchmix.formats.parquet.page import decode_pages, encode_schema
@@ -33,6 +33,7 @@ from torchmix.formats.source import Documents, FileScan, PageRun, offsets_of
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.row_encoder import RowEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
 
@@ -60,6 +61,11 @@ class ParquetSource:
     def vocab_size(self) -> int | None:
         """See `source.Source.vocab_size`."""
         return vocab_size_of(self.kind, self.tokenizer)
+
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """See `source.Source.row_encoder`."""
+        return row_encoder_of(self.kind, self.tokenizer)
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`."""
@@ -137,7 +143,7 @@ class ParquetSource:
         if self.kind == "tokens" and run.is_as_indexed and run.tokens is not None and not run.tokens.any():
             return Documents(values=np.zeros(0, np.int32), offsets=np.zeros(run.num_rows + 1, np.int64))
         where = self._where(run.path)
-        return documents_of_run(decode_pages(run, where), self.kind, where, run, self.tokenizer)
+        return documents_of_run(decode_pages(run, where), self.kind, where, run)
 
     def _where(self, path: str | Path) -> str:
         return f"source {self.name!r}: {path}"

@@ -1,0 +1,264 @@
+"""Rows of one call -> their ids, each row once, in few batches.
+
+In: pieces of sources whose rows must be encoded, then pages as they are at hand. Out: runs of ids to copy. Must hold:
+every row has the length that the catalog holds, otherwise an error names source, file and row, or the row is masked; no
+row is encoded that no piece asks for, and a document that later calls continue is kept until its last piece. Cost: that
+of the encoder. Rows of sources with the same tokenizer are encoded together, so that its threads have work; a batch has
+at most BATCH_BYTES, or one row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.mixture.keys import hash_columns, named_key
+from torchmix.reader.decoded_page import NO_ID, DecodedPage
+from torchmix.reader.pieces.locate import Located
+from torchmix.reader.pieces.page_starts import row_keys
+from torchmix.reader.pieces.piece_copy import Run
+from torchmix.reader.rows.call_rows import CallRows
+from torchmix.reader.rows.kept_ids import KeptIds
+from torchmix.reader.source_pages import SourcePages
+from torchmix.transform.row_encoder import EncodedRows, RowEncoder, RowsToEncode, row_array
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES = 4 << 20
+"""Content of rows that are encoded together; a longer row is encoded alone."""
+
+
+class RowEncoding:
+    """Encodes the rows of some sources; not for several threads at once."""
+
+    def __init__(self, sources: Sequence[SourcePages], *, seed: int) -> None:
+        """Nothing is encoded yet.
+
+        Args:
+            sources: All sources of the reader.
+            seed: The recipe's, which seeds of rows follow from.
+        """
+        self._sources = sources
+        self._encoders = [source.row_encoder for source in sources]
+        self.is_encoded = np.array([encoder is not None for encoder in self._encoders], np.bool_)
+        """[S] sources whose rows must be encoded."""
+        self._is_mapped = np.array([encoder is not None and encoder.is_mapped for encoder in self._encoders], np.bool_)
+        self._keys = [named_key(seed, "map", source.catalog.name) for source in sources]
+        self._kept = KeptIds()
+        self._masked: set[tuple[int, int]] = set()
+        self.rows_encoded = 0
+        """Rows that were encoded, each time."""
+        self.rows_served = 0
+        """Rows whose first token was asked for."""
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """Bytes of ids kept of open documents."""
+        return self._kept.num_bytes
+
+    @property
+    def num_masked_rows(self) -> int:
+        """Rows that were masked because they could not be encoded as they were indexed."""
+        return len(self._masked)
+
+    def follow(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
+        """Name the documents that are open after the next call; see `KeptIds.follow`."""
+        mine = self.is_encoded[source]
+        self._kept.follow(source[mine], rows[mine], starts[mine])
+
+    def clear(self) -> None:
+        """Drop all that is kept."""
+        self._kept.clear()
+
+    def begin(self, at: Located, epochs: Int64Array | None) -> tuple[CallRows, list[Run]]:
+        """Find the rows of a call that must be encoded.
+
+        Args:
+            at: The pieces of the call.
+            epochs: [n] pass over the source of each piece, in the order of the request; None: the first one.
+
+        Returns:
+            These rows, and the runs of pieces whose ids are at hand.
+        """
+        has_ids = (at.tokens > 0) | at.goes_on  # a piece may be of no tokens
+        pieces = np.flatnonzero(self.is_encoded[at.source] & has_ids)
+        self.rows_served += int((at.start[pieces] == 0).sum())
+        epoch = np.zeros(len(pieces), np.int64)
+        if epochs is not None and self._is_mapped.any():
+            epoch = np.where(self._is_mapped[at.source[pieces]], epochs[at.order[pieces]], 0)
+        found = self._kept.find(row_keys(at.source[pieces], at.row[pieces]), at.start[pieces], epoch)
+        at_hand = [piece for piece, _, _ in found]
+        runs: list[Run] = [(values, int(pieces[piece]), [begin]) for piece, values, begin in found]
+        return CallRows(at, np.delete(pieces, at_hand), np.delete(epoch, at_hand)), runs
+
+    def gather(self, rows: CallRows, q: int, source: int, page: DecodedPage) -> None:
+        """Take the rows of a call out of its q-th page."""
+        encoder = self._encoders[source]
+        rows.gather(q, page, is_text=encoder is not None and encoder.takes == "text")
+
+    def encode(self, at: Located, rows: CallRows) -> Iterator[Run]:
+        """Encode the rows of a call, whose pages were all seen; give the runs of their pieces.
+
+        Raises:
+            SourceUnreadable: A row cannot be encoded.
+            CorruptPage: A row has another number of tokens than it was indexed with.
+        """
+        if not len(rows):
+            return
+        parts: list[NDArray[np.integer[Any]]] = []
+        part_of_row, begin_of_row = np.empty((2, len(rows)), np.int64)
+        lengths = self._lengths(rows)
+        is_open = self._kept.is_open(row_keys(rows.source, rows.row))
+        for chosen in self._batches(rows):
+            encoded = self._encode(rows, chosen, lengths)
+            part_of_row[chosen], begin_of_row[chosen] = len(parts), encoded.offsets[:-1]
+            parts.append(encoded.values)
+            for i in np.flatnonzero(is_open[chosen]).tolist():
+                row, ids = chosen[i], encoded.values[encoded.offsets[i] : encoded.offsets[i + 1]]
+                key = row_keys(rows.source[row : row + 1], rows.row[row : row + 1])
+                self._kept.keep(int(key[0]), int(rows.epoch[row]), ids)
+        part = part_of_row[rows.row_of_piece]
+        begins = (begin_of_row[rows.row_of_piece] + at.start[rows.pieces]).tolist()
+        is_first = (np.diff(part, prepend=-1) != 0) | (np.diff(rows.pieces, prepend=-2) != 1)
+        borders = [*np.flatnonzero(is_first).tolist(), len(begins)]
+        for first, stop in pairwise(borders):
+            yield parts[part[first]], int(rows.pieces[first]), begins[first:stop]
+
+    def whole_page(self, source: int, first_row: int, page: DecodedPage) -> DecodedPage:
+        """All rows of a page in epoch 0, encoded; `first_row` is its first row in the source. Errors as `encode`."""
+        counts = self._sources[source].catalog.sizes.tokens[first_row : first_row + len(page.offsets) - 1]
+        offsets = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        with_tokens = np.flatnonzero(counts)
+        numbers = np.arange(len(with_tokens))
+        zeros = np.zeros(len(numbers), np.int64)
+        at = Located(
+            order=numbers,
+            source=zeros + source,
+            row=first_row + with_tokens,
+            start=zeros,
+            tokens=counts[with_tokens].astype(np.int64),
+            goes_on=np.zeros(len(numbers), np.bool_),
+            page=zeros,
+            row_in_page=with_tokens,
+            first_piece=np.zeros(1 if len(numbers) else 0, np.int64),
+            begin_in_file=zeros,
+            ranges=[(source, 0, len(numbers))],
+        )
+        rows = CallRows(at, numbers, zeros)
+        if not len(rows):
+            return DecodedPage(values=np.zeros(0, np.uint16), offsets=offsets.data)
+        self.gather(rows, 0, source, page)
+        parts = [values for values, _, _ in self.encode(at, rows)]  # the rows are all of each part, in order
+        self.rows_served += len(rows)
+        return DecodedPage(values=parts[0] if len(parts) == 1 else np.concatenate(parts), offsets=offsets.data)
+
+    def _lengths(self, rows: CallRows) -> Int64Array:
+        """[R] tokens of each row, as the catalog has them."""
+        found = np.empty(len(rows), np.int64)
+        for s in sorted(set(rows.source.tolist())):
+            chosen = rows.source == s
+            found[chosen] = self._sources[s].catalog.sizes.tokens[rows.row[chosen]]
+        return found
+
+    def _batches(self, rows: CallRows) -> Iterator[Int64Array]:
+        """Rows that are encoded together, ascending: those of one encoder, of mapped ones of one source and epoch."""
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for i, (s, epoch) in enumerate(zip(rows.source.tolist(), rows.epoch.tolist(), strict=True)):
+            key = (s, epoch) if self._is_mapped[s] else (self._encoders[s],)
+            groups.setdefault(key, []).append(i)
+        for chosen in groups.values():
+            start, num_bytes = 0, 0
+            for i, row in enumerate(chosen):
+                content = rows.content[row]
+                size = len(content) if isinstance(content, bytes) else content.nbytes
+                if i > start and num_bytes + size > BATCH_BYTES:
+                    yield np.array(chosen[start:i], np.int64)
+                    start, num_bytes = i, 0
+                num_bytes += size
+            yield np.array(chosen[start:], np.int64)
+
+    def _encode(self, rows: CallRows, chosen: Int64Array, lengths: Int64Array) -> EncodedRows:
+        """Ids of some rows of one group, each as long as the catalog says."""
+        wanted = lengths[chosen]
+        if rows.is_blank[chosen].any():
+            return self._apart(rows, chosen, lengths) if len(chosen) > 1 else _blank(wanted)
+        s = int(rows.source[chosen[0]])
+        encoder = self._encoders[s]
+        assert encoder is not None, "its rows are encoded"
+        self.rows_encoded += len(chosen)
+        try:
+            encoded = encoder.encode(self._asked(rows, chosen, encoder))
+        except SourceUnreadable as error:
+            self.rows_encoded -= len(chosen)
+            if len(chosen) > 1:
+                return self._apart(rows, chosen, lengths)  # so that the error names the row, and only that one is bad
+            if not self._sources[s].masks_bad:
+                raise
+            return self._mask(s, int(rows.row[chosen[0]]), wanted, str(error))
+        found = np.diff(encoded.offsets)
+        if np.array_equal(found, wanted):
+            return encoded
+        if len(chosen) > 1:
+            return self._apart(rows, chosen, lengths)
+        row = int(rows.row[chosen[0]])
+        where, file_row = self._sources[s].place_of_row(row)
+        by = "its map gives this row another length" if encoder.is_mapped else "the tokenizer's library here is another"
+        what = (
+            f"{where}: row {file_row} gives {int(found.sum())} tokens, the catalog says {int(wanted[0])}: the file was "
+            f"altered after it was indexed, or {by} than then; put it back, or run torchmix index --force"
+        )
+        if not self._sources[s].masks_bad:
+            raise CorruptPage(what)
+        return self._mask(s, row, wanted, what)
+
+    def _apart(self, rows: CallRows, chosen: Int64Array, lengths: Int64Array) -> EncodedRows:
+        """The same of each half, until the rows at fault are alone."""
+        half = len(chosen) // 2
+        parts = [self._encode(rows, part, lengths) for part in (chosen[:half], chosen[half:])]
+        values = np.concatenate([part.values for part in parts])
+        first, second = (part.offsets for part in parts)
+        return EncodedRows(values=values, offsets=np.concatenate([first, second[1:] + first[-1]]))
+
+    def _asked(self, rows: CallRows, chosen: Int64Array, encoder: RowEncoder) -> RowsToEncode:
+        content = [rows.content[i] for i in chosen.tolist()]
+        offsets = np.zeros(len(chosen) + 1, np.int64)
+        np.cumsum([len(one) for one in content], out=offsets[1:])
+        values: NDArray[np.integer[Any]]
+        if isinstance(content[0], bytes):
+            values = np.frombuffer(b"".join(content), np.uint8)  # all are, or none
+        else:
+            values = np.concatenate(content)
+        s, row, epoch = int(rows.source[chosen[0]]), rows.row[chosen], int(rows.epoch[chosen[0]])
+        where, file_row = "rows of a step", 0  # where one of several is at fault, it is encoded alone
+        if len(chosen) == 1:
+            where, file_row = self._sources[s].place_of_row(int(row[0]))
+        seed = np.zeros(len(chosen), np.uint64)
+        if encoder.is_mapped:
+            seed = hash_columns(self._keys[s], row, rows.epoch[chosen])
+        return RowsToEncode(
+            rows=row_array(values, offsets, encoder.takes),
+            row=row,
+            epoch=epoch,
+            seed=seed,
+            where=where,
+            first_row=file_row,
+        )
+
+    def _mask(self, s: int, row: int, wanted: Int64Array, what: str) -> EncodedRows:
+        if (s, row) not in self._masked:
+            self._masked.add((s, row))
+            logger.warning("%s - it comes without loss, as bad_rows: mask says", what)
+        return _blank(wanted)
+
+
+def _blank(lengths: Int64Array) -> EncodedRows:
+    """One row that cannot be read."""
+    return EncodedRows(values=np.full(int(lengths[0]), NO_ID, np.int32), offsets=np.array([0, int(lengths[0])]))
