@@ -1,0 +1,9 @@
+"""Shares that follow what the model learns. Files in reading order:
+
+policy.py        the seam: what a policy is told, and what it answers
+limits.py        shares within bounds around those of the schedule
+scaling_law.py   losses over tokens -> the curve that they follow
+ado.py           Adaptive Data Optimization: more of what is still being learnt
+odm.py           Online Data Mixing: a bandit whose reward is the loss
+shares_file.py   shares that an operator writes while the run goes on
+"""
