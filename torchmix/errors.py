@@ -11,6 +11,7 @@
     |   |-- SourceChanged               a file is not the one that was indexed
     |   |-- ImageUnreadable             bytes that are no image, a damaged one, or one whose header lies
     |   |-- CorruptPage                 bytes that do not decode, or decode to other sizes than planned
+    |   |-- SideTableError              a table of properties with double or missing keys
     |   `-- TooManyBadRows              more of a source cannot be read than `max_bad` allows
     |-- PlanError                       a step that cannot be planned
     |   |-- SourceExhausted             a source gave its `max_epochs` and the recipe says `error`
@@ -89,6 +90,10 @@ class CorruptPage(CatalogError):
 
 class ImageUnreadable(CatalogError):
     """Bytes are no image, do not decode, or are not as large as their header says."""
+
+
+class SideTableError(CatalogError):
+    """A table of properties does not fit a source: keys are there twice, or missing, or are no keys."""
 
 
 class TooManyBadRows(CatalogError):

@@ -119,7 +119,60 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """In the order in which rows are counted: sorted when first indexed, new files at the end."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SideEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of further properties, joined to the rows of a source by their id."""
+
+    table: str
+    """The copy of the table, in the catalog's `properties`: to join files that come later."""
+    columns: tuple[str, ...]
+    """Its properties, without the key."""
+    files: dict[str, str]
+    """Identity of a data file -> the file in `properties` with these columns for its rows."""
+
+
+class PropertiesEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of the properties of a source's rows."""
+
+    columns: dict[str, str]
+    """Property -> column of the data files."""
+    id: str | None
+    """The property that names each row."""
+    files: dict[str, str]
+    """Identity of a data file -> the file in `properties` with these columns for its rows."""
+    side: tuple[SideEntry, ...] = ()
+    """Tables that were joined, the last one first."""
+
+
+class ViewEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Some rows of a source."""
+
+    source: str
+    """The source."""
+    definition: str
+    """16 hex digits over what the recipe says of it, and of what shares the source with it."""
+    made_of: str
+    """16 hex digits over the source's fingerprint and the properties that it was made from."""
+    source_fingerprint: str
+    """The source's fingerprint."""
+    fingerprint: str
+    """16 hex digits over the kept rows and the window."""
+    window_units: int
+    """Pages of a shuffle window."""
+    num_documents: int
+    """Kept rows."""
+    num_tokens: int
+    """Tokens of the kept rows."""
+    max_document_tokens: int
+    """Tokens of the longest kept row."""
+    left: dict[str, int]
+    """Rows that it would have, and leaves to a narrower view, by the name of that."""
+    file: str | None
+    """File of the rows' numbers, in the catalog's `arrays`; null where all rows of the source are kept."""
+    arrays: dict[str, ArrayEntry]
+    """Entry of each array, by its name."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything in a catalog's folder."""
 
     version: int
@@ -128,6 +181,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """By name, sorted; also those of other recipes that share the folder."""
     superseded: tuple[str, ...]
     """Files of the manifest before this one, kept for jobs on other nodes that have them mapped."""
+    properties: dict[str, PropertiesEntry] = {}
+    """By source, sorted; of those that have some."""
+    views: dict[str, dict[str, ViewEntry]] = {}
+    """By part of a recipe, then by name, both sorted."""
 
 
 class _Version(msgspec.Struct):

@@ -30,7 +30,9 @@ from torchmix.catalog.manifest import (
     NEW_MANIFEST_NAME,
     FileEntry,
     Manifest,
+    PropertiesEntry,
     SourceEntry,
+    ViewEntry,
     flush_folder,
     write_manifest,
 )
@@ -180,13 +182,22 @@ def with_settings(entry: SourceEntry, settings: SourceSettings, files: tuple[Fil
     )
 
 
-def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest | None) -> Manifest:
+def publish(
+    directory: Path,
+    entries: Mapping[str, SourceEntry],
+    old: Manifest | None,
+    *,
+    properties: Mapping[str, PropertiesEntry] | None = None,
+    views: Mapping[str, Mapping[str, ViewEntry]] | None = None,
+) -> Manifest:
     """Publish sources of the catalog, in one step.
 
     Args:
         directory: The catalog's folder, locked by the caller.
         entries: The sources to add or replace; their arrays are written.
         old: What was published before; its other sources stay.
+        properties: All that is kept of properties, their files written; None: as before.
+        views: All views, their arrays written; None: as before.
 
     Returns:
         The published manifest; `old` itself if `entries` alter nothing, and then nothing is written.
@@ -196,10 +207,16 @@ def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest |
     """
     sources = {**(old.sources if old else {}), **entries}
     sources = {name: sources[name] for name in sorted(sources)}
-    if old is not None and sources == old.sources:
-        return old
-    used = {entry.file for entry in sources.values()}
-    published = {entry.file for entry in old.sources.values()} if old else set()
+    manifest = Manifest(
+        version=CATALOG_VERSION,
+        sources=sources,
+        superseded=() if old is None else old.superseded,
+        properties=dict(properties if properties is not None else old.properties if old else {}),
+        views={part: dict(of) for part, of in (views if views is not None else old.views if old else {}).items()},
+    )
+    if manifest == old:
+        return manifest
+    used, published = _array_files(manifest), _array_files(old) if old else set()
     superseded = published - used
     folder = directory / ARRAYS_FOLDER
     fresh = [folder / place for place in sorted(used - published)]
@@ -210,9 +227,15 @@ def publish(directory: Path, entries: Mapping[str, SourceEntry], old: Manifest |
         for path in fresh:
             path.unlink(missing_ok=True)
         raise
-    manifest = Manifest(version=CATALOG_VERSION, sources=sources, superseded=tuple(sorted(superseded)))
+    manifest = msgspec.structs.replace(manifest, superseded=tuple(sorted(superseded)))
     write_manifest(directory, manifest)
     return manifest
+
+
+def _array_files(manifest: Manifest) -> set[str]:
+    """The files of `arrays` that a manifest is made of, without those of the one before."""
+    views = [view.file for of_part in manifest.views.values() for view in of_part.values() if view.file is not None]
+    return {*(entry.file for entry in manifest.sources.values()), *views}
 
 
 def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:
@@ -222,7 +245,7 @@ def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:
     """
     (directory / NEW_MANIFEST_NAME).unlink(missing_ok=True)
     remove_parts(directory, None)
-    named = {*manifest.superseded, *(entry.file for entry in manifest.sources.values())} if manifest else set()
+    named = {*manifest.superseded, *_array_files(manifest)} if manifest else set()
     folder = directory / ARRAYS_FOLDER
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in named and ARRAYS_NAME.fullmatch(path.name):

@@ -95,3 +95,17 @@ def window_pages_of(*, num_pages: int, num_tokens: int, most_pages: int, most_by
     """
     fitting = most_bytes * num_pages // max(1, DECODED_TOKEN_BYTES * num_tokens)
     return max(1, min(fitting, most_pages))
+
+
+def window_units_of_view(*, num_pages: int, num_rows: int, num_kept: int, window_pages: int) -> int:
+    """Pages of a view's window: it holds about as many kept rows as a window of the source holds rows.
+
+    Args:
+        num_pages, num_rows: Pages and rows of the source.
+        num_kept: Rows of the view.
+        window_pages: Pages of the source's window.
+
+    Returns:
+        At least `window_pages`, at most all pages.
+    """
+    return min(max(1, num_pages), -(-window_pages * max(1, num_rows) // max(1, num_kept)))

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 
 ARRAYS_FOLDER = "arrays"
+ROWS_OF_VIEW = "rows"
+"""The array of a view: the rows that it keeps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -113,37 +116,69 @@ class Catalog:
     """By name of what has a share: rows of sources, where it does not have all rows of a source."""
 
 
+class WantedView(Protocol):
+    """Views of a source that a part of a recipe needs; see `views/wanted.py`."""
+
+    @property
+    def row_sets(self) -> Mapping[str, object]:
+        """The views, by name."""
+
+    @property
+    def definition(self) -> str:
+        """16 hex digits over what the recipe says of them."""
+
+
+class WantedViews(Protocol):
+    """The views that a part of a recipe needs."""
+
+    @property
+    def part(self) -> str:
+        """Name of the part."""
+
+    @property
+    def sources(self) -> Mapping[str, WantedView]:
+        """By source."""
+
+
 def part_of_catalog(catalog: Catalog, names: Iterable[str]) -> Catalog:
     """The catalog that `open_catalog` returns for some of the sources with the same settings."""
     sources = {name: catalog.sources[name] for name in sorted(names)}
     return Catalog(directory=catalog.directory, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
 
 
-def open_catalog(catalog_folder: Path, settings: Mapping[str, SourceSettings]) -> Catalog:
+def open_catalog(
+    catalog_folder: Path, settings: Mapping[str, SourceSettings], views: WantedViews | None = None
+) -> Catalog:
     """Open sources of a catalog, memory-mapped and read-only.
 
     Args:
         catalog_folder: Where the catalog lies.
         settings: Settings that the sources must have been indexed with, by name; `settings_of` makes them from a
             recipe.
+        views: The views of these sources that a part of a recipe needs; None: none.
 
     Raises:
-        CatalogMissing: There is no catalog, or it lacks one of the sources.
-        CatalogStale: A source was indexed with other settings, or by another version of the format.
+        CatalogMissing: There is no catalog, or it lacks one of the sources or views.
+        CatalogStale: A source or view was indexed with other settings, or by another version of the format.
         TooManyBadRows: More rows of a source could not be read than its `max_bad` allows.
         CatalogError: The catalog is damaged.
     """
     manifest = read_manifest(catalog_folder)
     try:
-        return open_manifest(catalog_folder, settings, manifest)
+        return open_manifest(catalog_folder, settings, manifest, views)
     except CatalogError:
         newer = read_manifest(catalog_folder)  # published while this process opened the older arrays
         if newer == manifest:
             raise
-        return open_manifest(catalog_folder, settings, newer)
+        return open_manifest(catalog_folder, settings, newer, views)
 
 
-def open_manifest(catalog_folder: Path, settings: Mapping[str, SourceSettings], manifest: Manifest) -> Catalog:
+def open_manifest(
+    catalog_folder: Path,
+    settings: Mapping[str, SourceSettings],
+    manifest: Manifest,
+    views: WantedViews | None = None,
+) -> Catalog:
     """As `open_catalog`, with a manifest that was read already."""
     sources: dict[str, SourceCatalog] = {}
     opened: dict[str | Path, Content] = {}
@@ -156,7 +191,43 @@ def open_manifest(catalog_folder: Path, settings: Mapping[str, SourceSettings], 
             )
         _check_settings(name, entry, settings[name], catalog_folder)
         sources[name] = open_source(catalog_folder, name, entry, opened)
-    return Catalog(directory=catalog_folder, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
+    found = {} if views is None else _open_views(catalog_folder, views, sources, manifest, opened)
+    fingerprint = catalog_fingerprint(sources.values(), found)
+    return Catalog(directory=catalog_folder, sources=sources, fingerprint=fingerprint, views=found)
+
+
+def _open_views(
+    folder: Path,
+    wanted: WantedViews,
+    sources: Mapping[str, SourceCatalog],
+    manifest: Manifest,
+    opened: dict[str | Path, Content],
+) -> dict[str, View]:
+    """The views that do not keep all rows of their source, by sorted name."""
+    views: dict[str, View] = {}
+    for source, of_source in wanted.sources.items():
+        for name in of_source.row_sets:
+            entry = manifest.views.get(wanted.part, {}).get(name)
+            if entry is None:
+                raise CatalogMissing(
+                    f"the catalog at {folder} lacks the rows of {name!r} for {wanted.part}; run torchmix index"
+                )
+            if (entry.definition, entry.source_fingerprint) != (of_source.definition, sources[source].fingerprint):
+                raise CatalogStale(
+                    f"the rows of {name!r} in the catalog at {folder} were chosen when the recipe said something else "
+                    f"of {source!r}, or had other files; run torchmix index"
+                )
+            if entry.file is not None:
+                arrays = open_arrays(f"{folder}/{ARRAYS_FOLDER}/{entry.file}", entry.arrays, opened)
+                views[name] = View(
+                    source=source,
+                    kept=arrays[ROWS_OF_VIEW],
+                    window_units=entry.window_units,
+                    fingerprint=entry.fingerprint,
+                    longest_tokens=entry.max_document_tokens,
+                    num_tokens=entry.num_tokens,
+                )
+    return dict(sorted(views.items()))
 
 
 def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, folder: Path) -> None:
@@ -250,9 +321,14 @@ def source_fingerprint(files: Iterable[FileEntry], column: str | None, transform
     )
 
 
-def catalog_fingerprint(sources: Iterable[SourceCatalog]) -> str:
-    """Fingerprint of a set of sources by name; 16 hex digits, made as `source_fingerprint`."""
-    return _digest({source.name: source.fingerprint for source in sources})
+def catalog_fingerprint(sources: Iterable[SourceCatalog], views: Mapping[str, View] | None = None) -> str:
+    """Fingerprint of sources by name, with views of them; 16 hex digits, made as `source_fingerprint`."""
+    of_sources = {source.name: source.fingerprint for source in sources}
+    if not views:
+        return _digest(of_sources)
+    return _digest(
+        {"sources": of_sources, "views": {name: [one.source, one.fingerprint] for name, one in views.items()}}
+    )
 
 
 def _digest(content: Mapping[str, object]) -> str:

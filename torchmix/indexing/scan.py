@@ -20,11 +20,13 @@ import msgspec
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import Manifest, SourceEntry, read_manifest
 from torchmix.catalog.parts import FilePart, part_path, remove_parts
+from torchmix.catalog.properties.files import remove_tables
 from torchmix.catalog.publish import SharedFile, publish, remove_leftovers, with_settings, write_source
 from torchmix.catalog.settings import SourceSettings, settings_of
 from torchmix.catalog.store import (
     Catalog,
     SourceCatalog,
+    WantedViews,
     open_catalog,
     open_manifest,
 )
@@ -35,6 +37,7 @@ from torchmix.indexing.part_checks import check_parts
 from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan_files import Progress, ScannedFile, ScanTask, scan_files
 from torchmix.indexing.source_work import SourceWork, compare
+from torchmix.indexing.wanted_rows import WantedRows, properties_and_views, wanted_rows
 from torchmix.recipe.structs import Recipe
 
 logger = logging.getLogger(__name__)
@@ -84,6 +87,7 @@ def index_sources(
         progress=progress,
         force=force,
         any_rows=any_rows,
+        rows=wanted_rows(recipe),
     )
 
 
@@ -95,6 +99,7 @@ def update_catalog(
     progress: Progress | None = None,
     force: bool = False,
     any_rows: bool = False,
+    rows: WantedRows | None = None,
 ) -> IndexReport:
     """Bring sources of a catalog up to date.
 
@@ -108,8 +113,11 @@ def update_catalog(
         force: Scan every file again, and count rows in the sorted order of paths, as if there were no catalog.
         any_rows: The rows are not for training: a source may be empty, and lists may hold integers that are no token
             ids, such as labels of -100.
+        rows: Properties and views that are wanted beside the sources; None leaves those that are there.
 
     Raises:
+        RecipeError: A view keeps no rows, or its expression or property is wrong.
+        SideTableError: A table of properties lacks the id of a row.
         SourceUnreadable: A file or column is missing, of a wrong type or format, a source holds no tokens, or a token
             is below 0 or above 2^31 - 1.
         SourceChanged: A file was altered while it was scanned.
@@ -117,10 +125,12 @@ def update_catalog(
         CatalogError: The catalog's folder cannot be written.
     """
     with catalog_lock(catalog_folder):
-        return _index(catalog_folder, settings, base, progress=progress, force=force, any_rows=any_rows)
+        return _index(catalog_folder, settings, base, progress=progress, force=force, any_rows=any_rows, rows=rows)
 
 
-def ensure_catalog(catalog_folder: Path, settings: Mapping[str, SourceSettings], base: Path) -> Catalog:
+def ensure_catalog(
+    catalog_folder: Path, settings: Mapping[str, SourceSettings], base: Path, rows: WantedRows | None = None
+) -> Catalog:
     """Open sources of a catalog; build it first if there is none, or none that has them all.
 
     If several processes find none, one of them builds it. The others wait, with a log message, and open it.
@@ -129,29 +139,33 @@ def ensure_catalog(catalog_folder: Path, settings: Mapping[str, SourceSettings],
         catalog_folder: Where the catalog lies.
         settings: What to open, by name.
         base: The folder that paths of files are relative to.
+        rows: Properties and views that must be there, too; the returned catalog does not hold the views.
 
     Raises:
         CatalogStale: There is one, for other settings; `update_catalog` would bring it up to date.
         CatalogError: As `open_catalog` and `update_catalog`.
     """
-    catalog = catalog_if_any(catalog_folder, settings)
+    parts = () if rows is None else rows.parts
+    catalog = catalog_if_any(catalog_folder, settings, *parts)
     if catalog is not None:
         return catalog
     where = "the catalog at %s is missing, or a source in it; indexing now"
     logger.warning(where, catalog_folder)
     with catalog_lock(catalog_folder):
-        catalog = catalog_if_any(catalog_folder, settings)
+        catalog = catalog_if_any(catalog_folder, settings, *parts)
         if catalog is None:
             lines = ProgressLines(logger.warning, only_long=True)
-            catalog = _index(catalog_folder, settings, base, progress=lines, force=False).catalog
+            catalog = _index(catalog_folder, settings, base, progress=lines, force=False, rows=rows).catalog
             lines.end()
     return catalog
 
 
-def catalog_if_any(catalog_folder: Path, settings: Mapping[str, SourceSettings]) -> Catalog | None:
-    """The catalog, or None if it is missing."""
+def catalog_if_any(catalog_folder: Path, settings: Mapping[str, SourceSettings], *views: WantedViews) -> Catalog | None:
+    """The catalog with the views of the last one of some parts, or None if it is missing, or lacks a view of any."""
     try:
-        return open_catalog(catalog_folder, settings)
+        for of_part in views[:-1]:
+            open_catalog(catalog_folder, settings, of_part)
+        return open_catalog(catalog_folder, settings, views[-1] if views else None)
     except CatalogMissing:
         return None
 
@@ -164,6 +178,7 @@ def _index(
     progress: Progress | None,
     force: bool,
     any_rows: bool = False,
+    rows: WantedRows | None = None,
 ) -> IndexReport:
     """`update_catalog`, under the lock."""
     old = _published(folder)
@@ -179,7 +194,13 @@ def _index(
             check_parts(source.name, source.settings, _named(source, parts[source.name]), may_be_empty=any_rows)
         with closing(SharedFile(folder)) as shared:
             entries = {source.name: _entry(folder, source, parts[source.name], shared) for source in work}
-        manifest = publish(folder, entries, old)
+        properties, views = None, None
+        if rows is not None:
+            properties, views = properties_and_views(
+                folder, base, rows, {source.name: source.source for source in work}, entries, old
+            )
+        manifest = publish(folder, entries, old, properties=properties, views=views)
+        remove_tables(folder, manifest)
         remove_parts(folder, frozenset(settings))
     except OSError as error:
         raise CatalogError(f"cannot write the catalog at {folder}: {error}; mend that, then index again") from error

@@ -211,6 +211,17 @@ def _in_parallel(calls: Sequence[Callable[[], Result]], stop: Event, num_threads
     return [future.result() for future in futures]
 
 
+def in_threads(calls: Sequence[Callable[[], None]]) -> None:
+    """Run calls, as many at once as the process has processors; the first error, in their order, after all ended."""
+    if calls:
+        _in_parallel(calls, Event(), min(MOST_THREADS, _num_processors()))
+
+
+def _num_processors() -> int:
+    # Some systems cannot say which processors are ours.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _num_threads(files: Sequence[tuple[FormatSource, str, int]]) -> int:
     """For files with their sources and sizes: one for each processor; for objects at least STORE_THREADS, which mostly
     wait; one where there is little more to do than Python, which threads would only take from each other."""
@@ -218,8 +229,7 @@ def _num_threads(files: Sequence[tuple[FormatSource, str, int]]) -> int:
     are_few = len(files) <= FEW_FILES and sum(size for _, _, size in files) <= FEW_BYTES
     if are_few and not in_store and not any(READ_AS[source.format].scan_reads_tokens for source, _, _ in files):
         return 1
-    # Some systems cannot say which processors are ours.
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = _num_processors()
     return min(MOST_THREADS, max(available, STORE_THREADS) if in_store else available)
 
 

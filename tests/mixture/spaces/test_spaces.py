@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.sizes import SourceSizes
+from torchmix.catalog.sizes import SourceSizes, window_units_of_view
 from torchmix.mixture.spaces.flat import SMALL_UNIT_ROWS, FlatSpace, windows_of_flat
 from torchmix.mixture.spaces.space import SourceSpace, Space
-from torchmix.mixture.spaces.view import ViewSpace, window_units_of_view
+from torchmix.mixture.spaces.view import ViewSpace
 
 
 def sizes_of(rng: random.Random, num_pages: int, most_rows: int = 40) -> SourceSizes:

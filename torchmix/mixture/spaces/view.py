@@ -29,7 +29,7 @@ class ViewSpace:
             source: Its number by sorted name.
             sizes: The sizes of all its rows.
             kept: [K] the rows that are kept, ascending, each once; may be mapped.
-            window_units: See `window_units_of_view`; the catalog holds it.
+            window_units: See `window_units_of_view` of the catalog, which holds it.
         """
         self._source, self._sizes, self._kept = source, sizes, kept
         self.num_rows, self.num_kept = sizes.num_documents, len(kept)
@@ -68,17 +68,3 @@ class ViewSpace:
     def _rows_of(self, units: Int64Array) -> tuple[Int64Array, Int64Array]:
         first_row = self._sizes.first_row_of_page
         return np.asarray(first_row[units], np.int64), np.asarray(first_row[units + 1], np.int64)
-
-
-def window_units_of_view(*, num_pages: int, num_rows: int, num_kept: int, window_pages: int) -> int:
-    """Pages of a view's window: it holds about as many kept rows as a window of the source holds rows.
-
-    Args:
-        num_pages, num_rows: Pages and rows of the source.
-        num_kept: Rows of the view.
-        window_pages: Pages of the source's window.
-
-    Returns:
-        At least `window_pages`, at most all pages.
-    """
-    return min(max(1, num_pages), -(-window_pages * max(1, num_rows) // max(1, num_kept)))

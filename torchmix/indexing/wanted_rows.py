@@ -1,0 +1,119 @@
+"""What a recipe says of rows -> properties and views of its catalog.
+
+In: the recipe's properties, selections, cuts and hold-outs; sources that are about to be published. Out: what the
+manifest says of properties and views, their files written. Must hold: nothing here reads or changes what a source's
+own entry says. Cost: none for a recipe without these keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from torchmix.catalog.manifest import Manifest, PropertiesEntry, SideEntry, SourceEntry
+from torchmix.catalog.properties.files import name_of_table, save_table
+from torchmix.catalog.store import open_source
+from torchmix.catalog.views.entries import Views, views_of_manifest
+from torchmix.catalog.views.wanted import PartViews, views_of
+from torchmix.errors import SideTableError
+from torchmix.formats.source import FormatSource
+from torchmix.indexing.property_files import SourceFiles, WantedProperties, property_entries
+from torchmix.recipe.parts import has_part, part_of
+from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.source.properties import columns_of
+from torchmix.recipe.structs import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddedTable:
+    """A table that is to be joined to a source."""
+
+    source: str
+    """The source."""
+    table: pa.Table
+    """The key, then properties; keys are checked."""
+    token: str
+    """Part of the name of its copy in the catalog, another for each call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WantedRows:
+    """What a recipe says of rows."""
+
+    properties: Mapping[str, WantedProperties]
+    """By source."""
+    parts: tuple[PartViews, ...]
+    """The views that each part needs."""
+    added: AddedTable | None = None
+    """A table that is new."""
+
+
+def wanted_rows(recipe: Recipe) -> WantedRows:
+    """What a recipe says of rows, in all of its parts."""
+    parts = [part_of(recipe, part) for part in PARTS if has_part(recipe, part)]
+    sources = {name: source for part in parts for name, source in part.sources.items()}
+    return WantedRows(
+        properties={name: WantedProperties(columns=columns_of(one), id=one.id) for name, one in sources.items()},
+        parts=tuple(map(views_of, parts)),
+    )
+
+
+def with_table(rows: WantedRows, added: AddedTable) -> WantedRows:
+    """The same with a table that is new."""
+    return replace(rows, added=added)
+
+
+def properties_and_views(
+    folder: Path,
+    base: Path,
+    rows: WantedRows,
+    sources: Mapping[str, FormatSource],
+    entries: Mapping[str, SourceEntry],
+    old: Manifest | None,
+) -> tuple[dict[str, PropertiesEntry], Views]:
+    """What the manifest is to say of properties and views.
+
+    Args:
+        folder: The catalog's folder, locked by the caller.
+        base: The folder that paths of data files are relative to.
+        rows: What the recipe says.
+        sources: How the files of each source are read.
+        entries: The sources' entries, their arrays written.
+        old: What was published before.
+
+    Raises:
+        RecipeError, SourceUnreadable, SideTableError: As `property_entries` and `views_of_manifest`.
+        OSError: The disk is full, or not writable.
+    """
+    before = {} if old is None else dict(old.properties)
+    if rows.added is not None:
+        before[rows.added.source] = _with_side(folder, rows, rows.added, before.get(rows.added.source))
+    files = [
+        SourceFiles(source=source, files=entries[name].files, wanted=rows.properties[name])
+        for name, source in sources.items()
+        if name in rows.properties
+    ]
+    properties = property_entries(folder, base, files, before)
+    needed = {name for part in rows.parts for name in part.sources}
+    opened = {name: open_source(folder, name, entries[name]) for name in sorted(needed)}
+    return properties, views_of_manifest(folder, rows.parts, opened, properties, old)
+
+
+def _with_side(folder: Path, rows: WantedRows, added: AddedTable, before: PropertiesEntry | None) -> PropertiesEntry:
+    """What is kept of a source, with a new table; a table of the same properties is replaced."""
+    columns = tuple(added.table.column_names[1:])
+    wanted = rows.properties[added.source]
+    for name in columns:
+        if name in wanted.columns:
+            raise SideTableError(
+                f"source {added.source!r} has property {name!r} in its files; rename the column of the table"
+            )
+    name = name_of_table(added.source, "table", added.token)
+    save_table(folder, name, added.table)
+    entry = before or PropertiesEntry(columns=dict(wanted.columns), id=wanted.id, files={})
+    kept = tuple(side for side in entry.side if not set(side.columns) <= set(columns))
+    return msgspec.structs.replace(entry, side=(SideEntry(table=name, columns=columns, files={}), *kept))
