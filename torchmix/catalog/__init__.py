@@ -10,6 +10,7 @@ lock.py          one writer at a time
 array_files.py   arrays on disk, each with its size and checksum
 manifest.py      everything else on disk: one JSON file
 store.py         sources, open; fingerprints
+open_part.py     a part of a recipe with its views
 vocabulary.py    ids of sources against those that the model has
 parts.py         what is kept of a scanned file until it is published
 publish.py       fresh arrays, then the manifest in one step

@@ -214,8 +214,8 @@ def publish(
         properties=dict(properties if properties is not None else old.properties if old else {}),
         views={part: dict(of) for part, of in (views if views is not None else old.views if old else {}).items()},
     )
-    if manifest == old:
-        return manifest
+    if old is not None and manifest == old:
+        return old
     used, published = _array_files(manifest), _array_files(old) if old else set()
     superseded = published - used
     folder = directory / ARRAYS_FOLDER

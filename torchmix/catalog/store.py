@@ -140,12 +140,6 @@ class WantedViews(Protocol):
         """By source."""
 
 
-def part_of_catalog(catalog: Catalog, names: Iterable[str]) -> Catalog:
-    """The catalog that `open_catalog` returns for some of the sources with the same settings."""
-    sources = {name: catalog.sources[name] for name in sorted(names)}
-    return Catalog(directory=catalog.directory, sources=sources, fingerprint=catalog_fingerprint(sources.values()))
-
-
 def open_catalog(
     catalog_folder: Path, settings: Mapping[str, SourceSettings], views: WantedViews | None = None
 ) -> Catalog:

@@ -25,8 +25,7 @@ from typing import Any
 
 import msgspec
 
-from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import open_catalog
+from torchmix.catalog.open_part import open_part
 from torchmix.errors import RecipeError
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
@@ -75,7 +74,7 @@ def blend_of_recipe(args: Any) -> dict[str, Any]:
     path = Path(args.data_recipe)
     recipe = load_recipe(path)
     part = part_of(recipe, "train")
-    catalog = open_catalog(recipe_directory(path) / recipe.catalog, settings_of(part.sources, part.shuffle))
+    catalog = open_part(recipe_directory(path) / recipe.catalog, part)
     return {
         "kind": "torchmix",
         "recipe": recipe_fingerprint(part),

@@ -27,8 +27,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import open_catalog
+from torchmix.catalog.open_part import open_part
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RecipeError, SourceExhausted
 from torchmix.planner.planner import open_planner
@@ -115,7 +114,7 @@ def steps_of_pass(recipe: Recipe, part: str, folder: Path) -> int:
         RecipeError: The part has no documents.
     """
     once = part_of(recipe, part, one_pass=True)
-    catalog = open_catalog(folder / recipe.catalog, settings_of(once.sources, once.shuffle))
+    catalog = open_part(folder / recipe.catalog, once)
     planner = open_planner(once, catalog)
     cursor = planner.start()
     try:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import open_catalog
+from torchmix.catalog.open_part import open_part
 from torchmix.errors import SourceExhausted
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.parts import part_of
@@ -30,7 +29,7 @@ def steps_of_one_pass(recipe: Recipe, directory: str | Path, *, part: str = "val
         CatalogError: There is no catalog that fits the recipe.
     """
     once = part_of(recipe, part, one_pass=True)
-    catalog = open_catalog(Path(directory) / recipe.catalog, settings_of(once.sources, once.shuffle))
+    catalog = open_part(Path(directory) / recipe.catalog, once)
     planner = open_planner(once, catalog)
     cursor = planner.start()
     try:

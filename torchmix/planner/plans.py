@@ -12,8 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import open_catalog
+from torchmix.catalog.open_part import open_part
 from torchmix.errors import OptionError, SourceExhausted
 from torchmix.parallel.layout import Layout
 from torchmix.planner.plan import StepPlan
@@ -58,7 +57,7 @@ def plan(
             raise OptionError(f"plan: {name}={value!r} must be an int of at least 0")
     checked, folder = recipe_and_directory("plan", recipe, directory)
     planned = part_of(checked, part, one_pass=one_pass)
-    catalog = open_catalog(folder / checked.catalog, settings_of(planned.sources, planned.shuffle))
+    catalog = open_part(folder / checked.catalog, planned)
     planner = open_planner(planned, catalog, Layout(dp=dp, micro_batch_size=micro_batch_size))
     return _plans(planner, start_step, steps, one_pass=one_pass)
 

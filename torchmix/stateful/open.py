@@ -20,12 +20,15 @@ import torch
 import torch.distributed as dist
 
 from torchmix import __version__
+from torchmix.catalog.open_part import open_part
 from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import Catalog, part_of_catalog
+from torchmix.catalog.store import Catalog
+from torchmix.catalog.views.wanted import views_of
 from torchmix.catalog.vocabulary import check_vocabulary
 from torchmix.constructor.context_parallel import check_context_parallel
 from torchmix.errors import OptionError, TopologyError
 from torchmix.indexing.scan import catalog_if_any, ensure_catalog
+from torchmix.indexing.wanted_rows import wanted_rows
 from torchmix.parallel.agreement import agree, failures_told
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.layout import Layout
@@ -205,10 +208,11 @@ def build_loader(
 def _catalog(part: Part, whole: Recipe, folder: Path) -> Catalog:
     """The catalog of a part. Missing sources are indexed for all parts together."""
     catalog_folder = folder / whole.catalog
-    catalog = catalog_if_any(catalog_folder, settings_of(part.sources, part.shuffle))
+    catalog = catalog_if_any(catalog_folder, settings_of(part.sources, part.shuffle), views_of(part))
     if catalog is None:
-        every = settings_of(with_all_sources(whole).sources, whole.shuffle)
-        catalog = part_of_catalog(ensure_catalog(catalog_folder, every, folder), part.sources)
+        every = with_all_sources(whole)
+        ensure_catalog(catalog_folder, settings_of(every.sources, every.shuffle), folder, wanted_rows(every))
+        catalog = open_part(catalog_folder, part)
     return catalog
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import Catalog, open_catalog
+from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import id_limit
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
@@ -38,7 +38,7 @@ def local_steps(
     """
     part = settings.part
     if catalog is None:
-        catalog = open_catalog(Path(settings.catalog_folder), settings_of(part.sources, part.shuffle))
+        catalog = open_part(Path(settings.catalog_folder), part)
     reader = Reader(
         catalog,
         Path(settings.base),

@@ -14,8 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import open_catalog
+from torchmix.catalog.open_part import open_part
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.plan.files import paths_of, write_plan_files
 from torchmix.cli.plan.summary import PlanSummary, print_summary
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     recipe = load_recipe(arguments.recipe)
     part = part_of(recipe, arguments.part, one_pass=one_pass)
     folder = recipe_directory(arguments.recipe) / recipe.catalog
-    catalog = open_catalog(folder, settings_of(part.sources, part.shuffle))
+    catalog = open_part(folder, part)
     layout = Layout(dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
     planner = open_planner(part, catalog, layout)
     shares = _mean_shares(planner, arguments.start, arguments.steps)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import open_catalog
+from torchmix.catalog.open_part import open_part
 from torchmix.cli.show.rows import print_row, rows_shown
 from torchmix.cli.show.step import COLUMNS, plan_of_step, print_sample, samples_shown
 from torchmix.cli.terminal import ExitCode, add_explain, at_least, print_json, print_meanings
@@ -64,7 +63,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     recipe = load_recipe(arguments.recipe)
     part = part_of(recipe, arguments.part)
     directory = recipe_directory(arguments.recipe)
-    catalog = open_catalog(directory / recipe.catalog, settings_of(part.sources, part.shuffle))
+    catalog = open_part(directory / recipe.catalog, part)
     if arguments.source is not None:
         rows = rows_shown(catalog, directory, arguments)
         if arguments.json:
