@@ -33,6 +33,7 @@ def test_a_recipe_on_the_command_line_enables(arguments: list[str], monkeypatch:
     assert args.dataloader_type == "external"
     assert args.create_attention_mask_in_dataloader is False
     assert (args.data_loaders, args.data_look_ahead, args.data_patience) == (None, 2, None)
+    assert args.data_leaders == "replica"
     assert (args.data_start_fresh, args.data_source_loss) == (False, True)
 
 

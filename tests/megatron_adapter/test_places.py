@@ -72,6 +72,11 @@ def test_stages_of_a_replica_may_be_neighbours(monkeypatch: pytest.MonkeyPatch) 
     assert (tree.topology, tree.role.stage, tree.leaders) == (topology, "last", (0, 2))
 
 
+def test_each_stage_may_have_a_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    be(monkeypatch, Topology(pp=2, dp=2, rank=3))
+    assert tree_of_job(default_args(data_leaders="stage")).leaders == (0, 2, 1, 3)
+
+
 def test_another_order_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, Topology(pp=2, dp=2, rank=1, order="tp-cp-pp-dp"))
     with pytest.raises(TopologyError, match=r"rank 1 is at .* = \(0, 0, 1, 0\) for Megatron, and at \(0, 0, 0, 1\)"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
+from torchmix.parallel.places.leaders import LeaderChoice
 from torchmix.parallel.topology import Topology
 
 LAYOUTS = [
@@ -25,10 +28,7 @@ def test_each_rank_is_served_once(topology: Topology) -> None:
     served = sorted(rank for leader in tree.leaders for rank in (leader, *tree.peers(leader)))
     assert served == list(range(topology.world_size))
     of_roles = sorted(
-        rank
-        for replica in range(topology.dp)
-        for role in tree.roles(replica)
-        for rank in tree.ranks_of_role(replica, role)
+        rank for leader in tree.leaders for role in tree.roles(leader) for rank in tree.ranks_of_role(leader, role)
     )
     assert of_roles == list(range(topology.world_size))
 
@@ -39,7 +39,7 @@ def test_ranks_of_a_role_are_tensor_parallel_peers(topology: Topology) -> None:
     for rank in range(topology.world_size):
         place = topology.with_rank(rank).coordinates
         role = tree.role_of_rank[rank]
-        mates = tree.ranks_of_role(place.dp, role)
+        mates = tree.ranks_of_role(tree.leader_of(rank), role)
         same_slice = [
             other
             for other in range(topology.world_size)
@@ -90,10 +90,39 @@ def test_the_same_tree_is_seen_from_every_rank() -> None:
 
 
 def test_a_leader_can_be_overridden() -> None:
-    tree = ClientPlaceTree.from_topology(Topology(tp=2, dp=2, rank=3), leaders={1: 3})
+    tree = ClientPlaceTree.from_topology(Topology(tp=2, dp=2, rank=3), leaders={2: 3, 3: 3})
     assert tree.leaders == (0, 3)
     assert tree.is_leader
     assert tree.peers(3) == (2,)
+
+
+@pytest.mark.parametrize("topology", LAYOUTS, ids=str)
+@pytest.mark.parametrize("leaders", ["replica", "node", "stage"])
+def test_a_leader_is_of_the_replica_and_reads_for_itself(topology: Topology, leaders: LeaderChoice) -> None:
+    ranks_per_node = topology.world_size // 2 or 1
+    tree = ClientPlaceTree.from_topology(topology, leaders=leaders, ranks_per_node=ranks_per_node)
+    for rank, leader in enumerate(tree.leader_of_rank):
+        assert tree.replica_of_rank[leader] == tree.replica_of_rank[rank]
+        assert tree.leader_of(leader) == leader
+        if leaders == "node":
+            assert leader // ranks_per_node == rank // ranks_per_node
+        if leaders == "stage":
+            assert topology.coordinates_of(leader).pp == topology.coordinates_of(rank).pp
+    assert sorted(rank for one in tree.leaders for rank in (one, *tree.peers(one))) == list(range(topology.world_size))
+    firsts = [rank for rank in tree.leaders if tree.with_rank(rank).is_first_leader]
+    assert [tree.replica_of_rank[rank] for rank in firsts] == list(range(topology.dp))
+
+
+def test_more_leaders_make_smaller_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = Topology(tp=2, pp=2, dp=2)
+    assert ClientPlaceTree.from_topology(topology, leaders="stage").leaders == (0, 4, 2, 6)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert ClientPlaceTree.from_topology(topology, leaders="node").leaders == (0, 4, 2, 6)
+    together = Topology(tp=2, pp=2, dp=2, order="tp-cp-pp-dp")
+    assert ClientPlaceTree.from_topology(together, leaders="node").leaders == (0, 4)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    with pytest.raises(TopologyError, match="unknown ranks a node, in a job of 8 ranks: give ranks_per_node"):
+        ClientPlaceTree.from_topology(topology, leaders="node")
 
 
 def test_a_role_can_be_overridden() -> None:
@@ -106,18 +135,24 @@ def test_a_role_can_be_overridden() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"leaders": {2: 0}}, "there is no replica 2; dp is 2"),
+        ({"leaders": {9: 0}}, "there is no rank 9; the job has ranks 0 to 3"),
         ({"leaders": {0: 9}}, "there is no rank 9; the job has ranks 0 to 3"),
-        ({"leaders": {0: 3}}, r"rank 3 belongs to replica 1, not to replica 0; choose one of \[0, 1\]"),
+        (
+            {"leaders": {0: 3}},
+            r"rank 3 belongs to replica 1 and cannot lead rank 0 of replica 0; choose one of \[0, 1\]",
+        ),
+        ({"leaders": {2: 3}}, "rank 3 leads rank 2, but its own leader is rank 2; map 3 to 3 too"),
+        ({"leaders": "stages"}, "leaders='stages' is not one of replica, node, stage.*did you mean"),
+        ({"leaders": "node", "ranks_per_node": 3}, "3 ranks a node, in a job of 4 ranks"),
         ({"roles": {4: Role(stage="only", cp_rank=0)}}, "there is no rank 4"),
         ({"roles": {0: Role(stage="only", cp_rank=1)}}, "rank 0 has cp_rank 1, but cp is 1"),
     ],
 )
-def test_a_bad_override_is_named(overrides: dict[str, dict[int, int]], message: str) -> None:
+def test_a_bad_override_is_named(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         ClientPlaceTree.from_topology(Topology(tp=2, dp=2), **overrides)
 
 
 def test_peers_of_a_rank_that_does_not_lead_is_an_error() -> None:
-    with pytest.raises(TopologyError, match=r"rank 1 leads no replica; the leaders are \[0, 2\]"):
+    with pytest.raises(TopologyError, match=r"rank 1 is no leader; the leaders are \[0, 2\]"):
         ClientPlaceTree.from_topology(Topology(tp=2, dp=2)).peers(1)

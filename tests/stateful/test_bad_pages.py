@@ -18,6 +18,7 @@ from tests.support.worlds import run_ranks
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import CorruptPage, SourceChanged, TooManyBadRows
 from torchmix.indexing.scan import index_recipe
+from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.stateful.loader import StatefulDataLoader
@@ -131,6 +132,23 @@ def test_a_bad_page_on_one_of_four_leaders_is_padding_without_loss_and_gradients
     assert all(rank.state == four[0].state for rank in four)
     fingerprint = decode_state(one.state["torchmix_state"], recipe=recipe_of(one.state))
     assert fingerprint.bad_tokens == {"web": tokens}
+
+
+def test_what_several_leaders_of_a_replica_could_not_read_counts_once(tmp_path: Path) -> None:
+    recipe = write_job(tmp_path)
+    [sound] = run_job(recipe, Topology(), steps=3)
+    damage(recipe, rows_in(of_step(sound, 1), source=1)[:3])
+    [one] = run_job(recipe, Topology(), steps=3)
+    stages = ClientPlaceTree.from_topology(Topology(pp=2, dp=2), leaders="stage")
+    assert len(stages.leaders) == 4
+    for rank in run_job(recipe, stages, steps=3):
+        found = [of_step(rank, step)[0].num_tokens_global for step in range(3)]
+        assert found == [of_step(one, step)[0].num_tokens_global for step in range(3)]
+        assert bad_tokens_of(rank) == bad_tokens_of(one) != {}
+
+
+def bad_tokens_of(rank: Rank) -> dict[str, int]:
+    return dict(decode_state(rank.state["torchmix_state"], recipe=recipe_of(rank.state)).bad_tokens)
 
 
 def recipe_of(state: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from torchmix.errors import (
     TopologyError,
 )
 from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.places.leaders import LeaderChoice
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
@@ -288,3 +289,15 @@ def test_what_ranks_compare_names_each_key_of_the_recipe(job: Path) -> None:
     other = msgspec.structs.replace(recipe, seed=recipe.seed + 1, sources=sources)
     facts, others = (_facts(part_of(each, "train"), tree) for each in (recipe, other))
     assert {name for name in facts if facts[name] != others[name]} == {"seed", "sources.web"}
+
+
+@pytest.mark.parametrize("leaders", ["node", "stage"])
+def test_several_leaders_of_a_replica_give_what_one_does(leaders: LeaderChoice, tmp_path: Path) -> None:
+    recipe = write_job(tmp_path)
+    topology = Topology(tp=2, pp=2, dp=2)
+    expected = run_job(recipe, topology, steps=3)
+    tree = ClientPlaceTree.from_topology(topology, leaders=leaders, ranks_per_node=4)
+    assert len(tree.leaders) == 4
+    for one, other in zip(expected, run_job(recipe, tree, steps=3), strict=True):
+        assert same_microbatches(one.microbatches, other.microbatches)
+        assert (one.digests, one.state) == (other.digests, other.state)

@@ -1,4 +1,4 @@
-"""One real rank of the fan-out test: `python -m tests.support.fan_out_rank RANK WORLD TP CP PP STORE_FILE STEPS`.
+"""One real rank of the fan-out test: `python -m tests.support.fan_out_rank RANK WORLD TP CP PP STORE_FILE STEPS LEADERS`.
 
 It trains nothing: a background thread exchanges shares over the private groups, while the main thread keeps the default
 group busy, as a training step would. It prints one line, `received N`, after checking every value it was sent.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
 from torchmix.parallel.fan_out import FanOut, Share, open_fan_out
 from torchmix.parallel.place_tree import ClientPlaceTree, Role, Stage
+from torchmix.parallel.places.leaders import LeaderChoice
 from torchmix.parallel.topology import Topology
 
 STAGES: tuple[Stage, ...] = ("only", "first", "middle", "last")
@@ -47,7 +49,8 @@ def main(arguments: list[str]) -> None:
     rank, world_size, tp, cp, pp = (int(text) for text in arguments[:5])
     store = dist.FileStore(arguments[5], world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
-    tree = ClientPlaceTree.from_topology(Topology.from_world(world_size=world_size, rank=rank, tp=tp, cp=cp, pp=pp))
+    topology = Topology.from_world(world_size=world_size, rank=rank, tp=tp, cp=cp, pp=pp)
+    tree = ClientPlaceTree.from_topology(topology, leaders=cast(LeaderChoice, arguments[7]), ranks_per_node=2)
     end = open_fan_out(tree, timeout_s=60.0)
     received: list[int] = []
     thread = threading.Thread(target=lambda: received.append(exchange(end, tree, int(arguments[6]))))

@@ -22,6 +22,7 @@ from tests.support.worlds import run_ranks
 from torchmix.constructor.fields import Microbatch
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.fan_out import local_world
+from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.stateful.loader import StatefulDataLoader
@@ -106,9 +107,10 @@ shuffle: {{window_pages: 3, window_bytes: 64KiB}}
     index_recipe(load_recipe(path), recipe_directory(path))
 
 
-def open_job(recipe: Path, topology: Topology, **options: Any) -> list[StatefulDataLoader]:
+def open_job(recipe: Path, topology: Topology | ClientPlaceTree, **options: Any) -> list[StatefulDataLoader]:
     """The loaders of all ranks, joined by an exchange inside this process."""
-    ends = local_world(topology) if topology.world_size > 1 else [None]
+    world_size = topology.world_size if isinstance(topology, Topology) else topology.topology.world_size
+    ends = local_world(topology) if world_size > 1 else [None]
     return [
         build_loader(recipe, topology=topology.with_rank(rank), fan_out=end, **{"loaders": "in_process", **options})
         for rank, end in enumerate(ends)
@@ -117,7 +119,7 @@ def open_job(recipe: Path, topology: Topology, **options: Any) -> list[StatefulD
 
 def run_job(
     recipe: Path,
-    topology: Topology,
+    topology: Topology | ClientPlaceTree,
     *,
     microbatches: int | None = None,
     steps: int | None = None,

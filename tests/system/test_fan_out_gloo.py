@@ -14,8 +14,19 @@ DEADLINE_S = 90.0
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("tp", "cp", "pp"), [(2, 1, 1), (1, 2, 1), (1, 1, 4), (2, 1, 2), (1, 1, 1)])
-def test_every_rank_receives_its_share_from_its_leader(tmp_path: Path, tp: int, cp: int, pp: int) -> None:
+@pytest.mark.parametrize(
+    ("tp", "cp", "pp", "leaders"),
+    [
+        (2, 1, 1, "replica"),
+        (1, 2, 1, "replica"),
+        (1, 1, 4, "replica"),
+        (2, 1, 2, "replica"),
+        (1, 1, 1, "replica"),
+        (4, 1, 1, "node"),
+        (2, 1, 2, "stage"),
+    ],
+)
+def test_every_rank_receives_its_share_from_its_leader(tmp_path: Path, tp: int, cp: int, pp: int, leaders: str) -> None:
     with Processes(tmp_path) as processes:
         ranks = [
             processes.fork_python(
@@ -24,6 +35,7 @@ def test_every_rank_receives_its_share_from_its_leader(tmp_path: Path, tp: int, 
                 *(str(number) for number in (rank, WORLD_SIZE, tp, cp, pp)),
                 str(tmp_path / "store"),
                 str(NUM_STEPS),
+                leaders,
                 name=f"rank-{rank}",
             )
             for rank in range(WORLD_SIZE)

@@ -16,6 +16,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import get_args
+
+from torchmix.parallel.places.leaders import LeaderChoice
 
 ExtraArguments = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
@@ -64,6 +67,12 @@ def _with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         metavar="WHERE",
         help="Where data are planned and read, in the place of the recipe's `loaders`: `node`, in a process of the "
         "node, or `in_process`, in threads of each leader. Other keys of `loaders` follow as `node,memory=8GiB`.",
+    )
+    group.add_argument(
+        "--data-leaders",
+        choices=get_args(LeaderChoice),
+        default="replica",
+        help="Which ranks read: one of each replica, one of each replica in each node, or one of each pipeline stage.",
     )
     group.add_argument(
         "--data-look-ahead",

@@ -45,7 +45,8 @@ def tree_of_job(args: Any) -> ClientPlaceTree:
         args: Megatron's arguments.
 
     Raises:
-        TopologyError: Megatron has an axis, or an order of ranks, that torchmix does not know.
+        TopologyError: Megatron has an axis, or an order of ranks, that torchmix does not know; or leaders of nodes are
+            asked for, and the nodes are not known.
     """
     from megatron.core import parallel_state
 
@@ -76,7 +77,8 @@ def tree_of_job(args: Any) -> ClientPlaceTree:
             f"rank {topology.rank} is at (tp, cp, pp, dp) = {found} for Megatron, and at {expected} where ranks of "
             f"{sizes} are numbered {topology.order}; torchmix knows this order and that of --use-tp-pp-dp-mapping"
         )
-    return ClientPlaceTree.from_topology(topology, roles=_prediction_roles(topology, args))
+    roles = _prediction_roles(topology, args)
+    return ClientPlaceTree.from_topology(topology, leaders=args.data_leaders, roles=roles)
 
 
 def _prediction_roles(topology: Topology, args: Any) -> dict[int, Role]:

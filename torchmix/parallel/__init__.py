@@ -4,7 +4,7 @@ In reading order:
 
     topology.py       coordinates of a rank in (tp, cp, pp, dp)
     layout.py         data-parallel ranks x samples of a microbatch
-    places/           a topology as others describe it: a DeviceMesh
+    places/           a DeviceMesh as a topology; the leader of each rank
     place_tree.py     who shares what at each axis, who leads, which role a rank has
     array_form.py     name, dtype and shape of an array in a message
     error_form.py     class, text and arguments of an error in a message

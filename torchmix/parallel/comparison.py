@@ -50,7 +50,7 @@ def words_of_status(status: int) -> Int64Array:
 
 
 def statuses(rows: Int64Array) -> Int64Array:
-    """What becomes of the stream of each leader; `rows` are the words of all, by replica."""
+    """What becomes of the stream of each leader; `rows` are the words of all, in one order."""
     found: Int64Array = rows[:, _STATUS]
     return found
 
@@ -59,7 +59,7 @@ def check_plans(rows: Int64Array, ranks: Sequence[int], rank: int) -> None:
     """Compare the plans of all leaders that have one.
 
     Args:
-        rows: The words of all leaders, by replica.
+        rows: The words of all leaders, in the order of `ranks`.
         ranks: Their global ranks.
         rank: The one that asks.
 

@@ -1,4 +1,4 @@
-"""Leader to peers: one exchange per global batch and replica; each rank gets the share of its role.
+"""Leader to peers: one exchange per global batch and leader; each rank gets the share of its role.
 
 In, at a leader: a `Share` per role, with a header of bytes and named tensors. Out, at each peer: the share of its role;
 the tensors are views into one buffer, which can be pinned. Leaders also compare their plans.
@@ -76,7 +76,7 @@ class Share:
 
 
 class FanOut:
-    """One rank's end of the exchanges in its replica."""
+    """One rank's end of the exchanges between a leader and its peers."""
 
     def __init__(self, tree: ClientPlaceTree, groups: GlooGroups | LocalGroups | None, *, pin: bool = False) -> None:
         """Use `open_fan_out` or `local_world`; `groups` is None in a job of one rank."""
@@ -90,9 +90,7 @@ class FanOut:
         if tree.is_leader:
             rank = tree.topology.rank
             self.roles_to_send = tuple(
-                role
-                for role in tree.roles(tree.replica)
-                if any(peer != rank for peer in tree.ranks_of_role(tree.replica, role))
+                role for role in tree.roles(rank) if any(peer != rank for peer in tree.ranks_of_role(rank, role))
             )
 
     def send(self, shares: Mapping[Role, Share]) -> None:
@@ -226,6 +224,8 @@ class FanOut:
         """
         assert self._tree.is_leader, "peers plan nothing"
         masked = masked or Masked()
+        if not self._tree.is_first_leader:  # another leader has read the same tokens
+            masked = Masked()
         leaders = self._tree.leaders
         if len(leaders) == 1:
             return masked

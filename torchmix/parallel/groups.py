@@ -1,4 +1,4 @@
-"""Private gloo groups along the place tree: one per (replica, role), and one of all leaders.
+"""Private gloo groups along the place tree: one per (leader, role), and one of all leaders.
 
 In: a place tree, and a job whose torch.distributed is initialised. Out: `GlooGroups`, this rank's ends of its groups.
 
@@ -56,7 +56,7 @@ class GlooGroups:
         self._pending: list[dist.Work] = []
 
     def start_broadcast(self, role: Role, values: NDArray[Any]) -> None:
-        """Leader: begin to send `values` to the ranks of a role in its replica; unchanged until `finish`."""
+        """Leader: begin to send `values` to the ranks of a role that it serves; unchanged until `finish`."""
         self._begin(self._group_of_role[role], values)
 
     def finish(self) -> None:
@@ -80,7 +80,7 @@ class GlooGroups:
         self._wait(self._pending.pop(), f"its leader, rank {leader},", leader)
 
     def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Leader: the values int64 [n] of all leaders, as int64 [dp, n] by replica.
+        """Leader: the values int64 [n] of all leaders, as int64 [leaders, n] in the order of `tree.leaders`.
 
         Raises:
             RankLost: The group is broken.
@@ -148,9 +148,9 @@ def open_gloo_groups(tree: ClientPlaceTree, *, timeout_s: float = TIMEOUT_S) -> 
 def _make_groups(tree: ClientPlaceTree, timeout: timedelta) -> GlooGroups:
     topology = tree.topology
     group_of_role: dict[Role, dist.ProcessGroup] = {}
-    for replica, leader in enumerate(tree.leaders):
-        for role in tree.roles(replica):
-            peers = [rank for rank in tree.ranks_of_role(replica, role) if rank != leader]
+    for leader in tree.leaders:
+        for role in tree.roles(leader):
+            peers = [rank for rank in tree.ranks_of_role(leader, role) if rank != leader]
             if not peers:
                 continue
             group = dist.new_group(sorted([leader, *peers]), timeout=timeout, backend="gloo")

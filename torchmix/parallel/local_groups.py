@@ -38,8 +38,8 @@ class LocalGroups:
         self._pending: list[tuple[int, NDArray[Any]]] = []
 
     def start_broadcast(self, role: Role, values: NDArray[Any]) -> None:
-        """Leader: begin to send `values` to the ranks of a role in its replica."""
-        for rank in self._tree.ranks_of_role(self._tree.replica, role):
+        """Leader: begin to send `values` to the ranks of a role that it serves."""
+        for rank in self._tree.ranks_of_role(self._rank, role):
             if rank != self._rank:
                 self._pending.append((rank, values.copy()))
 
@@ -55,7 +55,7 @@ class LocalGroups:
         values[...] = taken
 
     def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Leader: the values int64 [n] of all leaders, as int64 [dp, n] by replica."""
+        """Leader: the values int64 [n] of all leaders, as int64 [leaders, n] in the order of `tree.leaders`."""
         others = [rank for rank in self._tree.leaders if rank != self._rank]
         for rank in others:
             self._put(rank, values.copy())

@@ -1,7 +1,7 @@
 """Who shares what at each axis of the job, and who leads: the ClientPlaceTree of MegaScale-Data (section 4.1).
 
-In: a `Topology`, and optionally a leader per replica or a role per rank that differ from the default. Out: the tree, as
-numbers: for every rank its replica, its role and its leader; for every axis its buckets.
+In: a `Topology`, and optionally who leads, or a role for some ranks. Out: the tree, as numbers: for every rank its
+replica, its role and its leader; for every axis its buckets.
 
 The levels below the root are the axes in the order in which they divide the data, which is not the order of ranks:
 
@@ -10,11 +10,13 @@ The levels below the root are the axes in the order in which they divide the dat
     PP      the same slice, the tensors of one stage          dp*cp*pp buckets of tp ranks
     TP      identical content                                 the leaves, one rank each; "WORLD" names the same level
 
-A *leader* plans, fetches and builds for one replica; its *peers* are the other ranks of the replica. A *role* (stage
-and CP slice) names what a rank receives: ranks of one replica and role, the TP peers, receive identical bytes.
+A *leader* plans, fetches and builds one replica's steps for its *peers*: the other ranks of the replica, or those of
+them in its node or stage, where a replica has several leaders (`places/leaders.py`). A *role* (stage and CP slice)
+names what a rank receives: ranks of one replica and role, the TP peers, receive identical bytes.
 
-Invariants: each replica has one leader, which is one of its ranks; each rank has one role; every rank of the job that
-builds the tree from the same arguments gets the same tree. Cost: O(world size) integers, no torch, no communication.
+Invariants: each rank has one leader, which is of its replica and leads itself; each rank has one role; every rank of
+the job that builds the tree from the same arguments gets the same tree. Cost: O(world size)
+integers, no torch, no communication.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Literal
 
 from torchmix.errors import TopologyError
 from torchmix.parallel.places.device_mesh import CP_DIM, DP_DIMS, PP_DIM, TP_DIM, DeviceMesh, MeshDims, topology_of_mesh
+from torchmix.parallel.places.leaders import Leaders, check_rank, leaders_of
 from torchmix.parallel.topology import Coordinates, Topology
 
 Stage = Literal["only", "first", "middle", "last"]
@@ -57,61 +60,57 @@ class ClientPlaceTree:
 
     topology: Topology
     """Sizes of the axes and the rank this process is."""
-    leader_of_replica: tuple[int, ...]
-    """[dp] global rank that leads each replica."""
+    leader_of_rank: tuple[int, ...]
+    """[world_size] global rank that reads for each rank; its own for a leader."""
     replica_of_rank: tuple[int, ...]
     """[world_size] replica of each rank."""
     role_of_rank: tuple[Role, ...]
     """[world_size] role of each rank."""
+    leaders: tuple[int, ...]
+    """Global ranks of the leaders, by replica, then rank."""
     _ranks_of_place: Mapping[tuple[int, Role], tuple[int, ...]] = field(repr=False, compare=False)
+    """(leader, role) -> the ranks that the leader serves in this role, itself included."""
 
     @classmethod
     def from_topology(
         cls,
         topology: Topology,
         *,
-        leaders: Mapping[int, int] | None = None,
+        leaders: Leaders = "replica",
+        ranks_per_node: int | None = None,
         roles: Mapping[int, Role] | None = None,
     ) -> ClientPlaceTree:
         """Infer the tree from the parallel sizes, then apply what the user overrides.
 
         Args:
             topology: The job.
-            leaders: Replica -> the global rank that leads it, for those replicas whose leader is not the rank at
-                tp = cp = pp = 0 (say, to spread leaders over nodes).
+            leaders: Who reads: one rank a "replica" (the one at tp = cp = pp = 0), one in each "node" of a replica, one
+                for each "stage" of it, or a map from global ranks to their leaders, for those ranks whose leader is not
+                that of "replica".
+            ranks_per_node: Ranks of every node, for leaders of nodes; None takes torchrun's LOCAL_WORLD_SIZE.
             roles: Global rank -> its role, for those ranks that need other tensors than their stage says (say, a middle
                 stage that predicts several tokens and needs labels).
 
         Raises:
-            TopologyError: An override names a replica, a rank or a CP slice that does not exist, or a leader from
-                another replica.
+            TopologyError: An override names a rank or a CP slice that does not exist, or a leader from another replica;
+                or the nodes are not known.
         """
         places = [topology.coordinates_of(rank) for rank in range(topology.world_size)]
         replica_of_rank = tuple(place.dp for place in places)
-        leader_of_replica = [topology.rank_at(dp=replica) for replica in range(topology.dp)]
-        for replica, rank in (leaders or {}).items():
-            if not 0 <= replica < topology.dp:
-                raise TopologyError(f"leaders: there is no replica {replica}; dp is {topology.dp}")
-            _check_rank(rank, topology, where="leaders")
-            if replica_of_rank[rank] != replica:
-                members = [member for member, place in enumerate(replica_of_rank) if place == replica]
-                raise TopologyError(
-                    f"leaders: rank {rank} belongs to replica {replica_of_rank[rank]}, not to replica {replica}; "
-                    f"choose one of {members}"
-                )
-            leader_of_replica[replica] = rank
+        leader_of_rank = leaders_of(topology, leaders, ranks_per_node=ranks_per_node)
         role_of_rank = [_role_of(place, num_stages=topology.pp) for place in places]
         for rank, role in (roles or {}).items():
-            _check_rank(rank, topology, where="roles")
+            check_rank(rank, topology, where="roles")
             if not 0 <= role.cp_rank < topology.cp:
                 raise TopologyError(f"roles: rank {rank} has cp_rank {role.cp_rank}, but cp is {topology.cp}")
             role_of_rank[rank] = role
         ranks_of_place: dict[tuple[int, Role], list[int]] = {}
-        for rank, place in enumerate(zip(replica_of_rank, role_of_rank, strict=True)):
+        for rank, place in enumerate(zip(leader_of_rank, role_of_rank, strict=True)):
             ranks_of_place.setdefault(place, []).append(rank)
         return cls(
             topology=topology,
-            leader_of_replica=tuple(leader_of_replica),
+            leader_of_rank=leader_of_rank,
+            leaders=tuple(sorted(set(leader_of_rank), key=lambda rank: (replica_of_rank[rank], rank))),
             replica_of_rank=replica_of_rank,
             role_of_rank=tuple(role_of_rank),
             _ranks_of_place={place: tuple(ranks) for place, ranks in ranks_of_place.items()},
@@ -126,7 +125,8 @@ class ClientPlaceTree:
         tp: MeshDims = TP_DIM,
         cp: MeshDims = CP_DIM,
         pp: MeshDims = PP_DIM,
-        leaders: Mapping[int, int] | None = None,
+        leaders: Leaders = "replica",
+        ranks_per_node: int | None = None,
         roles: Mapping[int, Role] | None = None,
     ) -> ClientPlaceTree:
         """The tree of a job that trains over a DeviceMesh, whatever the order of its dimensions and ranks.
@@ -139,13 +139,15 @@ class ClientPlaceTree:
             cp: Dimensions whose ranks receive slices of the same samples.
             pp: Dimensions whose ranks are stages of a pipeline.
             leaders: As in `from_topology`.
+            ranks_per_node: As in `from_topology`.
             roles: As in `from_topology`.
 
         Raises:
             TopologyError: The mesh lacks a named dimension, has several ranks along a dimension that no axis names, or
                 is not the mesh of a whole job; or an override is wrong.
         """
-        return cls.from_topology(topology_of_mesh(mesh, dp=dp, tp=tp, cp=cp, pp=pp), leaders=leaders, roles=roles)
+        topology = topology_of_mesh(mesh, dp=dp, tp=tp, cp=cp, pp=pp)
+        return cls.from_topology(topology, leaders=leaders, ranks_per_node=ranks_per_node, roles=roles)
 
     def with_rank(self, rank: int) -> ClientPlaceTree:
         """The same tree, seen from another rank."""
@@ -163,37 +165,36 @@ class ClientPlaceTree:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process leads its replica."""
-        return self.leader_of_replica[self.replica] == self.topology.rank
+        """Whether this process reads, for itself and its peers."""
+        return self.leader_of_rank[self.topology.rank] == self.topology.rank
 
     @property
-    def leaders(self) -> tuple[int, ...]:
-        """[dp] global ranks of the leaders, by replica."""
-        return self.leader_of_replica
+    def is_first_leader(self) -> bool:
+        """Whether this process is the first leader of its replica, which speaks for it where replicas are counted."""
+        return self.topology.rank == next(rank for rank in self.leaders if self.replica_of_rank[rank] == self.replica)
 
     def leader_of(self, rank: int) -> int:
         """The global rank that fetches for `rank` (itself, for a leader)."""
-        _check_rank(rank, self.topology, where="place tree")
-        return self.leader_of_replica[self.replica_of_rank[rank]]
+        check_rank(rank, self.topology, where="place tree")
+        return self.leader_of_rank[rank]
 
     def peers(self, leader: int) -> tuple[int, ...]:
         """The ranks that `leader` serves, ascending, without itself.
 
         Raises:
-            TopologyError: `leader` does not lead a replica.
+            TopologyError: `leader` leads nobody.
         """
-        if leader not in self.leader_of_replica:
-            raise TopologyError(f"rank {leader} leads no replica; the leaders are {list(self.leader_of_replica)}")
-        replica = self.replica_of_rank[leader]
-        return tuple(rank for rank, place in enumerate(self.replica_of_rank) if place == replica and rank != leader)
+        if leader not in self.leaders:
+            raise TopologyError(f"rank {leader} is no leader; the leaders are {list(self.leaders)}")
+        return tuple(rank for rank, other in enumerate(self.leader_of_rank) if other == leader and rank != leader)
 
-    def roles(self, replica: int) -> tuple[Role, ...]:
-        """The roles that occur in a replica, sorted by (stage, cp_rank) so that every rank lists them alike."""
-        return tuple(sorted(role for place, role in self._ranks_of_place if place == replica))
+    def roles(self, leader: int) -> tuple[Role, ...]:
+        """The roles of the ranks that a leader serves, itself included, sorted so that every rank lists them alike."""
+        return tuple(sorted(role for other, role in self._ranks_of_place if other == leader))
 
-    def ranks_of_role(self, replica: int, role: Role) -> tuple[int, ...]:
-        """The ranks of a replica with this role, ascending; empty if there are none."""
-        return self._ranks_of_place.get((replica, role), ())
+    def ranks_of_role(self, leader: int, role: Role) -> tuple[int, ...]:
+        """The ranks with this role that a leader serves, itself included, ascending; empty if there are none."""
+        return self._ranks_of_place.get((leader, role), ())
 
     def buckets(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
         """The sets of ranks that receive the same data at a level of the tree.
@@ -227,8 +228,3 @@ def _role_of(place: Coordinates, *, num_stages: int) -> Role:
     else:
         stage = "middle"
     return Role(stage=stage, cp_rank=place.cp)
-
-
-def _check_rank(rank: int, topology: Topology, *, where: str) -> None:
-    if not 0 <= rank < topology.world_size:
-        raise TopologyError(f"{where}: there is no rank {rank}; the job has ranks 0 to {topology.world_size - 1}")

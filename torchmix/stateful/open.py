@@ -231,7 +231,7 @@ def _topology_in(job_size: int) -> Topology:
 def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) -> dict[str, str]:
     """Values that must be equal on all ranks, and whose difference would otherwise show only after it has done harm."""
     sizes = tree.topology
-    places = repr((tree.leaders, tree.replica_of_rank, tree.role_of_rank))
+    places = repr((tree.leader_of_rank, tree.replica_of_rank, tree.role_of_rank))
     return {
         "torchmix": __version__,
         **recipe_keys(planned),

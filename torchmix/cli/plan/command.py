@@ -18,6 +18,7 @@ from torchmix.catalog.open_part import open_part
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.plan.files import paths_of, write_plan_files
 from torchmix.cli.plan.summary import PlanSummary, print_summary
+from torchmix.cli.plan.tree import add_tree, tree_lines, tree_of, tree_values
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError
 from torchmix.mixture.shares.integers import SHARE_ONE
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--micro-batch-size", type=at_least(1), default=1, metavar="B", help="samples of a microbatch (default 1)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write pieces.parquet and steps.parquet here")
+    add_tree(parser)
     add_explain(parser)
 
 
@@ -53,8 +55,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         TorchmixError: Whatever keeps a step from being planned; nothing is written then.
     """
     one_pass = arguments.one_pass
+    if arguments.tree:
+        return _show_tree(arguments)
     if arguments.steps is None and not one_pass:
-        raise OptionError("give --steps N, or --one-pass")
+        raise OptionError("give --steps N, --one-pass, or --tree")
     recipe = load_recipe(arguments.recipe)
     part = part_of(recipe, arguments.part, one_pass=one_pass)
     folder = recipe_directory(arguments.recipe) / recipe.catalog
@@ -118,6 +122,16 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         print(f"\none pass: after step {last} every document has been given once")
     if arguments.out is not None:
         print(f"\nwrote {' and '.join(values['files'])}")
+    return ExitCode.OK
+
+
+def _show_tree(arguments: argparse.Namespace) -> ExitCode:
+    part = part_of(load_recipe(arguments.recipe), arguments.part, one_pass=arguments.one_pass)
+    tree = tree_of(arguments, part)
+    if arguments.json:
+        print_json({"recipe": str(arguments.recipe), **tree_values(tree)})
+    else:
+        print("\n".join(tree_lines(tree)))
     return ExitCode.OK
 
 
