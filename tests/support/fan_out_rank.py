@@ -1,4 +1,4 @@
-"""One real rank of the fan-out test: `python -m tests.support.fan_out_rank RANK WORLD TP CP PP STORE_FILE STEPS LEADERS`.
+"""A real rank of the fan-out test: `python -m tests.support.fan_out_rank RANK WORLD TP CP PP STORE STEPS LEADERS`.
 
 It trains nothing: a background thread exchanges shares over the private groups, while the main thread keeps the default
 group busy, as a training step would. It prints one line, `received N`, after checking every value it was sent.
