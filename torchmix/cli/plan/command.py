@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if arguments.tree:
         return _show_tree(arguments)
     if arguments.steps is None and not one_pass:
-        raise OptionError("give --steps N, --one-pass, or --tree")
+        raise OptionError("give --steps N, or --one-pass; --tree needs neither")
     recipe = load_recipe(arguments.recipe)
     part = part_of(recipe, arguments.part, one_pass=one_pass)
     folder = recipe_directory(arguments.recipe) / recipe.catalog
