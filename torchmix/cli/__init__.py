@@ -2,7 +2,10 @@
 
 terminal.py  exit codes, counts, tables, JSON, progress: what every verb shares
 groups.py    what the groups of a mixture give together
+selections.py what rows of a source have shares of their own
 index.py     torchmix index: build the catalog
+query.py     torchmix query: SQL over properties
+properties.py torchmix properties add: a table of further properties
 reframe.py   torchmix reframe: a compressed file in small frames
 main.py      arguments, errors, exit codes
 """

@@ -10,18 +10,24 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchmix.catalog.manifest import ViewEntry, read_manifest
+from torchmix.catalog.open_part import open_part
 from torchmix.catalog.parts import num_parts
-from torchmix.catalog.store import SourceCatalog, catalog_fingerprint
+from torchmix.catalog.store import Catalog, SourceCatalog
+from torchmix.catalog.views.wanted import views_of
+from torchmix.cli.selections import print_selections, selection_values
 from torchmix.cli.terminal import ExitCode, add_explain, count_text, print_json, print_table, progress_bar
 from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan import IndexReport, index_sources
 from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import with_all_sources
+from torchmix.recipe.parts import has_part, part_of, with_all_sources
+from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.structs import Recipe
 
 COLUMNS = {
@@ -64,18 +70,30 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         )
         raise
     if arguments.json:
+        views = {part: selection_values(*one) for part, one in _views(recipe, directory).items()}
         print_json(
             {
                 "recipe": str(arguments.recipe),
                 "recipe_fingerprint": recipe_fingerprint(recipe),
                 # As a training run has it, which reads nothing of the other parts.
-                "catalog_fingerprint": catalog_fingerprint(report.catalog.sources[name] for name in recipe.sources),
+                "catalog_fingerprint": open_part(directory / recipe.catalog, part_of(recipe, "train")).fingerprint,
                 **_values(report),
+                "selections": [{"part": part, **one} for part, values in views.items() for one in values],
             }
         )
     else:
         _print(report, explain=arguments.explain)
+        for part, one in _views(recipe, directory).items():
+            print_selections(selection_values(*one), part=part, explain=arguments.explain)
     return ExitCode.OK
+
+
+def _views(recipe: Recipe, directory: Path) -> dict[str, tuple[Catalog, Mapping[str, ViewEntry]]]:
+    """The catalog of each part that has views, with what the manifest says of these."""
+    parts = [part_of(recipe, name) for name in PARTS if has_part(recipe, name)]
+    folder = directory / recipe.catalog
+    views = read_manifest(folder).views
+    return {part.name: (open_part(folder, part), views[part.name]) for part in parts if views_of(part).sources}
 
 
 def _index(recipe: Recipe, directory: Path, arguments: argparse.Namespace) -> IndexReport:

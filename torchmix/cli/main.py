@@ -1,4 +1,4 @@
-"""The command line: `torchmix check | index | plan | show RECIPE`, `torchmix reframe IN OUT`.
+"""The command line: `torchmix check | index | plan | query | show RECIPE`, and verbs with arguments of their own.
 
 In: arguments. Out: an exit code: 0 ok, 1 findings, 2 usage or recipe, 3 data. Must hold: an error that torchmix raises
 on purpose is one clear message on stderr, without a traceback; any other is a bug and keeps its traceback. Logging is
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchmix import __version__
-from torchmix.cli import index, reframe
+from torchmix.cli import index, properties, query, reframe
 from torchmix.cli.check import command as check
 from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
@@ -23,6 +23,16 @@ from torchmix.cli.show import command as show
 from torchmix.cli.terminal import ExitCode, print_json
 from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
 
+VERBS = (
+    ("init", init),
+    ("check", check),
+    ("index", index),
+    ("properties", properties),
+    ("query", query),
+    ("plan", plan),
+    ("show", show),
+    ("reframe", reframe),
+)
 EXIT_CODES = "exit codes: 0 ok, 1 findings, 2 usage or recipe, 3 data"
 
 
@@ -61,19 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="torchmix", description="The data plane of a training run.", epilog=EXIT_CODES
     )
     parser.add_argument("--version", action="version", version=f"torchmix {__version__}")
-    verbs = parser.add_subparsers(required=True, metavar="init | check | index | plan | show | reframe")
-    for name, verb in (
-        ("init", init),
-        ("check", check),
-        ("index", index),
-        ("plan", plan),
-        ("show", show),
-        ("reframe", reframe),
-    ):
+    verbs = parser.add_subparsers(required=True, metavar=" | ".join(name for name, _ in VERBS))
+    for name, verb in VERBS:
         one = verbs.add_parser(
             name, help=verb.HELP, description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.", epilog=EXIT_CODES
         )
-        if verb not in (init, reframe):
+        if verb not in (init, properties, reframe):
             one.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe in YAML")
         one.add_argument("--json", action="store_true", help="print one JSON object")
         loudness = one.add_mutually_exclusive_group()

@@ -9,5 +9,6 @@ wanted_rows.py     what a recipe says of rows -> properties and views
 source_work.py     sources against the catalog before
 part_checks.py     what is refused or said of a source's files
 scan.py            sources -> their catalog
+add_properties.py  a table of further properties
 index.py           a recipe -> its catalog, for programs
 """

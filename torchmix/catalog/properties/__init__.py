@@ -5,4 +5,5 @@ expression.py  the `where` of a selection -> the rows it keeps
 files.py       tables on disk
 side_tables.py tables that are joined by id
 rows.py        all rows of a source, with their properties
+query.py       SQL over these rows
 """

@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.settings import SourceSettings, settings_of
 from torchmix.catalog.store import Catalog, open_catalog
+from torchmix.catalog.views.wanted import PartViews, views_of
 from torchmix.cli.check.file_findings import file_findings
 from torchmix.cli.check.findings import (
     EXIT_CODE_OF_LEVEL,
@@ -26,6 +28,7 @@ from torchmix.cli.check.findings import (
 )
 from torchmix.cli.check.vocabulary_findings import vocabulary_findings
 from torchmix.cli.groups import group_values, print_groups
+from torchmix.cli.selections import print_selections, selection_values
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
@@ -90,7 +93,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     part, every = part_of(whole, arguments.part), with_all_sources(whole)
     directory = recipe_directory(arguments.recipe)
     folder = directory / whole.catalog
-    catalog, findings = _open(folder, settings_of(part.sources, part.shuffle))
+    catalog, findings = _open(folder, settings_of(part.sources, part.shuffle), views_of(part))
     catalog_of_all, missing = _open(folder, settings_of(every.sources, every.shuffle))
     findings = findings or missing
     findings += file_findings(every, directory, catalog_of_all or catalog)
@@ -117,14 +120,17 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     else:
         if catalog is not None and result is not None:
             _print_sources(part, catalog, result, explain=arguments.explain)
+            print_selections(_selections(part, catalog), explain=arguments.explain)
         _print_findings(findings)
     return code
 
 
-def _open(folder: Path, settings: Mapping[str, SourceSettings]) -> tuple[Catalog | None, list[Finding]]:
+def _open(
+    folder: Path, settings: Mapping[str, SourceSettings], views: PartViews | None = None
+) -> tuple[Catalog | None, list[Finding]]:
     """The catalog, or why there is none that fits."""
     try:
-        return open_catalog(folder, settings), []
+        return open_catalog(folder, settings, views), []
     except CatalogError as error:
         return None, [Finding(level=Level.FINDING, where="catalog", message=str(error))]
 
@@ -183,6 +189,12 @@ def _print_sources(part: Part, catalog: Catalog, result: Forecast, *, explain: b
     print()
 
 
+def _selections(part: Part, catalog: Catalog) -> list[dict[str, Any]]:
+    if not catalog.views:
+        return []
+    return selection_values(catalog, read_manifest(catalog.directory).views[part.name])
+
+
 def _groups(part: Part, result: Forecast) -> list[dict[str, Any]]:
     shares = {source.name: source.share for source in result.sources}
     return group_values(part, shares, {source.name: source.delivered_tokens for source in result.sources})
@@ -230,6 +242,7 @@ def _values(
             "fill": result.fill,
             "lowest_fill": result.lowest_fill,
             "lowest_fill_step": result.lowest_fill_step,
+            "selections": _selections(part, catalog),
             "open_document_bytes": open_document_bytes(part, catalog),
         }
         for source in result.sources:

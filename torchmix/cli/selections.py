@@ -1,0 +1,83 @@
+"""What a part's views hold: rows of a source that have a share of their own.
+
+In: a part's catalog with views, and what the manifest says of them. Out: numbers for a program, and a table for a
+person. Must hold: bytes are those of whole pages, as they are read. Cost: one look at the rows of each view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchmix.catalog.manifest import ViewEntry
+from torchmix.catalog.store import Catalog, SourceCatalog, View
+from torchmix.cli.terminal import count_text, print_table
+from torchmix.formats.table import READ_AS
+
+COLUMNS = {
+    "rows of": "the source that the rows lie in, and stay in",
+    "has": "a source, selection or child by its name: what has a share of these rows",
+    "documents": "rows that it has in this part",
+    "tokens": "of these rows",
+    "a window": "pages of the source whose rows are shuffled together: about as many rows as in one of the source",
+    "bytes read": "for each byte that it has: pages are read whole. Where this is high, a copy of the rows reads less",
+    "leaves": "rows that another stream has, too, and that are left to it",
+}
+
+
+def selection_values(catalog: Catalog, entries: Mapping[str, ViewEntry]) -> list[dict[str, Any]]:
+    """Numbers of each view of a catalog; `entries` are those of its part in the manifest."""
+    return [
+        {
+            "name": name,
+            "source": view.source,
+            "num_documents": len(view.kept),
+            "num_tokens": view.num_tokens,
+            "max_document_tokens": view.longest_tokens,
+            "window_pages": view.window_units,
+            "bytes_read_per_byte": bytes_read_per_byte(catalog.sources[view.source], view),
+            "left": dict(entries[name].left),
+            "fingerprint": view.fingerprint,
+        }
+        for name, view in catalog.views.items()
+    ]
+
+
+def print_selections(values: Sequence[Mapping[str, Any]], *, part: str = "", explain: bool) -> None:
+    """Print `selection_values` below other tables, with the part's name if given; nothing where there are none."""
+    if not values:
+        return
+    rows = [
+        (
+            one["source"],
+            one["name"],
+            count_text(one["num_documents"]),
+            count_text(one["num_tokens"]),
+            f"{count_text(one['window_pages'])} pages",
+            "-" if one["bytes_read_per_byte"] is None else f"{one['bytes_read_per_byte']:,.4g}",
+            ", ".join(f"{count_text(count)} to {name}" for name, count in sorted(one["left"].items())) or "-",
+        )
+        for one in values
+    ]
+    print(f"\n{part}" if part else "")
+    print_table(COLUMNS, rows, explain=explain)
+
+
+def bytes_read_per_byte(source: SourceCatalog, view: View) -> float | None:
+    """Bytes of the pages that an epoch of a view reads, over the bytes in them that belong to kept rows, by tokens.
+
+    None where no kept row has tokens. 1 in formats whose rows are read without their page.
+    """
+    if READ_AS[source.format].type_in_file is not None:
+        return 1.0
+    kept = np.asarray(view.kept, np.int64)
+    pages, of_row = np.unique(source.pages.page_of_rows(kept), return_inverse=True)
+    num_bytes = source.pages.place(pages).num_bytes
+    first_row, tokens = source.sizes.first_row_of_page, source.sizes.tokens
+    borders = zip(first_row[pages].tolist(), first_row[pages + 1].tolist(), strict=True)
+    all_tokens = np.array([tokens[start:stop].sum(dtype=np.int64) for start, stop in borders])
+    kept_tokens = np.bincount(of_row, weights=tokens[kept], minlength=len(pages))
+    kept_bytes = float((num_bytes * kept_tokens / np.maximum(all_tokens, 1)).sum())
+    return float(num_bytes.sum()) / kept_bytes if kept_bytes else None
