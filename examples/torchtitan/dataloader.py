@@ -1,0 +1,75 @@
+"""torchmix as the dataloader of torchtitan: a class for `Trainer.Config(dataloader=TorchmixDataLoader.Config(...))`.
+
+In: a recipe, and what torchtitan tells its dataloaders. Out: pairs of ({"input", "positions"}, labels), int64 tensors
+[local batch, seq_len], with labels of -100 where there is no loss. Must hold: the recipe's `batch.samples` is
+torchtitan's `global_batch_size`, so a step there is a step here; `batch.length` is its `seq_len`. torchtitan cuts the
+sequence for CP and chooses tensors for PP by itself, so all ranks of a replica receive the same. The state is the same
+on every rank, and goes into torchtitan's checkpoint; a run may go on at another number of ranks. Cost: that of the
+loader. Written for torchtitan 0.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchtitan.components.dataloader import BaseDataLoader
+
+import torchmix
+from torchmix.parallel import Role
+
+
+class TorchmixDataLoader(BaseDataLoader):
+    """Microbatches of a torchmix recipe."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """What a run says of its data."""
+
+        recipe: str = "recipe.yaml"
+        """File of the recipe."""
+        pp: int = 1
+        """Pipeline stages of the job: torchtitan numbers ranks with the stage slowest, and tells no dataloader."""
+        max_steps: int | None = None
+        """The step before which the data end."""
+
+    def __init__(
+        self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **_: Any
+    ) -> None:
+        """Open the loader of this rank; torchtitan calls this on all ranks."""
+        recipe = torchmix.load_recipe(config.recipe)
+        if recipe.batch.length != seq_len:
+            raise ValueError(f"{config.recipe}: batch.length {recipe.batch.length} is not training.seq_len {seq_len}")
+        world_size, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+        same = world_size // (dp_world_size * config.pp)  # ranks that differ in tp and cp alone
+        topology = torchmix.Topology(tp=same, dp=dp_world_size, pp=config.pp, rank=rank)
+        if topology.replica != dp_rank:
+            raise ValueError(f"rank {rank} is data-parallel rank {dp_rank} here, not {topology.replica}: what is pp?")
+        whole = {each: Role(stage="only", cp_rank=0) for each in range(world_size)}
+        self._loader = torchmix.build_loader(
+            config.recipe,
+            topology=torchmix.ClientPlaceTree.from_topology(topology, roles=whole),
+            micro_batch_size=local_batch_size,
+            max_steps=config.max_steps,
+        )
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        for microbatch in self._loader:
+            labels = microbatch.labels.masked_fill(microbatch.loss_mask == 0, -100)
+            yield {"input": microbatch.tokens, "positions": microbatch.position_ids}, labels
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last microbatch, the same on every rank."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state; torchtitan gives an empty one where a checkpoint has none."""
+        if state_dict:
+            self._loader.load_state_dict(state_dict)
+
+    def close(self) -> None:
+        """End the loader's threads and processes."""
+        self._loader.close()
