@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.recipe_text import TEXT, edited, load_text, small_recipe
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.structs import Packing, Recipe
+from torchmix.recipe.structs import Packing, Recipe, Source
 
 
 def test_the_fingerprint_is_frozen(tmp_path: Path) -> None:
@@ -138,3 +138,13 @@ def test_windows_of_pages_count_only_where_pages_are_shuffled(tmp_path: Path) ->
         text = edited("window_pages: 256", f"method: row, window_pages: {pages}")
         prints.add(recipe_fingerprint(load_text(tmp_path, text)))
     assert len(prints) == 1
+
+
+def test_a_map_is_another_order_and_none_leaves_it_as_it_was() -> None:
+    prints = {
+        words: recipe_fingerprint(
+            small_recipe(sources={"a": Source(path="a", tokens="i", map=words), "b": Source(path="b", tokens="i")})
+        )
+        for words in (None, "mine:f", "mine:g")
+    }
+    assert len(set(prints.values())) == 3

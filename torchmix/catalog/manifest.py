@@ -15,6 +15,7 @@ import msgspec
 
 from torchmix.catalog.array_files import ArrayEntry
 from torchmix.catalog.bad_rows import BadRow
+from torchmix.catalog.settings import MapEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 
 CATALOG_VERSION = 1
@@ -93,6 +94,8 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Token before the ids of each text, in the recipe's words."""
     end_id: int | str | None = None
     """Token after the ids of each text, in the recipe's words."""
+    map: MapEntry | None = None
+    """The function that rows go through; null where they are used as they are."""
     transform_id: str
     """Version of the transform from rows to tokens; the lengths are valid for this version only."""
     vocab_size: int | None

@@ -10,12 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
+
+import msgspec
 
 from torchmix.catalog.sizes import window_pages_of
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.source.bad_rows import masks_bad_rows, max_bad_of
 from torchmix.recipe.source.format import format_of, paths_of
+from torchmix.recipe.source.row_map import takes_of
 from torchmix.recipe.structs import Shuffle, Source
+
+
+class MapEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The function that rows of a source went through when it was indexed. It says which; nothing is imported for it:
+    that is for the recipe to name."""
+
+    function: str
+    """`module:function`, in the recipe's words."""
+    takes: Literal["text", "tokens"]
+    """What the column holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +48,8 @@ class SourceSettings:
     """Token before the ids of each text, in the recipe's words."""
     end_id: int | str | None
     """Token after the ids of each text, in the recipe's words."""
+    map: MapEntry | None
+    """The function that rows go through; None: they are used as they are."""
     masks_bad_rows: bool
     """Whether rows that cannot be read have no tokens; otherwise the first one is an error."""
     max_bad: Fraction
@@ -61,6 +77,7 @@ def settings_of(sources: Mapping[str, Source], shuffle: Shuffle) -> dict[str, So
             tokenizer=source.tokenizer,
             begin_id=source.begin_id,
             end_id=source.end_id,
+            map=None if source.map is None else MapEntry(function=source.map, takes=takes_of(source)),
             masks_bad_rows=masks_bad_rows(source),
             max_bad=max_bad_of(source),
             most_pages=shuffle.window_pages,

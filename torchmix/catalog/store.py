@@ -20,9 +20,16 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import Content, open_arrays
 from torchmix.catalog.bad_rows import check_bad_rows
-from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, IdRange, Manifest, SourceEntry, read_manifest
+from torchmix.catalog.manifest import (
+    CATALOG_VERSION,
+    FileEntry,
+    IdRange,
+    Manifest,
+    SourceEntry,
+    read_manifest,
+)
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
-from torchmix.catalog.settings import SourceSettings
+from torchmix.catalog.settings import MapEntry, SourceSettings
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 
@@ -47,6 +54,8 @@ class SourceCatalog:
     """Token before the ids of each text, in the recipe's words."""
     end_id: int | str | None
     """Token after the ids of each text, in the recipe's words."""
+    map: MapEntry | None
+    """The function that rows went through; None where they are used as they are."""
     transform_id: str
     """Version of the transform from rows to tokens that the lengths were measured with."""
     files: tuple[FileEntry, ...]
@@ -236,6 +245,7 @@ def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, fol
         ("tokenizer", entry.tokenizer, settings.tokenizer),
         ("begin_id", entry.begin_id, settings.begin_id),
         ("end_id", entry.end_id, settings.end_id),
+        ("map", entry.map and entry.map.function, settings.map and settings.map.function),
         ("a shuffle window in pages", entry.window_pages, window_pages),
     ):
         if indexed != wanted:
@@ -284,6 +294,7 @@ def open_source(
         tokenizer=entry.tokenizer,
         begin_id=entry.begin_id,
         end_id=entry.end_id,
+        map=entry.map,
         transform_id=entry.transform_id,
         files=entry.files,
         schemas=entry.schemas,

@@ -26,6 +26,7 @@ from torchmix.errors import SourceUnreadable
 from torchmix.formats.seen_ids import SeenIds, see_ids
 from torchmix.formats.source import Documents
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.maps.map_encoder import MapEncoder
 from torchmix.transform.row_encoder import RowEncoder, TextEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
@@ -95,13 +96,17 @@ def is_without_values(schema: pa.Schema, leaf: int) -> bool:
     return [leaf for field in schema for leaf in _leaves(field.type, field.name, 0)][leaf].is_without_values
 
 
-def transform_id_of(kind: Kind, tokenizer: Tokenizer) -> str:
+def transform_id_of(kind: Kind, tokenizer: Tokenizer, map: MapEncoder | None) -> str:
     """What turns rows into tokens, with its version; of texts the tokenizer's."""
+    if map is not None:
+        return map.transform_id
     return tokenizer.transform_id if kind == "text" else TOKENS_TRANSFORM_ID
 
 
-def row_encoder_of(kind: Kind, tokenizer: Tokenizer) -> RowEncoder | None:
+def row_encoder_of(kind: Kind, tokenizer: Tokenizer, map: MapEncoder | None) -> RowEncoder | None:
     """What turns rows into tokens; None where they are tokens."""
+    if map is not None:
+        return map
     return TextEncoder(tokenizer) if kind == "text" else None
 
 
@@ -153,9 +158,9 @@ def see_rows(array: pa.Array, kind: Kind, where: str, first_row: int, *, num_ope
     return see_ids(documents.values[num_opening:], documents.offsets - num_opening, first_row)
 
 
-def vocab_size_of(kind: Kind, tokenizer: Tokenizer) -> int | None:
-    """Ids of the tokenizer of texts; None where a column holds ids."""
-    return tokenizer.vocab_size if kind == "text" else None
+def vocab_size_of(kind: Kind, tokenizer: Tokenizer, map: MapEncoder | None) -> int | None:
+    """Ids of the tokenizer of texts; None where a column holds ids, or the ids are a function's."""
+    return tokenizer.vocab_size if kind == "text" and map is None else None
 
 
 def count_values(array: pa.Array) -> Int64Array:

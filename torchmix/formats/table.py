@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from torchmix.catalog.settings import SourceSettings
-from torchmix.errors import SourceUnreadable
+from torchmix.catalog.settings import MapEntry, SourceSettings
+from torchmix.errors import CatalogStale, SourceUnreadable
 from torchmix.formats.arrow.look import look as look_at_arrow
 from torchmix.formats.arrow.source import ArrowSource
 from torchmix.formats.column import Kind
@@ -34,6 +34,8 @@ from torchmix.formats.source import FormatSource
 from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
 from torchmix.storage.find_files import find_files
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.maps.map_encoder import MapEncoder
+from torchmix.transform.maps.row_map import RowMap
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 
@@ -45,7 +47,8 @@ class FormatRow:
     look: Callable[[str], Iterator[FoundColumn]]
     """A file -> its columns that one may train on, before there is a recipe."""
     make_source: Callable[..., FormatSource]
-    """Called with the keyword `name`, and of a format with columns with `column`, `kind` and `tokenizer`."""
+    """Called with the keyword `name`, and of a format with columns with `column`, `kind`, `tokenizer` and
+    `map`."""
     find: Callable[[str, Sequence[str], Path], list[str]] = find_files
     """Name, patterns and the recipe's folder of a source -> its data files."""
     companion: Callable[[str], str] | None = None
@@ -111,6 +114,10 @@ class Reading(Protocol):
     def end_id(self) -> int | str | None:
         """What stands after the ids of a text."""
 
+    @property
+    def map(self) -> MapEntry | None:
+        """The function that rows go through."""
+
 
 def find_source_files(name: str, settings: SourceSettings, directory: Path) -> list[str]:
     """Find the data files of a source; `directory` is the recipe's.
@@ -124,7 +131,9 @@ def find_source_files(name: str, settings: SourceSettings, directory: Path) -> l
     return _row(name, settings.format).find(name, settings.patterns, directory)
 
 
-def choose_source(name: str, reading: Reading, paths: Iterable[str], tokenizers: Tokenizers) -> FormatSource:
+def choose_source(
+    name: str, reading: Reading, paths: Iterable[str], tokenizers: Tokenizers, row_map: RowMap | None = None
+) -> FormatSource:
     """Choose how a source is read.
 
     Args:
@@ -132,6 +141,7 @@ def choose_source(name: str, reading: Reading, paths: Iterable[str], tokenizers:
         reading: What is known of it.
         paths: Its files.
         tokenizers: Opens its tokenizer, if it has one.
+        row_map: The function that its rows go through, if it has one; the caller has it from a recipe.
 
     Raises:
         SourceUnreadable: A file is of a format that is not read, or the tokenizer cannot be.
@@ -144,10 +154,19 @@ def choose_source(name: str, reading: Reading, paths: Iterable[str], tokenizers:
     if not FORMATS[reading.format].has_columns:
         return row.make_source(name=name)
     kind: Kind = "tokens" if reading.tokenizer is None else "text"
-    tokenizer: Tokenizer = BYTES
+    tokenizer: Tokenizer | None = None
     if reading.tokenizer is not None:
         tokenizer = tokenizers.open(name, reading.tokenizer, begin_id=reading.begin_id, end_id=reading.end_id)
-    return row.make_source(name=name, column=reading.column, kind=kind, tokenizer=tokenizer)
+    encoder: MapEncoder | None = None
+    if reading.map is not None:
+        if row_map is None or row_map.words != reading.map.function:
+            raise CatalogStale(
+                f"source {name!r}: its rows went through the map {reading.map.function!r} when they were indexed, and "
+                "no recipe names it here; open it with the recipe, or run torchmix index"
+            )
+        kind = reading.map.takes
+        encoder = MapEncoder(map=row_map, column=str(reading.column), takes=kind, tokenizer=tokenizer)
+    return row.make_source(name=name, column=reading.column, kind=kind, tokenizer=tokenizer or BYTES, map=encoder)
 
 
 def files_beside(format: str, path: str) -> tuple[str, ...]:

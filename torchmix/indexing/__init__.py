@@ -3,6 +3,7 @@
 file_changes.py    which files are known, new, changed, moved or gone
 log_lines.py       what a run says of changed files, and of costly ones
 progress_lines.py  progress as lines, for logs
+measure_rows.py    rows that must be encoded -> their lengths
 scan_files.py      files -> their shares of the catalog, many at once
 property_files.py  properties of new files
 wanted_rows.py     what a recipe says of rows -> properties and views

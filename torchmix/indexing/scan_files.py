@@ -26,6 +26,7 @@ from torchmix.errors import SourceChanged, SourceUnreadable
 from torchmix.formats.source import FileScan, FormatSource
 from torchmix.formats.table import READ_AS, files_beside
 from torchmix.indexing.file_changes import FoundFile
+from torchmix.indexing.measure_rows import scan_and_measure
 from torchmix.storage.file_status import settled_statuses
 from torchmix.storage.open_path import opened
 from torchmix.storage.stores import is_uri, place_of
@@ -142,7 +143,8 @@ def _scan(task: ScanTask, directory: Path, told: _Told) -> ScannedFile:
     resumed = part is not None
     if part is None:
         place = place_of(directory, task.found.path)
-        scan = task.source.scan(place, progress=advance, bad=BadRows() if task.masks_bad_rows else None)
+        bad = BadRows() if task.masks_bad_rows else None
+        scan = scan_and_measure(task.source, place, bad=bad, progress=advance)
         if (scan.num_bytes, scan.footer_hash) != (task.found.num_bytes, task.found.footer_hash):
             raise SourceChanged(
                 f"source {task.source.name!r}: {place} was altered while it was indexed; wait until it is written, "

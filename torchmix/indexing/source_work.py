@@ -22,6 +22,7 @@ from torchmix.formats.table import choose_source, find_source_files
 from torchmix.indexing.file_changes import FileChange, WantedFile, match_files
 from torchmix.indexing.log_lines import log_changes
 from torchmix.indexing.scan_files import fingerprint_files
+from torchmix.transform.maps.row_map import open_maps
 from torchmix.transform.open_tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,11 @@ def compare(
     names = sorted(settings)
     paths = {name: find_source_files(name, settings[name], base) for name in names}
     tokenizers = Tokenizers(base)
-    sources = {name: choose_source(name, settings[name], paths[name], tokenizers) for name in names}
+    words = {
+        name: entry.function for name, entry in ((name, settings[name].map) for name in names) if entry is not None
+    }
+    maps = open_maps(words, base)
+    sources = {name: choose_source(name, settings[name], paths[name], tokenizers, maps.get(name)) for name in names}
     found = iter(fingerprint_files([(sources[name], path) for name in names for path in paths[name]], base))
     work: list[SourceWork] = []
     for name in names:

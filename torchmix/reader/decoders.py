@@ -13,11 +13,16 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
+from torchmix.transform.maps.row_map import open_maps
 from torchmix.transform.open_tokenizer import Tokenizers
 
 
 def decoders_of(
-    catalog: Catalog, directory: Path, chosen: Mapping[str, FormatSource] | None = None
+    catalog: Catalog,
+    directory: Path,
+    chosen: Mapping[str, FormatSource] | None = None,
+    *,
+    maps: Mapping[str, str] | None = None,
 ) -> list[FormatSource]:
     """Choose how each source is read.
 
@@ -25,20 +30,24 @@ def decoders_of(
         catalog: The catalog.
         directory: The recipe's folder; paths of tokenizers are relative to it.
         chosen: By name; by default as the catalog says.
+        maps: The words of the function of each source that has one, by name, as a recipe has them.
 
     Raises:
         CatalogStale: The catalog holds lengths of another transform, for example of another tokenizer.
-        RecipeError, SourceUnreadable: A tokenizer cannot be opened here.
+        RecipeError, SourceUnreadable: A tokenizer or a function cannot be opened here.
     """
     tokenizers, decoders = Tokenizers(directory), list[FormatSource]()
+    opened = open_maps(maps or {}, directory)
     for name, source in catalog.sources.items():
         if chosen is not None:
             decoder = chosen[name]
         else:
-            decoder = choose_source(name, source, (file.path for file in source.files), tokenizers)
+            decoder = choose_source(name, source, (file.path for file in source.files), tokenizers, opened.get(name))
         if decoder.transform_id != source.transform_id:
             of, first = "this torchmix", ""
-            if source.tokenizer not in (None, "bytes"):
+            if source.map is not None:
+                of, first = f"the map {source.map.function} here", "put back the version it was indexed with, or "
+            elif source.tokenizer not in (None, "bytes"):
                 of, first = f"the tokenizer {source.tokenizer} here", "put back what it was when indexed, or "
             raise CatalogStale(
                 f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "

@@ -60,6 +60,7 @@ class Reader:
         ids: IdLimit | None = None,
         masked: Collection[str] = (),
         seed: int = 0,
+        maps: Mapping[str, str] | None = None,
     ) -> None:
         """Nothing is opened yet.
 
@@ -71,6 +72,7 @@ class Reader:
             ids: The bound that all ids must be below; by default ids of a .bin may be any.
             masked: Names of sources whose pages may be damaged: each token of such a page is given as `NO_ID`.
             seed: The recipe's, for maps of rows that are random.
+            maps: The words of the map of each source that has one, by name, as the recipe has them.
 
         Raises:
             CatalogStale: The catalog holds lengths of another transform, for example of another tokenizer.
@@ -79,7 +81,7 @@ class Reader:
         self._descriptors = Descriptors()
         companions: PageCache[tuple[str, int], Companion] = PageCache(COMPANION_BYTES)
         self._sources: list[SourcePages] = []
-        decoders = decoders_of(catalog, directory, sources)
+        decoders = decoders_of(catalog, directory, sources, maps=maps)
         for source, decoder in zip(catalog.sources.values(), decoders, strict=True):
             files = OpenFiles(decoder, source.files, directory, self._descriptors)
             pages = SourcePages(source, decoder, files, companions, masks_bad=source.name in masked)
@@ -175,7 +177,7 @@ class Reader:
             self._ids.check(at, places[at.order], pieces.out, behind)
         successors = np.empty(len(at.order), np.int64)
         successors[at.order] = behind
-        return Tokens(values=pieces.out, successors=successors)
+        return Tokens(values=pieces.out, successors=successors, others=self._encoding.others)
 
     def page(self, source: int, page: int) -> DecodedPage:
         """A whole page, not copied; of rows that are encoded, encoded each time.

@@ -136,7 +136,9 @@ def _tree(node: Node) -> list[Any]:
 def _source(source: Source) -> list[Any]:
     """Columns, kind of tokenizer, format, and the rows used."""
     kind = None if source.tokenizer is None else tokenizer_kind(source.tokenizer)
-    return [source.text, source.tokens, kind, format_of(source), [str(bound) for bound in fractions_of(source)]]
+    bounds = [str(bound) for bound in fractions_of(source)]
+    mapped = [] if source.map is None else [source.map]
+    return [source.text, source.tokens, kind, format_of(source), bounds, *mapped]
 
 
 def _shuffle(shuffle: Shuffle) -> list[int | str]:

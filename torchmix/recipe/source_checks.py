@@ -15,6 +15,7 @@ from torchmix.recipe.shares import parse_fraction
 from torchmix.recipe.source.bad_rows import masks_bad_rows
 from torchmix.recipe.source.format import FORMATS, format_of, paths_of
 from torchmix.recipe.source.properties import check_properties
+from torchmix.recipe.source.row_map import check_map
 from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
 from torchmix.recipe.structs import MAX_NAME_BYTES, Selection, Source
 
@@ -38,13 +39,14 @@ def check_source(name: str, source: Source, where: str) -> None:
         raise RecipeError(message, f"{where}.format")
     format = FORMATS[format_of(source)]
     if not format.has_columns:
-        for key in ("text", "tokens", "tokenizer", "begin_id", "end_id"):
+        for key in ("text", "tokens", "tokenizer", "begin_id", "end_id", "map"):
             if getattr(source, key) is not None:
                 message = f"{format.title} files hold tokens and have no columns; remove the key"
                 raise RecipeError(message, f"{where}.{key}")
     else:
         _check_column(source, where)
         _check_tokenizer(source, where)
+        check_map(source, where)
     if source.reset_id is not None:
         check_range(source.reset_id, f"{where}.reset_id", 0, 2**31 - 1)
     if source.documents is not None:
@@ -103,10 +105,10 @@ def _check_column(source: Source, where: str) -> None:
 
 
 def _check_tokenizer(source: Source, where: str) -> None:
-    if source.text is not None and source.tokenizer is None:
+    if source.text is not None and source.tokenizer is None and source.map is None:
         raise RecipeError(f"a text column needs a tokenizer; write {TOKENIZERS}", f"{where}.tokenizer")
     for key in ("tokenizer", "begin_id", "end_id"):
-        if source.tokens is not None and getattr(source, key) is not None:
+        if source.tokens is not None and source.map is None and getattr(source, key) is not None:
             message = f"a column of tokens is used as it is; remove {key}, or name the column by text"
             raise RecipeError(message, f"{where}.{key}")
     kind = "bytes" if source.tokenizer is None else tokenizer_kind(source.tokenizer)

@@ -75,6 +75,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Token before the ids of each text: an id, or the name of a token; None: no token. Not with `bytes`."""
     end_id: int | str | None = None
     """Token after the ids of each text, written in the same way."""
+    map: str | None = None
+    """A function of one's own, `module:function`, that every row of the column goes through before it is tokenized, or
+    used as tokens; see `transform.maps`. None: rows are used as they are."""
     reset_id: int | None = None
     """An id that ends a document inside a row, for example an EOD between joined texts. `boundaries`, `positions` and
     `reset_loss` apply after each such token. It alters no sample. None: no id ends a document."""

@@ -16,6 +16,7 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
 from torchmix.reader.reader import Reader
 from torchmix.recipe.source.bad_rows import masked_sources
+from torchmix.recipe.source.row_map import maps_of
 from torchmix.steps.replica_steps import StreamSettings, replica_steps
 
 
@@ -46,6 +47,7 @@ def local_steps(
         ids=id_limit(part.vocab_size, settings.padded_vocab_size),
         masked=masked_sources(part.sources),
         seed=part.seed,
+        maps=maps_of(part.sources),
     )
     try:
         yield from replica_steps(

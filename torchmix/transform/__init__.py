@@ -8,6 +8,7 @@ huggingface.py          a vocabulary in a tokenizer.json
 tiktoken_encoding.py    a vocabulary of tiktoken, by name
 vocabulary_tokenizer.py a vocabulary and the ids around a document -> a tokenizer
 row_encoder.py          rows as a file holds them -> tokens
+maps/                   functions of the user's over rows
 open_tokenizer.py       the recipe's words -> a tokenizer
 images/                 images -> their sizes, and their patches
 """

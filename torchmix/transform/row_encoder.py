@@ -8,7 +8,7 @@ the index measures it once. Cost: that of the tokenizer or the function.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -48,6 +48,24 @@ class EncodedRows:
     """[n + 1] where each row begins in them."""
     others: Mapping[str, pa.Array] = field(default_factory=dict)
     """[n] lists of numbers of each row, by name, that travel with its ids."""
+
+
+def join_encoded(parts: Sequence[EncodedRows]) -> EncodedRows:
+    """Rows of several parts, end to end; where one of them has no such other array, its rows have empty lists."""
+    begins = np.cumsum([0, *(int(part.offsets[-1]) for part in parts)])
+    offsets = [part.offsets[1:] + begin for part, begin in zip(parts, begins.tolist(), strict=False)]
+    types = {name: array.type for part in parts for name, array in part.others.items()}
+    others = {
+        name: pa.concat_arrays(
+            [part.others[name] if name in part.others else pa.nulls(len(part.offsets) - 1, type) for part in parts]
+        )
+        for name, type in types.items()
+    }
+    return EncodedRows(
+        values=np.concatenate([part.values for part in parts]),
+        offsets=np.concatenate([np.zeros(1, np.int64), *offsets]),
+        others=others,
+    )
 
 
 class RowEncoder(Protocol):

@@ -19,8 +19,10 @@ from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source, find_source_files
 from torchmix.indexing.file_changes import match_files
 from torchmix.indexing.scan_files import fingerprint_files
+from torchmix.recipe.source.row_map import maps_of
 from torchmix.recipe.structs import Recipe
 from torchmix.storage.stores import place_of
+from torchmix.transform.maps.row_map import open_maps
 from torchmix.transform.open_tokenizer import Tokenizers
 
 SHOWN_FILES = 5
@@ -38,6 +40,7 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
     """
     findings: list[Finding] = []
     tokenizers = Tokenizers(directory)
+    maps = open_maps(maps_of(recipe.sources), directory)
     for name, settings in sorted(settings_of(recipe.sources, recipe.shuffle).items()):
         key = "tokenizer"
         try:
@@ -45,7 +48,7 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
                 tokenizers.open(name, settings.tokenizer, begin_id=settings.begin_id, end_id=settings.end_id)
             key = "path"
             paths = find_source_files(name, settings, directory)
-            source = choose_source(name, settings, paths, tokenizers)
+            source = choose_source(name, settings, paths, tokenizers, maps.get(name))
         except SourceUnreadable as error:
             findings.append(_of_error(error, f"sources.{name}.{key}", name))
             continue

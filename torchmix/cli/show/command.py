@@ -19,6 +19,7 @@ from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.source.row_map import maps_of
 
 HELP = "show the text or tokens of rows, or of a step"
 
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     directory = recipe_directory(arguments.recipe)
     catalog = open_part(directory / recipe.catalog, part)
     if arguments.source is not None:
-        rows = rows_shown(catalog, directory, arguments)
+        rows = rows_shown(catalog, directory, arguments, maps=maps_of(part.sources))
         if arguments.json:
             print_json({"recipe": str(arguments.recipe), "rows": list(rows)})
             return ExitCode.OK
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             print_row(row)
         return ExitCode.OK
     plan = plan_of_step(part, catalog, arguments)
-    samples = samples_shown(plan, catalog, directory, arguments)
+    samples = samples_shown(plan, catalog, directory, arguments, maps=maps_of(part.sources))
     if arguments.json:
         about = {
             "recipe": str(arguments.recipe),

@@ -7,6 +7,7 @@ none was named, there is no text. Cost: a page for each row that is not of the p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from torchmix.formats.table import choose_source
 from torchmix.reader.reader import Reader
 from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
 from torchmix.recipe.source_checks import TOKENIZERS
+from torchmix.transform.maps.row_map import open_maps
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 
@@ -42,13 +44,16 @@ class RowPlace:
 class DocumentReader:
     """Reads documents of some sources to show them."""
 
-    def __init__(self, catalog: Catalog, directory: Path, *, tokenizer: str | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, directory: Path, *, tokenizer: str | None = None, maps: Mapping[str, str] | None = None
+    ) -> None:
         """Open a catalog's sources.
 
         Args:
             catalog: The sources.
             directory: The recipe's folder.
             tokenizer: For sources of ids: as in a recipe, but a path is relative to the present folder.
+            maps: The words of the map of each source that has one, by name, as the recipe has them.
 
         Raises:
             CatalogStale: The catalog holds lengths of another tokenizer than the recipe's is now.
@@ -59,16 +64,18 @@ class DocumentReader:
         if tokenizer is not None and tokenizer_kind(tokenizer) is None:
             raise OptionError(f"--tokenizer {tokenizer}: no tokenizer; write {TOKENIZERS}")
         own, named = Tokenizers(directory), Tokenizers(Path())
+        words = {name: word for name, word in (maps or {}).items() if name in catalog.sources}
+        opened = open_maps(words, directory)
         sources: dict[str, FormatSource] = {}
         self._tokenizer: dict[str, Tokenizer | None] = {}
         for name, source in catalog.sources.items():
-            sources[name] = choose_source(name, source, (file.path for file in source.files), own)
+            sources[name] = choose_source(name, source, (file.path for file in source.files), own, opened.get(name))
             if source.tokenizer is not None:
                 ids = {"begin_id": source.begin_id, "end_id": source.end_id}
                 self._tokenizer[name] = own.open(name, source.tokenizer, **ids)
             else:
                 self._tokenizer[name] = None if tokenizer is None else named.open(name, tokenizer)
-        self._reader = Reader(catalog, directory, cache_bytes=CACHE_BYTES, sources=sources)
+        self._reader = Reader(catalog, directory, cache_bytes=CACHE_BYTES, sources=sources, maps=words)
 
     def __enter__(self) -> DocumentReader:
         return self

@@ -7,7 +7,7 @@ Cost: one page at a time.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from torchmix.errors import OptionError
 from torchmix.recipe.build import listed, nearest
 
 
-def rows_shown(catalog: Catalog, directory: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def rows_shown(
+    catalog: Catalog, directory: Path, arguments: argparse.Namespace, *, maps: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
     """Rows that the arguments name, one by one: source, row, file, file_row, page, tokens, and text or ids.
 
     Raises:
@@ -31,7 +33,7 @@ def rows_shown(catalog: Catalog, directory: Path, arguments: argparse.Namespace)
         raise OptionError(f"--source {name}: there is no such source{hint}")
     source = catalog.sources[name]
     start, stop = _range(source, arguments)
-    with DocumentReader(only(catalog, name), directory, tokenizer=arguments.tokenizer) as reader:
+    with DocumentReader(only(catalog, name), directory, tokenizer=arguments.tokenizer, maps=maps) as reader:
         for row in range(start, stop):
             place, ids = place_of(source, row), reader.ids(name, row)
             text = reader.text(name, ids)

@@ -8,7 +8,7 @@ all steps from 0, or from the state, since the order is a fold; then the pages o
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def plan_of_step(part: Part, catalog: Catalog, arguments: argparse.Namespace) ->
 
 
 def samples_shown(
-    plan: StepPlan, catalog: Catalog, directory: Path, arguments: argparse.Namespace
+    plan: StepPlan, catalog: Catalog, directory: Path, arguments: argparse.Namespace, *, maps: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     """Samples of a step, one by one, with their pieces.
 
@@ -61,7 +61,7 @@ def samples_shown(
         TopologyError: There is no such rank or microbatch.
     """
     placement, pieces = plan.placement, plan.pieces
-    with DocumentReader(catalog, directory, tokenizer=arguments.tokenizer) as reader:
+    with DocumentReader(catalog, directory, tokenizer=arguments.tokenizer, maps=maps) as reader:
         for sample in _samples(plan, arguments):
             shown: list[dict[str, Any]] = []
             for k in np.flatnonzero(plan.sample == sample).tolist():

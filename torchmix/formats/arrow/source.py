@@ -31,6 +31,7 @@ from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.maps.map_encoder import MapEncoder
 from torchmix.transform.row_encoder import RowEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
@@ -44,6 +45,8 @@ class ArrowSource:
     kind: Kind
     tokenizer: Tokenizer = BYTES
     """Of texts; unused with `tokens`."""
+    map: MapEncoder | None = None
+    """The function that rows go through; lengths are measured once their pages are known."""
 
     @property
     def format(self) -> str:
@@ -53,17 +56,17 @@ class ArrowSource:
     @property
     def transform_id(self) -> str:
         """See `source.Source.transform_id`."""
-        return transform_id_of(self.kind, self.tokenizer)
+        return transform_id_of(self.kind, self.tokenizer, self.map)
 
     @property
     def vocab_size(self) -> int | None:
         """See `source.Source.vocab_size`."""
-        return vocab_size_of(self.kind, self.tokenizer)
+        return vocab_size_of(self.kind, self.tokenizer, self.map)
 
     @property
     def row_encoder(self) -> RowEncoder | None:
         """See `source.Source.row_encoder`."""
-        return row_encoder_of(self.kind, self.tokenizer)
+        return row_encoder_of(self.kind, self.tokenizer, self.map)
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""

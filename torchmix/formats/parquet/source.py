@@ -33,6 +33,7 @@ from torchmix.formats.source import Documents, FileScan, PageRun, offsets_of
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.maps.map_encoder import MapEncoder
 from torchmix.transform.row_encoder import RowEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
@@ -46,6 +47,8 @@ class ParquetSource:
     kind: Kind
     tokenizer: Tokenizer = BYTES
     """Of texts; unused with `tokens`."""
+    map: MapEncoder | None = None
+    """The function that rows go through; lengths are measured once their pages are known."""
 
     @property
     def format(self) -> str:
@@ -55,17 +58,17 @@ class ParquetSource:
     @property
     def transform_id(self) -> str:
         """See `source.Source.transform_id`."""
-        return transform_id_of(self.kind, self.tokenizer)
+        return transform_id_of(self.kind, self.tokenizer, self.map)
 
     @property
     def vocab_size(self) -> int | None:
         """See `source.Source.vocab_size`."""
-        return vocab_size_of(self.kind, self.tokenizer)
+        return vocab_size_of(self.kind, self.tokenizer, self.map)
 
     @property
     def row_encoder(self) -> RowEncoder | None:
         """See `source.Source.row_encoder`."""
-        return row_encoder_of(self.kind, self.tokenizer)
+        return row_encoder_of(self.kind, self.tokenizer, self.map)
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`."""
@@ -134,13 +137,18 @@ class ParquetSource:
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`."""
-        values = decode_values(runs) if self.kind == "tokens" else [None] * len(runs)
+        values = decode_values(runs) if self._holds_tokens else [None] * len(runs)
         return list(map(self._documents, runs, values))
+
+    @property
+    def _holds_tokens(self) -> bool:
+        """Whether the catalog's lengths are those of the rows in the file."""
+        return self.kind == "tokens" and self.map is None
 
     def _documents(self, run: PageRun, values: NDArray[np.integer[Any]] | None) -> Documents:
         if values is not None and run.tokens is not None:
             return Documents(values=values, offsets=offsets_of(run.tokens) if run.offsets is None else run.offsets)
-        if self.kind == "tokens" and run.is_as_indexed and run.tokens is not None and not run.tokens.any():
+        if self._holds_tokens and run.is_as_indexed and run.tokens is not None and not run.tokens.any():
             return Documents(values=np.zeros(0, np.int32), offsets=np.zeros(run.num_rows + 1, np.int64))
         where = self._where(run.path)
         return documents_of_run(decode_pages(run, where), self.kind, where, run)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -38,6 +39,18 @@ class Scratch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OtherRows:
+    """One of the arrays that a map gives beside ids, for some rows of a source."""
+
+    name: str
+    """The map's name for it."""
+    piece: Int64Array
+    """[k] index in the request of the piece that begins each row: a row's other values come with its first token."""
+    values: pa.Array
+    """[k] large_list of numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tokens:
     """The result of one call."""
 
@@ -46,6 +59,8 @@ class Tokens:
     pages that were read, mostly int32 or uint16. Valid until the next read into the same memory."""
     successors: Int64Array
     """[n] the token that follows each piece in its document; 0 where the document ends with it."""
+    others: tuple[OtherRows, ...] = ()
+    """What maps gave beside the ids."""
 
 
 class PieceCopy:

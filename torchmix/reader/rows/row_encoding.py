@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -23,11 +24,11 @@ from torchmix.mixture.keys import hash_columns, named_key
 from torchmix.reader.decoded_page import NO_ID, DecodedPage
 from torchmix.reader.pieces.locate import Located
 from torchmix.reader.pieces.page_starts import row_keys
-from torchmix.reader.pieces.piece_copy import Run
+from torchmix.reader.pieces.piece_copy import OtherRows, Run
 from torchmix.reader.rows.call_rows import CallRows
 from torchmix.reader.rows.kept_ids import KeptIds
 from torchmix.reader.source_pages import SourcePages
-from torchmix.transform.row_encoder import EncodedRows, RowEncoder, RowsToEncode, row_array
+from torchmix.transform.row_encoder import EncodedRows, RowEncoder, RowsToEncode, join_encoded, row_array
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class RowEncoding:
         self._keys = [named_key(seed, "map", source.catalog.name) for source in sources]
         self._kept = KeptIds()
         self._masked: set[tuple[int, int]] = set()
+        self.others: tuple[OtherRows, ...] = ()
+        """What maps gave beside the ids, of the call that was encoded last."""
         self.rows_encoded = 0
         """Rows that were encoded, each time."""
         self.rows_served = 0
@@ -110,9 +113,11 @@ class RowEncoding:
             SourceUnreadable: A row cannot be encoded.
             CorruptPage: A row has another number of tokens than it was indexed with.
         """
+        self.others = ()
         if not len(rows):
             return
         parts: list[NDArray[np.integer[Any]]] = []
+        others: list[tuple[str, Int64Array, pa.Array]] = []
         part_of_row, begin_of_row = np.empty((2, len(rows)), np.int64)
         lengths = self._lengths(rows)
         is_open = self._kept.is_open(row_keys(rows.source, rows.row))
@@ -120,10 +125,12 @@ class RowEncoding:
             encoded = self._encode(rows, chosen, lengths)
             part_of_row[chosen], begin_of_row[chosen] = len(parts), encoded.offsets[:-1]
             parts.append(encoded.values)
+            others += [(name, chosen, array) for name, array in encoded.others.items()]
             for i in np.flatnonzero(is_open[chosen]).tolist():
                 row, ids = chosen[i], encoded.values[encoded.offsets[i] : encoded.offsets[i + 1]]
                 key = row_keys(rows.source[row : row + 1], rows.row[row : row + 1])
                 self._kept.keep(int(key[0]), int(rows.epoch[row]), ids)
+        self.others = _of_first_pieces(at, rows, others) if others else ()
         part = part_of_row[rows.row_of_piece]
         begins = (begin_of_row[rows.row_of_piece] + at.start[rows.pieces]).tolist()
         is_first = (np.diff(part, prepend=-1) != 0) | (np.diff(rows.pieces, prepend=-2) != 1)
@@ -222,10 +229,7 @@ class RowEncoding:
     def _apart(self, rows: CallRows, chosen: Int64Array, lengths: Int64Array) -> EncodedRows:
         """The same of each half, until the rows at fault are alone."""
         half = len(chosen) // 2
-        parts = [self._encode(rows, part, lengths) for part in (chosen[:half], chosen[half:])]
-        values = np.concatenate([part.values for part in parts])
-        first, second = (part.offsets for part in parts)
-        return EncodedRows(values=values, offsets=np.concatenate([first, second[1:] + first[-1]]))
+        return join_encoded([self._encode(rows, part, lengths) for part in (chosen[:half], chosen[half:])])
 
     def _asked(self, rows: CallRows, chosen: Int64Array, encoder: RowEncoder) -> RowsToEncode:
         content = [rows.content[i] for i in chosen.tolist()]
@@ -257,6 +261,21 @@ class RowEncoding:
             self._masked.add((s, row))
             logger.warning("%s - it comes without loss, as bad_rows: mask says", what)
         return _blank(wanted)
+
+
+def _of_first_pieces(
+    at: Located, rows: CallRows, others: Sequence[tuple[str, Int64Array, pa.Array]]
+) -> tuple[OtherRows, ...]:
+    """Other arrays of the rows whose first token was asked for, with the piece that begins each row."""
+    is_first = at.start[rows.pieces] == 0
+    piece_of_row = np.full(len(rows), -1, np.int64)
+    piece_of_row[rows.row_of_piece[is_first]] = at.order[rows.pieces[is_first]]
+    found: list[OtherRows] = []
+    for name, chosen, array in others:
+        pieces = piece_of_row[chosen]
+        asked = np.flatnonzero(pieces >= 0)
+        found.append(OtherRows(name=name, piece=pieces[asked], values=array.take(pa.array(asked))))
+    return tuple(found)
 
 
 def _blank(lengths: Int64Array) -> EncodedRows:
