@@ -35,7 +35,7 @@ from torchmix.recipe.structs import (
     Source,
 )
 from torchmix.steps.header import StepHeader
-from torchmix.steps.state import STATE_VERSION, LoaderState, PoolState, SourceState
+from torchmix.steps.state import STATE_VERSION, LoaderState, PoolState, StreamState
 
 TEXT = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
 
@@ -155,8 +155,8 @@ def test_the_state_table_is_a_loader_state() -> None:
     rows = table(section("State"), "key | type")
     assert [name for row in rows for name in names(row[0])] == list(LoaderState.__struct_fields__)
     text = section("State")
-    assert f"`[{', '.join(SourceState.__struct_fields__)}]`" in text
-    assert re.sub(r" \(.*?\)", "", re.search(r"six lists, a column each: (.*?) \|", text)[1]) == ", ".join(
+    assert f"`[{', '.join(StreamState.__struct_fields__)}]`" in text
+    assert re.sub(r" \(.*?\)", "", re.search(r"seven lists, a column each: (.*?) \|", text)[1]) == ", ".join(
         PoolState.__struct_fields__
     )
 

@@ -13,7 +13,7 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.draw import MAX_ASKED_TOKENS, Position, draw, exhausted_error
-from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.order import SourceOrder, StreamOrder
 from torchmix.mixture.shares.integers import SHARE_ONE, integer_shares
 from torchmix.mixture.stretches import Stretches
 
@@ -25,7 +25,7 @@ def of_tokens(tokens: list[int], *, rows_per_page: int = 3, window_pages: int = 
     return SourceSizes(first_row_of_page=first_row, tokens=np.array(tokens, np.int32), window_pages=window_pages)
 
 
-def documents_of(order: SourceOrder, max_epochs: int) -> Iterator[tuple[int, int, int]]:
+def documents_of(order: StreamOrder, max_epochs: int) -> Iterator[tuple[int, int, int]]:
     """(epoch, row, tokens) of a source, one by one, the empty ones too."""
     for epoch in range(max_epochs):
         for window in range(order.num_windows):
@@ -38,7 +38,7 @@ def documents_of(order: SourceOrder, max_epochs: int) -> Iterator[tuple[int, int
 class SlowSource:
     """A source as the rule has it: it gives documents while it owes more than half of the next one."""
 
-    order: SourceOrder
+    order: StreamOrder
     max_epochs: int
     debt: int = 0
     residue: Fraction = Fraction(0)
@@ -112,7 +112,7 @@ def asks(name: str, seed: int, count: int) -> list[int]:
 
 
 def tuples(documents: Stretches, source: int) -> list[tuple[int, int, int]]:
-    mask = documents.source == source
+    mask = documents.stream == source
     columns = (documents.epoch, documents.row, documents.tokens)
     return list(zip(*(column[mask].tolist() for column in columns), strict=True))
 
@@ -130,7 +130,7 @@ def test_draws_are_those_of_taking_documents_one_by_one(name):
             drawn = draw(orders, shares, position, asked, max_epochs=endless, coming=coming)
         position = drawn.position
         assert drawn.ran_out == ()
-        assert np.all(np.diff(drawn.stretches.source) >= 0), "documents are not sorted by source"
+        assert np.all(np.diff(drawn.stretches.stream) >= 0), "documents are not sorted by source"
         for s, source in enumerate(slow):
             expected = source.charge(Fraction(int(shares[s]) * asked, SHARE_ONE))
             assert tuples(drawn.stretches, s) == [each for each in expected if each[2] > 0]
@@ -152,7 +152,7 @@ def test_drawn_tokens_stay_within_half_the_longest_document_of_the_share_at_ever
         position = drawn.position
         total += asked
         charged += drawn.asked
-        np.add.at(given, drawn.stretches.source, drawn.stretches.tokens)
+        np.add.at(given, drawn.stretches.stream, drawn.stretches.tokens)
         assert np.all((position.residue >= 0) & (position.residue < SHARE_ONE))
         for s in range(len(orders)):
             # Charged tokens are whole; what is left of the exact share is less than one more.
@@ -181,7 +181,7 @@ def test_one_row_gives_many_epochs_in_one_draw():
     sizes, fractions = CONFIGURATIONS["one row, many epochs in a draw"]
     orders, shares = orders_of(sizes), integer_shares(fractions)
     drawn = draw(orders, shares, Position.start(3), 3 * 1400, max_epochs=np.full(3, ENDLESS))
-    epochs = drawn.stretches.epoch[drawn.stretches.source == 0]
+    epochs = drawn.stretches.epoch[drawn.stretches.stream == 0]
     assert epochs.tolist() == list(range(200))
     assert drawn.position.epoch[0] == 200 and drawn.position.debt[0] == 0
 
@@ -194,7 +194,7 @@ def test_a_source_of_share_1e_5_appears_at_its_rate():
     for step in range(500):
         drawn = draw(orders, shares, position, 65_536, max_epochs=np.full(3, ENDLESS))
         position = drawn.position
-        tokens = int(drawn.stretches.tokens[drawn.stretches.source == names.index("tiny")].sum())
+        tokens = int(drawn.stretches.tokens[drawn.stretches.stream == names.index("tiny")].sum())
         given += tokens
         if tokens:
             steps_with_it.append(step)
@@ -284,7 +284,7 @@ def test_a_source_without_a_share_gives_nothing_and_keeps_what_it_owes():
     zeros = np.zeros(2, np.int64)
     owing = Position(epoch=zeros, window=zeros + 1, offset=zeros + 2, debt=zeros + 5000, residue=zeros + 9)
     drawn = draw(orders_of(sizes), np.array([0, SHARE_ONE]), owing, 9000, max_epochs=np.full(2, ENDLESS))
-    assert set(drawn.stretches.source.tolist()) == {1}
+    assert set(drawn.stretches.stream.tolist()) == {1}
     for each in fields(drawn.position):
         assert getattr(drawn.position, each.name)[0] == getattr(owing, each.name)[0]
 

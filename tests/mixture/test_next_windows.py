@@ -10,7 +10,7 @@ from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.mixture.next_windows import A_STEP, NextWindows
-from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.order import StreamOrder
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 
@@ -21,13 +21,13 @@ NUM_SOURCES = 50
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int, int]]]:
     """Every window that is made, by name and place."""
     windows: list[tuple[str, int, int]] = []
-    make = SourceOrder._make
+    make = StreamOrder._make
 
-    def noted(self: SourceOrder, epoch: int, window: int) -> object:
+    def noted(self: StreamOrder, epoch: int, window: int) -> object:
         windows.append((self.name, epoch, window))
         return make(self, epoch, window)
 
-    monkeypatch.setattr(SourceOrder, "_make", noted)
+    monkeypatch.setattr(StreamOrder, "_make", noted)
     yield windows
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from torchmix.mixture.stretches import Stretches, joined
 
-NAMES = ("source", "epoch", "row", "start", "tokens", "document_tokens")
+NAMES = ("stream", "epoch", "row", "start", "tokens", "document_tokens")
 
 
 def stretches(*rows: tuple[int, ...]) -> Stretches:

@@ -14,6 +14,7 @@ from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError, SourceExhausted
 from torchmix.planner.forecast import Forecast, SourceForecast, epoch_tokens, forecast
+from torchmix.planner.stream_order import order_of_stream
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
 
@@ -169,7 +170,7 @@ def test_an_epoch_counts_tokens_after_the_overflow_rule(overflow: str, tokens: i
         first_row_of_page=np.array([0, 3], np.int64), tokens=np.array([4, 256, 1000], np.int32), window_pages=1
     )
     recipe = make_recipe({"a": "100%"}, length=256, packing={"overflow": overflow})
-    assert epoch_tokens(recipe, "a", sizes) == tokens
+    assert epoch_tokens(order_of_stream(part_of(recipe, "train"), "a", {"a": sizes})) == tokens
 
 
 def test_what_the_planner_refuses_from_the_start_is_raised() -> None:
@@ -189,7 +190,7 @@ def test_an_epoch_counts_the_rows_that_are_used() -> None:
         first_row_of_page=np.array([0, 4], np.int64), tokens=np.array([4, 256, 1000, 7], np.int32), window_pages=1
     )
     recipe = make_recipe({"a": "100%"}, length=256, sources={"a": {"documents": ("25%", "75%")}})
-    assert epoch_tokens(recipe, "a", sizes) == 1256
+    assert epoch_tokens(order_of_stream(part_of(recipe, "train"), "a", {"a": sizes})) == 1256
 
 
 @pytest.mark.parametrize("ramp", [[(0, 8), (60, 16)], [(0, 32), (20, 16), (90, 24)]])

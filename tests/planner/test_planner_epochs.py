@@ -224,14 +224,14 @@ def test_a_source_that_runs_out_gives_its_share_to_the_others_as_a_decision(pack
     planner = make_planner(exhausting_recipe(packing, gaps="renormalise", one="renormalise"), EPOCH_SIZES)
     plans, cursors = plan_steps(planner, 60)
     decisions = cursors[-1].decisions
-    assert sorted(decision.source for decision in decisions) == ["gaps", "one"]
+    assert sorted(decision.name for decision in decisions) == ["gaps", "one"]
     assert [decision.step for decision in decisions] == sorted(decision.step for decision in decisions)
     for decision in decisions:
-        s = planner.sources.index(decision.source)
+        s = planner.sources.index(decision.name)
         assert not cursors[decision.step].decisions.count(decision)
         assert decision in cursors[decision.step + 1].decisions
         # Two epochs were drawn, whole, and nothing is asked or drawn later.
-        tokens = sum(counted_tokens(EPOCH_SIZES[decision.source], packing))
+        tokens = sum(counted_tokens(EPOCH_SIZES[decision.name], packing))
         assert sum(int(plan.drawn_tokens[s]) for plan in plans) == 2 * tokens
         for plan in plans[decision.step + 1 :]:
             assert plan.drawn_tokens[s] == 0 and plan.asked_tokens[s] == 0

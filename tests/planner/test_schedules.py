@@ -114,7 +114,7 @@ def test_what_runs_out_gives_to_its_siblings_in_every_stage() -> None:
         plain["sources"][name] |= {"max_epochs": 2, "on_exhausted": "renormalise"}
     planner = make_planner(check_recipe(plain), SIZES)
     _, cursors = plan_steps(planner, 19)
-    gone = {decision.source for decision in cursors[-1].decisions}
+    gone = {decision.name for decision in cursors[-1].decisions}
     assert gone == {"tiny", "one"}
     shares = planner.shares(cursors[-1].decisions, step=19) / 2**32
     wanted = dict(SUDDEN, gaps=SUDDEN["gaps"] + SUDDEN["one"] + SUDDEN["tiny"], one=Fraction(0), tiny=Fraction(0))

@@ -72,16 +72,16 @@ def test_evaluation_has_the_size_after_the_ramp(tmp_path: Path) -> None:
 
 def test_one_pass_ends_every_source_after_an_epoch(tmp_path: Path) -> None:
     once = part_of(load_text(tmp_path, SPLIT), "validation", one_pass=True)
-    assert {(source.max_epochs, source.on_exhausted) for source in once.sources.values()} == {(1, "renormalise")}
+    assert {(source.max_epochs, source.on_exhausted) for source in once.streams.values()} == {(1, "renormalise")}
 
 
 def test_max_epochs_bounds_training_alone(tmp_path: Path) -> None:
     own = OWN.replace("tokens: t}}", "tokens: t, max_epochs: 1}}")
     for text, names in ((SPLIT, ["web", "code"]), (own, ["held"])):
         recipe = load_text(tmp_path, text)
-        assert part_of(recipe, "train").sources["web"].max_epochs == 3
+        assert part_of(recipe, "train").streams["web"].max_epochs == 3
         validation = part_of(recipe, "validation")
-        assert {name: source.max_epochs for name, source in validation.sources.items()} == dict.fromkeys(names)
+        assert {name: source.max_epochs for name, source in validation.streams.items()} == dict.fromkeys(names)
 
 
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torchmix.planner.planner import Cursor, Decision, Planner
 from torchmix.steps.cursor_bounds import MAX_STEPS, check_cursor, pieces_of_columns
 
 SHARES = {"alpha": "60%", "beta": "39.9%", "gamma": "0.1%"}
-COLUMNS = ("source", "row", "epoch", "start", "tokens", "drawn_step")
+COLUMNS = ("stream", "source", "row", "epoch", "start", "tokens", "drawn_step")
 ENDS = {name: {"max_epochs": 2, "on_exhausted": "renormalise"} for name in ("alpha", "beta", "gamma")}
 
 
@@ -59,10 +59,9 @@ def cursors(planner: Planner, steps: int) -> list[Cursor]:
 def test_what_a_planner_makes_is_within_the_bounds(method: str, overflow: str, choices: dict[str, Any]) -> None:
     planner = planner_of(packing={"method": method, "overflow": overflow}, **choices)
     for cursor in cursors(planner, 60):
-        pool = {
-            name: getattr(cursor.pool, name) for name in ("source", "row", "epoch", "start", "tokens", "drawn_step")
-        }
-        assert np.array_equal(pieces_of_columns(planner, **pool).document_tokens, cursor.pool.document_tokens)
+        assert np.array_equal(
+            pieces_of_columns(planner, **columns_of(cursor.pool)).document_tokens, cursor.pool.document_tokens
+        )
         check_cursor(cursor, planner)
 
 
@@ -100,7 +99,7 @@ def test_a_position_that_its_source_does_not_have_is_refused(name: str, value: i
     column = getattr(cursor.position, name).copy()
     column[1] = value
     wrong = replace(cursor, position=replace(cursor.position, **{name: column}))
-    with pytest.raises(StateError, match=rf"the state's {name} of source 'beta' is {value}, which is not in \["):
+    with pytest.raises(StateError, match=rf"the state's {name} of stream 'beta' is {value}, which is not in \["):
         check_cursor(wrong, planner)
 
 
@@ -180,9 +179,10 @@ def test_columns_of_several_lengths_are_refused(name: str) -> None:
 def test_a_row_that_the_part_does_not_use_is_refused() -> None:
     planner = planner_of(sources={"beta": {"documents": ("0%", "50%")}})
     cursor = cursors(planner, 7)[-1]
-    unused = np.flatnonzero(planner.orders[1].sizes.tokens[200:])[0] + 200
-    piece = Pieces(**{name: np.array([0]) for name in ("epoch", "start", "drawn_step")}, source=np.array([1]),
-                   row=np.array([unused]), tokens=np.array([1]), document_tokens=np.array([1]))  # fmt: skip
+    unused = np.flatnonzero(planner.sizes[1].tokens[200:])[0] + 200
+    zeros = {name: np.array([0]) for name in ("epoch", "start", "drawn_step")}
+    ones = {name: np.array([1]) for name in ("stream", "source", "tokens", "document_tokens")}
+    piece = Pieces(**zeros, **ones, row=np.array([unused]))
     with pytest.raises(StateError, match="piece that does not exist"):
         check_cursor(replace(cursor, pool=piece), planner)
 
@@ -198,12 +198,19 @@ def test_a_pool_that_holds_tokens_twice_is_refused(method: str) -> None:
 def test_a_pool_of_more_than_the_batch_and_a_document_of_each_source_is_refused() -> None:
     planner = planner_of(samples=2)
     cursor = some_cursor(planner)
-    rows = np.flatnonzero(planner.orders[0].sizes.tokens)
+    rows = np.flatnonzero(planner.sizes[0].tokens)
     zeros = np.zeros_like(rows)
-    tokens = planner.orders[0].sizes.tokens[rows].astype(np.int64)
+    tokens = planner.sizes[0].tokens[rows].astype(np.int64)
     short = np.minimum(tokens, 256)
     pool = Pieces(
-        source=zeros, epoch=zeros, row=rows, start=zeros, tokens=short, drawn_step=zeros, document_tokens=tokens
+        stream=zeros,
+        source=zeros,
+        epoch=zeros,
+        row=rows,
+        start=zeros,
+        tokens=short,
+        drawn_step=zeros,
+        document_tokens=tokens,
     )
     total = int(short.sum())
     assert total > 3 * 256 + 3 * 700
@@ -219,7 +226,7 @@ def test_a_pool_of_more_than_the_batch_and_a_document_of_each_source_is_refused(
         ([(-1, "beta")], "is -1"),
         ([(3, "beta"), (2, "alpha")], "is 2, which is not in .3, 6."),
         ([(3, "beta"), (3, "beta")], "twice"),
-        ([(3, "delta")], "'delta' has run out; sources are alpha, beta, gamma"),
+        ([(3, "delta")], "'delta' has run out; streams are alpha, beta, gamma"),
     ],
 )
 def test_a_decision_that_was_not_made_is_refused(decisions: list[tuple[int, str]], match: str) -> None:
@@ -227,7 +234,7 @@ def test_a_decision_that_was_not_made_is_refused(decisions: list[tuple[int, str]
     cursor = some_cursor(planner)
     none = np.zeros(3, np.int64)
     cursor = replace(cursor, position=replace(cursor.position, debt=none))
-    made = tuple(Decision(step=step, source=source) for step, source in decisions)
+    made = tuple(Decision(step=step, kind="ran_out", name=name) for step, name in decisions)
     with pytest.raises(StateError, match=match):
         check_cursor(replace(cursor, decisions=made), planner)
 
@@ -236,5 +243,5 @@ def test_a_source_that_has_run_out_owes_nothing() -> None:
     planner = planner_of()
     cursor = some_cursor(planner)
     cursor = replace(cursor, position=replace(cursor.position, debt=np.array([0, 5, 0])))
-    with pytest.raises(StateError, match="debt of source 'beta', which has run out, is 5"):
-        check_cursor(replace(cursor, decisions=(Decision(step=3, source="beta"),)), planner)
+    with pytest.raises(StateError, match="debt of stream 'beta', which has run out, is 5"):
+        check_cursor(replace(cursor, decisions=(Decision(step=3, kind="ran_out", name="beta"),)), planner)

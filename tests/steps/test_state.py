@@ -18,16 +18,9 @@ from torchmix.planner.planner import Cursor, Planner
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part, part_of
 from torchmix.steps.cursor_bounds import MAX_STEPS
+from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, encode_header
-from torchmix.steps.state import (
-    MAX_STATE_BYTES,
-    check_layout,
-    cursor_of_state,
-    decode_state,
-    encode_state,
-    start_state,
-    state_of_cursor,
-)
+from torchmix.steps.state import MAX_STATE_BYTES, check_layout, decode_state, encode_state, start_state
 
 RECIPE, CATALOG = "0123456789abcdef", "fedcba9876543210"
 
@@ -209,8 +202,8 @@ def test_a_step_alone_that_no_run_has_is_refused_before_it_is_planned() -> None:
 @pytest.mark.parametrize("order", [(1, 0, 2), (0, 0, 2), (0, 1)])
 def test_other_sources_than_the_recipes_in_their_order_are_refused(order: tuple[int, ...]) -> None:
     state = decode_state(some_state(), recipe=RECIPE)
-    state = msgspec.structs.replace(state, sources=[state.sources[s] for s in order])
-    with pytest.raises(StateMismatch, match="the state has sources"):
+    state = msgspec.structs.replace(state, streams=[state.streams[s] for s in order])
+    with pytest.raises(StateMismatch, match="the state has streams"):
         cursor_of_state(state, planner_of(SHARES), catalog=CATALOG)
 
 

@@ -89,7 +89,7 @@ def test_a_window_is_decoded_as_fast_as_the_one_before_is_consumed() -> None:
     planner, cursor, notes = follow(("90%", "100%"), steps=10)
     place = (int(cursor.position.epoch[0]), int(cursor.position.window[0]))
     order = planner.orders[0]
-    following = order.pages(*order.following(*place))
+    [(_, following)] = order.pages_by_source(*order.following(*place))
     warmed = [page for page in following.tolist() if page in notes.warmed]
     part = cursor.position.offset[0] / order.num_pieces(*place)
     assert abs(len(warmed) - part * len(following)) <= 1
@@ -101,7 +101,7 @@ def test_pages_that_cost_less_together_are_decoded_together_and_never_later() ->
         _, _, together = follow(None, steps=steps, at_once=20)
         place = (int(cursor.position.epoch[0]), int(cursor.position.window[0]))
         order = planner.orders[0]
-        following = order.pages(*order.following(*place))
+        [(_, following)] = order.pages_by_source(*order.following(*place))
         num_alone, num_together = (np.isin(following, notes.warmed).sum() for notes in (alone, together))
         assert num_alone <= num_together <= num_alone + 2 * 20
         assert 4 * len(together.calls) <= len(alone.calls) + 8

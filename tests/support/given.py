@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.order import StreamOrder
 
 
 def given_tokens(
-    order: SourceOrder, counted: Sequence[int], length: int, at: tuple[int, int, int]
+    order: StreamOrder, counted: Sequence[int], length: int, at: tuple[int, int, int]
 ) -> dict[tuple[int, int], int]:
     """Tokens that each (epoch, row) has given where the source stands at (epoch, window, offset).
 

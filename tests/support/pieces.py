@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from torchmix.planner.pack import Pieces
+from torchmix.planner.plan import name_hash
 
 
 def pieces_of(
@@ -16,6 +17,7 @@ def pieces_of(
     lengths = np.asarray(tokens, np.int64)
     zeros = np.zeros_like(lengths)
     return Pieces(
+        stream=zeros + source,
         source=zeros + source,
         epoch=zeros,
         row=first_row + np.arange(len(lengths), dtype=np.int64),
@@ -24,3 +26,8 @@ def pieces_of(
         drawn_step=zeros + np.asarray(drawn_step, np.int64),
         document_tokens=lengths,
     )
+
+
+def name_hashes(names: Sequence[str], pieces: Pieces) -> np.ndarray:
+    """uint64 [n] hash of the name of each piece, of streams that are sources with these sorted names."""
+    return np.array([name_hash(name, name) for name in names], np.uint64)[pieces.source]

@@ -60,8 +60,10 @@ def make_plan(
     )
     return StepPlan(
         step=step,
+        streams=("a", "b", "c"),
         sources=("a", "b", "c"),
         pieces=Pieces(
+            stream=columns["source"],
             source=columns["source"],
             epoch=np.zeros_like(columns["row"]),
             row=columns["row"],

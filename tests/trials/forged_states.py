@@ -112,41 +112,73 @@ def change_pool(tree: Tree, chance: random.Random) -> None:
     if change == 0:
         columns[:] = [column * 2 for column in columns]
     elif change == 1:
-        columns[5] = [value + chance.choice([1, 100, 2**31]) for value in columns[5]]
+        columns[6] = [value + chance.choice([1, 100, 2**31]) for value in columns[6]]
     elif change == 2:
         order = chance.sample(range(size), size)
         columns[:] = [[column[at] for at in order] for column in columns]
     else:
         count = chance.choice([1, 50, 20_000])
         columns[0] += [chance.randrange(3) for _ in range(count)]
-        columns[1] += [0] * count
-        columns[2] += [chance.randrange(1000) for _ in range(count)]
-        columns[3] += [0] * count
-        columns[4] += [chance.randrange(1, 64) for _ in range(count)]
-        columns[5] += [0] * count
+        columns[1] += [0] * chance.choice([0, count])
+        columns[2] += [0] * count
+        columns[3] += [chance.randrange(1000) for _ in range(count)]
+        columns[4] += [0] * count
+        columns[5] += [chance.randrange(1, 64) for _ in range(count)]
+        columns[6] += [0] * count
 
 
 def change_decisions(tree: Tree, chance: random.Random) -> None:
     steps = [0, tree["step"] - 1, tree["step"], tree["step"] + 1, 2**31, 2**62]
-    names = [*(source[0] for source in tree["sources"]), "none", "x" * 500]
-    count = chance.choice([1, 2, 5000])
-    tree["decisions"] += [[chance.choice(steps), chance.choice(names)] for _ in range(count)]
+    names = [*(stream[0] for stream in tree["streams"]), "none", "x" * 500]
+    kinds, count = ["ran_out", "ran_out", "stage", "x"], chance.choice([1, 2, 5000])
+    tree["decisions"] += [[chance.choice(steps), chance.choice(kinds), chance.choice(names)] for _ in range(count)]
+
+
+def change_rows(tree: Tree, chance: random.Random) -> None:
+    """What is known of a stream's rows: their fingerprint, their era, the sources that they lie in."""
+    stream = chance.choice(tree["streams"])
+    change = chance.randrange(3)
+    if change == 0:
+        stream[6] = chance.choice(["", "0" * 16, stream[6][::-1], "x" * 200])
+    elif change == 1:
+        stream[7] = chance.choice([1, -1, 2**62])
+    else:
+        names = [stream[0] for stream in tree["streams"]]
+        tree["sources"] = chance.choice([names, names[::-1], ["none"], [*names, "none"], []])
+        tree["pool"][1] = chance.choice([[], list(tree["pool"][0]), [len(names)] * len(tree["pool"][0])])
+
+
+def change_policy(tree: Tree, chance: random.Random) -> None:
+    """What only a run with a policy has."""
+    names = [*(stream[0] for stream in tree["streams"]), "none"]
+    shares = {chance.choice(names): chance.choice([0, 1, 2**31, 2**32, -1, 2**62]) for _ in range(chance.randrange(4))}
+    step = chance.choice([0, tree["step"], tree["step"] + 1, 2**62])
+    tree.update(
+        chance.choice(
+            [
+                {"shares": shares},
+                {"pending": [[step, shares]] * chance.choice([1, 2, 5000])},
+                {"log_digest": chance.randbytes(8), "log_length": step},
+                {"log_length": step},
+            ]
+        )
+    )
 
 
 def change_place(tree: Tree, chance: random.Random) -> None:
-    """A place that may exist, far from where the source stands."""
-    source = chance.choice(tree["sources"])
-    source[1] = chance.choice([0, source[1] + 1, chance.randrange(1000)])
-    source[2] = chance.choice([0, source[2], chance.randrange(4)])
-    source[3] = chance.choice([0, chance.randrange(200)])
-    source[4] = chance.choice([source[4], chance.randrange(-40, 40)])
-    source[5] = chance.getrandbits(32)
+    """A place that may exist, far from where the stream stands."""
+    stream = chance.choice(tree["streams"])
+    stream[1] = chance.choice([0, stream[1] + 1, chance.randrange(1000)])
+    stream[2] = chance.choice([0, stream[2], chance.randrange(4)])
+    stream[3] = chance.choice([0, chance.randrange(200)])
+    stream[4] = chance.choice([stream[4], chance.randrange(-40, 40)])
+    stream[5] = chance.getrandbits(32)
 
 
 def change_step_alone(tree: Tree, chance: random.Random) -> None:
     step = chance.choice([0, 1, 5, 10**4, 2**24, 2**24 + 1, 2**31, 2**62])
-    nothing: Tree = {"catalog": "", "order_digest": b"", "plan_digest": b"", "sources": [], "decisions": []}
-    tree.update(nothing, pool=[[] for _ in range(6)], step=step, microbatch=0)
+    nothing: Tree = {"catalog": "", "order_digest": b"", "plan_digest": b"", "streams": [], "decisions": []}
+    tree.update(nothing, pool=[[] for _ in range(7)], step=step, microbatch=0)
 
 
 CHANGES: list[Callable[[Tree, random.Random], None]] = [
@@ -159,6 +191,8 @@ CHANGES: list[Callable[[Tree, random.Random], None]] = [
     change_pool,
     change_decisions,
     change_place,
+    change_rows,
+    change_policy,
     change_step_alone,
 ]
 
@@ -211,7 +245,7 @@ def judge(loader: Any, data: bytes) -> str:
         loader.load_state_dict({"torchmix_state": data})
         state = decode_state(data, recipe=loader._part)
         microbatches = iter(loader)
-        if not state.sources and state.step > FAR_STEP:
+        if not state.streams and state.step > FAR_STEP:
             return "plans the steps before"
         for _ in range(loader.num_microbatches + 1):
             next(microbatches)

@@ -34,7 +34,8 @@ from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.structs import Recipe, Shuffle
-from torchmix.steps.state import cursor_of_state, decode_state, encode_state, state_of_cursor
+from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
+from torchmix.steps.state import decode_state, encode_state
 
 FINGERPRINT = "0123456789abcdef"
 Span = tuple[int, int]

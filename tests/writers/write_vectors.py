@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tests.support.book_steps import BookJob, job_of_run, steps
 
 FILE = Path(__file__).parents[2] / "docs" / "vectors.json"
 WIDTH = 120
+DIGESTS = ("order_digest", "plan_digest", "log_digest")
+"""Fields of a state that are bytes, hex in the vectors."""
 
 
 def text_of(value: Any, indent: int = 0, used: int = 0) -> str:
@@ -49,8 +52,10 @@ def run_again(run: dict[str, Any], sources: dict[str, BookSource]) -> dict[str, 
 def state_again(vector: dict[str, Any]) -> dict[str, Any]:
     """The state with the bytes of its fields."""
     fields = vector["fields"]
-    digests = {name: bytes.fromhex(fields[name]) for name in ("order_digest", "plan_digest")}
-    body = msgspec.msgpack.encode({**fields, **digests})
+    digests = {name: bytes.fromhex(fields[name]) for name in DIGESTS if name in fields}
+    items = ({**fields, **digests}).items()
+    body = b"\xde" + struct.pack(">H", len(items))  # a map with 16 bits of length, however many keys are left out
+    body += b"".join(msgspec.msgpack.encode(key) + msgspec.msgpack.encode(value) for key, value in items)
     return {"fields": fields, "bytes": (b"torchmix-state\x01" + hashlib.sha256(body).digest()[:8] + body).hex()}
 
 

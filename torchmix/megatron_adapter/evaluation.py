@@ -69,7 +69,7 @@ def recipe_of_set(recipe: Recipe, name: str) -> Recipe:
     return msgspec.structs.replace(
         recipe,
         batch=part.batch,
-        sources={name: part.sources[name]},
+        sources={name: msgspec.structs.replace(part.sources[name], max_epochs=None, on_exhausted="error")},
         mixture={name: "100%"},
         split=None,
         validation=None,

@@ -1,9 +1,9 @@
-"""The next few pieces of every source, side by side.
+"""The next few pieces of every stream, side by side.
 
-In: windows of sources, and where draws have left them. Out: the pieces that sources in debt give, in a few numpy calls
-for all sources. Must hold: what is given is what each source's window says (`Window.take`); the caller answers for a
-source with too few pieces held. Cost: 24 bytes a held piece, KEPT pieces a source; some microseconds a source each time
-its pieces are held. With hundreds of sources a draw takes a piece or two from each, and asking one source at a time
+In: windows of streams, and where draws have left them. Out: the pieces that streams in debt give, in a few numpy calls
+for all streams. Must hold: what is given is what each stream's window says (`Window.take`); the caller answers for a
+stream with too few pieces held. Cost: 24 bytes a held piece, KEPT pieces a stream; some microseconds a stream each time
+its pieces are held. With hundreds of streams a draw takes a piece or two from each, and asking one stream at a time
 would cost more than all the rest of a draw.
 """
 
@@ -17,25 +17,25 @@ from torchmix.array_types import Int64Array
 from torchmix.mixture.window import Window
 
 KEPT = 64
-"""Pieces held for each source; a source that gives more than a quarter as many in one draw is not held."""
+"""Pieces held for each stream; a stream that gives more than a quarter as many in one draw is not held."""
 _WIDTH = KEPT + 2
-"""Entries of a source in the table of ends; the last one is a sentinel beyond all tokens."""
+"""Entries of a stream in the table of ends; the last one is a sentinel beyond all tokens."""
 _SPAN = 1 << 40
-"""More than the tokens of KEPT pieces, each below 2^31. Keeps the sources apart in one sorted table."""
+"""More than the tokens of KEPT pieces, each below 2^31. Keeps the streams apart in one sorted table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Given:
-    """What some sources gave; n pieces of m sources, sorted by source."""
+    """What some streams gave; n pieces of m streams, sorted by stream."""
 
-    source: Int64Array
-    """[m] the sources whose held pieces were enough; some may give nothing."""
+    stream: Int64Array
+    """[m] the streams whose held pieces were enough; some may give nothing."""
     num_pieces: Int64Array
     """[m] pieces that each gave."""
     num_tokens: Int64Array
     """[m] tokens of these pieces."""
     row: Int64Array
-    """[n] row of the document in its source."""
+    """[n] row of the document in its stream."""
     start: Int64Array
     """[n] first token in the document."""
     tokens: Int64Array
@@ -43,58 +43,58 @@ class Given:
     document_tokens: Int64Array
     """[n] tokens of the whole document."""
     rest: Int64Array
-    """The sources with too few pieces held."""
+    """The streams with too few pieces held."""
 
 
 class ComingPieces:
-    """The next pieces of each source, kept from draw to draw. A cache: it decides nothing."""
+    """The next pieces of each stream, kept from draw to draw. A cache: it decides nothing."""
 
     def __init__(self) -> None:
         self._place: object = None
         self._ends = self._rows = self._starts = self._whole = self._first = self.next_tokens = np.zeros(0, np.int64)
 
-    def go_on_from(self, place: object, num_sources: int) -> None:
+    def go_on_from(self, place: object, num_streams: int) -> None:
         """Begin a draw; forget everything unless `place` is the same object that the last draw ended with."""
-        if place is not self._place or len(self.next_tokens) != num_sources:
-            self._ends = np.full((num_sources, _WIDTH), _SPAN - 1, np.int64)
-            self._ends += (np.arange(num_sources, dtype=np.int64) * _SPAN)[:, None]
-            self._rows = np.zeros((num_sources, KEPT), np.int64)
-            self._starts = np.zeros((num_sources, KEPT), np.int32)
-            self._whole = np.zeros((num_sources, KEPT), np.int32)
-            self._first = np.zeros(num_sources, np.int64)
-            self.next_tokens = np.zeros(num_sources, np.int64)
+        if place is not self._place or len(self.next_tokens) != num_streams:
+            self._ends = np.full((num_streams, _WIDTH), _SPAN - 1, np.int64)
+            self._ends += (np.arange(num_streams, dtype=np.int64) * _SPAN)[:, None]
+            self._rows = np.zeros((num_streams, KEPT), np.int64)
+            self._starts = np.zeros((num_streams, KEPT), np.int32)
+            self._whole = np.zeros((num_streams, KEPT), np.int32)
+            self._first = np.zeros(num_streams, np.int64)
+            self.next_tokens = np.zeros(num_streams, np.int64)
         self._place = None  # until `end_at`: a draw that fails leaves nothing to continue from
 
     def end_at(self, place: object) -> None:
         """End a draw; the next one may continue from `place`."""
         self._place = place
 
-    def give(self, source: Int64Array, offset: Int64Array, owed_tokens: Int64Array) -> Given:
-        """Take what sources owe, as far as their held pieces are enough.
+    def give(self, stream: Int64Array, offset: Int64Array, owed_tokens: Int64Array) -> Given:
+        """Take what streams owe, as far as their held pieces are enough.
 
         Args:
-            source: [m] ascending.
+            stream: [m] ascending.
             offset: [m] pieces that each has given from its window.
             owed_tokens: [m] tokens that each owes, 1 or more.
         """
         ends = self._ends.reshape(-1)
-        base = source * _WIDTH
-        is_known = self.next_tokens[source] > 0
-        start = base + np.where(is_known, offset - self._first[source], 0)
+        base = stream * _WIDTH
+        is_known = self.next_tokens[stream] > 0
+        start = base + np.where(is_known, offset - self._first[stream], 0)
         target = ends[start] + np.minimum(owed_tokens, _SPAN)
-        behind = np.searchsorted(ends, np.minimum(target, source * _SPAN + (_SPAN - 2)))
+        behind = np.searchsorted(ends, np.minimum(target, stream * _SPAN + (_SPAN - 2)))
         is_beyond = ends[behind - 1] + ends[behind] >= 2 * target
         stop = np.maximum(start, behind - is_beyond)
         # The piece after the last one taken must be held too: the window may end where the held pieces end.
-        is_held = is_known & (ends[np.minimum(stop, base + KEPT) + 1] < source * _SPAN + (_SPAN - 1))
-        rest = source[~is_held]
-        source, start, stop, base = source[is_held], start[is_held], stop[is_held], base[is_held]
+        is_held = is_known & (ends[np.minimum(stop, base + KEPT) + 1] < stream * _SPAN + (_SPAN - 1))
+        rest = stream[~is_held]
+        stream, start, stop, base = stream[is_held], start[is_held], stop[is_held], base[is_held]
         count = stop - start
-        self.next_tokens[source] = ends[stop + 1] - ends[stop]
+        self.next_tokens[stream] = ends[stop + 1] - ends[stop]
         which = np.arange(count.sum()) + np.repeat(start - (np.cumsum(count) - count), count)
-        column = which - np.repeat(source, count) * (_WIDTH - KEPT)
+        column = which - np.repeat(stream, count) * (_WIDTH - KEPT)
         return Given(
-            source=source,
+            stream=stream,
             num_pieces=count,
             num_tokens=ends[stop] - ends[start],
             row=self._rows.reshape(-1)[column],
@@ -104,23 +104,23 @@ class ComingPieces:
             rest=rest,
         )
 
-    def hold(self, source: int, window: Window, offset: int, *, given: int) -> None:
-        """Hold the pieces of a window from `offset` on, at least one. The source gave `given` pieces in this draw."""
-        self.next_tokens[source] = window.tokens(offset)
-        self._first[source] = offset
+    def hold(self, stream: int, window: Window, offset: int, *, given: int) -> None:
+        """Hold the pieces of a window from `offset` on, at least one. The stream gave `given` pieces in this draw."""
+        self.next_tokens[stream] = window.tokens(offset)
+        self._first[stream] = offset
         if given > KEPT // 4:
-            self._ends[source] = source * _SPAN + _SPAN - 1
+            self._ends[stream] = stream * _SPAN + _SPAN - 1
             return
         pieces = window.pieces(offset, min(offset + KEPT, window.num_pieces))
         count = len(pieces.row)
-        self._ends[source, 0] = source * _SPAN
-        np.cumsum(pieces.tokens, out=self._ends[source, 1 : count + 1])
-        self._ends[source, 1 : count + 1] += source * _SPAN
-        self._ends[source, count + 1 :] = source * _SPAN + _SPAN - 1
-        self._rows[source, :count] = pieces.row
-        self._starts[source, :count] = pieces.start
-        self._whole[source, :count] = pieces.document_tokens
+        self._ends[stream, 0] = stream * _SPAN
+        np.cumsum(pieces.tokens, out=self._ends[stream, 1 : count + 1])
+        self._ends[stream, 1 : count + 1] += stream * _SPAN
+        self._ends[stream, count + 1 :] = stream * _SPAN + _SPAN - 1
+        self._rows[stream, :count] = pieces.row
+        self._starts[stream, :count] = pieces.start
+        self._whole[stream, :count] = pieces.document_tokens
 
-    def forget(self, source: int) -> None:
-        """Drop the held pieces of a source."""
-        self.next_tokens[source] = 0
+    def forget(self, stream: int) -> None:
+        """Drop the held pieces of a stream."""
+        self.next_tokens[stream] = 0

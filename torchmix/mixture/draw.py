@@ -1,12 +1,12 @@
 """Shares -> the stretches of documents that a step draws.
 
-In: the position of each source, and the number of tokens asked. Out: stretches of documents, and the new positions.
-Must hold: after every draw, the tokens drawn from a source differ by at most half a sample (half its longest document,
+In: the position of each stream, and the number of tokens asked. Out: stretches of documents, and the new positions.
+Must hold: after every draw, the tokens drawn from a stream differ by at most half a sample (half its longest document,
 if that is shorter) from its share, in whole tokens, of all tokens ever asked; within an epoch no document is lost or
-repeated. Cost: one binary search per source and window. A source that is known to owe less than half its next piece is
+repeated. Cost: one binary search per stream and window. A stream that is known to owe less than half its next piece is
 skipped by an array comparison.
 
-A source is charged with exact integers: `debt` whole tokens that it still owes, and `residue` / 2^32 of one more. It
+A stream is charged with exact integers: `debt` whole tokens that it still owes, and `residue` / 2^32 of one more. It
 gives pieces of at most a sample, while the midpoint of the next piece lies below its debt.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingPieces, Given
-from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.stretches import Stretches, joined
 from torchmix.mixture.window import Taken, Window
 
@@ -31,7 +31,7 @@ MAX_ASKED_TOKENS = 1 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Position:
-    """Where every source stands. All arrays int64 [S], by sorted source name."""
+    """Where every stream stands. All arrays int64 [S], by sorted stream name."""
 
     epoch: Int64Array
     window: Int64Array
@@ -43,9 +43,9 @@ class Position:
     """In [0, 2^32): the fraction of a token owed beyond `debt`."""
 
     @staticmethod
-    def start(num_sources: int) -> Position:
+    def start(num_streams: int) -> Position:
         """Nothing drawn yet."""
-        zeros = np.zeros(num_sources, np.int64)
+        zeros = np.zeros(num_streams, np.int64)
         return Position(epoch=zeros, window=zeros, offset=zeros, debt=zeros, residue=zeros)
 
 
@@ -56,13 +56,13 @@ class Draw:
     stretches: Stretches
     position: Position
     asked: Int64Array
-    """[S] whole tokens charged to each source."""
+    """[S] whole tokens charged to each stream."""
     ran_out: tuple[int, ...]
-    """Sources that could not give all that they owe, because they have given their `max_epochs`."""
+    """Streams that could not give all that they owe, because they have given their `max_epochs`."""
 
 
 def draw(
-    orders: Sequence[SourceOrder],
+    orders: Sequence[StreamOrder],
     shares: Int64Array,
     position: Position,
     asked_tokens: int,
@@ -70,19 +70,19 @@ def draw(
     max_epochs: Int64Array,
     coming: ComingPieces | None = None,
 ) -> Draw:
-    """Draw about `asked_tokens` tokens, from each source its share.
+    """Draw about `asked_tokens` tokens, from each stream its share.
 
     Args:
-        orders: [S] the sources' orders, sorted by name.
-        shares: int64 [S], sum 2^32; 0 for a source that has run out.
-        position: Where the sources stand; not changed.
+        orders: [S] the streams' orders, sorted by name.
+        shares: int64 [S], sum 2^32; 0 for a stream that has run out.
+        position: Where the streams stand; not changed.
         asked_tokens: Tokens to charge, in [0, 2^30].
-        max_epochs: int64 [S] epochs a source may give.
+        max_epochs: int64 [S] epochs a stream may give.
         coming: The next pieces that earlier draws of these orders have kept.
 
     Returns:
-        Stretches sorted by source, in each source's own order. A source in `ran_out` stands at (max_epochs, 0, 0)
-        without debt: the other sources are asked for what it did not give.
+        Stretches sorted by stream, in each stream's own order. A stream in `ran_out` stands at (max_epochs, 0, 0)
+        without debt: the other streams are asked for what it did not give.
     """
     assert 0 <= asked_tokens <= MAX_ASKED_TOKENS, asked_tokens
     charged = position.residue + shares * asked_tokens
@@ -94,8 +94,8 @@ def draw(
     owing = np.flatnonzero((debt > 0) & (shares > 0) & (2 * debt > coming.next_tokens))
     offset = position.offset.copy()
     given = coming.give(owing, offset[owing], debt[owing])
-    offset[given.source] += given.num_pieces
-    debt[given.source] -= given.num_tokens
+    offset[given.stream] += given.num_pieces
+    debt[given.stream] -= given.num_tokens
     epoch, window = position.epoch.copy(), position.window.copy()
     runs: list[_Run] = []
     ran_out: list[int] = []
@@ -129,31 +129,31 @@ class _Place(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Pieces that a source gave from one window."""
+    """Pieces that a stream gave from one window."""
 
-    source: int
+    stream: int
     epoch: int
     window: Window
     taken: Taken
 
 
 class _FromWindows(NamedTuple):
-    """What one source gave on the slow path."""
+    """What one stream gave on the slow path."""
 
     runs: list[_Run]
     place: _Place
-    """The place of the source afterwards."""
+    """The place of the stream afterwards."""
     debt: int
     next_in: Window | None
     """The window of `place`, which has a piece there; None where the next piece lies in a window not made yet."""
     ran_out: bool
 
 
-def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *, max_epochs: int) -> _FromWindows:
-    """Take what a source owes, window by window: the slow path, for sources with too few pieces held.
+def _take_by_window(stream: int, order: StreamOrder, place: _Place, debt: int, *, max_epochs: int) -> _FromWindows:
+    """Take what a stream owes, window by window: the slow path, for streams with too few pieces held.
 
     Args:
-        source: Index of the source.
+        stream: Index of the stream.
         order: Its order.
         place: Where it stands.
         debt: Tokens that it owes.
@@ -170,7 +170,7 @@ def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *
         documents = order.window(epoch, window)
         taken = documents.take(offset, debt)
         if taken.stop > offset:
-            runs.append(_Run(source, epoch, documents, taken))
+            runs.append(_Run(stream, epoch, documents, taken))
             debt -= taken.tokens_after - taken.tokens_before
         if taken.stop < documents.num_pieces:
             return _FromWindows(runs, _Place(epoch, window, taken.stop), debt, next_in=documents, ran_out=False)
@@ -181,10 +181,10 @@ def _take_by_window(source: int, order: SourceOrder, place: _Place, debt: int, *
 
 
 def _of_held(given: Given, epoch: Int64Array) -> Stretches:
-    source = np.repeat(given.source, given.num_pieces)
+    stream = np.repeat(given.stream, given.num_pieces)
     return Stretches(
-        source=source,
-        epoch=epoch[source],
+        stream=stream,
+        epoch=epoch[stream],
         row=given.row,
         start=given.start,
         tokens=given.tokens,
@@ -199,7 +199,7 @@ def _of_runs(runs: list[_Run]) -> Stretches:
     tokens = np.concatenate([empty, *(part.tokens for part in parts)])
     is_whole = all(part.document_tokens is part.tokens for part in parts)
     return Stretches(
-        source=np.repeat(np.array([run.source for run in runs], np.int64), counts),
+        stream=np.repeat(np.array([run.stream for run in runs], np.int64), counts),
         epoch=np.repeat(np.array([run.epoch for run in runs], np.int64), counts),
         row=np.concatenate([empty, *(part.row for part in parts)]),
         start=np.concatenate([empty, *(part.start for part in parts)]),
@@ -209,7 +209,7 @@ def _of_runs(runs: list[_Run]) -> Stretches:
 
 
 def exhausted_error(name: str, epochs: int, step: int, *, all_sources: bool) -> SourceExhausted:
-    """The error for a source that has run out; it says what the user can do."""
+    """The error for a stream that has run out; it says what the user can do."""
     if all_sources:
         return SourceExhausted(
             f"every source has given its max_epochs: no data is left for step {step}; stop before it "

@@ -75,6 +75,27 @@ def keyed_order(key: int, count: int) -> NDArray[np.int64]:
     return order_by(np.zeros(count, np.uint64), mix64(positions * np.uint64(PHI64) + np.uint64(key)), major_bits=0)
 
 
+def keyed_order_at(key: int, positions: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """The order that `keyed_order(key, count)` gives to some of the positions, at the cost of these alone.
+
+    Args:
+        key: As there.
+        positions: [k] ascending, in [0, count).
+        count: All positions.
+
+    Returns:
+        int64 [k] indices into `positions`.
+    """
+    index_bits = max(1, (count - 1).bit_length())
+    places = positions.astype(np.uint64)
+    keys = mix64(places * np.uint64(PHI64) + np.uint64(key)) >> np.uint64(index_bits) << np.uint64(index_bits)
+    keys |= places
+    keys.sort()
+    keys &= np.uint64((1 << index_bits) - 1)
+    order: NDArray[np.int64] = positions.searchsorted(keys.astype(np.int64))
+    return order
+
+
 def order_by(major: U64, tie: U64, *, major_bits: int) -> NDArray[np.int64]:
     """Order of n items by `major`, then by the hash `tie`, then by position.
 

@@ -1,7 +1,7 @@
-"""A source's endless order: epochs, cut into windows of documents.
+"""A stream's endless order: epochs, cut into windows of documents.
 
 In: which rows each window has (window_rows.py), the documents' lengths, which rows are used. Out: the documents of any
-window of any epoch. Must hold: within an epoch every row comes exactly once; the order depends on no other source; a
+window of any epoch. Must hold: within an epoch every row comes exactly once; the order depends on no other stream; a
 window can be made alone, from (epoch, window). Cost of a window: making its rows, and one read of the lengths for each
 row, which is random access wherever rows are shuffled.
 """
@@ -16,51 +16,50 @@ from numpy.typing import NDArray
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.page_windows import PageWindows
 from torchmix.mixture.row_windows import FileWindows, RowWindows
+from torchmix.mixture.spaces.space import SourceSpace, Space
 from torchmix.mixture.window import Window
-from torchmix.mixture.window_rows import Method, WindowRows, key_of_source
+from torchmix.mixture.window_rows import Method, WindowRows, key_of_stream
 
 _Windows = PageWindows | RowWindows | FileWindows
 _WINDOWS: dict[Method, type[_Windows]] = {"page": PageWindows, "row": RowWindows, "none": FileWindows}
 
 
-class SourceOrder:
-    """The order of one source; keeps the window last asked for, and one that was made ahead."""
+class StreamOrder:
+    """The order of one stream; keeps the window last asked for, and one that was made ahead.
+
+    Rows have the numbers of the stream's space.
+    """
 
     def __init__(
         self,
         name: str,
-        sizes: SourceSizes,
+        space: Space,
         *,
         seed: int,
         method: Method = "page",
         counted: Callable[[NDArray[np.int32]], NDArray[np.int32]] | None = None,
-        rows: tuple[int, int] | None = None,
         piece_tokens: int | None = None,
     ) -> None:
-        """Take a source's place in the mixture.
+        """Take a stream's place in the mixture.
 
         Args:
-            name: The source's name. The name and the seed alone key its order.
-            sizes: Rows of each page and tokens of each document.
+            name: The stream's name. The name and the seed alone key its order.
+            space: Its rows.
             seed: The recipe's seed.
             method: How its rows are shuffled.
             counted: Tokens of documents -> tokens that they count for. A document that counts for 0 is skipped, and
                 keeps its place in the order. None: all tokens count.
-            rows: The rows used, as (start, stop); others count for 0. None: all are used.
             piece_tokens: Longer documents are drawn in pieces of this many tokens. None: every document is drawn as a
                 whole.
         """
         self.name = name
-        self.sizes = sizes
+        self.space = space
         self.method = method
         self._counted = counted
-        self.has_long_documents = counted is None and piece_tokens is not None and sizes.longest_tokens > piece_tokens
+        self.has_long_documents = counted is None and piece_tokens is not None and space.longest_tokens > piece_tokens
         """Whether some documents may have several pieces."""
         self._piece_tokens = piece_tokens if self.has_long_documents else None
-        all_rows = (0, sizes.num_documents)
-        self._used_rows = rows if rows != all_rows else None
-        key = key_of_source(name, seed)
-        self._windows: WindowRows = _WINDOWS[method](sizes, key, self._used_rows or all_rows)
+        self._windows: WindowRows = _WINDOWS[method](space, key_of_stream(name, seed))
         self.num_windows = self._windows.num_windows
         self.is_sparse = self._windows.is_sparse
         """Whether few windows have used rows."""
@@ -68,26 +67,32 @@ class SourceOrder:
         self._ahead: tuple[tuple[int, int], Window] | None = None
         self._last_used_windows: tuple[int, NDArray[np.int64]] | None = None
 
-    def pages(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """Pages of a window that may hold used rows, ascending; `window` in [0, num_windows)."""
+    def pages_by_source(self, epoch: int, window: int) -> list[tuple[int, NDArray[np.int64]]]:
+        """Pages of a window that may hold used rows: by source, ascending; `window` in [0, num_windows)."""
         return self._windows.pages(epoch, window)
 
     def num_rows(self, epoch: int, window: int) -> int:
-        """Rows of a window, used or not."""
+        """Kept rows of a window, used or not."""
         return self._windows.num_rows(epoch, window)
 
-    def counted_tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Tokens that rows of the source count for in a draw; 0 for rows that are not used, or dropped."""
-        tokens = self._tokens(rows)
+    def counted(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Tokens that documents of so many tokens count for in a draw; 0 for those that are dropped."""
         return tokens if self._counted is None else self._counted(tokens)
 
     def num_pieces(self, epoch: int, window: int) -> int:
         """Pieces of a window, used or not: the unit of `offset`. Makes the window if it has long documents."""
         return self.window(epoch, window).num_pieces if self.has_long_documents else self.num_rows(epoch, window)
 
-    def open_document(self, epoch: int, window: int, offset: int) -> tuple[int, int] | None:
-        """Row and next token of the document that the source has given in part; None if it stands between two."""
-        return self.window(epoch, window).open_document(offset) if self.has_long_documents else None
+    def open_document(self, epoch: int, window: int, offset: int) -> tuple[int, int, int] | None:
+        """Source, row there, and next token of the document that the stream has given in part.
+
+        None if it stands between two documents.
+        """
+        found = self.window(epoch, window).open_document(offset) if self.has_long_documents else None
+        if found is None:
+            return None
+        source, row = self.space.places(np.array([found[0]]))
+        return int(source[0]), int(row[0]), found[1]
 
     def next_used(self, epoch: int, window: int) -> tuple[int, int]:
         """The first (epoch, window) from here on that may have used rows.
@@ -132,7 +137,7 @@ class SourceOrder:
     def _make(self, epoch: int, window: int) -> Window:
         rows = self._windows.rows(epoch, window)
         ends = np.zeros(len(rows) + 1, np.int64)
-        tokens = self._tokens(rows)
+        tokens = self.space.tokens(rows)
         counted = tokens if self._counted is None else self._counted(tokens)
         np.cumsum(counted, out=ends[1:])
         whole = None if self._counted is None else tokens
@@ -143,11 +148,36 @@ class SourceOrder:
         np.cumsum(np.maximum((counted + (size - 1)) // size, 1), out=first_piece[1:])
         return Window(rows=rows, ends=ends, document_tokens=whole, first_piece=first_piece, piece_tokens=size)
 
-    def _tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Tokens of documents; 0 for rows that are not used, whose lengths are not read."""
-        if self._used_rows is None:
-            return np.asarray(self.sizes.tokens[rows])
-        used = (rows >= self._used_rows[0]) & (rows < self._used_rows[1])
-        tokens = np.zeros(len(rows), np.int32)
-        tokens[used] = self.sizes.tokens[rows[used]]
-        return tokens
+
+class SourceOrder(StreamOrder):
+    """The order of a source that is a stream of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        sizes: SourceSizes,
+        *,
+        seed: int,
+        method: Method = "page",
+        counted: Callable[[NDArray[np.int32]], NDArray[np.int32]] | None = None,
+        rows: tuple[int, int] | None = None,
+        piece_tokens: int | None = None,
+        source: int = 0,
+    ) -> None:
+        """Take a source's place in the mixture; see `StreamOrder`.
+
+        Args:
+            name: The source's name, which is the stream's.
+            sizes: Rows of each page and tokens of each document.
+            seed, method, counted, piece_tokens: As `StreamOrder`.
+            rows: The rows used, as (start, stop); others count for 0. None: all are used.
+            source: Number of the source, by sorted name.
+        """
+        space = SourceSpace(source, sizes, rows=rows)
+        super().__init__(name, space, seed=seed, method=method, counted=counted, piece_tokens=piece_tokens)
+        self.sizes = sizes
+
+    def pages(self, epoch: int, window: int) -> NDArray[np.int64]:
+        """Pages of a window that may hold used rows, ascending; `window` in [0, num_windows)."""
+        found = self.pages_by_source(epoch, window)
+        return found[0][1] if found else np.zeros(0, np.int64)

@@ -1,7 +1,8 @@
-"""`shuffle: page`: a window is pages from all over the source, with their rows permuted.
+"""`shuffle: page`: a window is pages from all over a stream, with their rows permuted.
 
-In: the page table's row counts. Out: see window_rows.py. Must hold: as there; sizes of windows differ by at most a page
-(strata.py). Cost of a window: one sort of its rows, about 0.1 ms per 15,000 rows.
+In: a space, whose units are pages. Out: see window_rows.py. Must hold: as there; sizes of windows differ by at most a
+page (strata.py); a row that is not kept has a place in the permutation, so removing one row moves no other. Cost of a
+window: one sort of its rows, about 0.1 ms per 15,000 rows.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.sizes import SourceSizes
-from torchmix.mixture.keys import keyed_order
+from torchmix.mixture.keys import keyed_order, keyed_order_at
 from torchmix.mixture.permutation import permute, unpermute
+from torchmix.mixture.spaces.space import Space
 from torchmix.mixture.strata import pages_at, places_of
 from torchmix.mixture.window_rows import SPARSE, Key
 
@@ -24,64 +25,54 @@ PERMUTED_WINDOWS = 1 << 10
 class PageWindows:
     """Windows of permuted pages."""
 
-    def __init__(self, sizes: SourceSizes, key: Key, used_rows: tuple[int, int]) -> None:
-        """`used_rows`: as (start, stop)."""
-        self._first_row = sizes.first_row_of_page
-        self._num_pages = len(self._first_row) - 1
+    def __init__(self, space: Space, key: Key) -> None:
+        self._space = space
         self._key = key
-        self.num_windows = max(1, -(-self._num_pages // sizes.window_pages))
-        self._used_pages = self._pages_of(used_rows, sizes.num_documents)
-        start, stop = self._used_pages
-        self.is_sparse = stop - start <= self._num_pages // SPARSE
-        self._last_pages: dict[tuple[int, int], Int64Array] = {}
+        self.num_windows = max(1, -(-space.num_units // space.window_units))
+        start, stop = space.used_units()
+        self.is_sparse = stop - start <= space.num_units // SPARSE
+        self._last_units: dict[tuple[int, int], Int64Array] = {}
         self._last_places: tuple[int, list[int]] | None = None
 
     def rows(self, epoch: int, window: int) -> Int64Array:
         """See `WindowRows`."""
         key = self._key("rows", epoch, window)
-        if self.num_windows == 1:  # the window has all rows; a start makes it for hundreds of small sources
-            return keyed_order(key, int(self._first_row[-1]))
-        pages = self._all_pages(epoch, window)
-        starts = np.asarray(self._first_row[pages], np.int64)
-        counts = np.asarray(self._first_row[pages + 1], np.int64) - starts
-        before = np.cumsum(counts) - counts
-        rows = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(starts - before, counts)
-        shuffled: Int64Array = rows[keyed_order(key, len(rows))]
-        return shuffled
+        if self.num_windows == 1 and self._space.num_kept == self._space.num_rows:
+            return keyed_order(key, self._space.num_rows)  # a start makes it for hundreds of small sources
+        members = self._space.members(self._units(epoch, window))
+        if members.positions is None:
+            return members.rows[keyed_order(key, len(members.rows))]
+        return members.rows[keyed_order_at(key, members.positions, members.num_rows)]
 
     def num_rows(self, epoch: int, window: int) -> int:
         """See `WindowRows`."""
-        pages = self._all_pages(epoch, window)
-        return int((self._first_row[pages + 1] - self._first_row[pages]).sum())
+        return len(self._space.members(self._units(epoch, window)).rows)
 
-    def pages(self, epoch: int, window: int) -> Int64Array:
+    def pages(self, epoch: int, window: int) -> list[tuple[int, Int64Array]]:
         """See `WindowRows`."""
-        pages, (start, stop) = self._all_pages(epoch, window), self._used_pages
-        if (start, stop) == (0, self._num_pages):
-            return pages
-        used: Int64Array = pages[(pages >= start) & (pages < stop)]
-        return used
+        return self._space.pages(self._units(epoch, window))
 
     def used_windows(self, epoch: int) -> Int64Array:
         """See `WindowRows`."""
-        places = places_of(np.arange(*self._used_pages), num_windows=self.num_windows, key=self._key("strata", epoch))
+        used = np.arange(*self._space.used_units())
+        places = places_of(used, num_windows=self.num_windows, key=self._key("strata", epoch))
         return np.unique(unpermute(places, self.num_windows, self._key("pages", epoch)))
 
-    def _all_pages(self, epoch: int, window: int) -> Int64Array:
-        """Pages of a window; recent answers are kept, since planning and reading ahead ask for the same windows."""
-        pages = self._last_pages.get((epoch, window))
-        if pages is None:
-            if len(self._last_pages) == KEPT_WINDOWS:
-                del self._last_pages[next(iter(self._last_pages))]
-            pages = pages_at(
+    def _units(self, epoch: int, window: int) -> Int64Array:
+        """Units of a window; recent answers are kept, since planning and reading ahead ask for the same windows."""
+        units = self._last_units.get((epoch, window))
+        if units is None:
+            if len(self._last_units) == KEPT_WINDOWS:
+                del self._last_units[next(iter(self._last_units))]
+            units = pages_at(
                 self._place(epoch, window),
-                num_pages=self._num_pages,
+                num_pages=self._space.num_units,
                 num_windows=self.num_windows,
                 key=self._key("strata", epoch),
             )
-            pages.setflags(write=False)
-            self._last_pages[epoch, window] = pages
-        return pages
+            units.setflags(write=False)
+            self._last_units[epoch, window] = units
+        return units
 
     def _place(self, epoch: int, window: int) -> int:
         """Place of a window in the strata: permuted, so that neighbours on disk are not neighbours in time."""
@@ -91,10 +82,3 @@ class PageWindows:
             places = permute(np.arange(self.num_windows), self.num_windows, self._key("pages", epoch))
             self._last_places = epoch, places.tolist()
         return self._last_places[1][window]
-
-    def _pages_of(self, used_rows: tuple[int, int], num_rows: int) -> tuple[int, int]:
-        """The pages, as (start, stop), that the used rows lie in."""
-        if used_rows == (0, num_rows):
-            return 0, self._num_pages
-        start = int(self._first_row.searchsorted(used_rows[0], side="right")) - 1  # pages without rows lie before it
-        return start, max(start, int(self._first_row.searchsorted(used_rows[1], side="left")))

@@ -1,6 +1,6 @@
 """What a step draws from each document: a stretch of consecutive tokens.
 
-In: parts of documents as they are drawn, by source, in each source's own order. Out: the same tokens, with the parts of
+In: parts of documents as they are drawn, by stream, in each stream's own order. Out: the same tokens, with the parts of
 one document joined to one stretch. Must hold: a stretch begins and ends at the border of a piece. Cost: a few array
 operations; nothing to join where every part begins its document.
 """
@@ -19,10 +19,11 @@ from torchmix.array_types import Int64Array
 class Stretches:
     """Stretches of documents, in order. All arrays int64 [n]."""
 
-    source: Int64Array
-    """Index by sorted source name: local to this process, in no key and no digest."""
+    stream: Int64Array
+    """Index by sorted stream name: local to this process, in no key and no digest."""
     epoch: Int64Array
     row: Int64Array
+    """Row in the space of the stream."""
     start: Int64Array
     """First token of the stretch in its document; a multiple of the tokens of a sample."""
     tokens: Int64Array
@@ -36,21 +37,21 @@ class Stretches:
 
 
 def joined(parts: list[Stretches]) -> Stretches:
-    """One table by source; parts that follow each other in a document are joined, parts of 0 tokens dropped.
+    """One table by stream; parts that follow each other in a document are joined, parts of 0 tokens dropped.
 
     Args:
-        parts: Each by source, in the order in which they were drawn.
+        parts: Each by stream, in the order in which they were drawn.
     """
     columns = {f.name: np.concatenate([np.zeros(0, np.int64), *(getattr(p, f.name) for p in parts)]) for f in _COLUMNS}
     table = Stretches(**columns)
     if sum(len(part.row) > 0 for part in parts) > 1:
-        table = table.take(np.argsort(table.source, kind="stable"))
+        table = table.take(np.argsort(table.stream, kind="stable"))
     if not table.tokens.all():
         table = table.take(table.tokens > 0)
     if not table.start.any():
         return table
     goes_on = table.start[1:] == (table.start + table.tokens)[:-1]
-    for same in (table.source, table.epoch, table.row):
+    for same in (table.stream, table.epoch, table.row):
         goes_on &= same[1:] == same[:-1]
     if not goes_on.any():
         return table

@@ -1,6 +1,6 @@
 """Which rows each window of an epoch has, and in what order: one protocol, three ways to shuffle.
 
-In: a source's name, its pages and the seed. Out: rows and pages of any window of any epoch. Must hold: within an epoch
+In: a stream's name, its space and the seed. Out: rows and pages of any window of any epoch. Must hold: within an epoch
 every row is in exactly one window; a window can be asked alone.
 
 `page` (page_windows.py): each window takes pages from all over the source, and permutes their rows. Two rows of a batch
@@ -19,7 +19,7 @@ from torchmix.array_types import Int64Array
 from torchmix.mixture.keys import named_key
 
 Key = Callable[..., int]
-"""A word and a place (integers) -> the 64-bit key of one choice of a source."""
+"""A word and a place (integers) -> the 64-bit key of one choice of a stream."""
 
 Method = Literal["page", "row", "none"]
 
@@ -28,7 +28,10 @@ SPARSE = 8
 
 
 class WindowRows(Protocol):
-    """The rows of each window of each epoch of one source. Windows count from 0 to `num_windows`."""
+    """The rows of each window of each epoch of one stream, numbered as in its space.
+
+    Windows count from 0 to `num_windows`.
+    """
 
     @property
     def num_windows(self) -> int:
@@ -39,20 +42,20 @@ class WindowRows(Protocol):
         """Whether few windows have used rows; `used_windows` lists them."""
 
     def rows(self, epoch: int, window: int) -> Int64Array:
-        """[n] rows of a window, used or not, in the order in which they are drawn."""
+        """[n] kept rows of a window, used or not, in the order in which they are drawn."""
 
     def num_rows(self, epoch: int, window: int) -> int:
-        """Rows of a window, used or not."""
+        """Kept rows of a window, used or not."""
 
-    def pages(self, epoch: int, window: int) -> Int64Array:
-        """Pages of a window that may hold used rows, ascending, each once."""
+    def pages(self, epoch: int, window: int) -> list[tuple[int, Int64Array]]:
+        """Pages of a window that may hold used rows: by source, ascending, each once."""
 
     def used_windows(self, epoch: int) -> Int64Array:
-        """Windows of an epoch that may have used rows, ascending; costs as much as the number of used rows."""
+        """Windows of an epoch that may have used rows, ascending; costs as much as their number."""
 
 
-def key_of_source(name: str, seed: int) -> Key:
-    """The keys of a source's choices."""
+def key_of_stream(name: str, seed: int) -> Key:
+    """The keys of a stream's choices."""
 
     def key(word: str, *place: int) -> int:
         return named_key(seed, word, name, *place)

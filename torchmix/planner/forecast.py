@@ -14,18 +14,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.sizes import SourceSizes
+from torchmix.catalog.store import View
 from torchmix.errors import SourceExhausted
+from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner
+from torchmix.planner.stream_order import NO_VIEWS
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, stages_of
-from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.structs import Batch
 
 LOW_FILL = 0.8
@@ -95,6 +96,7 @@ def forecast(
     sizes: Mapping[str, SourceSizes],
     num_steps: int,
     *,
+    views: Mapping[str, View] = NO_VIEWS,
     simulated_steps: int = SIMULATED_STEPS,
     progress: Callable[[], object] = lambda: None,
 ) -> Forecast:
@@ -104,13 +106,14 @@ def forecast(
         part: What is planned.
         sizes: Sizes of each of its sources.
         num_steps: N, at least 1.
+        views: Rows of streams that do not have all rows of their source.
         simulated_steps: Most steps to plan in full.
         progress: Called after each of them.
 
     Raises:
         PlanError: What the planner refuses from the start: a source without tokens, a document too long.
     """
-    seen = _simulate(part, sizes, min(num_steps, simulated_steps), progress)
+    seen = _simulate(_patient_planner(part, sizes, views), part, min(num_steps, simulated_steps), progress)
     stop_is_exact = seen.stop_step is not None
     _extrapolate(part, seen, num_steps)
     shares = seen.planner.shares_of_step.mean(0, max(1, num_steps))
@@ -128,7 +131,7 @@ def forecast(
             deviation=float(seen.deviation[s]) / max(seen.shared_steps, 1),
             piece_tokens=float(seen.piece_tokens[s] / max(seen.num_pieces[s], 1)),
         )
-        for s, name in enumerate(seen.planner.sources)
+        for s, name in enumerate(seen.planner.streams)
     )
     length = part.batch.length
     return Forecast(
@@ -172,16 +175,19 @@ class _Seen:
     num_low_fills: int = 0
 
 
-def _simulate(part: Part, sizes: Mapping[str, SourceSizes], num_steps: int, progress: Callable[[], object]) -> _Seen:
+def _patient_planner(part: Part, sizes: Mapping[str, SourceSizes], views: Mapping[str, View]) -> Planner:
     # With `renormalise` everywhere the plan is the same up to the first step that runs out, and the
     # decision it logs names the source and the step.
-    patient = {name: msgspec.structs.replace(each, on_exhausted="renormalise") for name, each in part.sources.items()}
-    planner = Planner(dataclasses.replace(part, sources=patient), sizes)
-    names = planner.sources
+    patient = {name: dataclasses.replace(each, on_exhausted="renormalise") for name, each in part.streams.items()}
+    return Planner(dataclasses.replace(part, streams=patient), sizes, views=views)
+
+
+def _simulate(planner: Planner, part: Part, num_steps: int, progress: Callable[[], object]) -> _Seen:
+    names = planner.streams
     seen = _Seen(
         planner=planner,
         cursor=planner.start(),
-        epoch_tokens=np.array([epoch_tokens(part, name, sizes[name]) for name in names], np.int64),
+        epoch_tokens=np.array([epoch_tokens(order) for order in planner.orders], np.int64),
         delivered=np.zeros(len(names)),
         drawn=np.zeros(len(names)),
         most_repeats=np.zeros(len(names), np.int64),
@@ -199,8 +205,8 @@ def _simulate(part: Part, sizes: Mapping[str, SourceSizes], num_steps: int, prog
             seen.runs_out_step |= {s: step for s in range(len(names)) if s not in seen.runs_out_step}
             break
         for decision in cursor.decisions[len(seen.cursor.decisions) :]:
-            seen.runs_out_step[names.index(decision.source)] = step
-            if part.sources[decision.source].on_exhausted == "error":
+            seen.runs_out_step[names.index(decision.name)] = step
+            if part.streams[decision.name].on_exhausted == "error":
                 seen.stop_step = step
         if seen.stop_step is not None:
             break
@@ -216,7 +222,7 @@ def _add_step(seen: _Seen, plan: StepPlan, cursor: Cursor) -> None:
     seen.drawn += plan.drawn_tokens
     np.maximum(seen.most_repeats, _repeats(plan), out=seen.most_repeats)
     seen.piece_tokens += plan.delivered_tokens
-    seen.num_pieces += np.bincount(plan.pieces.source, minlength=len(plan.sources))
+    seen.num_pieces += np.bincount(plan.pieces.stream, minlength=len(plan.streams))
     total = int(plan.delivered_tokens.sum())
     shares = None if cursor.decisions else _shares(seen, plan.step)
     if shares is not None:
@@ -234,14 +240,16 @@ def _add_step(seen: _Seen, plan: StepPlan, cursor: Cursor) -> None:
 def _repeats(plan: StepPlan) -> NDArray[np.int64]:
     """[S] most times that one document of the source begins in this step."""
     begins = plan.pieces.start == 0
-    source, row, epoch = (column[begins] for column in (plan.pieces.source, plan.pieces.row, plan.pieces.epoch))
-    first_epoch, last_epoch = np.full(len(plan.sources), np.iinfo(np.int64).max), np.full(len(plan.sources), -1)
-    np.minimum.at(first_epoch, source, epoch)
-    np.maximum.at(last_epoch, source, epoch)
+    pieces = plan.pieces.take(begins)
+    stream, epoch, count = pieces.stream, pieces.epoch, len(plan.streams)
+    first_epoch, last_epoch = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
+    np.minimum.at(first_epoch, stream, epoch)
+    np.maximum.at(last_epoch, stream, epoch)
     repeats = (last_epoch >= 0).astype(np.int64)
-    # Only a source in which an epoch ends within the step can give a document twice.
+    # Only a stream in which an epoch ends within the step can give a document twice.
     for s in np.flatnonzero(first_epoch < last_epoch).tolist():
-        repeats[s] = np.unique(row[source == s], return_counts=True)[1].max()
+        places = np.stack([pieces.source[stream == s], pieces.row[stream == s]])
+        repeats[s] = np.unique(places, axis=1, return_counts=True)[1].max()
     return repeats
 
 
@@ -250,12 +258,12 @@ def _extrapolate(part: Part, seen: _Seen, num_steps: int) -> None:
 
     Time is counted in samples, since a step may grow.
     """
-    names, batch = seen.planner.sources, part.batch
+    names, batch = seen.planner.streams, part.batch
     borders = [samples_before(batch, step) for step in seen.planner.shares_of_step.borders(num_steps)]
     # What is delivered, not what is drawn: in the first steps the draw also fills the pool.
     now, stop = float(samples_before(batch, seen.steps)), float(samples_before(batch, num_steps))
     sample_tokens = seen.simulated_tokens / max(now, 1)
-    most = np.array([float(part.sources[name].max_epochs or math.inf) for name in names]) * seen.epoch_tokens
+    most = np.array([float(part.streams[name].max_epochs or math.inf) for name in names]) * seen.epoch_tokens
     wait = {s: _wait(seen, s) for s in range(len(names)) if s not in seen.first_step}
     while now < stop and seen.stop_step is None:
         shares = _shares(seen, _step_at(batch, now))
@@ -277,7 +285,7 @@ def _extrapolate(part: Part, seen: _Seen, num_steps: int) -> None:
         now += stride
         for s in np.flatnonzero((left <= stride) & (now < stop)).tolist():
             seen.runs_out_step[s] = _step_at(batch, now)
-            if part.sources[names[s]].on_exhausted == "error":
+            if part.streams[names[s]].on_exhausted == "error":
                 seen.stop_step = _step_at(batch, now)
     shares = _shares(seen, num_steps) if seen.stop_step is None else None
     if shares is not None:
@@ -288,7 +296,7 @@ def _extrapolate(part: Part, seen: _Seen, num_steps: int) -> None:
 
 def _shares(seen: _Seen, step: int) -> NDArray[np.float64] | None:
     """[S] shares in a step, without what has run out; None where nothing is left."""
-    gone = frozenset(seen.planner.sources[s] for s in seen.runs_out_step)
+    gone = frozenset(seen.planner.streams[s] for s in seen.runs_out_step)
     shares = seen.planner.shares_of_step.at(step, gone)
     return None if shares is None else shares / SHARE_ONE
 
@@ -308,13 +316,6 @@ def _wait(seen: _Seen, s: int) -> float:
     return max(next_tokens / 2 - float(position.debt[s]) - float(position.residue[s]) / 2**32, 0.0)
 
 
-def epoch_tokens(part: Part, name: str, sizes: SourceSizes) -> int:
-    """Tokens that one epoch of a source gives: of the rows used, under the recipe's overflow rule."""
-    length, overflow = part.batch.length, part.packing.overflow
-    start, stop = rows_of(part.sources[name], sizes.num_documents)
-    tokens = np.asarray(sizes.tokens[start:stop])
-    if overflow == "truncate":
-        tokens = np.minimum(tokens, length)
-    elif overflow == "drop":
-        tokens = tokens[tokens <= length]
-    return int(tokens.sum(dtype=np.int64))
+def epoch_tokens(order: StreamOrder) -> int:
+    """Tokens that one epoch of a stream gives: of the rows used, under the recipe's overflow rule."""
+    return sum(int(order.counted(block).sum(dtype=np.int64)) for block in order.space.lengths())

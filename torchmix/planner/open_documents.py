@@ -35,15 +35,15 @@ def documents_to_come(planner: Planner, cursor: Cursor) -> DocumentsToCome:
     """
     position, pool = cursor.position, cursor.pool
     found: list[tuple[int, int, int]] = []
-    for s in planner.sources_with_long_documents:
+    for s in planner.streams_with_long_documents:
         offset = int(position.offset[s])
         if offset > 0:
             document = planner.orders[s].open_document(int(position.epoch[s]), int(position.window[s]), offset)
             if document is not None:
-                found.append((s, *document))
+                found.append(document)
     if len(pool):
         is_begun = pool.start > 0  # `concat` cuts any document
-        if planner.sources_with_long_documents:
+        if planner.streams_with_long_documents:
             is_begun |= pool.document_tokens > planner.part.batch.length
         found += zip(*(column[is_begun].tolist() for column in (pool.source, pool.row, pool.start)), strict=True)
     first: dict[tuple[int, int], int] = {}

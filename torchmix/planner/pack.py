@@ -28,9 +28,14 @@ MAX_CLASS = 3
 class Pieces:
     """Parts of documents that fit a sample. All arrays int64 [n]."""
 
+    stream: Int64Array
+    """Index of the stream that gave it, by sorted name."""
     source: Int64Array
+    """Index of the source that it lies in, by sorted name."""
     epoch: Int64Array
+    """Epoch of the stream."""
     row: Int64Array
+    """Row of the source."""
     start: Int64Array
     """First token of the piece in its document."""
     tokens: Int64Array
@@ -237,9 +242,9 @@ def _best_fit_runs(units: Int64Array, class_sizes: Int64Array, num_samples: int,
 
 
 def piece_hashes(seed: int, step: int, name_hash: NDArray[np.uint64], pieces: Pieces) -> NDArray[np.uint64]:
-    """uint64 [n] hash of each piece in this step, by source name; `name_hash` is [S]."""
+    """uint64 [n] hash of each piece in this step; `name_hash` [n] is that of its stream and source."""
     key = named_key(seed, "pack", step)
-    return hash_columns(key, name_hash[pieces.source], pieces.epoch, pieces.row, pieces.start)
+    return hash_columns(key, name_hash, pieces.epoch, pieces.row, pieces.start)
 
 
 def renumber(packed: Packed, *, seed: int, step: int, num_samples: int) -> Packed:

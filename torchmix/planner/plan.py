@@ -43,11 +43,13 @@ class ModulePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepPlan:
-    """A step. n pieces, G samples, S sources (by sorted name); all arrays int64."""
+    """A step. n pieces, G samples, S streams; all arrays int64."""
 
     step: int
+    streams: tuple[str, ...]
+    """[S] sorted names of what holds a share, which `pieces.stream` counts."""
     sources: tuple[str, ...]
-    """[S] sorted names."""
+    """Sorted names of where rows lie, which `pieces.source` counts."""
     pieces: Pieces
     """[n] sorted by (sample, slot)."""
     sample: Int64Array
@@ -60,7 +62,7 @@ class StepPlan:
     """What each module of the model computes of these samples, and where; a model of one module has BACKBONE alone."""
     capacity_tokens: int
     asked_tokens: Int64Array
-    """[S] tokens charged to each source in this step."""
+    """[S] tokens charged to each stream in this step."""
     drawn_tokens: Int64Array
     """[S] tokens drawn in this step."""
     delivered_tokens: Int64Array
@@ -104,12 +106,20 @@ class StepPlan:
         """Share of the capacity that holds tokens, in [0, 1]."""
         return float(self.delivered_tokens.sum()) / self.capacity_tokens
 
+    def tokens_of_source(self) -> Int64Array:
+        """int64 [number of sources] tokens of each source in this step's samples."""
+        sums = np.zeros(len(self.sources), np.int64)
+        np.add.at(sums, self.pieces.source, self.pieces.tokens)
+        return sums
 
-def name_hashes(sources: tuple[str, ...]) -> NDArray[np.uint64]:
-    """uint64 [S] hash of each source's name: first 8 bytes, little endian, of its SHA-256."""
-    return np.array(
-        [int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") for name in sources], np.uint64
-    )
+
+def name_hash(stream: str, source: str) -> int:
+    """64-bit hash of the names of a stream and of a source that it draws from: the head of a SHA-256, little endian.
+
+    Of the source's name alone where the stream has the same one, else of the stream's, a zero byte and the source's.
+    """
+    text = source if stream == source else f"{stream}\0{source}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def order_digest(previous: bytes, step: int, packed: Packed, name_hash: NDArray[np.uint64]) -> bytes:
@@ -117,10 +127,16 @@ def order_digest(previous: bytes, step: int, packed: Packed, name_hash: NDArray[
 
     SHA-256 over the previous digest, the step, and for each piece in (sample, slot) order seven
     little-endian int64: sample, slot, name hash, epoch, row, start, tokens.
+
+    Args:
+        previous: The digest before the step.
+        step: The step.
+        packed: Its samples; n pieces.
+        name_hash: uint64 [n] hash of each piece's stream and source.
     """
     pieces = packed.pieces
     table = np.empty((len(pieces), 7), "<i8")
-    columns = (packed.sample, packed.slot, name_hash.view(np.int64)[pieces.source], pieces.epoch)
+    columns = (packed.sample, packed.slot, name_hash.view(np.int64), pieces.epoch)
     for column, values in enumerate((*columns, pieces.row, pieces.start, pieces.tokens)):
         table[:, column] = values
     return hashlib.sha256(previous + struct.pack("<q", step) + table.tobytes()).digest()[:8]

@@ -2,7 +2,7 @@
 
 In: a part of a recipe, the sizes of every source, a layout and a cursor. Out: the step's plan
 and the next cursor. Must hold: pieces, samples and order digest depend on the part, the sizes and the cursor alone,
-never on the layout. Cost: see docs/performance.md; the first step after a start makes one window of every source.
+never on the layout. Cost: see docs/performance.md; the first step after a start makes one window of every stream.
 
     cursor --draw--> stretches --split, pack--> samples --cost, balance--> StepPlan
        \\______________________________________________________________________ cursor'
@@ -10,14 +10,15 @@ never on the layout. Cost: see docs/performance.md; the first step after a start
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.catalog.store import Catalog
+from torchmix.catalog.store import Catalog, View
 from torchmix.errors import CatalogMissing
 from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.draw import Draw, Position, draw, exhausted_error
@@ -27,10 +28,11 @@ from torchmix.parallel.layout import Layout
 from torchmix.planner import balance, pack
 from torchmix.planner.asking import DrawnTokens, ask_less
 from torchmix.planner.cost import cost_model
+from torchmix.planner.names import PieceNames
 from torchmix.planner.pack import Packed, Pieces
-from torchmix.planner.plan import BACKBONE, START_DIGEST, ModulePlan, StepPlan, name_hashes, order_digest, plan_digest
+from torchmix.planner.plan import BACKBONE, START_DIGEST, ModulePlan, StepPlan, order_digest, plan_digest
 from torchmix.planner.shares_of_step import SharesOfStep
-from torchmix.planner.source_order import order_of_source
+from torchmix.planner.stream_order import NO_VIEWS, order_of_stream, stream_fingerprint, tokens_of_streams
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
 
@@ -40,10 +42,14 @@ ONE_RANK = Layout()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """A logged change of the shares: `source` has run out, from the next draw of `step` on."""
+    """A logged change of what holds, from the next draw of `step` on."""
 
     step: int
-    source: str
+    kind: Literal["ran_out", "stage"]
+    """`ran_out`: a stream has given its `max_epochs`. `stage`: an entry of the schedule has begun, whose place is an
+    epoch of a stream."""
+    name: str
+    """Of the stream."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -69,6 +75,9 @@ class Planner:
         part: Part,
         sizes: Mapping[str, SourceSizes],
         layout: Layout = ONE_RANK,
+        *,
+        views: Mapping[str, View] = NO_VIEWS,
+        fingerprints: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare to plan.
 
@@ -76,11 +85,13 @@ class Planner:
             part: What to plan; `part_of` makes it from a checked recipe.
             sizes: Sizes of each source of the part.
             layout: What the samples are placed on.
+            views: Rows of streams that do not have all rows of their source.
+            fingerprints: Fingerprint of each source and view, for states to keep; None: states have none.
 
         Raises:
             TopologyError: The global batch does not divide by the layout.
             DocumentTooLong: `overflow: error`, and a document exceeds a sample.
-            PlanError: A source would give no tokens at all.
+            PlanError: A stream would give no tokens at all.
             CatalogMissing: A source has no sizes.
             RecipeError: The model is so large that the cost of a batch exceeds 64 bits.
         """
@@ -92,16 +103,27 @@ class Planner:
         self.part = part
         self.sources = tuple(sorted(part.sources))
         self.layout = layout
-        self.orders = tuple(order_of_source(part, name, sizes[name]) for name in self.sources)
-        self.sources_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
-        """Indices of the sources that have documents of several pieces."""
-        self.shares_of_step = SharesOfStep(part, {name: sizes[name].num_tokens for name in self.sources})
-        epochs = [part.sources[name].max_epochs or UNLIMITED_EPOCHS for name in self.sources]
+        self.streams = tuple(sorted(part.streams))
+        self.streams_are_sources = all(stream.is_source for stream in part.streams.values())
+        """Whether each stream is a source as it is; then the indices of both are the same."""
+        self.sizes = tuple(sizes[name] for name in self.sources)
+        """Of each source."""
+        self.orders = tuple(order_of_stream(part, name, sizes, views) for name in self.streams)
+        self.fingerprints = tuple(stream_fingerprint(part.streams[name], fingerprints or {}) for name in self.streams)
+        """Of each stream's rows; empty where those of its sources are not known."""
+        self.streams_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
+        """Indices of the streams that have documents of several pieces."""
+        self.shares_of_step = SharesOfStep(part, tokens_of_streams(part, sizes, views))
+        epochs = [part.streams[name].max_epochs or UNLIMITED_EPOCHS for name in self.streams]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
-        """int64 [S] epochs that each source may give at most."""
+        """int64 [S] epochs that each stream may give at most."""
+        number = {name: s for s, name in enumerate(self.sources)}
+        self._source_of_stream = np.array([number[part.streams[name].sources[0]] for name in self.streams], np.int64)
+        self._has_own_rows = np.array([part.streams[name].is_flat for name in self.streams], np.bool_)
+        """[S] whether the rows of a stream's space are not those of one source."""
         self._coming = ComingPieces()
         self._next_windows = NextWindows(self.orders, self.max_epochs)
-        self._name_hash = name_hashes(self.sources)
+        self._names = PieceNames({name: part.streams[name].sources for name in self.streams}, self.sources)
         self._cost = cost_model(part.balance.model, boundaries=part.packing.boundaries, vocab_size=part.vocab_size)
         self._cost.check_fits(num_samples=most_samples(part.batch), length=part.batch.length)
         concat = part.packing.method == "concat"
@@ -112,7 +134,7 @@ class Planner:
         """The cursor before step 0."""
         return Cursor(
             step=0,
-            position=Position.start(len(self.sources)),
+            position=Position.start(len(self.streams)),
             pool=Pieces.empty(),
             order_digest=START_DIGEST,
             decisions=(),
@@ -123,7 +145,7 @@ class Planner:
         """Plan the step at the cursor.
 
         Raises:
-            SourceExhausted: A source with `on_exhausted: error` cannot give what it owes, or no source can.
+            SourceExhausted: A stream with `on_exhausted: error` cannot give what it owes, or none can.
         """
         packed, drawn, asked, after = self._fold(cursor)
         digest = after.order_digest
@@ -134,6 +156,7 @@ class Planner:
         ends_document = pieces.start + pieces.tokens == pieces.document_tokens
         plan = StepPlan(
             step=cursor.step,
+            streams=self.streams,
             sources=self.sources,
             pieces=pieces,
             sample=packed.sample,
@@ -142,9 +165,9 @@ class Planner:
             modules={BACKBONE: module},
             capacity_tokens=num_samples * length,
             asked_tokens=asked,
-            drawn_tokens=self._by_source(drawn),
-            delivered_tokens=self._by_source(pieces),
-            pool_tokens=self._by_source(packed.pool),
+            drawn_tokens=self._by_stream(drawn),
+            delivered_tokens=self._by_stream(pieces),
+            pool_tokens=self._by_stream(packed.pool),
             num_tokens_global=int(pieces.tokens.sum()) - int(np.count_nonzero(ends_document)),
             order_digest=digest,
             plan_digest=plan_digest(digest, module.placement, module.layout),
@@ -160,11 +183,11 @@ class Planner:
         return self._fold(cursor)[-1]
 
     def _fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Int64Array, Cursor]:
-        """The result that no layout changes: samples, pieces drawn, tokens asked of each source, next cursor."""
+        """The result that no layout changes: samples, pieces drawn, tokens asked of each stream, next cursor."""
         new, asked, position, decisions, drawn = self._draw(cursor)
         self._next_windows.follow(cursor.position, position, asked)
         packed = self._pack(cursor, new)
-        digest = order_digest(cursor.order_digest, cursor.step, packed, self._name_hash)
+        digest = order_digest(cursor.order_digest, cursor.step, packed, self._names.of(packed.pieces))
         after = Cursor(
             step=cursor.step + 1,
             position=position,
@@ -176,12 +199,12 @@ class Planner:
         return packed, new, asked, after
 
     def shares(self, decisions: tuple[Decision, ...], *, step: int) -> Int64Array:
-        """int64 [S], sum 2^32: the mixture's shares in a step, without the sources that have run out.
+        """int64 [S], sum 2^32: the mixture's shares in a step, without the streams that have run out.
 
         Raises:
-            SourceExhausted: All sources have run out, so nothing can be drawn for `step`.
+            SourceExhausted: All streams have run out, so nothing can be drawn for `step`.
         """
-        shares = self.shares_of_step.at(step, frozenset(decision.source for decision in decisions))
+        shares = self.shares_of_step.at(step, gone_by(decisions))
         if shares is None:
             raise exhausted_error("", 0, step, all_sources=True)
         return shares
@@ -191,12 +214,12 @@ class Planner:
         length = self.part.batch.length
         capacity = samples_of_step(self.part.batch, cursor.step) * length
         position, decisions, drawn = cursor.position, cursor.decisions, cursor.drawn
-        asked = np.zeros(len(self.sources), np.int64)
+        asked = np.zeros(len(self.streams), np.int64)
         parts: list[Stretches] = []
         have = self._aligned_sum(cursor.pool.tokens)
-        # Each further draw asks for a sample or more: a few tokens would fall below every source's midpoint.
-        num_sources = self.shares_of_step.num_with_share
-        while have < capacity and not (self.part.one_pass and have and len(decisions) == num_sources):
+        # Each further draw asks for a sample or more: a few tokens would fall below every stream's midpoint.
+        num_streams = self.shares_of_step.num_with_share
+        while have < capacity and not (self.part.one_pass and have and len(gone_by(decisions)) == num_streams):
             need = max(capacity - have, length if parts else 0)
             shares = self.shares(decisions, step=cursor.step)
             more, aligned = self._draw_aligned(position, shares, need, drawn, capacity)
@@ -206,11 +229,12 @@ class Planner:
             drawn = drawn.plus(int(more.stretches.tokens.sum()), aligned)
             have += aligned
             for s in more.ran_out:
-                name = self.sources[s]
-                if self.part.sources[name].on_exhausted == "error":
+                name = self.streams[s]
+                if self.part.streams[name].on_exhausted == "error":
                     raise exhausted_error(name, int(self.max_epochs[s]), cursor.step, all_sources=False)
-                decisions = (*decisions, Decision(step=cursor.step, source=name))
-        return _drawn_in(cursor.step, parts[0] if len(parts) == 1 else joined(parts)), asked, position, decisions, drawn
+                decisions = (*decisions, Decision(step=cursor.step, kind="ran_out", name=name))
+        drew = parts[0] if len(parts) == 1 else joined(parts)
+        return self._pieces_of(cursor.step, drew), asked, position, decisions, drawn
 
     def _draw_aligned(
         self, position: Position, shares: Int64Array, need: int, drawn: DrawnTokens, capacity: int
@@ -228,11 +252,12 @@ class Planner:
         seed, step = self.part.seed, cursor.step
         num_samples = samples_of_step(self.part.batch, step)
         if packing.method == "concat":
-            tie = pack.piece_hashes(seed, step, self._name_hash, drawn)
+            tie = pack.piece_hashes(seed, step, self._names.of(drawn), drawn)
             packed = pack.concat(cursor.pool, drawn, tie, num_samples=num_samples, length=length)
         else:
             drawn = pack.split_long(drawn, length)
-            tie = pack.piece_hashes(seed, step, self._name_hash, Pieces.concatenate([cursor.pool, drawn]))
+            both = Pieces.concatenate([cursor.pool, drawn])
+            tie = pack.piece_hashes(seed, step, self._names.of(both), both)
             packed = pack.best_fit(
                 cursor.pool,
                 drawn,
@@ -257,25 +282,39 @@ class Planner:
         # A stretch is split into whole samples and a rest, so rounding up the whole stretch gives the same sum.
         return int(pack.aligned(tokens, self.align_tokens).sum() if self.align_tokens > 1 else tokens.sum())
 
-    def _by_source(self, pieces: Pieces) -> Int64Array:
-        sums = np.zeros(len(self.sources), np.int64)
-        np.add.at(sums, pieces.source, pieces.tokens)
+    def _by_stream(self, pieces: Pieces) -> Int64Array:
+        sums = np.zeros(len(self.streams), np.int64)
+        np.add.at(sums, pieces.stream, pieces.tokens)
         return sums
+
+    def _pieces_of(self, step: int, stretches: Stretches) -> Pieces:
+        source, row = self._source_of_stream[stretches.stream], stretches.row
+        own = np.flatnonzero(self._has_own_rows[stretches.stream])
+        if len(own):
+            row = row.copy()
+            for s in np.unique(stretches.stream[own]).tolist():
+                mine = own[stretches.stream[own] == s]
+                source[mine], row[mine] = self.orders[s].space.places(stretches.row[mine])
+        return Pieces(
+            stream=stretches.stream,
+            source=source,
+            epoch=stretches.epoch,
+            row=row,
+            start=stretches.start,
+            tokens=stretches.tokens,
+            drawn_step=np.full_like(row, step),
+            document_tokens=stretches.document_tokens,
+        )
+
+
+def gone_by(decisions: Collection[Decision]) -> frozenset[str]:
+    """Names of the streams that have run out."""
+    return frozenset(decision.name for decision in decisions if decision.kind == "ran_out")
 
 
 def open_planner(part: Part, catalog: Catalog, layout: Layout = ONE_RANK) -> Planner:
     """A planner over an opened catalog; see `Planner`."""
     sizes = {name: source.sizes for name, source in catalog.sources.items()}
-    return Planner(part, sizes, layout)
-
-
-def _drawn_in(step: int, stretches: Stretches) -> Pieces:
-    return Pieces(
-        source=stretches.source,
-        epoch=stretches.epoch,
-        row=stretches.row,
-        start=stretches.start,
-        tokens=stretches.tokens,
-        drawn_step=np.full_like(stretches.row, step),
-        document_tokens=stretches.document_tokens,
-    )
+    fingerprints = {name: source.fingerprint for name, source in catalog.sources.items()}
+    fingerprints |= {name: view.fingerprint for name, view in catalog.views.items()}
+    return Planner(part, sizes, layout, views=catalog.views, fingerprints=fingerprints)

@@ -30,9 +30,9 @@ class SharesOfStep:
     """The shares of every step of a part."""
 
     def __init__(self, part: Part, tokens: Mapping[str, int]) -> None:
-        """Take a part, and the tokens of each of its sources."""
+        """Take a part, and the tokens of each of its streams."""
         self._batch = part.batch
-        self._names = sorted(part.sources)
+        self._names = sorted(part.streams)
         self._trees = trees_of(part, tokens=tokens)
         self._places = [(stage.start_token, stage.stop_token) for stage in stages_of_part(part)]
         self._after: tuple[frozenset[str], Schedule | None] = (frozenset(), self._schedule(frozenset()))
@@ -40,14 +40,14 @@ class SharesOfStep:
         for tree in self._trees:
             has_share |= self._shares(tree, frozenset()) > 0
         self.num_with_share = int(has_share.sum())
-        """Sources with a share in at least one stage."""
+        """Streams with a share in at least one stage."""
 
     def at(self, step: int, gone: frozenset[str]) -> Int64Array | None:
-        """int64 [S], sum 2^32: the mean over the tokens of a step; None if every source with a share has run out.
+        """int64 [S], sum 2^32: the mean over the tokens of a step; None if every stream with a share has run out.
 
         Args:
             step: From 0.
-            gone: Names of the sources that have run out.
+            gone: Names of the streams that have run out.
         """
         return self.mean(step, step + 1, gone)
 
@@ -74,7 +74,7 @@ class SharesOfStep:
         shares = [self._shares(tree, gone) for tree in self._trees]
         if not any(each.any() for each in shares):
             return None
-        # A stage whose sources have all run out has the shares of the stage before it, or else of the next one.
+        # A stage whose streams have all run out has the shares of the stage before it, or else of the next one.
         now = next(each for each in shares if each.any())
         changes = []
         for place, each in zip([(0, 0), *self._places], shares, strict=True):

@@ -13,7 +13,6 @@ from fractions import Fraction
 from typing import Any
 
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.mixture.row_sets import row_sets_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares, stages_of_part, tree_of_part
 from torchmix.recipe.mixture.tree import Node, walk
 from torchmix.recipe.parts import Part, part_of
@@ -21,6 +20,7 @@ from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.source.documents import fractions_of
 from torchmix.recipe.source.format import format_of
 from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
+from torchmix.recipe.streams import row_sets_of
 from torchmix.recipe.structs import Recipe, Shuffle, Source
 
 KEY_BYTES = 4

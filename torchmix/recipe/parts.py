@@ -7,8 +7,8 @@ its source is the same in each part. Cost: none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from torchmix.recipe.build import nearest
 from torchmix.recipe.held_out import Band, bands_of, only
 from torchmix.recipe.ramp import last_samples
 from torchmix.recipe.source.documents import PARTS, documents_of_split
+from torchmix.recipe.streams import CHILD, Stream, streams_of
 from torchmix.recipe.structs import (
     Balance,
     Batch,
@@ -31,9 +32,6 @@ from torchmix.recipe.structs import (
     Source,
 )
 
-CHILD = "/"
-"""Stands between a source and its child; no name that a user writes for a source contains it."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
@@ -46,13 +44,15 @@ class Part:
     batch: Batch
     """The size of a step; only `train` may have a ramp."""
     sources: dict[str, Source]
-    """Sources by name, each with the documents that this part uses, and the epochs that it may give."""
+    """Sources by name, each with the documents that this part uses: where rows lie."""
     selections: dict[str, Selection]
-    """Selections of rows of these sources, with the epochs that they may give."""
+    """Selections of rows of these sources."""
     bands: dict[str, Band]
     """Of sources from which rows are held out, the hashes of the rows that this part has; see `held_out.py`."""
+    streams: dict[str, Stream]
+    """By sorted name: what holds a share of the mixture, and the epochs that it may give."""
     mixture: dict[str, Share | Group]
-    """Share of each source, selection or group."""
+    """Share of each stream or group."""
     schedule: tuple[Change, ...]
     """How the mixture changes over training; empty in the other parts."""
     packing: Packing
@@ -83,21 +83,17 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
     if name not in PARTS:
         raise OptionError(f"{name!r} is no part of a recipe{nearest(name, PARTS)}; parts are {', '.join(PARTS)}")
     content = _content(recipe, name)
-    sources, selections = content.sources, content.selections
-    if one_pass:
-        sources, selections = _with_epochs(sources, 1), _with_epochs(selections, 1)
-    elif name != "train":  # it bounds training: a run must not end because it was evaluated often
-        sources, selections = _with_epochs(sources, None), _with_epochs(selections, None)
     batch = recipe.batch
     if name != "train":
         batch = msgspec.structs.replace(batch, samples=last_samples(batch))
-    return Part(
+    part = Part(
         name=name,
         seed=recipe.seed,
         batch=batch,
-        sources=sources,
-        selections=selections,
+        sources=content.sources,
+        selections=content.selections,
         bands=bands_of(recipe, name),
+        streams={},
         mixture=content.mixture,
         schedule=recipe.schedule if name == "train" else (),
         packing=recipe.packing,
@@ -106,6 +102,12 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
         vocab_size=recipe.vocab_size,
         one_pass=one_pass,
     )
+    streams = streams_of(part)
+    if one_pass:
+        streams = _with_epochs(streams, 1)
+    elif name != "train":  # it bounds training: a run must not end because it was evaluated often
+        streams = _with_epochs(streams, None)
+    return replace(part, streams=streams)
 
 
 def has_part(recipe: Recipe, part: str) -> bool:
@@ -123,15 +125,12 @@ def with_all_sources(recipe: Recipe) -> Recipe:
     return msgspec.structs.replace(recipe, sources=sources)
 
 
-Drawn = TypeVar("Drawn", Source, Selection)
-
-
-def _with_epochs(sources: dict[str, Drawn], max_epochs: int | None) -> dict[str, Drawn]:
-    """Sources that end after some epochs and give their shares to the others, or never."""
+def _with_epochs(streams: dict[str, Stream], max_epochs: int | None) -> dict[str, Stream]:
+    """Streams that end after some epochs and give their shares to the others, or never."""
     choices: dict[str, Any] = {"max_epochs": max_epochs}
     if max_epochs is not None:
         choices["on_exhausted"] = "renormalise"
-    return {name: msgspec.structs.replace(source, **choices) for name, source in sources.items()}
+    return {name: replace(stream, **choices) for name, stream in streams.items()}
 
 
 def _content(recipe: Recipe, part: str) -> Evaluation:

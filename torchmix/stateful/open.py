@@ -37,7 +37,7 @@ from torchmix.parallel.open_liveness import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import SHORTEST_PATIENCE_S, patience_of
 from torchmix.parallel.topology import Topology
-from torchmix.planner.source_order import check_rows_of_part
+from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.fingerprint import recipe_keys
 from torchmix.recipe.load import recipe_and_directory

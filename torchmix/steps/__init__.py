@@ -2,6 +2,7 @@
 
 cursor_bounds.py  what a cursor may hold, from the recipe and the catalog
 state.py          all that a run must keep of its data plane, as bytes
+cursor_state.py   a cursor -> the state that keeps it, and back
 header.py         what travels with a step's tensors
 bad_tokens.py     how many tokens a run may read in vain
 stop_signal.py    a flag that ends the making of steps

@@ -5,7 +5,7 @@ replicas, or an error. Must hold: all leaders come to the same, at the same step
 however often: what was read in vain so far is in the state. Cost: none for a step of which all could be read, in a run
 of which all could.
 
-The bound of a source is `max_bad` of its used tokens, times the epochs that it has begun.
+The bound of a source is `max_bad` of its used tokens, times the epochs that streams over it have begun.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class BadTokenBounds:
 
     def __init__(self, part: Part, catalog: Catalog) -> None:
         self._of_epoch: dict[str, Fraction] = {}
+        self._sources = {name: stream.sources for name, stream in part.streams.items()}
         for name, source in part.sources.items():
             if masks_bad_rows(source):
                 start, stop = rows_of(source, catalog.sources[name].num_documents)
@@ -42,7 +43,11 @@ class BadTokenBounds:
 
     def after(self, state: LoaderState) -> dict[str, int]:
         """The bound up to a state, for each source that masks bad rows."""
-        epochs = {source.name: source.epoch + 1 for source in state.sources if source.name in self._of_epoch}
+        epochs = dict.fromkeys(self._of_epoch, 0)
+        for stream in state.streams:
+            for source in self._sources[stream.name]:
+                if source in epochs:
+                    epochs[source] += stream.epoch + 1
         return {name: int(self._of_epoch[name] * count) for name, count in epochs.items()}
 
 

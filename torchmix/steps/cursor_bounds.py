@@ -2,25 +2,25 @@
 
 In: a cursor as a state spells it, and the planner that is to go on from it. Out: nothing, or a StateError that names
 the value and its bound. Must hold: each cursor that the planner has made is within all bounds; within them a step takes
-time and memory that the recipe and the catalog imply, whoever wrote the state. Cost: a look at each source and at each
-piece of the pool, and one window of each source, which the next step needs.
+time and memory that the recipe and the catalog imply, whoever wrote the state. Cost: a look at each stream and at each
+piece of the pool, and one window of each stream, which the next step needs.
 
-The bounds, with L tokens of a sample, C of the largest global batch, and of source s `longest(s)`, the tokens of its
+The bounds, with L tokens of a sample, C of the largest global batch, and of stream s `longest(s)`, the tokens of its
 longest piece: at most L, and at most those of its longest document:
 
     step               in [0, MAX_STEPS]
-    epoch              at most the tokens that have been drawn from all sources, as each epoch gives one or more;
+    epoch              at most the tokens that have been drawn from all streams, as each epoch gives one or more;
                        and those are at most the capacity of the steps before, plus the pool
-    window, offset     exist in the source; the offset counts pieces of the window
+    window, offset     exist in the stream; the offset counts pieces of the window
     debt               |debt| <= longest(s) / 2, as a draw stops at the midpoint of a piece (mixture/draw.py)
     residue            in [0, 2^32)
     drawn              1 <= raw <= aligned <= 2^40; raw is at most one more than the tokens that have been drawn, and
                        aligned at most `align_tokens` * (raw + 1), as each piece has a token or more
-    pool               each piece is one that packing makes, of a used row, and no token of an epoch is in two; at most
-                       C + L + sum of longest(s) tokens: a draw asks for what is missing to C, or for L, and a
-                       source gives at most longest(s) more than that
+    pool               each piece is one that packing makes, of a used row of its stream, and no token of an epoch is in
+                       two; at most C + L + sum of longest(s) tokens: a draw asks for what is missing to C, or for L,
+                       and a stream gives at most longest(s) more than that
     drawn_step         in [0, step)
-    decisions          of a source each, one at most, by step, in [0, step); a source that has run out owes nothing
+    decisions          of a stream each, one at most, by step, in [0, step); a stream that has run out owes nothing
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import StateError
-from torchmix.mixture.order import SourceOrder
 from torchmix.planner.asking import MOST_ALIGNED
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Cursor, Planner
@@ -54,7 +53,7 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
     check_step(cursor.step)
     _check_decisions(cursor, planner)
     length = planner.part.batch.length
-    longest = np.array([min(order.sizes.longest_tokens, length) for order in planner.orders], np.int64)
+    longest = np.array([min(order.space.longest_tokens, length) for order in planner.orders], np.int64)
     most_in_pool = most_pool_tokens(planner, longest) if cursor.step else 0
     batch = planner.part.batch
     drawn = samples_before(batch, cursor.step) * batch.length + most_in_pool
@@ -62,12 +61,12 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
     for s, order in enumerate(planner.orders):
         epoch, window, offset = int(position.epoch[s]), int(position.window[s]), int(position.offset[s])
         debt, residue, most_debt = int(position.debt[s]), int(position.residue[s]), int(longest[s]) // 2
-        name = planner.sources[s]
-        _check(f"epoch of source {name!r}", epoch, 0, drawn)
-        _check(f"window of source {name!r}", window, 0, order.num_windows - 1)
-        _check(f"offset of source {name!r}", offset, 0, max(0, order.num_pieces(epoch, window) - 1))
-        _check(f"debt of source {name!r}", debt, -most_debt, most_debt)
-        _check(f"residue of source {name!r}", residue, 0, (1 << 32) - 1)
+        name = planner.streams[s]
+        _check(f"epoch of stream {name!r}", epoch, 0, drawn)
+        _check(f"window of stream {name!r}", window, 0, order.num_windows - 1)
+        _check(f"offset of stream {name!r}", offset, 0, max(0, order.num_pieces(epoch, window) - 1))
+        _check(f"debt of stream {name!r}", debt, -most_debt, most_debt)
+        _check(f"residue of stream {name!r}", residue, 0, (1 << 32) - 1)
     totals = cursor.drawn
     _check("sum of tokens drawn", totals.raw, 1, min(1 + drawn, MOST_ALIGNED))
     most_aligned = min(planner.align_tokens * (totals.raw + 1), MOST_ALIGNED)
@@ -95,11 +94,14 @@ def check_step(step: int) -> None:
     _check("step", step, 0, MAX_STEPS)
 
 
-def pieces_of_columns(planner: Planner, *, source: Int64Array, row: Int64Array, **columns: Int64Array) -> Pieces:
+def pieces_of_columns(
+    planner: Planner, *, stream: Int64Array, source: Int64Array, row: Int64Array, **columns: Int64Array
+) -> Pieces:
     """Pieces as a state spells them, with the tokens of their documents, which it does not hold.
 
     Args:
-        planner: Its sources are those that `source` counts.
+        planner: Its streams are those that `stream` counts, its sources those that `source` counts.
+        stream: int64 [n].
         source: int64 [n].
         row: int64 [n].
         columns: The other columns of `Pieces`, int64 [n] each.
@@ -107,30 +109,35 @@ def pieces_of_columns(planner: Planner, *, source: Int64Array, row: Int64Array, 
     Raises:
         StateError: Columns of several lengths, or a row that its source does not have.
     """
-    if {len(column) for column in columns.values()} | {len(source)} != {len(row)}:
+    if {len(column) for column in columns.values()} | {len(stream), len(source)} != {len(row)}:
         raise StateError("the state's pool has columns of several lengths; the state is damaged")
-    num_documents = np.array([order.sizes.num_documents for order in planner.orders], np.int64)
+    num_documents = np.array([sizes.num_documents for sizes in planner.sizes], np.int64)
+    _check_each("stream", stream, 0, len(planner.streams) - 1)
     _check_each("source", source, 0, len(num_documents) - 1)
     _check_each("row", row, 0, num_documents[source] - 1)
     tokens = np.empty(len(row), np.int64)
-    for order, mine in _by_source(planner, source):
-        tokens[mine] = order.sizes.tokens[row[mine]]
-    return Pieces(source=source, row=row, document_tokens=tokens, **columns)
+    for s, mine in _by_number(source):
+        tokens[mine] = planner.sizes[s].tokens[row[mine]]
+    return Pieces(stream=stream, source=source, row=row, document_tokens=tokens, **columns)
 
 
 def most_pool_tokens(planner: Planner, longest_tokens: Int64Array) -> int:
-    """Tokens that a pool has at most, given those of the longest piece of each source."""
+    """Tokens that a pool has at most, given those of the longest piece of each stream."""
     batch = planner.part.batch
     return (most_samples(batch) + 1) * batch.length + int(longest_tokens.sum())
 
 
 def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
     pool, length = cursor.pool, planner.part.batch.length
-    _check_each("epoch", pool.epoch, 0, cursor.position.epoch[pool.source])
+    _check_each("epoch", pool.epoch, 0, cursor.position.epoch[pool.stream])
     _check_each("drawn_step", pool.drawn_step, 0, cursor.step - 1)
-    counted = np.empty(len(pool), np.int64)
-    for order, mine in _by_source(planner, pool.source):
-        counted[mine] = order.counted_tokens(pool.row[mine])
+    counted = np.zeros(len(pool), np.int64)
+    for stream, of_stream in _by_number(pool.stream):
+        order = planner.orders[stream]
+        for source, inside in _by_number(pool.source[of_stream]):
+            mine = of_stream[inside]
+            each = order.counted(pool.document_tokens[mine].astype(np.int32))
+            counted[mine] = np.where(order.space.holds(source, pool.row[mine]), each, 0)
     _check_each("start", pool.start, 0, counted - 1)
     _check_each("tokens", pool.tokens, 1, counted - pool.start)
     if planner.part.packing.method == "best_fit":  # it splits documents at multiples of a sample, and nowhere else
@@ -138,9 +145,11 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
         _check_each("start", pool.start, pool.start - rest, pool.start - rest)
         whole = np.minimum(counted - pool.start, length)
         _check_each("tokens", pool.tokens, whole, whole)
-    order_in_documents = np.lexsort((pool.start, pool.row, pool.epoch, pool.source))
+    order_in_documents = np.lexsort((pool.start, pool.row, pool.epoch, pool.source, pool.stream))
     ordered = pool.take(order_in_documents)
-    is_same = (np.diff(ordered.source) == 0) & (np.diff(ordered.epoch) == 0) & (np.diff(ordered.row) == 0)
+    is_same = np.ones(max(0, len(pool) - 1), np.bool_)
+    for name in ("stream", "source", "epoch", "row"):
+        is_same &= np.diff(getattr(ordered, name)) == 0
     is_twice = is_same & (np.diff(ordered.start) < ordered.tokens[:-1])
     if is_twice.any():
         at = int(np.argmax(is_twice))
@@ -154,23 +163,28 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
 def _check_decisions(cursor: Cursor, planner: Planner) -> None:
     earliest, found = 0, set[str]()
     for decision in cursor.decisions:
-        if decision.source not in planner.sources or decision.source in found:
+        if decision.kind != "ran_out":
             raise StateError(
-                f"the state's decisions say {'twice ' if decision.source in found else ''}that source "
-                f"{decision.source!r} has run out; sources are {', '.join(planner.sources)}. The state is damaged"
+                f"the state's decisions name stage {decision.name!r} of the schedule, and no entry of the recipe's "
+                "schedule begins at an epoch. The state is damaged"
             )
-        found.add(decision.source)
-        _check("decision that a source has run out, in step", decision.step, earliest, cursor.step - 1)
+        if decision.name not in planner.streams or decision.name in found:
+            raise StateError(
+                f"the state's decisions say {'twice ' if decision.name in found else ''}that stream "
+                f"{decision.name!r} has run out; streams are {', '.join(planner.streams)}. The state is damaged"
+            )
+        found.add(decision.name)
+        _check("decision that a stream has run out, in step", decision.step, earliest, cursor.step - 1)
         earliest = decision.step
-        s = planner.sources.index(decision.source)
-        _check(f"debt of source {decision.source!r}, which has run out,", int(cursor.position.debt[s]), 0, 0)
+        s = planner.streams.index(decision.name)
+        _check(f"debt of stream {decision.name!r}, which has run out,", int(cursor.position.debt[s]), 0, 0)
 
 
-def _by_source(planner: Planner, source: Int64Array) -> list[tuple[SourceOrder, Int64Array]]:
-    """The orders of the sources that occur, each with the positions where it does."""
-    by_source = np.argsort(source, kind="stable")
-    found, first = np.unique(source[by_source], return_index=True)
-    return [(planner.orders[s], mine) for s, mine in zip(found.tolist(), np.split(by_source, first[1:]), strict=False)]
+def _by_number(numbers: Int64Array) -> list[tuple[int, Int64Array]]:
+    """The numbers that occur, each with the positions where it does."""
+    order = np.argsort(numbers, kind="stable")
+    found, first = np.unique(numbers[order], return_index=True)
+    return list(zip(found.tolist(), np.split(order, first[1:]), strict=False))
 
 
 def _check(what: str, value: int, lowest: int, highest: int) -> None:

@@ -19,6 +19,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens_of_source: list[int]
     """Delivered tokens of each source, by sorted name; padding not counted."""
+    tokens_of_stream: list[int]
+    """Delivered tokens of each stream, by sorted name."""
     capacity_tokens: int
     balance_cost: int
     hash_order_cost: int
@@ -37,8 +39,10 @@ class StepHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step, less its tensors."""
 
     step: int
+    streams: list[str]
+    """Sorted names of what holds a share."""
     sources: list[str]
-    """Sorted names."""
+    """Sorted names of where rows lie."""
     order_digest: bytes
     plan_digest: bytes
     first_microbatch: int
@@ -71,13 +75,15 @@ def encode_header(
     return encode(
         StepHeader(
             step=plan.step,
+            streams=list(plan.streams),
             sources=list(plan.sources),
             order_digest=plan.order_digest,
             plan_digest=plan.plan_digest,
             first_microbatch=first_microbatch,
             next_state=next_state,
             report=StepReport(
-                tokens_of_source=plan.delivered_tokens.tolist(),
+                tokens_of_source=plan.tokens_of_source().tolist(),
+                tokens_of_stream=plan.delivered_tokens.tolist(),
                 capacity_tokens=plan.capacity_tokens,
                 balance_cost=plan.balance.cost,
                 hash_order_cost=plan.balance.hash_order_cost,
@@ -140,6 +146,7 @@ def stats_of(header: StepHeader) -> dict[str, object]:
     figures: dict[str, object] = {
         "step": header.step,
         "tokens_of_source": dict(zip(header.sources, report.tokens_of_source, strict=True)),
+        "mixture_tokens_of_stream": dict(zip(header.streams, report.tokens_of_stream, strict=True)),
         "fill": delivered / report.capacity_tokens,
         "balance_ratio": report.balance_cost / report.lower_bound,
         "hash_order_ratio": report.hash_order_cost / report.lower_bound,

@@ -33,8 +33,9 @@ from torchmix.recipe.parts import Part
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.resets import sources_with_resets
 from torchmix.steps.bad_tokens import BadTokenBounds
+from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 from torchmix.steps.header import encode_header
-from torchmix.steps.state import cursor_of_state, decode_state, encode_state, state_of_cursor
+from torchmix.steps.state import decode_state, encode_state
 from torchmix.steps.windows_ahead import WindowsAhead
 
 

@@ -2,7 +2,7 @@
 
 In: a cursor, and how many microbatches of its step are consumed. Out: bytes for a checkpoint, the same on every rank;
 and back. Must hold: no array of the catalog and nothing executable is in it; a state of another recipe, catalog or
-format is refused by name. Size: about 1 KB, plus 30 bytes a source and 15 bytes a deferred piece.
+format is refused by name. Size: about 1 KB, plus 50 bytes a stream and 15 bytes a deferred piece.
 
 At a step's boundary (`microbatch` is 0) any layout may continue. Inside a step the consumed microbatches are those of
 one placement, so only the same one may: (dp, micro_batch_size) is checked when a state is loaded, and the plan's digest
@@ -15,23 +15,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import msgspec
-import numpy as np
 
 from torchmix.errors import StateError, StateMismatch, StateVersion
-from torchmix.mixture.draw import Position
 from torchmix.parallel.layout import Layout
-from torchmix.planner.asking import DrawnTokens
-from torchmix.planner.planner import Cursor, Decision, Planner
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import differing_keys, key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_of_step
 from torchmix.recipe.structs import MAX_NAME_BYTES, Batch
-from torchmix.steps.cursor_bounds import check_bad_tokens, check_cursor, check_step, pieces_of_columns
+from torchmix.steps.cursor_bounds import check_step
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +47,8 @@ _Keys = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=_DIGEST_BYTES)]
 
 
-class SourceState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """Where one source stands; see `mixture.draw.Position`."""
+class StreamState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """Where one stream stands; see `mixture.draw.Position`."""
 
     name: _Name
     epoch: _Int
@@ -60,12 +56,18 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, fo
     offset: _Int
     debt: _Int
     residue: _Int
+    fingerprint: _Fingerprint
+    """Of its rows: a source's in the catalog, see `planner.stream_order.stream_fingerprint`; empty where not known."""
+    era: _Int
+    """How often its rows were changed during the run; 0."""
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """Deferred pieces as columns; `source` counts `LoaderState.sources`."""
+    """Deferred pieces as columns; `stream` counts `LoaderState.streams`."""
 
+    stream: list[_Int]
     source: list[_Int]
+    """Counts `LoaderState.sources`; empty where that is left out, as each piece is of its stream's own source then."""
     epoch: list[_Int]
     row: list[_Int]
     start: list[_Int]
@@ -81,10 +83,19 @@ class DrawnState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, for
 
 
 class DecisionState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """A logged change of shares: `source` ran out in `step`."""
+    """A logged change of what holds; see `planner.planner.Decision`."""
 
     step: _Int
-    source: _Name
+    kind: Literal["ran_out", "stage"]
+    name: _Name
+
+
+class PendingState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """Shares that a policy has decided, and that hold from a later step on."""
+
+    step: _Int
+    shares: dict[_Name, _Int]
+    """Path of a node of the mixture to its share of its group, over 2^32."""
 
 
 class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -104,16 +115,31 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of the steps before `step`; empty where nothing was planned yet."""
     plan_digest: _Digest
     """Of `step`, whose placement `microbatch` counts in; empty at a boundary."""
-    sources: list[SourceState]
+    streams: list[StreamState]
     """By sorted name; empty where nothing was planned yet: the steps before `step` are to be planned from 0."""
     drawn: DrawnState
     """Of all draws before `step`."""
     pool: PoolState
     decisions: list[DecisionState]
+    sources: list[_Name] = []
+    """Sorted names of the sources; left out where each stream is a source as it is."""
     bad_tokens: dict[_Name, _Int] = {}
     """Tokens of each source that could not be read in the steps before `step`; none is left out."""
     recipe_keys: _Keys = b""
     """Digests of the recipe's keys, to say which of them differs in another recipe; see `key_digests`."""
+    shares: dict[_Name, _Int] = {}
+    """Shares in force that a policy has decided, as `PendingState.shares`; empty without a policy."""
+    pending: list[PendingState] = []
+    """Decisions of a policy that do not hold yet, by step."""
+    log_digest: _Digest = b""
+    """Of the policy's log up to here; empty without one."""
+    log_length: _Int = 0
+    """Records of that log."""
+
+    @property
+    def source_names(self) -> list[str]:
+        """Sorted names of the sources; empty where nothing was planned yet."""
+        return self.sources or [stream.name for stream in self.streams]
 
 
 def start_state(layout: Layout, *, recipe: str | Part, step: int = 0) -> LoaderState:
@@ -129,79 +155,11 @@ def start_state(layout: Layout, *, recipe: str | Part, step: int = 0) -> LoaderS
         micro_batch_size=layout.micro_batch_size,
         order_digest=b"",
         plan_digest=b"",
-        sources=[],
+        streams=[],
         drawn=DrawnState(raw=1, aligned=1),
-        pool=PoolState(source=[], epoch=[], row=[], start=[], tokens=[], drawn_step=[]),
+        pool=PoolState(stream=[], source=[], epoch=[], row=[], start=[], tokens=[], drawn_step=[]),
         decisions=[],
     )
-
-
-def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: str, keys: bytes = b"") -> LoaderState:
-    """The state at the boundary before `cursor.step`."""
-    at = cursor.position
-    columns = np.stack([at.epoch, at.window, at.offset, at.debt, at.residue], axis=1).tolist()
-    pool = cursor.pool
-    return LoaderState(
-        recipe=recipe,
-        recipe_keys=keys,
-        catalog=catalog,
-        step=cursor.step,
-        microbatch=0,
-        dp=planner.layout.dp,
-        micro_batch_size=planner.layout.micro_batch_size,
-        order_digest=cursor.order_digest,
-        plan_digest=b"",
-        sources=[
-            SourceState(name=name, epoch=epoch, window=window, offset=offset, debt=debt, residue=residue)
-            for name, (epoch, window, offset, debt, residue) in zip(planner.sources, columns, strict=True)
-        ],
-        drawn=DrawnState(raw=cursor.drawn.raw, aligned=cursor.drawn.aligned),
-        pool=PoolState(**{name: getattr(pool, name).tolist() for name in PoolState.__struct_fields__}),
-        decisions=[DecisionState(step=d.step, source=d.source) for d in cursor.decisions],
-    )
-
-
-def cursor_of_state(
-    state: LoaderState, planner: Planner, *, catalog: str, is_stopped: Callable[[], bool] = lambda: False
-) -> Cursor | None:
-    """The cursor to plan `state.step` from; None if `is_stopped` ended the planning of the steps before it.
-
-    Raises:
-        StateMismatch: The state belongs to another catalog or other sources.
-        StateError: A value that the planner cannot have come to; see `cursor_bounds`.
-        SourceExhausted: The state names a step alone, and there is no data left for it.
-    """
-    if not state.sources:
-        check_step(state.step)
-        cursor = planner.start()
-        if state.step:
-            logger.info("planning %d steps, to begin at step %d", state.step, state.step)
-        while cursor.step < state.step:
-            if is_stopped():
-                return None
-            cursor = planner.skip(cursor)
-        return cursor
-    check_catalog(state, catalog)
-    names = [source.name for source in state.sources]
-    if names != list(planner.sources):
-        raise StateMismatch(f"the state has sources {names}, the recipe has {list(planner.sources)}")
-    pool = {name: np.array(getattr(state.pool, name), np.int64) for name in PoolState.__struct_fields__}
-    cursor = Cursor(
-        step=state.step,
-        position=Position(
-            **{
-                name: np.array([getattr(place, name) for place in state.sources], np.int64)
-                for name in ("epoch", "window", "offset", "debt", "residue")
-            }
-        ),
-        pool=pieces_of_columns(planner, **pool),
-        order_digest=state.order_digest,
-        decisions=tuple(Decision(step=d.step, source=d.source) for d in state.decisions),
-        drawn=DrawnTokens(raw=state.drawn.raw, aligned=state.drawn.aligned),
-    )
-    check_cursor(cursor, planner)
-    check_bad_tokens(state.bad_tokens, state.step, planner)
-    return cursor
 
 
 def check_catalog(state: LoaderState, catalog: str) -> None:
@@ -289,10 +247,10 @@ def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
     _check_parts(state)
     fingerprint, keys = _identity(recipe)
     if state.recipe != fingerprint:
-        differing = differing_keys(keys, state.recipe_keys, [source.name for source in state.sources]) if keys else []
+        differing = differing_keys(keys, state.recipe_keys, state.source_names) if keys else []
         what = "something that decides the order differs (seed, batch, sources' columns, shares, packing or shuffle)"
         if differing:
-            gone = "gone" if state.sources else "others"
+            gone = "gone" if state.streams else "others"
             now = [f"{name} (now {_cut(keys.get(name, gone))})" for name in differing]
             what = f"of what decides the order, these keys differ: {listed(now, MOST_KEYS)}"
         raise StateMismatch(
@@ -312,19 +270,21 @@ def _cut(text: str) -> str:
 
 def _check_parts(state: LoaderState) -> None:
     """Refuse a state some of whose fields belong to a state of another kind."""
-    is_planned = bool(state.sources)
+    is_planned = bool(state.streams)
     faults = {
         "catalog": len(state.catalog) != (16 if is_planned else 0),
         "order_digest": len(state.order_digest) != (_DIGEST_BYTES if is_planned else 0),
         "plan_digest": len(state.plan_digest) != (_DIGEST_BYTES if state.microbatch else 0),
         "pool": bool(state.pool.row) and not is_planned,
         "decisions": bool(state.decisions) and not is_planned,
-        "bad_tokens": not state.bad_tokens.keys() <= {source.name for source in state.sources},
+        "bad_tokens": not state.bad_tokens.keys() <= set(state.source_names),
+        "sources": bool(state.sources) and not is_planned,
+        "pending": bool(state.pending or state.shares or state.log_digest) and not is_planned,
     }
     wrong = [name for name, is_wrong in faults.items() if is_wrong]
     if wrong:
         raise StateError(
-            f"the state has {len(state.sources)} sources and {state.microbatch} consumed microbatches, and its "
+            f"the state has {len(state.streams)} streams and {state.microbatch} consumed microbatches, and its "
             f"{', '.join(wrong)} {'does' if len(wrong) == 1 else 'do'} not fit that; the state is damaged, use another "
             f"checkpoint"
         )

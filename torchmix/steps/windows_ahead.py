@@ -1,9 +1,9 @@
-"""Decode the next window of each source while the present one is consumed.
+"""Decode the next window of each stream while the present one is consumed.
 
 In: the cursor after each step. Out: pages decoded ahead in the reader's cache. Must hold: what is read and in which
 order is not changed, only when it is decoded; a page that cannot be read is an error of the step that needs it, since
 the steps before it are good. Without this, the steps after a window's border would decode nearly all its pages at once,
-and a training step would wait for them. Sources that are not shuffled by page have no such border, and are passed over.
+and a training step would wait for them. Streams that are not shuffled by page have no such border, and are passed over.
 Cost: a few array operations per step, and some 100 microseconds for each window that begins.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import CatalogError
-from torchmix.mixture.order import SourceOrder
+from torchmix.mixture.order import StreamOrder
 from torchmix.planner.planner import Cursor, Planner
 from torchmix.reader.protocol import StepReader
 
@@ -29,27 +29,30 @@ logger = logging.getLogger(__name__)
 
 
 class WindowsAhead:
-    """Follows the cursor and keeps each source's next window as far decoded as the present one is consumed."""
+    """Follows the cursor and keeps each stream's next window as far decoded as the present one is consumed."""
 
     def __init__(self, planner: Planner, reader: StepReader) -> None:
         self._orders = planner.orders
         self._max_epochs = planner.max_epochs.tolist()
         self._reader = reader
-        # Other sources need equally many new pages in every step, or their next window has the same pages.
+        # Other streams need equally many new pages in every step, or their next window has the same pages.
         ahead = [s for s, order in enumerate(self._orders) if order.method == "page" and order.num_windows > 1]
-        self._sources = np.array(ahead, np.int64)
+        self._ahead = np.array(ahead, np.int64)
         self._whole = np.array([s for s in range(len(self._orders)) if s not in ahead], np.int64)
-        """Sources whose steps may need any page: their window is an epoch."""
+        """Streams whose steps may need any page: their window is an epoch."""
         self._sparse = [s for s in ahead if self._orders[s].is_sparse]
+        self._sources = [[planner.sources.index(n) for n in planner.part.streams[s].sources] for s in planner.streams]
+        """Indices of the sources of each stream."""
         # What is decoded together costs less; a quarter of a window at most, for the cache holds two and little more.
-        quarter = [max(1, order.sizes.window_pages // 4) for order in self._orders]
+        quarter = [max(1, order.space.window_units // 4) for order in self._orders]
         self._at_once = np.ones(len(self._orders), np.int64)
-        self._at_once[ahead] = [min(reader.pages_at_once(s), quarter[s]) for s in ahead]
+        at_once = [min(map(reader.pages_at_once, sources)) for sources in self._sources]
+        self._at_once[ahead] = [min(at_once[s], quarter[s]) for s in ahead]
         self._phases = phases(len(self._orders)) * self._at_once
         self._present: dict[int, _Present] = {}
         self._outlived: dict[int, Int64Array] = {}
-        """Pages to evict: in neither the current nor the next window of a source that has just changed windows."""
-        # Arrays [S] over the current window of each source; epoch -1 where none is known.
+        """Pages to evict: in neither the current nor the next window of a stream that has just changed windows."""
+        # Arrays [S] over the current window of each stream; epoch -1 where none is known.
         self._epoch = np.full(len(self._orders), -1, np.int64)
         self._window = np.zeros(len(self._orders), np.int64)
         self._num_pieces = np.ones(len(self._orders), np.int64)
@@ -59,30 +62,33 @@ class WindowsAhead:
         """Decode what the progress to `cursor` makes due."""
         epoch, window, offset = self._places(cursor)
         outlived, self._outlived = self._outlived, {}
-        s = self._sources
-        for source in s[(epoch[s] != self._epoch[s]) | (window[s] != self._window[s])].tolist():
-            self._enter(source, int(epoch[source]), int(window[source]))
-            if source in outlived:
-                outlived[source] = self._present[source].less_needed(outlived[source])
-        for source, pages in outlived.items():
+        s = self._ahead
+        for stream in s[(epoch[s] != self._epoch[s]) | (window[s] != self._window[s])].tolist():
+            self._enter(stream, int(epoch[stream]), int(window[stream]))
+            if stream in outlived:
+                outlived[stream] = self._present[stream].less_needed(outlived[stream])
+        for pages in outlived.values():
             # One step late: pieces deferred from the finished window were in the step just built.
-            self._reader.forget(source, pages)
+            for source, of_source in _by_source(pages):
+                self._reader.forget(source, of_source)
         whole = self._whole[(epoch[self._whole] != self._epoch[self._whole]) & (self._epoch[self._whole] >= 0)]
-        for source in whole.tolist():
-            self._reader.end_window(source, None)
+        for stream in whole.tolist():
+            for source in self._sources[stream]:
+                self._reader.end_window(source, None)
         self._epoch[self._whole] = epoch[self._whole]
         due = (self._num_next[s] * offset[s] / self._num_pieces[s] + self._phases[s]).astype(np.int64)
         is_due = due > self._num_warmed[s]
         stops = np.minimum(due + self._at_once[s] - 1, self._num_next[s])
-        for source, stop in zip(s[is_due].tolist(), stops[is_due].tolist(), strict=True):
+        for stream, stop in zip(s[is_due].tolist(), stops[is_due].tolist(), strict=True):
             try:
-                self._reader.warm(source, self._present[source].following.pages[self._num_warmed[source] : stop])
+                for source, pages in _by_source(self._present[stream].following.pages[self._num_warmed[stream] : stop]):
+                    self._reader.warm(source, pages)
             except CatalogError as error:
                 logger.warning("met while reading ahead, the steps before it go on: %s", error)
-            self._num_warmed[source] = stop
+            self._num_warmed[stream] = stop
 
     def _places(self, cursor: Cursor) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Epoch, window and offset of each source; of windows without used rows, the next one with some."""
+        """Epoch, window and offset of each stream; of windows without used rows, the next one with some."""
         at = cursor.position
         if not self._sparse:
             return at.epoch, at.window, at.offset
@@ -94,7 +100,7 @@ class WindowsAhead:
         return epoch, window, offset
 
     def _enter(self, s: int, epoch: int, window: int) -> None:
-        """A source has come to a window."""
+        """A stream has come to a window."""
         order, finished = self._orders[s], self._present.get(s)
         here = (epoch, window)
         if finished is not None and finished.following.place == here:
@@ -107,29 +113,30 @@ class WindowsAhead:
         if finished is not None:
             self._outlived[s] = present.less_needed(finished.this.pages)
         if finished is not None:
-            self._reader.end_window(s, finished.this.pages)
+            for source, pages in _by_source(finished.this.pages):
+                self._reader.end_window(source, pages)
         self._epoch[s], self._window[s] = here
         self._num_pieces[s] = max(1, order.num_pieces(*here))
         self._num_next[s], self._num_warmed[s] = len(following.pages), 0
 
 
-def phases(num_sources: int) -> NDArray[np.float64]:
-    """[S] in [0, 1): by how much of what it decodes at once each source is ahead of its progress.
+def phases(num_streams: int) -> NDArray[np.float64]:
+    """[S] in [0, 1): by how much of what it decodes at once each stream is ahead of its progress.
 
-    Sources of one size and share would all need pages in the same step: so each is ahead by another part.
+    Streams of one size and share would all need pages in the same step: so each is ahead by another part.
     """
-    found: NDArray[np.float64] = np.mod(np.arange(1, num_sources + 1) * GOLDEN, 1, dtype=np.float64)
+    found: NDArray[np.float64] = np.mod(np.arange(1, num_streams + 1) * GOLDEN, 1, dtype=np.float64)
     return found
 
 
 class _Window(NamedTuple):
     place: tuple[int, int]
     pages: Int64Array
-    """Those with used rows, ascending: pages of a chunk are decoded together."""
+    """Keys of those with used rows, ascending: pages of a chunk are decoded together. See `_keys_of`."""
 
 
 class _Present(NamedTuple):
-    """The window that a source is in, and the next one with used rows."""
+    """The window that a stream is in, and the next one with used rows."""
 
     this: _Window
     following: _Window
@@ -140,6 +147,26 @@ class _Present(NamedTuple):
         return np.array([page for page in pages.tolist() if page not in needed], np.int64)
 
 
-def _look_at(order: SourceOrder, place: tuple[int, int]) -> _Window:
+def _look_at(order: StreamOrder, place: tuple[int, int]) -> _Window:
     # From pages alone: `order.window` keeps what it made, for planning.
-    return _Window(place, order.pages(*place))
+    return _Window(place, _keys_of(order.pages_by_source(*place)))
+
+
+_PAGE_BITS = 40
+"""Of a key that hold the number of a page; those above hold that of its source."""
+
+
+def _keys_of(pages: list[tuple[int, Int64Array]]) -> Int64Array:
+    """Pages of several sources in one array, ascending by source and page."""
+    keys = [of_source + (source << _PAGE_BITS) for source, of_source in pages]
+    return np.concatenate(keys) if keys else _NO_PAGES
+
+
+def _by_source(keys: Int64Array) -> list[tuple[int, Int64Array]]:
+    """The inverse of `_keys_of`."""
+    if not len(keys):
+        return []
+    source = keys >> _PAGE_BITS
+    first = np.flatnonzero(np.append(True, source[1:] != source[:-1]))
+    parts = np.split(keys & ((1 << _PAGE_BITS) - 1), first[1:])
+    return list(zip(source[first].tolist(), parts, strict=True))

@@ -26,6 +26,7 @@ PIECE_COLUMNS = [
     "sample",
     "slot",
     "sample_offset",
+    "stream",
     "source",
     "row",
     "epoch",
@@ -38,7 +39,7 @@ PIECE_COLUMNS = [
 ]
 STEP_COLUMNS = [
     "step",
-    "source",
+    "stream",
     "asked_tokens",
     "drawn_tokens",
     "delivered_tokens",
@@ -83,7 +84,9 @@ def test_pieces_are_those_of_the_plan(recipe: Path, tmp_path: Path, capsys: pyte
     assert values["files"] == [str(out / "pieces.parquet"), str(out / "steps.parquet")]
     table = pq.read_table(out / "pieces.parquet")
     assert table.column_names == PIECE_COLUMNS
-    assert all(field.type == (pa.string() if field.name == "source" else pa.int64()) for field in table.schema)
+    assert all(
+        field.type == (pa.string() if field.name in ("stream", "source") else pa.int64()) for field in table.schema
+    )
     plans = plans_of(recipe, 6, **layout)
     assert table.num_rows == sum(len(one.pieces) for one in plans)
     for one in plans:
@@ -106,7 +109,7 @@ def test_steps_are_those_of_the_plan(recipe: Path, tmp_path: Path, capsys: pytes
     table = pq.read_table(tmp_path / "steps.parquet")
     assert table.column_names == STEP_COLUMNS
     rows = table.to_pylist()
-    assert [(row["step"], row["source"]) for row in rows] == [
+    assert [(row["step"], row["stream"]) for row in rows] == [
         (step, source) for step in range(5) for source in ("code", "tiny", "web")
     ]
     for one in plans_of(recipe, 5, dp=2):

@@ -20,9 +20,9 @@ from torchmix.catalog.properties.rows import PropertyRows
 from torchmix.catalog.store import Catalog
 from torchmix.errors import OptionError
 from torchmix.recipe.build import listed
-from torchmix.recipe.mixture.row_sets import row_sets_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.source.properties import path_properties_of
+from torchmix.recipe.streams import row_sets_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from torchmix.catalog.views.cuts import rows_of_children
 from torchmix.catalog.views.hold_out import rows_in_band
 from torchmix.catalog.views.wanted import SourceViews
 from torchmix.errors import RecipeError
-from torchmix.recipe.mixture.row_sets import RowSet
+from torchmix.recipe.streams import RowSet
 
 Mask = NDArray[np.bool_]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import msgspec
 
 from torchmix.recipe.held_out import Band
-from torchmix.recipe.mixture.row_sets import RowSet, row_sets_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.source.format import paths_of
 from torchmix.recipe.source.properties import columns_of, path_properties_of
+from torchmix.recipe.streams import RowSet, row_sets_of
 from torchmix.recipe.structs import Source
 
 VIEWS_FORMAT = 1

@@ -43,7 +43,7 @@ from torchmix.cli.terminal import (
 from torchmix.errors import CatalogError, PlanError
 from torchmix.planner.forecast import SIMULATED_STEPS, Forecast, forecast
 from torchmix.planner.planner import Planner
-from torchmix.planner.source_order import check_rows_of_part
+from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
@@ -108,7 +108,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         try:
             check_rows_of_part(whole, arguments.part, _rows(part, catalog))
             with progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
-                result = forecast(part, sizes, arguments.steps, simulated_steps=total, progress=bar.update)
+                result = forecast(
+                    part, sizes, arguments.steps, views=catalog.views, simulated_steps=total, progress=bar.update
+                )
             findings += forecast_findings(part, result)
         except PlanError as error:
             findings.append(Finding(level=Level.FINDING, where="sources", message=str(error)))

@@ -37,7 +37,7 @@ from torchmix.cli.init.recipe_yaml import (
 from torchmix.cli.terminal import ExitCode, print_json, print_table
 from torchmix.errors import OptionError, PlanError, SourceUnreadable
 from torchmix.formats.megatron.files import find_datasets
-from torchmix.planner.source_order import check_rows_of_part
+from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import has_part
 from torchmix.recipe.source.documents import PARTS, documents_of_split

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     layout = Layout(dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
     planner = open_planner(part, catalog, layout)
     shares = _mean_shares(planner, arguments.start, arguments.steps)
-    summary = PlanSummary(shares, [epoch_tokens(part, name, catalog.sources[name].sizes) for name in shares])
+    summary = PlanSummary(shares, [epoch_tokens(order) for order in planner.orders])
     stop = sys.maxsize if arguments.steps is None else arguments.start + arguments.steps
     has_ended = False
     with ExitStack() as stack:
@@ -139,4 +139,4 @@ def _mean_shares(planner: Planner, start: int, num_steps: int | None) -> dict[st
     """Share of each source, by sorted name: the mean over the tokens of the steps."""
     shares = planner.shares_of_step.mean(start, start + (num_steps or 1))
     assert shares is not None, "a checked recipe gives some source a share"
-    return {name: float(share) / SHARE_ONE for name, share in zip(planner.sources, shares, strict=True)}
+    return {name: float(share) / SHARE_ONE for name, share in zip(planner.streams, shares, strict=True)}

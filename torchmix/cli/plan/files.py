@@ -1,7 +1,7 @@
-"""A plan as Parquet: every piece of every step, and what each source gave in each step.
+"""A plan as Parquet: every piece of every step, and what each stream gave in each step.
 
 In: `StepPlan`s, one after another. Out: `pieces.parquet`, a row per piece in (step, sample, slot) order, and
-`steps.parquet`, a row per step and source. Must hold: the files appear together and whole, or not at all: they are
+`steps.parquet`, a row per step and stream. Must hold: the files appear together and whole, or not at all: they are
 written aside and renamed. Cost: memory of one row group, about 100,000 rows; `docs/formats.md` has the columns.
 """
 
@@ -27,6 +27,7 @@ PIECES_SCHEMA = pa.schema(
         ("sample", pa.int64()),
         ("slot", pa.int64()),
         ("sample_offset", pa.int64()),
+        ("stream", pa.string()),
         ("source", pa.string()),
         ("row", pa.int64()),
         ("epoch", pa.int64()),
@@ -41,7 +42,7 @@ PIECES_SCHEMA = pa.schema(
 STEPS_SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
-        ("source", pa.string()),
+        ("stream", pa.string()),
         ("asked_tokens", pa.int64()),
         ("drawn_tokens", pa.int64()),
         ("delivered_tokens", pa.int64()),
@@ -122,6 +123,7 @@ def _columns_of_pieces(plan: StepPlan) -> Mapping[str, Any]:
         "sample": plan.sample,
         "slot": plan.slot,
         "sample_offset": plan.sample_offset,
+        "stream": np.array(plan.streams, object)[pieces.stream],
         "source": np.array(plan.sources, object)[pieces.source],
         "row": pieces.row,
         "epoch": pieces.epoch,
@@ -135,10 +137,10 @@ def _columns_of_pieces(plan: StepPlan) -> Mapping[str, Any]:
 
 
 def _columns_of_step(plan: StepPlan) -> Mapping[str, Any]:
-    count = len(plan.sources)
+    count = len(plan.streams)
     return {
         "step": np.full(count, plan.step, np.int64),
-        "source": list(plan.sources),
+        "stream": list(plan.streams),
         "asked_tokens": plan.asked_tokens,
         "drawn_tokens": plan.drawn_tokens,
         "delivered_tokens": plan.delivered_tokens,

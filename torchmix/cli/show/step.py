@@ -23,7 +23,8 @@ from torchmix.parallel.layout import Layout
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
 from torchmix.recipe.parts import Part
-from torchmix.steps.state import cursor_of_state, decode_state
+from torchmix.steps.cursor_state import cursor_of_state
+from torchmix.steps.state import decode_state
 
 COLUMNS = {
     "source": "a source of the recipe, by its name",

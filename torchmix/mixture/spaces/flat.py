@@ -14,7 +14,7 @@ cumulative lengths. Children keep their own files and catalogs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,14 +80,42 @@ class FlatSpace:
 
     def pages(self, units: Int64Array) -> list[tuple[int, Int64Array]]:
         """See `Space`."""
-        by_source: dict[int, list[Int64Array]] = {}
-        for c, inside in self._by_child(units):
-            for source, pages in self._children[c].pages(inside):
-                by_source.setdefault(source, []).append(pages)
-        return [
-            (source, pages[0] if len(pages) == 1 else np.unique(np.concatenate(pages)))
-            for source, pages in sorted(by_source.items())
-        ]
+        return _by_source(part for c, inside in self._by_child(units) for part in self._children[c].pages(inside))
+
+    def pages_of(self, rows: Int64Array) -> list[tuple[int, Int64Array]]:
+        """See `Space`."""
+        return _by_source(
+            part
+            for c, at in self._rows_by_child(rows)
+            for part in self._children[c].pages_of(rows[at] - self._row_base[c])
+        )
+
+    def keeps(self, rows: Int64Array) -> NDArray[np.bool_]:
+        """See `Space`."""
+        kept = np.empty(len(rows), np.bool_)
+        for c, at in self._rows_by_child(rows):
+            kept[at] = self._children[c].keeps(rows[at] - self._row_base[c])
+        return kept
+
+    def holds(self, source: int, rows: Int64Array) -> NDArray[np.bool_]:
+        """See `Space`."""
+        held = np.zeros(len(rows), np.bool_)
+        for child in self._children:
+            held |= child.holds(source, rows)
+        return held
+
+    def lengths(self) -> Iterator[NDArray[np.int32]]:
+        """See `Space`."""
+        for child in self._children:
+            yield from child.lengths()
+
+    def used_rows(self) -> tuple[int, int]:
+        """See `Space`."""
+        return 0, self.num_rows
+
+    def used_units(self) -> tuple[int, int]:
+        """See `Space`."""
+        return 0, self.num_units
 
     def _by_child(self, units: Int64Array) -> Iterator[tuple[int, Int64Array]]:
         """Children that ascending units lie in, with the units as the child counts them."""
@@ -137,6 +165,24 @@ class _Cut:
     def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         return self._space.places(rows)
 
+    def pages_of(self, rows: Int64Array) -> list[tuple[int, Int64Array]]:
+        return self._space.pages_of(rows)
+
+    def keeps(self, rows: Int64Array) -> NDArray[np.bool_]:
+        return self._space.keeps(rows)
+
+    def holds(self, source: int, rows: Int64Array) -> NDArray[np.bool_]:
+        return self._space.holds(source, rows)
+
+    def lengths(self) -> Iterator[NDArray[np.int32]]:
+        return self._space.lengths()
+
+    def used_rows(self) -> tuple[int, int]:
+        return 0, self.num_rows
+
+    def used_units(self) -> tuple[int, int]:
+        return 0, self.num_units
+
     def pages(self, units: Int64Array) -> list[tuple[int, Int64Array]]:
         """All pages of the space, whatever the units: a space this small stays decoded."""
         return self._space.pages(np.arange(self._space.num_units, dtype=np.int64)) if len(units) else []
@@ -150,6 +196,17 @@ def windows_of_flat(children: Sequence[Space], window_pages: int) -> int:
         window_pages: As `catalog.sizes.window_pages_of` gives it for the pages and tokens of all children together.
     """
     return max(1, -(-sum(child.num_units for child in children) // window_pages))
+
+
+def _by_source(parts: Iterable[tuple[int, Int64Array]]) -> list[tuple[int, Int64Array]]:
+    """Pages of parts, joined by source."""
+    by_source: dict[int, list[Int64Array]] = {}
+    for source, pages in parts:
+        by_source.setdefault(source, []).append(pages)
+    return [
+        (source, pages[0] if len(pages) == 1 else np.unique(np.concatenate(pages)))
+        for source, pages in sorted(by_source.items())
+    ]
 
 
 def _bases(counts: Sequence[int]) -> Int64Array:

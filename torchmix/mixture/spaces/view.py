@@ -11,12 +11,14 @@ window of the whole source: one percent of a source is shuffled as well as all o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.mixture.spaces.space import Members, ranges
+from torchmix.mixture.spaces.space import BLOCK_ROWS, Members, pages_of_rows, ranges, units_of_rows
 
 
 class ViewSpace:
@@ -39,7 +41,7 @@ class ViewSpace:
     @property
     def num_tokens(self) -> int:
         """See `Space`; reads the lengths of all kept rows."""
-        return int(self._sizes.tokens[self._kept].sum(dtype=np.int64))
+        return sum(int(block.sum(dtype=np.int64)) for block in self.lengths())
 
     def members(self, units: Int64Array) -> Members:
         """See `Space`."""
@@ -64,6 +66,33 @@ class ViewSpace:
         starts, stops = self._rows_of(units)
         held = units[np.searchsorted(self._kept, stops) > np.searchsorted(self._kept, starts)]
         return [(self._source, held)] if len(held) else []
+
+    def pages_of(self, rows: Int64Array) -> list[tuple[int, Int64Array]]:
+        """See `Space`."""
+        return [(self._source, pages_of_rows(self._sizes, rows))] if len(rows) else []
+
+    def keeps(self, rows: Int64Array) -> NDArray[np.bool_]:
+        """See `Space`."""
+        at = np.minimum(np.searchsorted(self._kept, rows), max(0, len(self._kept) - 1))
+        kept: NDArray[np.bool_] = self._kept[at] == rows if len(self._kept) else np.zeros(len(rows), np.bool_)
+        return kept
+
+    def holds(self, source: int, rows: Int64Array) -> NDArray[np.bool_]:
+        """See `Space`."""
+        return self.keeps(rows) & (source == self._source)
+
+    def lengths(self) -> Iterator[NDArray[np.int32]]:
+        """See `Space`."""
+        for begin in range(0, len(self._kept), BLOCK_ROWS):
+            yield self._sizes.tokens[self._kept[begin : begin + BLOCK_ROWS]]
+
+    def used_rows(self) -> tuple[int, int]:
+        """See `Space`."""
+        return (int(self._kept[0]), int(self._kept[-1]) + 1) if len(self._kept) else (0, 0)
+
+    def used_units(self) -> tuple[int, int]:
+        """See `Space`."""
+        return units_of_rows(self._sizes, *self.used_rows())
 
     def _rows_of(self, units: Int64Array) -> tuple[Int64Array, Int64Array]:
         first_row = self._sizes.first_row_of_page

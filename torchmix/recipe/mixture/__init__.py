@@ -2,7 +2,6 @@
 
 powers.py          sizes -> shares in proportion to a power of them
 tree.py            a tree of groups -> the exact share of each stream
-row_sets.py         what holds a share, and which rows it has
 groups.py          the recipe's `mixture` -> the tree
 changes.py         the recipe's `schedule` -> the trees that follow, and where they hold
 shares_of_part.py  a part of a recipe -> shares at the start, and stages

@@ -12,9 +12,9 @@ from fractions import Fraction
 from torchmix.errors import RecipeError
 from torchmix.recipe.mixture.changes import Stage, stages_of_schedule
 from torchmix.recipe.mixture.groups import tree_of
-from torchmix.recipe.mixture.row_sets import possible_names, row_sets_of
 from torchmix.recipe.mixture.tree import Node, stream_shares, with_sizes
 from torchmix.recipe.parts import Part
+from torchmix.recipe.streams import possible_names, streams_of
 from torchmix.recipe.structs import Evaluation, Recipe
 from torchmix.recipe.yaml_lines import key_path
 
@@ -32,7 +32,7 @@ def tree_of_part(part: Mixed, where: str = "") -> Node:
     if not part.sources:
         raise RecipeError("names no source", key_path(where, "sources"))
     place = key_path(where, "mixture")
-    return tree_of(part.mixture, row_sets_of(part), place, may_lack=has_schedule, known=possible_names(part))
+    return tree_of(part.mixture, streams_of(part), place, may_lack=has_schedule, known=possible_names(part))
 
 
 def parse_shares(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | None = None) -> dict[str, Fraction]:
@@ -60,7 +60,7 @@ def parse_shares(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | No
 
 def trees_of(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | None = None) -> list[Node]:
     """The tree at the start, and that after each change; with weights by `tokens` where groups share by sizes."""
-    sizes = dict.fromkeys(row_sets_of(part), 1) if tokens is None else tokens
+    sizes = dict.fromkeys(streams_of(part), 1) if tokens is None else tokens
     root = tree_of_part(part, where)
     return [with_sizes(tree, sizes) for tree in (root, *(stage.tree for stage in stages_of_part(part, where)))]
 
@@ -69,9 +69,9 @@ def stages_of_part(part: Mixed, where: str = "") -> tuple[Stage, ...]:
     """The stages of training; validation and test have none."""
     if isinstance(part, Evaluation) or not part.schedule:
         return ()
-    return stages_of_schedule(tree_of_part(part, where), part.schedule, part.batch, row_sets_of(part))
+    return stages_of_schedule(tree_of_part(part, where), part.schedule, part.batch, streams_of(part))
 
 
 def _all_shares(part: Mixed, tree: Node) -> dict[str, Fraction]:
     found = stream_shares(tree)
-    return {name: found.get(name, Fraction(0)) for name in row_sets_of(part)}
+    return {name: found.get(name, Fraction(0)) for name in streams_of(part)}

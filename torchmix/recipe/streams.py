@@ -1,8 +1,9 @@
-"""A recipe's part -> the sets of rows that its mixture gives shares to.
+"""The streams of a mixture: what holds a share, and draws from an order of its own; and the rows that they draw.
 
 In: sources, selections of their rows, and the names that the mixture and its changes give shares to. Out: a `RowSet` by
-name: a source, a selection, or a child of a source that is cut by `split_by`. Must hold: a source needs no share of its
-own where a selection or a child of it is there. Cost: microseconds a name.
+name: a source, a selection, or a child of a source that is cut by `split_by`; and a `Stream` by name. Must hold: a
+stream has its own position, debt, epochs and bound on them; where its rows lie is the matter of its sources; a source
+needs no share of its own where a selection or a child of it is there. Cost: microseconds a name.
 """
 
 from __future__ import annotations
@@ -11,8 +12,33 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from torchmix.recipe.parts import CHILD
 from torchmix.recipe.structs import Change, Group, Quantiles, Selection, Share, Source
+
+CHILD = "/"
+"""Stands between a source and its child; no name that a user writes for a source contains it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """What holds a share of the mixture."""
+
+    name: str
+    """Keys its order."""
+    members: tuple[str, ...]
+    """Names of the row sets that it draws from, sorted."""
+    sources: tuple[str, ...]
+    """Names of the sources that these rows lie in, sorted."""
+    is_flat: bool
+    """Whether one permutation goes over the rows of all members; a stream that is no flat has one member."""
+    max_epochs: int | None
+    """Epochs that it gives, after which it has run out; None: no bound."""
+    on_exhausted: Literal["error", "renormalise"]
+    """After `max_epochs`: stop, or give its share to its siblings."""
+
+    @property
+    def is_source(self) -> bool:
+        """Whether it has the name and the rows of a source; some may be held out."""
+        return not self.is_flat and self.sources == (self.name,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +100,21 @@ def row_sets_of(part: HasMixture) -> dict[str, RowSet]:
         cut = part.sources[base]
         row_sets[name] = RowSet(source=base, child=child, max_epochs=cut.max_epochs, on_exhausted=cut.on_exhausted)
     return {name: row_sets[name] for name in sorted(row_sets)}
+
+
+def streams_of(part: HasMixture) -> dict[str, Stream]:
+    """The streams of a part, by sorted name."""
+    return {
+        name: Stream(
+            name=name,
+            members=(name,),
+            sources=(rows.source,),
+            is_flat=False,
+            max_epochs=rows.max_epochs,
+            on_exhausted=rows.on_exhausted,
+        )
+        for name, rows in row_sets_of(part).items()
+    }
 
 
 def possible_names(part: HasMixture) -> list[str]:

@@ -13,7 +13,7 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import DocumentTooLong, PlanError
-from torchmix.planner.source_order import check_rows_of_part, order_of_source
+from torchmix.planner.stream_order import check_rows_of_part, order_of_stream
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Evaluation, Recipe
 
@@ -30,7 +30,7 @@ def recipe_of(overflow: str, documents: tuple[str, str] | None) -> Recipe:
 
 
 def counted(overflow: str, documents: tuple[str, str] | None, sizes: SourceSizes) -> dict[int, int]:
-    window = order_of_source(recipe_of(overflow, documents), "web", sizes).window(0, 0)
+    window = order_of_stream(part_of(recipe_of(overflow, documents), "train"), "web", {"web": sizes}).window(0, 0)
     return dict(sorted(zip(window.rows.tolist(), np.diff(window.ends).tolist(), strict=True)))
 
 
@@ -49,7 +49,7 @@ def test_only_used_documents_can_be_too_long() -> None:
     sizes = sizes_of(1, 2, 3, 70)
     assert sum(counted("error", ("0%", "75%"), sizes).values()) == 6
     with pytest.raises(DocumentTooLong, match="row 3 has 70 tokens"):
-        order_of_source(recipe_of("error", ("50%", "100%")), "web", sizes)
+        order_of_stream(part_of(recipe_of("error", ("50%", "100%")), "train"), "web", {"web": sizes})
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_only_used_documents_can_be_too_long() -> None:
 )
 def test_used_rows_without_tokens_are_refused(overflow: str, tokens: tuple[int, ...], reason: str) -> None:
     with pytest.raises(PlanError, match=f"source 'web' would give no tokens: .*{reason}.*rows that are used"):
-        order_of_source(recipe_of(overflow, ("50%", "100%")), "web", sizes_of(*tokens))
+        order_of_stream(part_of(recipe_of(overflow, ("50%", "100%")), "train"), "web", {"web": sizes_of(*tokens)})
 
 
 def test_a_part_that_rounds_to_no_row_is_refused() -> None:
     with pytest.raises(PlanError, match=r"none of its 3 rows lies in the part that is used \(rows 3 to 3\)"):
-        order_of_source(recipe_of("split", ("99%", "99.9%")), "web", sizes_of(1, 2, 3))
+        order_of_stream(part_of(recipe_of("split", ("99%", "99.9%")), "train"), "web", {"web": sizes_of(1, 2, 3)})
 
 
 def test_sources_without_a_row_in_a_part_are_named_with_it_and_what_to_do() -> None:

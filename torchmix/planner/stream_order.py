@@ -1,0 +1,183 @@
+"""A stream of a part -> its order: which rows are used, and how many tokens of each document count.
+
+In: the part that is planned and the sizes of its sources. Out: a `StreamOrder`. Must hold: a stream that would give
+nothing is refused here, since a draw from it would never end. Cost: usually a check of the first documents; all lengths
+are read only when `overflow: error` has to find a document that is too long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS, SourceSizes
+from torchmix.catalog.store import View
+from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError
+from torchmix.mixture.order import StreamOrder
+from torchmix.mixture.spaces.space import SourceSpace, Space
+from torchmix.mixture.spaces.view import ViewSpace
+from torchmix.recipe.parts import Part, part_of
+from torchmix.recipe.source.documents import rows_of
+from torchmix.recipe.streams import Stream
+from torchmix.recipe.structs import Recipe
+
+NO_VIEWS: Mapping[str, View] = {}
+
+
+def check_rows_of_part(recipe: Recipe, part: str, num_rows: Mapping[str, int]) -> None:
+    """Refuse a part in which a source has no row. A small source may have none in a small part of a `split`.
+
+    Args:
+        recipe: A checked recipe, with all of its parts.
+        part: `train`, `validation` or `test`.
+        num_rows: Rows of each source of the part.
+
+    Raises:
+        PlanError: Names the part, each such source with its rows, and what to do.
+        RecipeError: The recipe has no such part.
+    """
+    faults = []
+    for name, source in sorted(part_of(recipe, part).sources.items()):
+        start, stop = rows_of(source, num_rows[name])
+        if start == stop:
+            first, last = source.documents or ("0%", "100%")
+            faults.append(f"none of the {num_rows[name]:,} rows of source '{name}' lies in its {first} to {last}")
+    if not faults:
+        return
+    remedy = "widen `documents` of these sources, or leave them out of this part"
+    if recipe.split is not None:
+        remedy = (
+            f"give {part} a larger weight in `split`; or replace `split` with `documents` for the sources of each "
+            f"part, and leave these sources out of {part}"
+        )
+    raise PlanError(f"{part}: {'; '.join(faults)}. To mend it, {remedy}")
+
+
+def order_of_stream(
+    part: Part, name: str, sizes: Mapping[str, SourceSizes], views: Mapping[str, View] = NO_VIEWS
+) -> StreamOrder:
+    """The order of a stream. The recipe's used rows and overflow rule apply before any draw.
+
+    Args:
+        part: What is planned.
+        name: The stream.
+        sizes: Sizes of the part's sources, of those of the stream at least.
+        views: Rows of members that do not have all rows of their source.
+
+    Raises:
+        CatalogMissing: The rows of a member are not known.
+        DocumentTooLong: `overflow: error`, and a used document exceeds a sample.
+        PlanError: The stream would give no tokens at all.
+    """
+    length, overflow = part.batch.length, part.packing.overflow
+    space = space_of_stream(part, name, sizes, views)
+    has_long = space.longest_tokens > length  # the catalog's maximum over all rows: no lengths are read
+    if overflow == "error" and has_long:
+        _refuse_long_documents(part, name, space)
+    drops = overflow == "drop" and has_long
+    if not _has_tokens(space.lengths(), at_most=length if drops else MAX_DOCUMENT_TOKENS):
+        raise _no_tokens(part, name, space, sizes)
+    if not has_long or overflow not in ("truncate", "drop"):
+        counted = None
+    else:
+        counted = partial(_truncated if overflow == "truncate" else _without_long, length)
+    return StreamOrder(
+        name,
+        space,
+        seed=part.seed,
+        method=part.shuffle.method,
+        counted=counted,
+        piece_tokens=length,
+    )
+
+
+def space_of_stream(part: Part, name: str, sizes: Mapping[str, SourceSizes], views: Mapping[str, View]) -> Space:
+    """The rows that a stream draws from; see `order_of_stream`."""
+    [member] = part.streams[name].members
+    return _space_of_member(part, member, sizes, views)
+
+
+def _space_of_member(part: Part, name: str, sizes: Mapping[str, SourceSizes], views: Mapping[str, View]) -> Space:
+    numbers = sorted(part.sources)
+    if name in views:
+        view = views[name]
+        return ViewSpace(numbers.index(view.source), sizes[view.source], view.kept, window_units=view.window_units)
+    if name not in part.sources:
+        raise CatalogMissing(f"the catalog does not have the rows of {name!r}; run `torchmix index` with this recipe")
+    rows = rows_of(part.sources[name], sizes[name].num_documents)
+    return SourceSpace(numbers.index(name), sizes[name], rows=rows)
+
+
+def tokens_of_streams(
+    part: Part, sizes: Mapping[str, SourceSizes], views: Mapping[str, View] = NO_VIEWS
+) -> dict[str, int]:
+    """Tokens of all rows of each stream's members, for groups that share by size."""
+    return {
+        name: sum((views[member] if member in views else sizes[member]).num_tokens for member in stream.members)
+        for name, stream in part.streams.items()
+    }
+
+
+def stream_fingerprint(stream: Stream, of_member: Mapping[str, str]) -> str:
+    """16 hex digits over a stream's rows: the catalog's of a source or view, else a digest of its members' and theirs.
+
+    Args:
+        stream: The stream.
+        of_member: Fingerprint of each source and view; empty: not known, and so is the stream's.
+    """
+    if not of_member:
+        return ""
+    if not stream.is_flat:
+        return of_member[stream.members[0]]
+    text = json.dumps([[name, of_member[name]] for name in stream.members], separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
+def _refuse_long_documents(part: Part, name: str, space: Space) -> None:
+    length, kind = part.batch.length, "source" if part.streams[name].is_source else "stream"
+    row = space.used_rows()[0]
+    for block in space.lengths():
+        if int(block.max(initial=0)) > length:
+            at = int(np.argmax(block))
+            which = f"the document at row {row + at}" if part.streams[name].is_source else "a document"
+            raise DocumentTooLong(
+                f"{kind} '{name}': {which} has {int(block[at])} tokens, a sample holds {length}, "
+                f"and the recipe says `overflow: error`; use split, truncate or drop, or a longer batch.length"
+            )
+        row += len(block)
+
+
+def _no_tokens(part: Part, name: str, space: Space, sizes: Mapping[str, SourceSizes]) -> PlanError:
+    which, why = "", ""
+    if part.streams[name].is_source:
+        (start, stop), num_rows = space.used_rows(), sizes[name].num_documents
+        which = "" if stop - start == num_rows else f" of its rows {start} to {stop}"
+        if start == stop and num_rows:
+            why = f"none of its {num_rows:,} rows lies in the part that is used (rows {start} to {stop})"
+    if not why:
+        why = f"`overflow: drop` drops all{which} beyond {part.batch.length} tokens"
+        if not _has_tokens(space.lengths(), at_most=MAX_DOCUMENT_TOKENS):
+            why = f"all documents{which} are empty"
+    kind = "source" if part.streams[name].is_source else "stream"
+    return PlanError(
+        f"{kind} '{name}' would give no tokens: {why}; remove it from the recipe, or change `overflow` or the rows "
+        f"that are used"
+    )
+
+
+def _has_tokens(blocks: Iterable[NDArray[np.int32]], *, at_most: int) -> bool:
+    """Whether some document has 1 to `at_most` tokens; usually only the first block is read."""
+    return any(bool(np.any((block > 0) & (block <= at_most))) for block in blocks)
+
+
+def _truncated(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.minimum(tokens, length)
+
+
+def _without_long(length: int, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.where(tokens <= length, tokens, 0)

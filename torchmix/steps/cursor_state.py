@@ -1,0 +1,136 @@
+"""A cursor -> the state that keeps it, and back.
+
+In: a cursor and its planner; or a state from anywhere, and the planner that is to go on from it. Out: the other of the
+two. Must hold: a state of other streams, of other rows, or of a cursor that the planner cannot have made, is refused.
+Cost: that of `cursor_bounds`; a state that names a step alone costs the planning of all steps before it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from torchmix.errors import StateError, StateMismatch
+from torchmix.mixture.draw import Position
+from torchmix.planner.asking import DrawnTokens
+from torchmix.planner.planner import Cursor, Decision, Planner
+from torchmix.recipe.build import listed
+from torchmix.steps.cursor_bounds import check_bad_tokens, check_cursor, check_step, pieces_of_columns
+from torchmix.steps.state import (
+    MOST_KEYS,
+    DecisionState,
+    DrawnState,
+    LoaderState,
+    PoolState,
+    StreamState,
+    check_catalog,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: str, keys: bytes = b"") -> LoaderState:
+    """The state at the boundary before `cursor.step`."""
+    at = cursor.position
+    columns = np.stack([at.epoch, at.window, at.offset, at.debt, at.residue], axis=1).tolist()
+    pool = {name: getattr(cursor.pool, name).tolist() for name in PoolState.__struct_fields__}
+    of_streams = zip(planner.streams, columns, planner.fingerprints, strict=True)
+    has_plain_streams = planner.streams_are_sources
+    return LoaderState(
+        recipe=recipe,
+        recipe_keys=keys,
+        catalog=catalog,
+        step=cursor.step,
+        microbatch=0,
+        dp=planner.layout.dp,
+        micro_batch_size=planner.layout.micro_batch_size,
+        order_digest=cursor.order_digest,
+        plan_digest=b"",
+        streams=[
+            StreamState(
+                name=name,
+                epoch=epoch,
+                window=window,
+                offset=offset,
+                debt=debt,
+                residue=residue,
+                fingerprint=fingerprint,
+                era=0,
+            )
+            for name, (epoch, window, offset, debt, residue), fingerprint in of_streams
+        ],
+        drawn=DrawnState(raw=cursor.drawn.raw, aligned=cursor.drawn.aligned),
+        pool=PoolState(**{**pool, "source": []} if has_plain_streams else pool),
+        decisions=[DecisionState(step=d.step, kind=d.kind, name=d.name) for d in cursor.decisions],
+        sources=[] if has_plain_streams else list(planner.sources),
+    )
+
+
+def cursor_of_state(
+    state: LoaderState, planner: Planner, *, catalog: str, is_stopped: Callable[[], bool] = lambda: False
+) -> Cursor | None:
+    """The cursor to plan `state.step` from; None if `is_stopped` ended the planning of the steps before it.
+
+    Raises:
+        StateMismatch: The state belongs to another catalog or other streams.
+        StateError: A value that the planner cannot have come to; see `cursor_bounds`.
+        SourceExhausted: The state names a step alone, and there is no data left for it.
+    """
+    if not state.streams:
+        check_step(state.step)
+        cursor = planner.start()
+        if state.step:
+            logger.info("planning %d steps, to begin at step %d", state.step, state.step)
+        while cursor.step < state.step:
+            if is_stopped():
+                return None
+            cursor = planner.skip(cursor)
+        return cursor
+    check_catalog(state, catalog)
+    _check_streams(state, planner)
+    pool = {name: np.array(getattr(state.pool, name), np.int64) for name in PoolState.__struct_fields__}
+    if planner.streams_are_sources:
+        pool["source"] = pool["stream"]
+    cursor = Cursor(
+        step=state.step,
+        position=Position(
+            **{
+                name: np.array([getattr(place, name) for place in state.streams], np.int64)
+                for name in ("epoch", "window", "offset", "debt", "residue")
+            }
+        ),
+        pool=pieces_of_columns(planner, **pool),
+        order_digest=state.order_digest,
+        decisions=tuple(Decision(step=d.step, kind=d.kind, name=d.name) for d in state.decisions),
+        drawn=DrawnTokens(raw=state.drawn.raw, aligned=state.drawn.aligned),
+    )
+    check_cursor(cursor, planner)
+    check_bad_tokens(state.bad_tokens, state.step, planner)
+    return cursor
+
+
+def _check_streams(state: LoaderState, planner: Planner) -> None:
+    """Refuse a state of other streams, or of streams with other rows.
+
+    Raises:
+        StateMismatch: Names them.
+        StateError: Fields that only a run with edits or a policy has.
+    """
+    names, sources = [stream.name for stream in state.streams], list(planner.sources)
+    if names != list(planner.streams):
+        raise StateMismatch(f"the state has streams {names}, the recipe has {list(planner.streams)}")
+    if state.sources != ([] if planner.streams_are_sources else sources):
+        raise StateMismatch(f"the state has sources {state.source_names}, the recipe has {sources}")
+    pairs = zip(state.streams, planner.fingerprints, strict=True)
+    others = [stream.name for stream, fingerprint in pairs if stream.fingerprint != fingerprint]
+    if others:
+        raise StateMismatch(
+            f"the state was saved when {listed(others, MOST_KEYS)} had other rows: files or selections changed; "
+            f"restore them, or start a new run"
+        )
+    eras = [stream.name for stream in state.streams if stream.era]
+    if eras or state.shares or state.pending or state.log_digest or state.log_length:
+        what = f"an era of {listed(eras, MOST_KEYS)}" if eras else "decisions of a policy"
+        raise StateError(f"the state has {what}, which no run of this recipe comes to; use another checkpoint")
