@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
-from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry
+from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry, ViewEntry
 from torchmix.cli.plan.files import PIECES_SCHEMA, STEPS_SCHEMA
 from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, SPAN_FIELDS
 from torchmix.constructor.fields import Microbatch
@@ -67,6 +67,8 @@ def keys_of(kind: Any, prefix: str = "") -> dict[str, str]:
         if struct is Evaluation:
             keys[name] = "none"  # the keys of a recipe once more
         elif struct is not None:
+            if str in inner and not str(field.type).startswith("dict"):  # a word, or a mapping
+                keys[name] = "none"
             keys |= keys_of(struct, f"{name}.NAME." if str(field.type).startswith("dict") else f"{name}.")
         elif str(field.type).startswith("dict"):
             keys[f"{name}.NAME"] = "required" if field.required else "none"
@@ -79,7 +81,10 @@ def keys_of(kind: Any, prefix: str = "") -> dict[str, str]:
 
 def test_the_recipe_table_has_every_key_with_its_default() -> None:
     found = {names(key)[0]: default for key, _, default, _ in table(section("Recipe"), "key | type")}
-    assert found == keys_of(Recipe)
+    keys = keys_of(Recipe)
+    for name in [name for name in keys if name.startswith("selections.")]:  # in a file they stand among the sources
+        keys.setdefault(f"sources{name.removeprefix('selections')}", keys.pop(name))
+    assert found == keys
     assert {"batch.samples", "sources.NAME.path", "balance.model.vocab", "mixture.NAME"} <= set(found)
 
 
@@ -131,7 +136,9 @@ def test_the_catalog_tables_are_what_is_written(tmp_path: Path) -> None:
     assert arrays == {name: array.dtype for name, array in entry.arrays.items()}
     keys = [name for row in table(text, "key | value") for name in names(row[0])]
     assert sorted(keys) == sorted(SourceEntry.__struct_fields__)
-    assert set(Manifest.__struct_fields__) == {"version", "sources", "superseded"}
+    assert set(Manifest.__struct_fields__) == {"version", "sources", "superseded", "properties", "views"}
+    views = [names(row[0]) for row in table(section("Catalog"), "key of a view | value")]
+    assert sorted(name for row in views for name in row) == sorted(ViewEntry.__struct_fields__)
     files = next(row[1] for row in table(text, "key | value") if row[0] == "`files`")
     assert re.findall(r"\w+", names(files)[0]) == list(FileEntry.__struct_fields__)
 
