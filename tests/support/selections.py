@@ -58,11 +58,11 @@ class Selected:
 
 
 def make_rows(first: int, count: int) -> pa.Table:
-    """Rows with a url, a language, a quality in [0, 1) and 1 to 40 tokens; row r is the same wherever it is written."""
+    """Rows with a url, a language, a quality in [0, 1) and 1 to 40 tokens; row r is the same in all files."""
     numbers = np.arange(first, first + count)
     return pa.table(
         {
-            "ids": [[int(number) % 250] * (1 + int(number) * 7 % 40) for number in numbers],
+            "ids": [[int(number)] * (1 + int(number) * 7 % 40) for number in numbers],
             "url": [f"https://{number}.example" for number in numbers],
             "lang": [LANGUAGES[number % 4] for number in numbers],
             "quality": [None if number % 10 == 9 else float(number * 37 % 100) / 100 for number in numbers],
