@@ -46,13 +46,21 @@ ROOMS = (
 )
 RE_EXPORTING = ("torchmix", "torchmix.parallel", "torchmix.stateful", "torchmix.megatron_adapter")
 FIRST_ROOM_WITH_TORCH = "constructor"
-TORCH_FILES_ABOVE = ("parallel/groups.py", "parallel/fan_out.py", "parallel/liveness.py", "parallel/open_liveness.py")
+TORCH_FILES_ABOVE = (
+    "parallel/modules/route.py",
+    "parallel/groups.py",
+    "parallel/fan_out.py",
+    "parallel/liveness.py",
+    "parallel/open_liveness.py",
+)
 TORCH_FREE_FILES_BELOW = (
     "constructor/arrays.py",
     "constructor/memory.py",
     "constructor/ramps.py",
     "constructor/boundaries.py",
     "constructor/build.py",
+    "constructor/modules/routes.py",
+    "constructor/modules/arrays.py",
 )
 TORCH_FREE_ROOMS_BELOW = ("steps",)
 """What a worker process imports."""

@@ -59,15 +59,14 @@ from torchmix.errors import (
 )
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
+from torchmix.recipe.balance.structs import Balance, EncoderModel, Model, Module
 from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.structs import (
-    Balance,
     Batch,
     Change,
     Evaluation,
     Group,
     Loaders,
-    Model,
     Packing,
     RampStage,
     Read,
@@ -98,6 +97,7 @@ __all__ = [
     "ClientPlaceTree",
     "CorruptPage",
     "DocumentTooLong",
+    "EncoderModel",
     "Evaluation",
     "Group",
     "ImageUnreadable",
@@ -106,6 +106,7 @@ __all__ = [
     "Loaders",
     "Microbatch",
     "Model",
+    "Module",
     "OpenFilesLimit",
     "OptionError",
     "Packing",

@@ -9,7 +9,7 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.planner.cost import CostModel, cost_model
 from torchmix.planner.planner import Planner
-from torchmix.recipe.structs import Balance, Model
+from torchmix.recipe.balance.structs import Balance, Model
 
 LLAMA_8B = Model(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128_256)
 

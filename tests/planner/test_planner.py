@@ -17,8 +17,9 @@ from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError, Topology
 from torchmix.mixture.draw import Position
 from torchmix.parallel.layout import Layout
 from torchmix.planner.balance import in_hash_order
-from torchmix.planner.plan import BACKBONE, StepPlan
+from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor
+from torchmix.recipe.balance.modules import BACKBONE
 from torchmix.recipe.structs import Recipe
 
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (4, 4), (16, 1), (1, 16), (8, 2)]

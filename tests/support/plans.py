@@ -17,7 +17,8 @@ from torchmix.constructor.fields import StepTensors
 from torchmix.parallel.layout import Layout
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Pieces
-from torchmix.planner.plan import BACKBONE, ModulePlan, StepPlan
+from torchmix.planner.plan import ModulePlan, StepPlan
+from torchmix.recipe.balance.modules import BACKBONE
 
 EXPANDED = ("tokens", "labels", "loss_mask", "position_ids", "source_index")
 """What a microbatch makes of what it holds, a value per token."""

@@ -2,6 +2,7 @@
 
 bad_rows.py      rows that could not be read when they were indexed
 first_rows.py    where pages begin, in rows, from 4 bytes a page
+items.py         other sizes, and items inside documents, by named columns
 sizes.py         tokens of each document, rows of each page: all that planning needs
 settings.py      what sources are indexed and opened for
 page_table.py    where pages lie in files

@@ -12,7 +12,8 @@ import logging
 import re
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import ArrayEntry, arrays_in, write_arrays
 from torchmix.catalog.bad_rows import BadRow
+from torchmix.catalog.items import Column, ItemTable, from_named_arrays, named_arrays
 from torchmix.catalog.manifest import IdRange
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.errors import CatalogError
@@ -58,6 +60,10 @@ class FilePart:
     """Number of rows that could not be read and have no tokens."""
     bad_rows: tuple[BadRow, ...] = ()
     """The first of these rows."""
+    sizes: Mapping[str, Column] = field(default_factory=dict)
+    """[rows] other sizes of each document, by name."""
+    items: Mapping[str, ItemTable] = field(default_factory=dict)
+    """Items inside the documents, by kind."""
 
     def check(self) -> None:
         """Check the arrays against each other.
@@ -72,6 +78,11 @@ class FilePart:
             )
         if len(self.tokens) and self.tokens.min() < 0:
             raise CatalogError(f"row {int(self.tokens.argmin())} has {self.tokens.min()} tokens")
+        for name, column in self.sizes.items():
+            if len(column) != self.pages.num_rows:
+                raise CatalogError(f"{len(column)} sizes {name} for {self.pages.num_rows} rows")
+        for table in self.items.values():
+            table.check(self.pages.num_rows)
 
 
 class _About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,7 +122,8 @@ def save_part(path: Path, part: FilePart) -> None:
     unfinished = path.with_name(path.name + ".tmp")
     try:
         arrays = {name: [array] for name, array in part.pages.arrays()}
-        entries = write_arrays(unfinished, {**arrays, "tokens": [part.tokens]})
+        more = {name: [array] for name, array in named_arrays(part.sizes, part.items).items()}
+        entries = write_arrays(unfinished, {**arrays, "tokens": [part.tokens], **more})
         about = _About(
             arrays=entries,
             num_bytes=part.num_bytes,
@@ -146,6 +158,7 @@ def load_part(path: Path) -> FilePart | None:
             if zlib.crc32(content[entry.offset : entry.offset + entry.num_bytes]) != entry.crc32:
                 raise ValueError(f"{name} has another checksum")
         arrays = arrays_in(np.frombuffer(content, np.uint8), about.arrays, path)
+        sizes, items = from_named_arrays(arrays)
         part = FilePart(
             num_bytes=about.num_bytes,
             footer_hash=about.footer_hash,
@@ -157,6 +170,8 @@ def load_part(path: Path) -> FilePart | None:
             ids=about.ids,
             num_bad_rows=about.num_bad_rows,
             bad_rows=about.bad_rows,
+            sizes=sizes,
+            items=items,
         )
         part.check()
     except FileNotFoundError:

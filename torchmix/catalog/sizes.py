@@ -10,12 +10,14 @@ P is pages, N documents (rows) of one source, both in manifest order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.first_rows import FirstRows
+from torchmix.catalog.items import Column, ItemTable
 from torchmix.errors import CatalogError
 
 MAX_DOCUMENT_TOKENS = 2**31 - 1
@@ -38,6 +40,10 @@ class SourceSizes:
     """Tokens of the longest document, from the catalog; -1: computed from `tokens`."""
     num_tokens: int = -1
     """Tokens of all documents, from the catalog; -1: computed from `tokens`."""
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """[N] other sizes of each document, by name; empty for most sources."""
+    items: Mapping[str, ItemTable] = field(default_factory=dict)
+    """Items inside the documents, such as images, by kind; empty for most sources."""
 
     def __post_init__(self) -> None:
         if self.longest_tokens < 0:
@@ -79,6 +85,11 @@ class SourceSizes:
             raise CatalogError(f"row {row} has {tokens[row]} tokens; lengths are 0 to {MAX_DOCUMENT_TOKENS}")
         if self.window_pages < 1:
             raise CatalogError(f"window_pages is {self.window_pages}, it must be 1 or more")
+        for name, column in self.columns.items():
+            if len(column) != len(tokens) or (len(column) and column.min() < 0):
+                raise CatalogError(f"sizes: {name} needs {len(tokens)} numbers of 0 or more")
+        for table in self.items.values():
+            table.check(len(tokens))
 
 
 def window_pages_of(*, num_pages: int, num_tokens: int, most_pages: int, most_bytes: int) -> int:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import Content, open_arrays
 from torchmix.catalog.bad_rows import check_bad_rows
+from torchmix.catalog.items import from_named_arrays
 from torchmix.catalog.manifest import (
     CATALOG_VERSION,
     FileEntry,
@@ -275,12 +276,15 @@ def open_source(
     arrays: dict[str, NDArray[np.generic]] = open_arrays(f"{folder}/{ARRAYS_FOLDER}/{entry.file}", entry.arrays, opened)
     pages = PageTable(**{key: arrays[key] for key in ARRAY_NAMES})  # type: ignore[arg-type]
     tokens: NDArray[np.int32] = arrays["tokens"]  # type: ignore[assignment]
+    columns, items = from_named_arrays(arrays)
     sizes = SourceSizes(
         first_row_of_page=pages.first_row,
         tokens=tokens,
         window_pages=entry.window_pages,
         longest_tokens=entry.max_document_tokens,
         num_tokens=entry.num_tokens,
+        columns=columns,
+        items=items,
     )
     if pages.num_rows != sizes.num_documents:
         raise CatalogError(

@@ -8,6 +8,7 @@ In reading order:
     spans.py              where positions restart and sources change
     resets.py             pieces cut where a token inside a document ends one
     boundaries.py         cu_seqlens and cu_seqlens_padded
+    modules/              what each rank computes of a module, and where its rows go            (one file: torch)
     build.py              StepPlan + documents -> the arrays of one replica
     expand.py             a step's arrays -> ids, masks, positions and sources                (torch)
     fields.py             the tensors of a step and of a microbatch, as the trainer sees them   (torch)

@@ -18,7 +18,7 @@ M is the microbatches of the step, B the micro_batch_size, T the tokens of a sam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,5 +52,7 @@ class StepArrays:
     bad_tokens: NDArray[np.int64] | None = None
     """[S] tokens of each source in blank pieces, which could not be read; None if all pieces could be read. This array
     does not leave the process that builds the step."""
+    modules: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Writable arrays by `MODULE.ARRAY`, see `modules/arrays.py`; empty for a recipe without modules."""
     header: bytes = b""
     """The loader's header, opaque here."""

@@ -28,6 +28,7 @@ import torch
 from torchmix.array_types import Int64Array
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
+from torchmix.constructor.modules.routes import slice_align
 from torchmix.constructor.ramps import fill_ramps
 from torchmix.constructor.spans import Spans, slice_spans
 from torchmix.errors import TopologyError
@@ -174,4 +175,4 @@ def share_of(tensors: StepTensors, role: Role, slices: CpSlices, *, memory: Step
 
 def _slices_documents(packing: Packing) -> bool:
     """Whether stretches are documents: packing aligns them, and boundaries stop attention at them."""
-    return packing.method == "best_fit" and packing.boundaries == "document"
+    return slice_align(packing) is not None

@@ -27,7 +27,7 @@ M is the microbatches of the step, B the micro_batch_size, T the length / cp.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +42,7 @@ from torchmix.constructor.expand import (
     expand_source_index,
     expand_tokens,
 )
+from torchmix.constructor.modules.batch import ModuleBatch, modules_of_microbatches
 
 
 class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True, dict=True):
@@ -74,6 +75,8 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
     """Whether `index` is M - 1: time for the optimizer."""
     num_tokens_global: int
     """Sum of loss_mask over the global batch of all replicas: the divisor of a summed loss."""
+    modules: Mapping[str, ModuleBatch] = {}
+    """What this rank computes of each module of the recipe. Items of a whole step are in each of its microbatches."""
 
     @cached_property
     def tokens(self) -> torch.Tensor | None:
@@ -118,6 +121,7 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
             spans=moved(self.spans),
             cu_seqlens=moved(self.cu_seqlens),
             cu_seqlens_padded=moved(self.cu_seqlens_padded),
+            modules={name: batch.to(device, non_blocking=non_blocking) for name, batch in self.modules.items()},
         )
 
 
@@ -147,6 +151,8 @@ class StepTensors:
     """int64 [M], where each microbatch's part of the two arrays above ends."""
     max_seqlen: torch.Tensor
     """int32 [M]."""
+    modules: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """By `MODULE.ARRAY`, see `modules/arrays.py`; empty for a recipe without modules."""
     header: bytes = b""
     """The loader's header, opaque here."""
 
@@ -181,6 +187,7 @@ class StepTensors:
         cu_seqlens = self.cu_seqlens.split_with_sizes(segments)
         cu_seqlens_padded = self.cu_seqlens_padded.split_with_sizes(segments)
         max_seqlen = self.max_seqlen.tolist()
+        modules = modules_of_microbatches(self.modules, count)
         return [
             Microbatch(
                 tokens_int32=tokens[index],
@@ -193,6 +200,7 @@ class StepTensors:
                 index=index,
                 is_last_of_step=index == count - 1,
                 num_tokens_global=self.num_tokens_global,
+                modules=modules[index],
             )
             for index in range(count)
         ]
@@ -200,18 +208,20 @@ class StepTensors:
     def to_tensors(self) -> dict[str, torch.Tensor]:
         """All fields except the header, as named tensors, for a transport of tensors only. Shares memory."""
         tensors = {"counts": torch.tensor([self.step, self.num_tokens_global], dtype=torch.int64)}
-        held = {name: getattr(self, name) for name in FIELDS}
+        held = {name: getattr(self, name) for name in FIELDS} | dict(self.modules)
         return tensors | {name: tensor for name, tensor in held.items() if tensor is not None}
 
     @classmethod
     def from_arrays(cls, arrays: StepArrays) -> StepTensors:
         """A whole replica's step. Shares memory."""
         held: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.fields.items()}
+        modules = {name: torch.from_numpy(array) for name, array in arrays.modules.items()}
         return cls(
             step=arrays.step,
             num_tokens_global=arrays.num_tokens_global,
             num_masked_tokens=arrays.num_masked_tokens,
             header=arrays.header,
+            modules=modules,
             **held,
         )
 
@@ -219,8 +229,9 @@ class StepTensors:
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor], *, header: bytes = b"") -> StepTensors:
         """The inverse of `to_tensors`; a missing sequence field is None. Shares memory."""
         step, num_tokens_global = tensors["counts"].tolist()
-        held: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name != "counts"}
-        return cls(step=step, num_tokens_global=num_tokens_global, header=header, **held)
+        held: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name in FIELDS}
+        modules = {name: tensor for name, tensor in tensors.items() if "." in name}
+        return cls(step=step, num_tokens_global=num_tokens_global, header=header, modules=modules, **held)
 
 
 def _sizes(stop: torch.Tensor) -> list[int]:

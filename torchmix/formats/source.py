@@ -9,8 +9,8 @@ ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.file_table import PageColumns
+from torchmix.catalog.items import Column, ItemTable
 from torchmix.formats.seen_ids import SeenIds
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.row_encoder import RowEncoder
@@ -71,6 +72,10 @@ class FileScan(PageColumns):
     """Rows that could not be read and have no tokens; None where that was not allowed."""
     is_quick: bool = False
     """Scanning it again costs no more than keeping it for a run that is killed."""
+    sizes: Mapping[str, Column] = field(default_factory=dict)
+    """[N] other sizes of each document, by name; most formats measure none."""
+    items: Mapping[str, ItemTable] = field(default_factory=dict)
+    """Items inside the documents, such as images, by kind; most formats have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -304,6 +304,7 @@ def _is_unchanged(work: SourceWork, entry: SourceEntry) -> bool:
 
 def _held_part(held: SourceCatalog, file: int) -> FilePart:
     entry = held.files[file]
+    start, stop = entry.first_row, entry.first_row + entry.num_rows
     return FilePart(
         num_bytes=entry.num_bytes,
         footer_hash=entry.footer_hash,
@@ -311,8 +312,10 @@ def _held_part(held: SourceCatalog, file: int) -> FilePart:
         whole_chunks=entry.whole_chunks,
         schema=held.schemas[entry.schema],
         pages=held.pages.of_file(file),
-        tokens=held.sizes.tokens[entry.first_row : entry.first_row + entry.num_rows],
+        tokens=held.sizes.tokens[start:stop],
         ids=entry.ids,
         num_bad_rows=entry.num_bad_rows,
         bad_rows=entry.bad_rows,
+        sizes={name: column[start:stop] for name, column in held.sizes.columns.items()},
+        items={kind: table.of_rows(start, stop) for kind, table in held.sizes.items.items()},
     )

@@ -6,6 +6,7 @@ In reading order:
     layout.py         data-parallel ranks x samples of a microbatch
     places/           a DeviceMesh as a topology; the leader of each rank
     place_tree.py     who shares what at each axis, who leads, which role a rank has
+    modules/          where ranks stand, and rows that travel between the ranks of modules (torch)
     array_form.py     name, dtype and shape of an array in a message
     error_form.py     class, text and arguments of an error in a message
     wire.py           what an exchange looks like as bytes
@@ -32,13 +33,29 @@ from torchmix.parallel.topology import Topology
 
 if TYPE_CHECKING:
     from torchmix.parallel.fan_out import FanOut, local_world, open_fan_out
+    from torchmix.parallel.modules.route import HeldRows, Routes, place_rows, route
 
-__all__ = ["ClientPlaceTree", "FanOut", "Role", "Topology", "local_world", "open_fan_out"]
+__all__ = [
+    "ClientPlaceTree",
+    "FanOut",
+    "HeldRows",
+    "Role",
+    "Routes",
+    "Topology",
+    "local_world",
+    "open_fan_out",
+    "place_rows",
+    "route",
+]
 
 _HOME_OF_LAZY_NAME = {
     "FanOut": "torchmix.parallel.fan_out",
+    "HeldRows": "torchmix.parallel.modules.route",
+    "Routes": "torchmix.parallel.modules.route",
     "local_world": "torchmix.parallel.fan_out",
     "open_fan_out": "torchmix.parallel.fan_out",
+    "place_rows": "torchmix.parallel.modules.route",
+    "route": "torchmix.parallel.modules.route",
 }
 
 

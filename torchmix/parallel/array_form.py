@@ -14,7 +14,7 @@ import msgspec
 
 MAX_BYTES = 16 << 30
 """Most bytes of an array, and of all arrays of a message."""
-MAX_ARRAYS = 64
+MAX_ARRAYS = 256
 """Most arrays of a message."""
 
 ITEM_BYTES_OF_DTYPE = {

@@ -252,6 +252,11 @@ class FanOut:
             self._groups.close()
 
     @property
+    def tree(self) -> ClientPlaceTree:
+        """The place tree, seen from this rank."""
+        return self._tree
+
+    @property
     def _open_groups(self) -> GlooGroups | LocalGroups:
         assert self._groups is not None, "a job of one rank has nobody to talk to"
         return self._groups
@@ -315,7 +320,9 @@ def local_world(topology: Topology | ClientPlaceTree, *, timeout_s: float = 60.0
 def _block_of(name: str, tensor: torch.Tensor) -> Block:
     assert tensor.device.type == "cpu", f"tensor {name!r} is on {tensor.device}; the exchange runs on the CPU"
     assert tensor.dtype in _NAME_OF_DTYPE, f"tensor {name!r} is {tensor.dtype}; the wire carries {DTYPES}"
-    values = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    flat = tensor.detach().contiguous().view(-1)
+    # An empty array of numpy may have a stride of 0, and then has no view of another dtype.
+    values = flat.view(torch.uint8).numpy() if len(flat) else np.zeros(0, np.uint8)
     return Block(name=name, dtype=_NAME_OF_DTYPE[tensor.dtype], shape=tuple(tensor.shape), values=values)
 
 

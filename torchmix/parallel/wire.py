@@ -142,7 +142,7 @@ def encode_payload(
 
     Args:
         header: The caller's bytes, at most MAX_HEADER_BYTES.
-        blocks: At most 64 arrays of up to 8 dimensions, with distinct names of up to 64 characters.
+        blocks: At most 256 arrays of up to 8 dimensions, with distinct names of up to 64 characters.
         buffer: Memory to write into where it is large enough; else it is allocated.
 
     Returns:

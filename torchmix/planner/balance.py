@@ -38,6 +38,8 @@ class BalanceReport:
     """Cost without balancing: samples in the order of their numbers, which are a hash."""
     lower_bound: int
     """No placement of these samples is cheaper than this."""
+    took_hash_order: bool = False
+    """Whether the method's placement was dearer than hash order, which was taken instead."""
 
     @property
     def ratio(self) -> float:

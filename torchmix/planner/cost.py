@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.errors import RecipeError
-from torchmix.recipe.structs import Model
+from torchmix.errors import PlanError, RecipeError
+from torchmix.recipe.balance.structs import EncoderModel, Model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,3 +77,65 @@ def cost_model(model: Model | None, *, boundaries: str, vocab_size: int | None =
     per_layer = 2 * model.hidden + 2 * kv_hidden + 3 * model.ffn
     vocab = (vocab_size or 0) if model.vocab is None else model.vocab
     return CostModel(per_token=model.layers * per_layer + vocab, per_pair=model.layers, whole_sample=whole_sample)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderCost:
+    """cost = per_unit x size + per_pair x size^2 + per_window x size x min(size, window_units), and bytes = size x
+    bytes_per_unit."""
+
+    per_unit: int
+    per_pair: int = 0
+    per_window: int = 0
+    window_units: int = 0
+    bytes_per_unit: int = 0
+
+    def of_items(self, size: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [n] cost of items by their sizes.
+
+        Raises:
+            PlanError: The costs of these items together exceed 64 bits.
+        """
+        largest = int(size.max(initial=0))
+        most = largest * (self.per_unit + self.per_pair * largest + self.per_window * self.window_units)
+        if most * len(size) >= 1 << 63:
+            raise PlanError(f"{len(size)} items of at most {largest} units could cost {most} each: above 64 bits")
+        of_unit = self.per_unit + self.per_pair * size + self.per_window * np.minimum(size, self.window_units)
+        cost: NDArray[np.int64] = size * of_unit
+        return cost
+
+    def bytes_of_items(self, size: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [n] bytes of activations of items."""
+        return size * self.bytes_per_unit
+
+
+def encoder_cost(model: EncoderModel | None) -> EncoderCost:
+    """The cost of an item of a module: a transformer in which all units of an item attend to each other.
+
+    Floating-point operations per unit and layer: 4d^2 + 4d x d_kv for the projections, 4df (6df with a gate) for the
+    MLP, and 4d per unit attended to. A merging block of m x m units takes 2m^2 d^2 + 2d x out per unit, the embedding
+    of a patch of p x p pixels 6p^2 d. All are divided by 2d. Bytes of activations, in two bytes a number, without
+    recomputing and without the matrix of attention: per unit and layer 2(6d + 2 d_kv + 2f), with a gate 3f.
+
+    Sources: Korthikanti et al. 2022 (arXiv 2205.05198) for both; Qwen2.5-VL's technical report for windows.
+    """
+    if model is None:
+        return EncoderCost(per_unit=1)
+    kv_hidden = model.hidden * (model.kv_heads or model.heads) // model.heads
+    ffn = model.ffn * (3 if model.mlp == "swiglu" else 2)
+    per_unit = model.layers * (2 * model.hidden + 2 * kv_hidden + ffn)
+    if model.out is not None:
+        per_unit += model.merge**2 * model.hidden + model.out
+    if model.patch is not None:
+        per_unit += 3 * model.patch**2
+    full = model.layers if model.window is None else len(model.full_layers)
+    window_units = 0
+    if model.window is not None:
+        window_units = max(1, model.window // model.patch) ** 2 if model.patch else model.window
+    return EncoderCost(
+        per_unit=per_unit,
+        per_pair=2 * full,
+        per_window=2 * (model.layers - full),
+        window_units=window_units,
+        bytes_per_unit=2 * model.layers * (6 * model.hidden + 2 * kv_hidden + ffn),
+    )

@@ -17,18 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.layout import GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, Placement
+from torchmix.planner.items import Items
 from torchmix.planner.pack import Packed, Pieces
+from torchmix.recipe.balance.modules import BACKBONE
 
 ORDER_VERSION = 1
 """Version of the rules that decide which pieces are in which sample of which step."""
 START_DIGEST = hashlib.sha256(f"torchmix-order-{ORDER_VERSION}".encode()).digest()[:8]
 """Order digest before step 0."""
-
-
-BACKBONE = "backbone"
-"""The module that computes every token of a sample."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,6 +36,30 @@ class ModulePlan:
     layout: Layout
     placement: Placement
     """Which rank and microbatch of the grid each sample is for."""
+    balance: BalanceReport
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ItemPlan:
+    """What a module of the recipe computes of a step: its n items, each at one consumer. Arrays int64 [n].
+
+    With `items` and the placement of the backbone it is the routing table: item -> (consumer, replica, microbatch,
+    sample, offset).
+    """
+
+    axis: GridAxis
+    """Whose consumers they are."""
+    num_consumers: int
+    num_bins: int
+    """Bins of a consumer: the microbatches of the backbone, or 1 where a whole step is computed together."""
+    items: Items
+    consumer_of_item: Int64Array
+    """In [0, num_consumers), numbered by replica, CP slice, stage and TP rank."""
+    bin_of_item: Int64Array
+    """In [0, num_bins)."""
+    slot_of_item: Int64Array
+    """Index in the bin of its consumer; items of a bin are in ascending order."""
+    cost_of_item: Int64Array
     balance: BalanceReport
 
 
@@ -58,8 +80,8 @@ class StepPlan:
     """[n] index of the piece in its sample."""
     sample_offset: Int64Array
     """[n] first token of the piece in its sample."""
-    modules: Mapping[str, ModulePlan]
-    """What each module of the model computes of these samples, and where; a model of one module has BACKBONE alone."""
+    modules: Mapping[str, ModulePlan | ItemPlan]
+    """What each module of the model computes of this step, and where: BACKBONE samples, the recipe's modules items."""
     capacity_tokens: int
     asked_tokens: Int64Array
     """[S] tokens charged to each stream in this step."""
@@ -77,19 +99,31 @@ class StepPlan:
     """8 bytes over this step's order digest and placement."""
 
     @property
+    def backbone(self) -> ModulePlan:
+        """Where the samples are computed."""
+        module = self.modules[BACKBONE]
+        assert isinstance(module, ModulePlan), "the backbone computes samples"
+        return module
+
+    @property
+    def item_modules(self) -> dict[str, ItemPlan]:
+        """The recipe's modules, sorted by name; empty for most recipes."""
+        return {name: plan for name, plan in sorted(self.modules.items()) if isinstance(plan, ItemPlan)}
+
+    @property
     def layout(self) -> Layout:
         """Of the backbone."""
-        return self.modules[BACKBONE].layout
+        return self.backbone.layout
 
     @property
     def placement(self) -> Placement:
         """Of the backbone."""
-        return self.modules[BACKBONE].placement
+        return self.backbone.placement
 
     @property
     def balance(self) -> BalanceReport:
         """Of the backbone."""
-        return self.modules[BACKBONE].balance
+        return self.backbone.balance
 
     @property
     def num_samples(self) -> int:
@@ -140,6 +174,22 @@ def order_digest(previous: bytes, step: int, packed: Packed, name_hash: NDArray[
     for column, values in enumerate((*columns, pieces.row, pieces.start, pieces.tokens)):
         table[:, column] = values
     return hashlib.sha256(previous + struct.pack("<q", step) + table.tobytes()).digest()[:8]
+
+
+def plan_digest_of_modules(backbone: bytes, modules: Mapping[str, ItemPlan]) -> bytes:
+    """8-byte digest of a plan with modules beside the backbone; that of the backbone where there are none.
+
+    SHA-256 over the backbone's plan digest, and for each module by name: its name, a zero byte, its axis, a zero byte,
+    its consumers and bins, and for each item five little-endian int64: sample, offset, consumer, bin, slot.
+    """
+    if not modules:
+        return backbone
+    digest = hashlib.sha256(backbone)
+    for name, plan in sorted(modules.items()):
+        digest.update(f"{name}\0{plan.axis}\0".encode() + struct.pack("<qq", plan.num_consumers, plan.num_bins))
+        columns = (plan.items.sample, plan.items.offset, plan.consumer_of_item, plan.bin_of_item, plan.slot_of_item)
+        digest.update(np.stack(columns, axis=1).astype("<i8").tobytes())
+    return digest.digest()[:8]
 
 
 def plan_digest(order: bytes, placement: Placement, layout: Layout) -> bytes:

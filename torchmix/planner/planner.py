@@ -28,11 +28,22 @@ from torchmix.parallel.layout import Layout
 from torchmix.planner import balance, pack
 from torchmix.planner.asking import DrawnTokens, ask_less
 from torchmix.planner.cost import cost_model
+from torchmix.planner.items import ItemsOfModule
 from torchmix.planner.names import PieceNames
 from torchmix.planner.pack import Packed, Pieces
-from torchmix.planner.plan import BACKBONE, START_DIGEST, ModulePlan, StepPlan, order_digest, plan_digest
+from torchmix.planner.place_items import ItemPlacer
+from torchmix.planner.plan import (
+    START_DIGEST,
+    ItemPlan,
+    ModulePlan,
+    StepPlan,
+    order_digest,
+    plan_digest,
+    plan_digest_of_modules,
+)
 from torchmix.planner.shares_of_step import SharesOfStep
 from torchmix.planner.stream_order import NO_VIEWS, order_of_stream, stream_fingerprint, tokens_of_streams
+from torchmix.recipe.balance.modules import BACKBONE
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
 
@@ -126,6 +137,10 @@ class Planner:
         self._names = PieceNames({name: part.streams[name].sources for name in self.streams}, self.sources)
         self._cost = cost_model(part.balance.model, boundaries=part.packing.boundaries, vocab_size=part.vocab_size)
         self._cost.check_fits(num_samples=most_samples(part.batch), length=part.batch.length)
+        self._modules = tuple(
+            (ItemsOfModule(name, module, self.sources, sizes), ItemPlacer.of(name, module))
+            for name, module in sorted(part.modules.items())
+        )
         concat = part.packing.method == "concat"
         self.align_tokens = 1 if concat else part.packing.align_tokens
         """A piece takes a multiple of this many tokens in its sample."""
@@ -152,6 +167,7 @@ class Planner:
         num_samples, length = samples_of_step(self.part.batch, cursor.step), self.part.batch.length
         cost = self._cost.of_samples(packed.pieces.tokens, packed.sample, num_samples=num_samples, length=length)
         module = self._place(cost)
+        others = self._place_items(packed, module)
         pieces = packed.pieces
         ends_document = pieces.start + pieces.tokens == pieces.document_tokens
         plan = StepPlan(
@@ -162,7 +178,7 @@ class Planner:
             sample=packed.sample,
             slot=packed.slot,
             sample_offset=packed.sample_offset,
-            modules={BACKBONE: module},
+            modules={BACKBONE: module, **others},
             capacity_tokens=num_samples * length,
             asked_tokens=asked,
             drawn_tokens=self._by_stream(drawn),
@@ -170,7 +186,7 @@ class Planner:
             pool_tokens=self._by_stream(packed.pool),
             num_tokens_global=int(pieces.tokens.sum()) - int(np.count_nonzero(ends_document)),
             order_digest=digest,
-            plan_digest=plan_digest(digest, module.placement, module.layout),
+            plan_digest=plan_digest_of_modules(plan_digest(digest, module.placement, module.layout), others),
         )
         return plan, after
 
@@ -277,6 +293,14 @@ class Planner:
             placement = balance.in_hash_order(len(cost_of_sample), layout)
         report = balance.report(cost_of_sample, placement, layout)
         return ModulePlan(layout=layout, placement=placement, balance=report)
+
+    def _place_items(self, packed: Packed, samples: ModulePlan) -> dict[str, ItemPlan]:
+        return {
+            placer.name: placer.place(
+                found.of_step(packed.pieces, packed.sample, packed.sample_offset), samples.placement, samples.layout
+            )
+            for found, placer in self._modules
+        }
 
     def _aligned_sum(self, tokens: Int64Array) -> int:
         # A stretch is split into whole samples and a rest, so rounding up the whole stretch gives the same sum.

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 
 from torchmix.errors import RecipeError
+from torchmix.recipe.balance.modules import check_modules
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.held_out import check_hold_out
 from torchmix.recipe.mixture.shares_of_part import parse_shares
+from torchmix.recipe.parts import with_all_sources
 from torchmix.recipe.ramp import most_samples
 from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.source.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
@@ -38,6 +40,7 @@ def check_values(recipe: Recipe) -> None:
         _check_split(recipe)
     _check_parts(recipe)
     check_hold_out(recipe)
+    check_modules(recipe.modules, with_all_sources(recipe).sources)
 
 
 def _check_numbers(recipe: Recipe) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from torchmix.errors import OptionError, RecipeError
+from torchmix.recipe.balance.structs import Balance, Module
 from torchmix.recipe.build import nearest
 from torchmix.recipe.held_out import Band, bands_of, only
 from torchmix.recipe.ramp import last_samples
 from torchmix.recipe.source.documents import PARTS, documents_of_split
 from torchmix.recipe.streams import CHILD, Stream, streams_of
 from torchmix.recipe.structs import (
-    Balance,
     Batch,
     Change,
     Evaluation,
@@ -59,6 +59,8 @@ class Part:
     """Documents to samples."""
     balance: Balance
     """Samples to ranks."""
+    modules: dict[str, Module]
+    """Parts of the model beside the backbone, by name."""
     shuffle: Shuffle
     """Order inside a source."""
     vocab_size: int | None
@@ -98,6 +100,7 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
         schedule=recipe.schedule if name == "train" else (),
         packing=recipe.packing,
         balance=recipe.balance,
+        modules=recipe.modules,
         shuffle=recipe.shuffle,
         vocab_size=recipe.vocab_size,
         one_pass=one_pass,

@@ -14,6 +14,10 @@ from typing import Literal
 
 import msgspec
 
+from torchmix.recipe.balance.structs import Balance as Balance
+from torchmix.recipe.balance.structs import Model as Model
+from torchmix.recipe.balance.structs import Module
+
 RECIPE_VERSION = 1
 MAX_BATCH_TOKENS = 2**30
 """The draw keeps exact debts in int64: share (32 bits) x asked tokens must stay below 2**63."""
@@ -171,33 +175,6 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     It must divide `length`. `concat` pads nothing and ignores it."""
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Dimensions of the transformer; the cost of a sample follows from them."""
-
-    layers: int
-    """Transformer layers, at least 1."""
-    hidden: int
-    """Width of the residual stream."""
-    ffn: int
-    """Width inside the feed-forward block."""
-    heads: int
-    """Attention heads."""
-    kv_heads: int | None = None
-    """Key and value heads, a divisor of `heads`; None for as many as `heads`."""
-    vocab: int | None = None
-    """Size of the vocabulary; None: the recipe's `vocab_size`, if it has one. 0 leaves the output layer out of the
-    cost."""
-
-
-class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which rank and microbatch a sample goes to; never which samples there are."""
-
-    method: Literal["rows", "none"] = "none"
-    """`rows` gives all ranks similar work in every microbatch and needs `model`; `none` keeps hash order."""
-    model: Model | None = None
-    """Dimensions for the cost of a sample."""
-
-
 class Shuffle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How far a row may travel."""
 
@@ -274,6 +251,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Documents to samples."""
     balance: Balance = Balance()
     """Samples to ranks."""
+    modules: dict[str, Module] = {}
+    """Parts of the model beside the backbone, by name."""
     shuffle: Shuffle = Shuffle()
     """Order inside a source; fixed when the source is indexed."""
     read: Read = Read()

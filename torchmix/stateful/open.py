@@ -31,8 +31,8 @@ from torchmix.indexing.scan import catalog_if_any, ensure_catalog
 from torchmix.indexing.wanted_rows import wanted_rows
 from torchmix.parallel.agreement import agree, failures_told
 from torchmix.parallel.fan_out import FanOut, open_fan_out
-from torchmix.parallel.layout import Layout
 from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces, check_scopes, layout_of
 from torchmix.parallel.open_liveness import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import SHORTEST_PATIENCE_S, patience_of
@@ -133,7 +133,8 @@ def build_loader(
             padded_vocab_size=padded_vocab_size,
         )
         _check_patience(patience_s)
-        layout = Layout(dp=tree.topology.dp, micro_batch_size=micro_batch_size)
+        layout = layout_of(tree, micro_batch_size=micro_batch_size)
+        check_scopes(planned.modules, tree)
         for stage in stages_of(planned.batch):
             layout.num_microbatches(stage.samples)
         check_context_parallel(
@@ -180,6 +181,7 @@ def build_loader(
                 start_step=start_step,
                 padded_vocab_size=padded_vocab_size,
                 catalog=catalog.fingerprint,
+                places=RankPlaces.of_tree(tree) if planned.modules else ONE_PLACE,
             )
             worker = None
             if means.where == "node":
@@ -240,6 +242,7 @@ def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) 
         "bad_rows": repr(sorted((name, one.bad_rows, str(max_bad_of(one))) for name, one in planned.sources.items())),
         "resets": _resets(planned),
         "balance": msgspec.json.encode(planned.balance).decode(),
+        "modules": msgspec.json.encode(planned.modules, order="sorted").decode(),
         "topology": f"tp {sizes.tp} x cp {sizes.cp} x pp {sizes.pp} x dp {sizes.dp}",
         "leaders, replicas and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
         **{name: str(value) for name, value in options.items()},

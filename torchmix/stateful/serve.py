@@ -11,7 +11,7 @@ These are generators for a thread of the loader; closing them runs their `finall
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -20,8 +20,10 @@ from torch.utils.data import IterableDataset
 from torchmix.constructor.context_parallel import cp_slices, share_of
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
+from torchmix.constructor.modules.batch import share_of_ranks
 from torchmix.errors import RankLost, TooManyBadRows
 from torchmix.parallel.fan_out import FanOut, Share
+from torchmix.parallel.modules.rank_places import places_in_replica
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.parts import Part
 from torchmix.steps.bad_tokens import BadTokens, masked_of
@@ -59,11 +61,19 @@ def serve_steps(
             slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)
             header = decode_header(step.header)
             masked = masked_of(header, step.num_masked_tokens)
-            own = share_of(step, tree.role, slices, memory=memory)
+            own = _with_modules(step, share_of(step, tree.role, slices, memory=memory), tree, [tree.topology.rank])
             if fan_out is None:
                 yield _settled(own, counts.settle(header, masked))
                 continue
-            shares = {role: share_of(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
+            shares = {
+                role: _with_modules(
+                    step,
+                    share_of(step, role, slices, memory=memory),
+                    tree,
+                    tree.ranks_of_role(tree.replica, role),
+                )
+                for role in fan_out.roles_to_send
+            }
             is_at_rest = False
             masked = fan_out.compare(
                 step.step,
@@ -93,6 +103,14 @@ def serve_steps(
         fan_out.send_end()
 
 
+def _with_modules(step: StepTensors, share: StepTensors, tree: ClientPlaceTree, ranks: Sequence[int]) -> StepTensors:
+    """A share with what its ranks compute of modules."""
+    if not step.modules:
+        return share
+    places = places_in_replica(tree)
+    return replace(share, modules=share_of_ranks(step.modules, [places[rank] for rank in ranks]))
+
+
 def _settled(share: StepTensors, header: StepHeader) -> StepTensors:
     """A share with the sums over all leaders."""
     if not header.bad_tokens and not header.num_masked_tokens:
@@ -116,7 +134,10 @@ class ReceivedSteps(IterableDataset[StepTensors]):
     def __iter__(self) -> Iterator[StepTensors]:
         self._ended = False
         while (share := self._fan_out.receive()) is not None:
-            yield StepTensors.from_tensors(share.tensors, header=share.header)
+            step = StepTensors.from_tensors(share.tensors, header=share.header)
+            tree = self._fan_out.tree
+            mine = tree.ranks_of_role(tree.replica, tree.role).index(tree.topology.rank)
+            yield replace(step, modules=share_of_ranks(step.modules, [mine])) if step.modules else step
         self._ended = True
 
     def hear_out(self) -> None:

@@ -24,6 +24,7 @@ from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.resets import NO_RESET
 from torchmix.errors import SourceExhausted
 from torchmix.parallel.layout import Layout
+from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
 from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Cursor, Planner, open_planner
@@ -35,6 +36,7 @@ from torchmix.recipe.source.resets import sources_with_resets
 from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 from torchmix.steps.header import encode_header
+from torchmix.steps.module_items import arrays_of_modules
 from torchmix.steps.state import decode_state, encode_state
 from torchmix.steps.windows_ahead import WindowsAhead
 
@@ -62,6 +64,8 @@ class StreamSettings:
     """Rows of the model's embedding, where they are known."""
     catalog: str = ""
     """Fingerprint of the catalog, as it was when the loader was built; empty if it was not looked at."""
+    places: RankPlaces = ONE_PLACE
+    """Where ranks stand; for modules alone."""
 
 
 def replica_steps(
@@ -151,7 +155,10 @@ def read_and_build(
         memory=memory,
         masked=masked,
     )
-    return step, read - began, time.perf_counter() - read
+    modules = arrays_of_modules(
+        plan, part=settings.part, places=settings.places, replica=settings.replica, reader=reader
+    )
+    return replace(step, modules=modules), read - began, time.perf_counter() - read
 
 
 def _by_name(names: Sequence[str], tokens: NDArray[np.int64] | None) -> dict[str, int]:

@@ -59,6 +59,8 @@ class StepReply(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     num_tokens_global: int
     num_masked_tokens: int
     header: bytes
+    modules: list[str]
+    """Names of the arrays that are of modules."""
     shared: list[SharedArray]
     inline: list[InlineArray]
     new: list[Arena]

@@ -66,7 +66,7 @@ class SharedArrays:
         What lies in memory of `allocate` stays there, and is not used again until it is released.
         """
         shared, inline = [], []
-        for name, array in step.fields.items():
+        for name, array in (*step.fields.items(), *step.modules.items()):
             form = ArrayForm.of(name, array.dtype.name, array.shape)
             address = _address(array)
             number = next((n for n, (start, stop) in list(self._arenas.items()) if start <= address < stop), None)
@@ -82,6 +82,7 @@ class SharedArrays:
             num_tokens_global=step.num_tokens_global,
             num_masked_tokens=step.num_masked_tokens,
             header=step.header,
+            modules=list(step.modules),
             shared=shared,
             inline=inline,
             new=[arena for arena, _ in new],
@@ -137,6 +138,7 @@ class MappedArrays:
             step=reply.step,
             num_tokens_global=reply.num_tokens_global,
             num_masked_tokens=reply.num_masked_tokens,
+            modules={name: fields.pop(name) for name in reply.modules},
             fields=fields,
             header=reply.header,
         )

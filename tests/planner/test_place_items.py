@@ -1,0 +1,141 @@
+"""Items of modules: which there are, who computes them, and that nothing else of a plan depends on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
+from tests.support.recipes import make_recipe
+from torchmix.catalog.items import ItemTable
+from torchmix.catalog.sizes import SourceSizes
+from torchmix.errors import PlanError, RecipeError
+from torchmix.planner.plan import ItemPlan, StepPlan
+from torchmix.recipe.balance.structs import EncoderModel, Module
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.structs import Recipe
+
+VIT = EncoderModel(layers=2, hidden=8, ffn=16, heads=2)
+JOB = {"dp": 2, "tp": 2, "cp": 2}
+
+
+def with_module(**module: Any) -> Recipe:
+    return check_recipe(msgspec.structs.replace(make_recipe(SHARES), modules={"encoder": Module(**module)}))
+
+
+def plans_of(recipe: Recipe, sizes: Any = SIZES, **layout: int) -> list[StepPlan]:
+    return plan_steps(make_planner(recipe, sizes, **(layout or JOB)), 4)[0]
+
+
+def item_plan(plan: StepPlan) -> ItemPlan:
+    return plan.item_modules["encoder"]
+
+
+def with_images(sizes: SourceSizes, *, each: int = 2, tokens: int = 3) -> SourceSizes:
+    """`each` images of `tokens` tokens at the beginning of every document that has room for them."""
+    count = np.where(sizes.tokens >= each * tokens, each, 0)
+    first = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+    number = np.arange(first[-1]) % each
+    table = ItemTable(
+        first_item_of_row=first,
+        offset=(number * tokens).astype(np.int32),
+        tokens=np.full(first[-1], tokens, np.int32),
+        sizes={"patches": (np.arange(first[-1]) % 17 * 4 + 4).astype(np.int32)},
+    )
+    return replace(sizes, items={"image": table})
+
+
+def test_modules_leave_the_order_and_the_backbone_as_they_are() -> None:
+    plain = plans_of(make_recipe(SHARES))
+    other = plans_of(with_module(sources=("code",), model=VIT))
+    for one, with_items in zip(plain, other, strict=True):
+        assert one.order_digest == with_items.order_digest
+        assert np.array_equal(one.placement.dp_rank_of_sample, with_items.placement.dp_rank_of_sample)
+        assert one.plan_digest != with_items.plan_digest
+    assert [plan.item_modules for plan in plain] == [{}] * 4
+
+
+def test_the_items_are_the_pieces_of_the_chosen_sources() -> None:
+    for plan in plans_of(with_module(sources=("code", "web"))):
+        items = item_plan(plan).items
+        chosen = np.isin(plan.pieces.source, [plan.sources.index(name) for name in ("code", "web")])
+        assert np.array_equal(items.piece, np.flatnonzero(chosen))
+        assert np.array_equal(items.tokens, plan.pieces.tokens[chosen])
+        assert np.array_equal(items.offset, plan.sample_offset[chosen])
+
+
+@pytest.mark.parametrize(("axis", "count"), [("DP", 2), ("CP", 4), ("WORLD", 8)])
+@pytest.mark.parametrize("scope", ["step", "microbatch"])
+def test_each_item_has_one_consumer_and_bins_are_balanced(axis: str, count: int, scope: str) -> None:
+    plans = plans_of(with_module(axis=axis, scope=scope, model=VIT))
+    for plan in plans:
+        module = item_plan(plan)
+        assert module.num_consumers == count
+        assert module.consumer_of_item.min() >= 0 and module.consumer_of_item.max() < count
+        microbatch = plan.placement.microbatch_of_sample[module.items.sample]
+        assert np.array_equal(module.bin_of_item, microbatch if scope == "microbatch" else 0 * microbatch)
+        place = module.consumer_of_item * module.num_bins + module.bin_of_item
+        for number in np.unique(place):
+            assert module.slot_of_item[place == number].tolist() == list(range((place == number).sum()))
+        report = module.balance
+        assert report.lower_bound <= report.cost <= report.hash_order_cost
+    assert sum(item_plan(plan).balance.cost for plan in plans) < sum(
+        item_plan(plan).balance.hash_order_cost for plan in plans
+    )
+
+
+def test_images_lie_where_their_tokens_do() -> None:
+    sizes = {**SIZES, "code": with_images(SIZES["code"])}
+    for plan in plans_of(with_module(items="image", sizes="patches", model=VIT), sizes):
+        items = item_plan(plan).items
+        table = sizes["code"].items["image"]
+        assert len(items)
+        assert (plan.pieces.source[items.piece] == plan.sources.index("code")).all()
+        assert np.array_equal(items.size, table.sizes["patches"][items.item])
+        inside = items.offset - plan.sample_offset[items.piece] + plan.pieces.start[items.piece]
+        assert np.array_equal(inside, table.offset[items.item])
+        assert np.array_equal(items.sample, plan.sample[items.piece])
+
+
+def test_an_image_that_is_cut_is_named() -> None:
+    sizes = {**SIZES, "books": with_images(SIZES["books"], each=1, tokens=260)}
+    with pytest.raises(PlanError, match=r"module encoder: image \d+ of source 'books', row \d+, has tokens 0 to 260"):
+        plans_of(with_module(items="image"), sizes)
+
+
+def test_a_column_of_documents_counts_for_their_pieces() -> None:
+    sizes = {name: replace(each, columns={"bytes": each.tokens * 5}) for name, each in SIZES.items()}
+    for plan in plans_of(with_module(sizes="bytes"), sizes):
+        items = item_plan(plan).items
+        assert np.array_equal(items.size, items.tokens * 5)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ({"sizes": "tokns"}, r"modules.encoder.sizes: 'tokns' is no column .*did you mean 'tokens'"),
+        ({"sources": ("wbe",)}, r"modules.encoder.sources\[0\]: 'wbe' is no source .*did you mean 'web'"),
+        ({"items": "image", "sources": ("web",)}, "modules.encoder.sources: source 'web' has no images in its catalog"),
+        ({"method": "ltp"}, "modules.encoder.method: 'ltp' is not one of"),
+        ({"cap": "1GiB"}, "modules.encoder.cap: needs the module's model"),
+        ({"model": msgspec.structs.replace(VIT, layers=0)}, "modules.encoder.model.layers: 0 is out of range"),
+    ],
+)
+def test_faults_are_named(module: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        plans_of(with_module(**module))
+
+
+def test_a_cap_is_hard() -> None:
+    plan = plans_of(with_module(model=VIT))[0]
+    total = int((item_plan(plan).items.size * 2 * 2 * (48 + 16 + 32)).sum())
+    tight = plans_of(with_module(model=VIT, cap=total // 8 * 5 // 4))[0]
+    bytes_of_consumer = np.zeros(8, np.int64)
+    np.add.at(bytes_of_consumer, item_plan(tight).consumer_of_item, item_plan(tight).items.size * 384)
+    assert bytes_of_consumer.max() <= total // 8 * 5 // 4
+    with pytest.raises(PlanError, match=r"module encoder: item \d+ takes \d+ bytes"):
+        plans_of(with_module(model=VIT, cap=total // 9))

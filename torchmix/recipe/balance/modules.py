@@ -1,0 +1,69 @@
+"""What the modules of a recipe must mean.
+
+In: modules of the right shape. Out: nothing, or the first fault with its path of keys. Must hold: a column of sizes is
+looked up in the catalog, later. Cost: microseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from torchmix.errors import RecipeError
+from torchmix.recipe.balance.structs import EncoderModel, Module
+from torchmix.recipe.build import nearest
+from torchmix.recipe.byte_sizes import parse_bytes
+
+BACKBONE = "backbone"
+"""The module that computes every token of a sample; every recipe has it."""
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,23}")
+"""A module's name is part of the names of arrays that travel."""
+ITEM_METHODS = ("lpt", "none")
+"""How items of a module are shared out."""
+
+
+def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> None:
+    """Check all modules of a recipe.
+
+    Args:
+        modules: By name.
+        sources: Names of the sources of all parts.
+
+    Raises:
+        RecipeError: The first fault.
+    """
+    for name, module in modules.items():
+        where = f"modules.{name}"
+        if not NAME.fullmatch(name) or name == BACKBONE:
+            message = f"the name {name!r} is not usable: a letter, then at most 23 letters, digits or _, not {BACKBONE}"
+            raise RecipeError(message, where)
+        for i, source in enumerate(module.sources or ()):
+            if source not in sources:
+                message = f"{source!r} is no source of this recipe{nearest(source, sources)}"
+                raise RecipeError(message, f"{where}.sources[{i}]")
+        if module.sources == ():
+            raise RecipeError("is empty; name sources, or remove the key for all of them", f"{where}.sources")
+        if ":" not in module.method and module.method not in ITEM_METHODS:
+            message = f"{module.method!r} is not one of {', '.join(ITEM_METHODS)}{nearest(module.method, ITEM_METHODS)}"
+            raise RecipeError(message, f"{where}.method")
+        if module.cap is not None:
+            if module.model is None:
+                raise RecipeError("needs the module's model, from which the bytes of an item follow", f"{where}.cap")
+            parse_bytes(module.cap, where=f"{where}.cap")
+        if module.model is not None:
+            _check_encoder(module.model, f"{where}.model")
+
+
+def _check_encoder(model: EncoderModel, where: str) -> None:
+    for key in ("layers", "hidden", "ffn", "heads", "kv_heads", "patch", "window", "merge", "out"):
+        value = getattr(model, key)
+        if value is not None and value < 1:
+            raise RecipeError(f"{value} is out of range; it must be at least 1", f"{where}.{key}")
+    if model.kv_heads is not None and model.heads % model.kv_heads:
+        raise RecipeError(f"{model.kv_heads} does not divide heads {model.heads}", f"{where}.kv_heads")
+    for i, layer in enumerate(model.full_layers):
+        if not 0 <= layer < model.layers or layer in model.full_layers[:i]:
+            message = f"layer {layer} does not exist or stands twice; layers are 0 to {model.layers - 1}"
+            raise RecipeError(message, f"{where}.full_layers[{i}]")
+    if model.full_layers and model.window is None:
+        raise RecipeError("without a window all layers are full; remove the key", f"{where}.full_layers")
