@@ -70,7 +70,7 @@ def serve_steps(
                     step,
                     share_of(step, role, slices, memory=memory),
                     tree,
-                    tree.ranks_of_role(tree.replica, role),
+                    tree.ranks_of_role(tree.topology.rank, role),
                 )
                 for role in fan_out.roles_to_send
             }
@@ -136,7 +136,8 @@ class ReceivedSteps(IterableDataset[StepTensors]):
         while (share := self._fan_out.receive()) is not None:
             step = StepTensors.from_tensors(share.tensors, header=share.header)
             tree = self._fan_out.tree
-            mine = tree.ranks_of_role(tree.replica, tree.role).index(tree.topology.rank)
+            leader = tree.leader_of(tree.topology.rank)
+            mine = tree.ranks_of_role(leader, tree.role).index(tree.topology.rank)
             yield replace(step, modules=share_of_ranks(step.modules, [mine])) if step.modules else step
         self._ended = True
 
