@@ -24,11 +24,12 @@ LOCK_NAME = ".lock"
 
 
 @contextmanager
-def catalog_lock(directory: Path) -> Iterator[None]:
+def catalog_lock(directory: Path, *, is_shared: bool = False) -> Iterator[None]:
     """Hold the catalog's lock; waits, with one log message, while another process or thread holds it.
 
     Args:
         directory: The catalog's folder; it is made, with its parents, if it is missing.
+        is_shared: Others may hold the lock, too, who share it: they write files that only they know, and publish none.
 
     Raises:
         CatalogError: The folder cannot be made or written, or its file system has no locks.
@@ -43,7 +44,7 @@ def catalog_lock(directory: Path) -> Iterator[None]:
             "catalog key"
         ) from error
     try:
-        _take(descriptor, path)
+        _take(descriptor, path, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
         # Names the holder to waiting processes. It outlives the holder, so nothing relies on it.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -52,9 +53,9 @@ def catalog_lock(directory: Path) -> Iterator[None]:
         os.close(descriptor)  # also releases the lock
 
 
-def _take(descriptor: int, path: Path) -> None:
+def _take(descriptor: int, path: Path, kind: int) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         return
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
@@ -63,4 +64,4 @@ def _take(descriptor: int, path: Path) -> None:
             ) from error
     holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
     logger.warning("waiting for %s, which is writing the catalog %s", holder, path.parent)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    fcntl.flock(descriptor, kind)

@@ -50,6 +50,8 @@ class SourceSettings:
     """Token after the ids of each text, in the recipe's words."""
     map: MapEntry | None
     """The function that rows go through; None: they are used as they are."""
+    keeps_tokens: bool
+    """Whether an index run keeps the ids that it makes of rows."""
     masks_bad_rows: bool
     """Whether rows that cannot be read have no tokens; otherwise the first one is an error."""
     max_bad: Fraction
@@ -78,6 +80,7 @@ def settings_of(sources: Mapping[str, Source], shuffle: Shuffle) -> dict[str, So
             begin_id=source.begin_id,
             end_id=source.end_id,
             map=None if source.map is None else MapEntry(function=source.map, takes=takes_of(source)),
+            keeps_tokens=source.keep is not None,
             masks_bad_rows=masks_bad_rows(source),
             max_bad=max_bad_of(source),
             most_pages=shuffle.window_pages,

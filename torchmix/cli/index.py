@@ -11,18 +11,23 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torchmix.catalog.manifest import ViewEntry, read_manifest
 from torchmix.catalog.open_part import open_part
 from torchmix.catalog.parts import num_parts
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.catalog.views.wanted import views_of
 from torchmix.cli.selections import print_selections, selection_values
 from torchmix.cli.terminal import ExitCode, add_explain, count_text, print_json, print_table, progress_bar
+from torchmix.errors import OptionError
 from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan import IndexReport, index_sources
+from torchmix.indexing.scan_shard import scan_shard
+from torchmix.indexing.scan_tasks import Shard
 from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
@@ -47,6 +52,15 @@ HELP = "build the catalog of a recipe, or bring it up to date"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this verb beside RECIPE and --json."""
     parser.add_argument("--force", action="store_true", help="scan every file again, in the sorted order of paths")
+    parser.add_argument(
+        "--keep-tokens", action="store_true", help="keep the ids of texts, too, so that training tokenizes nothing"
+    )
+    parser.add_argument(
+        "--shard",
+        type=_shard,
+        metavar="I/N",
+        help="scan the I-th of N parts of the files, from 1/N on; when all N are done, run without it to publish",
+    )
     add_explain(parser)
 
 
@@ -59,6 +73,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     recipe = load_recipe(arguments.recipe)
     directory = recipe_directory(arguments.recipe)
     whole = with_all_sources(recipe)
+    if arguments.shard is not None:
+        return _scan_shard(whole, directory, arguments)
     try:
         report = _index(whole, directory, arguments)
     except KeyboardInterrupt:
@@ -96,13 +112,49 @@ def _views(recipe: Recipe, directory: Path) -> dict[str, tuple[Catalog, Mapping[
     return {part.name: (open_part(folder, part), views[part.name]) for part in parts if views_of(part).sources}
 
 
+def _shard(text: str) -> Shard:
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shard; write I/N, from 1/16 to 16/16 for sixteen")
+    return Shard(int(number), int(of))
+
+
+def _scan_shard(recipe: Recipe, directory: Path, arguments: argparse.Namespace) -> ExitCode:
+    """Scan some of the files, for a later run to publish."""
+    if arguments.force:
+        raise OptionError("--shard does not go with --force: run `torchmix index --force` alone, or delete the catalog")
+    silent = arguments.json or arguments.quiet
+    lines = ProgressLines(lambda line: None if silent else print(f"torchmix: {line}", file=sys.stderr, flush=True))
+    report = scan_shard(
+        directory / recipe.catalog,
+        settings_of(recipe.sources, recipe.shuffle),
+        directory,
+        arguments.shard,
+        progress=lines,
+        keep_tokens=arguments.keep_tokens,
+    )
+    lines.end()
+    number, of = arguments.shard
+    if arguments.json:
+        print_json({"recipe": str(arguments.recipe), "shard": number, "shards": of, **asdict(report)})
+    else:
+        resumed = f", {count_text(report.resumed_files)} of them before" if report.resumed_files else ""
+        print(
+            f"shard {number} of {of}: {count_text(report.files_of_shard)} of {count_text(report.files_in_all)} files "
+            f"scanned{resumed}; when all shards are done, torchmix index {arguments.recipe} publishes them"
+        )
+    return ExitCode.OK
+
+
 def _index(recipe: Recipe, directory: Path, arguments: argparse.Namespace) -> IndexReport:
     """Index, with a bar on a terminal, and with lines elsewhere."""
     silent = arguments.json or arguments.quiet
     if not silent and not sys.stderr.isatty():
         lines = ProgressLines(lambda line: print(f"torchmix: {line}", file=sys.stderr, flush=True))
         print(f"torchmix: looking at the files of {len(recipe.sources)} sources", file=sys.stderr, flush=True)
-        report = index_sources(recipe, directory, progress=lines, force=arguments.force)
+        report = index_sources(
+            recipe, directory, progress=lines, force=arguments.force, keep_tokens=arguments.keep_tokens
+        )
         lines.end()
         return report
     with progress_bar(0, unit="B", title="indexing", silent=silent, scale=True) as bar:
@@ -112,7 +164,7 @@ def _index(recipe: Recipe, directory: Path, arguments: argparse.Namespace) -> In
             bar.set_postfix_str(source, refresh=False)
             bar.update(done_bytes - bar.n)
 
-        return index_sources(recipe, directory, progress=show, force=arguments.force)
+        return index_sources(recipe, directory, progress=show, force=arguments.force, keep_tokens=arguments.keep_tokens)
 
 
 def _values(report: IndexReport) -> dict[str, Any]:

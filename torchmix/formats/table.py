@@ -25,6 +25,9 @@ from torchmix.formats.column import Kind
 from torchmix.formats.found_column import FoundColumn
 from torchmix.formats.jsonl.look import look as look_at_lines
 from torchmix.formats.jsonl.source import JsonLinesSource
+from torchmix.formats.kept_ids.source import FORMAT as KEPT_IDS
+from torchmix.formats.kept_ids.source import KeptIdsSource
+from torchmix.formats.kept_ids.source import look as look_at_nothing
 from torchmix.formats.megatron.files import find_datasets, index_path
 from torchmix.formats.megatron.look import look as look_at_dataset
 from torchmix.formats.megatron.source import IndexedSource, dtype_of_schema
@@ -72,8 +75,9 @@ READ_AS: dict[str, FormatRow] = {
     ),
     "jsonl": FormatRow(make_source=JsonLinesSource, look=look_at_lines),
     "arrow": FormatRow(make_source=ArrowSource, look=look_at_arrow),
+    KEPT_IDS: FormatRow(make_source=KeptIdsSource, look=look_at_nothing, type_in_file=dtype_of_schema),
 }
-"""By the keys of the recipe's `FORMATS`."""
+"""By the keys of the recipe's `FORMATS`, and one that only an index run writes."""
 
 NOT_READ = {
     ".csv": "CSV",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
@@ -40,7 +41,7 @@ def scan_and_measure(
     *,
     bad: BadRows | None,
     progress: Callable[[int], None],
-    keep: Callable[[EncodedRows, Int64Array], None] | None = None,
+    keep: Callable[[NDArray[np.integer[Any]], Int64Array], None] | None = None,
 ) -> FileScan:
     """Scan one file; rows that go through a map, or whose ids are kept, are encoded. Arguments as `measure_rows`."""
     encoder = source.row_encoder
@@ -59,7 +60,7 @@ def measure_rows(
     *,
     bad: BadRows | None,
     progress: Callable[[int], None],
-    keep: Callable[[EncodedRows, Int64Array], None] | None = None,
+    keep: Callable[[NDArray[np.integer[Any]], Int64Array], None] | None = None,
 ) -> FileScan:
     """Measure the rows of one file.
 
@@ -102,7 +103,7 @@ def measure_rows(
                         "alone; remove it"
                     )
                 first = np.cumsum(scan.page_rows[pages]) - scan.page_rows[pages]
-                keep(encoded, np.add.reduceat(counts, first))
+                keep(encoded.values, np.add.reduceat(counts, first))
             progress(len(run.pages))
     return replace(scan, tokens=lengths.astype(np.int32), ids=join_seen(seen), bad=bad)
 

@@ -19,7 +19,7 @@ import msgspec
 
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import Manifest, SourceEntry, read_manifest
-from torchmix.catalog.parts import FilePart, part_path, remove_parts
+from torchmix.catalog.parts import FilePart, remove_parts
 from torchmix.catalog.properties.files import remove_tables
 from torchmix.catalog.publish import SharedFile, publish, remove_leftovers, with_settings, write_source
 from torchmix.catalog.settings import SourceSettings, settings_of
@@ -31,11 +31,12 @@ from torchmix.catalog.store import (
     open_manifest,
 )
 from torchmix.errors import CatalogError, CatalogMissing
-from torchmix.indexing.file_changes import FileChange, WantedFile
+from torchmix.indexing.file_changes import FileChange
 from torchmix.indexing.log_lines import log_costly_files
 from torchmix.indexing.part_checks import check_parts
 from torchmix.indexing.progress_lines import ProgressLines
-from torchmix.indexing.scan_files import Progress, ScannedFile, ScanTask, scan_files
+from torchmix.indexing.scan_files import Progress, ScannedFile, scan_files
+from torchmix.indexing.scan_tasks import ToScan, files_to_scan, remove_stale_ids
 from torchmix.indexing.source_work import SourceWork, compare
 from torchmix.indexing.wanted_rows import WantedRows, properties_and_views, wanted_rows
 from torchmix.recipe.structs import Recipe
@@ -78,6 +79,7 @@ def index_sources(
     progress: Progress | None = None,
     force: bool = False,
     any_rows: bool = False,
+    keep_tokens: bool = False,
 ) -> IndexReport:
     """Bring the catalog of a recipe up to date; all of it as `update_catalog`."""
     return update_catalog(
@@ -88,6 +90,7 @@ def index_sources(
         force=force,
         any_rows=any_rows,
         rows=wanted_rows(recipe),
+        keep_tokens=keep_tokens,
     )
 
 
@@ -100,6 +103,7 @@ def update_catalog(
     force: bool = False,
     any_rows: bool = False,
     rows: WantedRows | None = None,
+    keep_tokens: bool = False,
 ) -> IndexReport:
     """Bring sources of a catalog up to date.
 
@@ -114,6 +118,7 @@ def update_catalog(
         any_rows: The rows are not for training: a source may be empty, and lists may hold integers that are no token
             ids, such as labels of -100.
         rows: Properties and views that are wanted beside the sources; None leaves those that are there.
+        keep_tokens: Keep the ids of all rows that are encoded, beside the sources whose recipe says so.
 
     Raises:
         RecipeError: A view keeps no rows, or its expression or property is wrong.
@@ -125,7 +130,16 @@ def update_catalog(
         CatalogError: The catalog's folder cannot be written.
     """
     with catalog_lock(catalog_folder):
-        return _index(catalog_folder, settings, base, progress=progress, force=force, any_rows=any_rows, rows=rows)
+        return _index(
+            catalog_folder,
+            settings,
+            base,
+            progress=progress,
+            force=force,
+            any_rows=any_rows,
+            rows=rows,
+            keep_tokens=keep_tokens,
+        )
 
 
 def ensure_catalog(
@@ -179,6 +193,7 @@ def _index(
     force: bool,
     any_rows: bool = False,
     rows: WantedRows | None = None,
+    keep_tokens: bool = False,
 ) -> IndexReport:
     """`update_catalog`, under the lock."""
     old = _published(folder)
@@ -188,8 +203,9 @@ def _index(
         if force:
             remove_parts(folder, frozenset(settings))
         work = compare(folder, settings, base, {} if force or old is None else old.sources)
-        scanned = scan_files([_task(folder, *file, ids_only=not any_rows) for file in _to_scan(work)], base, progress)
-        parts = _parts_of_sources(work, scanned)
+        files = files_to_scan(folder, work, ids_only=not any_rows, keep_tokens=keep_tokens)
+        scanned = scan_files([one.task for one in files], base, progress)
+        parts = _parts_of_sources(work, files, scanned)
         for source in work:
             check_parts(source.name, source.settings, _named(source, parts[source.name]), may_be_empty=any_rows)
         with closing(SharedFile(folder)) as shared:
@@ -202,6 +218,7 @@ def _index(
         manifest = publish(folder, entries, old, properties=properties, views=views)
         remove_tables(folder, manifest)
         remove_parts(folder, frozenset(settings))
+        remove_stale_ids(folder, work)
     except OSError as error:
         raise CatalogError(f"cannot write the catalog at {folder}: {error}; mend that, then index again") from error
     finally:  # also after an error: unpublished files must not stay
@@ -243,24 +260,11 @@ def _clean(folder: Path) -> None:
         return  # of another version, or damaged: its arrays stay until ours are published
 
 
-def _task(folder: Path, work: SourceWork, file: WantedFile, *, ids_only: bool) -> ScanTask:
-    found = file.found
-    identity = (found.path, found.num_bytes, found.footer_hash)
-    masks_bad_rows = work.settings.masks_bad_rows
-    reading = (work.settings.column or "", work.source.transform_id, masks_bad_rows)
-    part = part_path(folder, work.name, identity, reading)
-    return ScanTask(source=work.source, found=found, part=part, ids_only=ids_only, masks_bad_rows=masks_bad_rows)
-
-
-def _to_scan(work: Sequence[SourceWork]) -> list[tuple[SourceWork, WantedFile]]:
-    return [(source, file) for source in work for file in source.files if file.entry is None or source.held is None]
-
-
-def _parts_of_sources(work: Sequence[SourceWork], scanned: Sequence[ScannedFile]) -> dict[str, list[FilePart]]:
+def _parts_of_sources(
+    work: Sequence[SourceWork], files: Sequence[ToScan], scanned: Sequence[ScannedFile]
+) -> dict[str, list[FilePart]]:
     """Parts of all files of each source, in the order of rows: just scanned, or held by the catalog."""
-    new = {
-        (source.name, file.found.path): done.part for (source, file), done in zip(_to_scan(work), scanned, strict=True)
-    }
+    new = {(one.source.name, one.file.found.path): done.part for one, done in zip(files, scanned, strict=True)}
     parts: dict[str, list[FilePart]] = {}
     for source in work:
         parts[source.name] = []

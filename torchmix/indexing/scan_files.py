@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.catalog.parts import FilePart, load_part, save_part
 from torchmix.errors import SourceChanged, SourceUnreadable
+from torchmix.formats.kept_ids.ids_file import IdsWriter, read_kept
+from torchmix.formats.kept_ids.in_place_of import identity_of
 from torchmix.formats.source import FileScan, FormatSource
 from torchmix.formats.table import READ_AS, files_beside
 from torchmix.indexing.file_changes import FoundFile
@@ -55,10 +58,14 @@ class ScanTask:
     """Its path and identity."""
     part: Path
     """Where its part is kept."""
+    column: str | None = None
+    """Its column, which kept ids are of."""
     ids_only: bool = True
     """Whether integers that are no token ids are an error."""
     masks_bad_rows: bool = False
     """Rows that cannot be read have no tokens; else the first one is an error."""
+    kept: Path | None = None
+    """Where the ids of its rows are kept; None: they are not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -139,17 +146,24 @@ def _scan(task: ScanTask, directory: Path, told: _Told) -> ScannedFile:
         left_bytes -= min(num_bytes, left_bytes)
 
     advance(0)
-    part = load_part(task.part)
+    identity = identity_of(task.found.num_bytes, task.found.footer_hash, task.column, task.source.transform_id)
+    has_ids = task.kept is None or read_kept(task.kept, identity) is not None
+    part = load_part(task.part) if has_ids else None
     resumed = part is not None
     if part is None:
         place = place_of(directory, task.found.path)
         bad = BadRows() if task.masks_bad_rows else None
-        scan = scan_and_measure(task.source, place, bad=bad, progress=advance)
-        if (scan.num_bytes, scan.footer_hash) != (task.found.num_bytes, task.found.footer_hash):
-            raise SourceChanged(
-                f"source {task.source.name!r}: {place} was altered while it was indexed; wait until it is written, "
-                "then run torchmix index again"
-            )
+        with ExitStack() as stack:
+            ids = None if has_ids or task.kept is None else stack.enter_context(IdsWriter(task.kept, identity))
+            keep = None if ids is None else ids.add
+            scan = scan_and_measure(task.source, place, bad=bad, progress=advance, keep=keep)
+            if (scan.num_bytes, scan.footer_hash) != (task.found.num_bytes, task.found.footer_hash):
+                raise SourceChanged(
+                    f"source {task.source.name!r}: {place} was altered while it was indexed; wait until it is written, "
+                    "then run torchmix index again"
+                )
+            if ids is not None:
+                ids.finish()
         if task.ids_only:
             _check_ids(task.source.name, place, scan)
         part = part_of_scan(scan)

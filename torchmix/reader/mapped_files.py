@@ -13,12 +13,14 @@ before it is used, unless it was cut after the last check.
 from __future__ import annotations
 
 import logging
+import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.store import SourceCatalog
+from torchmix.errors import CorruptPage
 from torchmix.formats.table import READ_AS
 from torchmix.reader.open_files import OpenFiles
 from torchmix.storage.stores import is_uri
@@ -41,6 +43,7 @@ class MappedFiles:
         self.whole: NDArray[np.integer[Any]] | None = None
         """The tokens of the file, while it is mapped, in a source with a single file."""
         self._mapped: dict[int, NDArray[np.integer[Any]]] = {}
+        self._is_verified: NDArray[np.bool_] | None = None
         self._ever_mapped: set[int] = set()
         """Pages may hold a mapping that was forgotten here."""
 
@@ -98,6 +101,29 @@ class MappedFiles:
         self._mapped[file] = mapped
         self._ever_mapped.add(file)
         return mapped
+
+    def verify(self, pages: NDArray[np.int64]) -> None:
+        """Compare pages with their checksums, where there are any, each once; its file must be mapped.
+
+        Raises:
+            CorruptPage: A page has another checksum.
+        """
+        table = self._catalog.pages
+        if not len(table.page_crc) or self._dtype is None:
+            return
+        if self._is_verified is None:
+            self._is_verified = np.zeros(table.num_pages, np.bool_)
+        for page in sorted(set(pages[~self._is_verified[pages]].tolist())):
+            place = table.place(np.array([page]))
+            file, offset = int(table.file_of_chunk[place.chunk[0]]), int(place.offset[0])
+            content = self._mapped[file].data.cast("B")[offset : offset + int(place.num_bytes[0])]
+            if zlib.crc32(content) != table.page_crc[page]:
+                raise CorruptPage(
+                    f"source {self._catalog.name!r}: {self._files.path(file)}: the ids of page {page}, at bytes "
+                    f"[{offset}, {offset + len(content)}), have another checksum than when they were written; delete "
+                    "the file, then rows are encoded instead, or run torchmix index --keep-tokens"
+                )
+            self._is_verified[page] = True
 
     def check(self) -> None:
         """Check that mapped files are still the indexed ones.

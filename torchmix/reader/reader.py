@@ -27,6 +27,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import LoaderClosed
+from torchmix.formats.kept_ids.in_place_of import in_place_of
 from torchmix.formats.source import FormatSource
 from torchmix.reader.decoded_page import Companion, DecodedPage
 from torchmix.reader.decoders import decoders_of
@@ -68,7 +69,7 @@ class Reader:
             catalog: Its sources are numbered in its order, by sorted name.
             directory: The recipe's folder; paths of files are relative to it.
             cache_bytes: Bytes of decoded pages kept, for all sources together.
-            sources: How each source is read, by name; by default as the catalog says.
+            sources: How each source is read, by name; by default as the catalog says, or from ids kept by the index.
             ids: The bound that all ids must be below; by default ids of a .bin may be any.
             masked: Names of sources whose pages may be damaged: each token of such a page is given as `NO_ID`.
             seed: The recipe's, for maps of rows that are random.
@@ -83,6 +84,8 @@ class Reader:
         self._sources: list[SourcePages] = []
         decoders = decoders_of(catalog, directory, sources, maps=maps)
         for source, decoder in zip(catalog.sources.values(), decoders, strict=True):
+            if sources is None and decoder.row_encoder is not None:
+                source, decoder = in_place_of(source, decoder, catalog.directory) or (source, decoder)
             files = OpenFiles(decoder, source.files, directory, self._descriptors)
             pages = SourcePages(source, decoder, files, companions, masks_bad=source.name in masked)
             self._sources.append(pages)

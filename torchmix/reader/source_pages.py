@@ -156,6 +156,7 @@ class SourcePages:
         for part in self._parts_by_file(numbers) if self.mapped.is_possible else (numbers,):
             mapped = self.mapped.files_of_pages(part)
             if mapped is not None:
+                self.mapped.verify(part)
                 yield from self._views(part, mapped[0][1])
                 continue
             runs = plan_runs(self.catalog.pages, part, most_bytes=BATCH_BYTES)

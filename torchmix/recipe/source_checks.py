@@ -39,7 +39,7 @@ def check_source(name: str, source: Source, where: str) -> None:
         raise RecipeError(message, f"{where}.format")
     format = FORMATS[format_of(source)]
     if not format.has_columns:
-        for key in ("text", "tokens", "tokenizer", "begin_id", "end_id", "map"):
+        for key in ("text", "tokens", "tokenizer", "begin_id", "end_id", "map", "keep"):
             if getattr(source, key) is not None:
                 message = f"{format.title} files hold tokens and have no columns; remove the key"
                 raise RecipeError(message, f"{where}.{key}")

@@ -82,6 +82,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     map: str | None = None
     """A function of one's own, `module:function`, that every row of the column goes through before it is tokenized, or
     used as tokens; see `transform.maps`. None: rows are used as they are."""
+    keep: Literal["tokens"] | None = None
+    """`tokens`: an index run keeps the ids that it makes of each row, so that reading makes none. None: it keeps their
+    number alone."""
     reset_id: int | None = None
     """An id that ends a document inside a row, for example an EOD between joined texts. `boundaries`, `positions` and
     `reset_loss` apply after each such token. It alters no sample. None: no id ends a document."""

@@ -28,7 +28,9 @@ class IdCheck:
         """`catalogs`: all sources, in the order of their numbers."""
         self._catalogs = catalogs
         self._limit = limit
-        self._is_unseen = [not READ_AS[catalog.format].scan_reads_tokens for catalog in catalogs]
+        self._is_unseen = [
+            not READ_AS[catalog.format].scan_reads_tokens or catalog.map is not None for catalog in catalogs
+        ]
 
     def check(
         self,

@@ -35,7 +35,9 @@ def mapped_runs(at: Located, mapped_of_source: Sequence[MappedFiles], token_byte
         mapped = mapped_of_source[s]
         if mapped.whole is not None:
             found.append((mapped.whole, start, stop))
+            mapped.verify(at.page[start:stop])
         elif (files := mapped.files_of_pages(at.page[start:stop])) is not None:
+            mapped.verify(at.page[start:stop])
             borders = [*(start + first for first, _ in files), stop]
             found += [(values, *span) for (_, values), span in zip(files, pairwise(borders), strict=True)]
         else:

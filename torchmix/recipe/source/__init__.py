@@ -6,5 +6,5 @@ resets.py          where documents end inside rows
 format.py          what its files are
 properties.py      which properties its rows have
 tokenizer_kind.py  what kind of tokenizer it names
-row_map.py         which function its rows go through
+row_map.py         which function its rows go through, and whether their ids are kept
 """

@@ -1,4 +1,4 @@
-"""The function that rows of a source go through: `map` of a recipe.
+"""The function that rows of a source go through, and whether their ids are kept: `map` and `keep` of a recipe.
 
 In: sources of a recipe. Out: the words that name their functions, or a clear error. Must hold: nothing is imported
 here. Cost: none.
@@ -17,7 +17,10 @@ _WORDS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def check_map(source: Source, where: str) -> None:
-    """Check `map` of a source with columns, which stands at `where`; RecipeError at the first fault."""
+    """Check `map` and `keep` of a source with columns, which stands at `where`; RecipeError at the first fault."""
+    if source.keep is not None and source.text is None and source.map is None:
+        message = "lists of tokens are ids already, so there is nothing to keep; remove the key"
+        raise RecipeError(message, f"{where}.keep")
     if source.map is not None and not _WORDS.fullmatch(source.map):
         raise RecipeError(
             f"{source.map!r} names no function; write module:function, as mine.clean:licence", f"{where}.map"
