@@ -43,3 +43,15 @@ def test_ids_are_kept_in_32_bits_where_they_fit(dtype, largest, kept):
         pages = cut_documents(documents_of(values, [3, 1]), rows_of_page)
         assert pages[0].values.dtype == kept
         assert np.concatenate([page.values for page in pages]).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64])
+def test_ids_that_are_known_to_be_small_are_kept_in_16_bits(dtype):
+    values = np.array([1, 2, 255, 3], dtype)
+    for rows_of_page in ([2], [1, 1]):
+        pages = cut_documents(documents_of(values, [3, 1]), rows_of_page, is_narrow=True)
+        assert pages[0].values.dtype == (np.uint8 if dtype == np.uint8 else np.uint16)
+        assert (
+            pages[0].num_bytes < cut_documents(documents_of(values.astype(np.int32), [3, 1]), rows_of_page)[0].num_bytes
+        )
+        assert np.concatenate([page.values for page in pages]).tolist() == values.tolist()

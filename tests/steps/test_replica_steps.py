@@ -52,7 +52,7 @@ def test_books_of_many_sources_are_decoded_once_with_no_cache(tmp_path: Path, me
         for _ in loader:
             pass
         stats = loader.stats()
-    assert stats["bytes_served"] > 200 * 4 * 4 * 64
+    assert stats["bytes_served"] > 200 * 4 * 2 * 64
     assert stats["decode_amplification"] < 1.6, "what is open at the end was decoded whole"
 
 

@@ -20,6 +20,7 @@ def index(
     recipe: str | Path | Recipe | Mapping[str, Any],
     *,
     force: bool = False,
+    keep_tokens: bool = False,
     directory: str | Path | None = None,
 ) -> Catalog:
     """Index the sources of all parts of a recipe, or bring their index up to date.
@@ -27,6 +28,7 @@ def index(
     Args:
         recipe: A YAML file, a `Recipe` or a mapping with its keys.
         force: Scan every file again.
+        keep_tokens: Keep the ids of all rows that are tokenized or go through a map, so that reading makes none.
         directory: What paths in a `Recipe` are relative to; the current directory if not given.
 
     Returns:
@@ -37,4 +39,4 @@ def index(
         CatalogError: A file is missing, unreadable or damaged, or the catalog's folder cannot be written.
     """
     checked, folder = recipe_and_directory("index", recipe, directory)
-    return index_recipe(with_all_sources(checked), folder, force=force)
+    return index_recipe(with_all_sources(checked), folder, force=force, keep_tokens=keep_tokens)

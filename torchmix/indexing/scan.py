@@ -67,9 +67,13 @@ def index_recipe(
     progress: Progress | None = None,
     force: bool = False,
     any_rows: bool = False,
+    keep_tokens: bool = False,
 ) -> Catalog:
     """Bring the catalog of a recipe up to date and open it; all of it as `update_catalog`."""
-    return index_sources(recipe, directory, progress=progress, force=force, any_rows=any_rows).catalog
+    report = index_sources(
+        recipe, directory, progress=progress, force=force, any_rows=any_rows, keep_tokens=keep_tokens
+    )
+    return report.catalog
 
 
 def index_sources(

@@ -1,7 +1,8 @@
 """A decoded page, and a companion: what the reader keeps, with the memory that it takes.
 
 In: documents of a run of pages. Out: one `DecodedPage` for each page. Must hold: a page holds no memory but its own, so
-that the bytes counted are the bytes kept. Cost: a copy at 0.3 ns a token where several pages were one run, else none.
+that the bytes counted are the bytes kept. Cost: a copy at 0.3 ns a token where several pages were one run or ids become
+narrower, else none.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class DecodedPage:
     """The documents of one page."""
 
     values: NDArray[np.integer[Any]]
-    """[tokens] its documents end to end: the file's integers if those are narrower than 32 bits, else int32, or int64
-    where an id needs it. Of rows that are yet to be encoded, bytes of texts, or ids."""
+    """[tokens] its documents end to end: the file's integers if those are narrower than 32 bits, else uint16 where the
+    index has seen no larger id in the source, else int32, or int64 where an id needs it. Of rows that are yet to be
+    encoded, bytes of texts, or ids."""
     offsets: memoryview
     """[rows + 1] int64, where each document begins in `values`."""
     is_view: bool = False
@@ -63,24 +65,38 @@ def blank_page(offsets: NDArray[np.int64]) -> DecodedPage:
     return DecodedPage(values=np.full(offsets[-1], NO_ID, np.int32), offsets=offsets.data, is_blank=True)
 
 
-def cut_documents(documents: Documents, rows_of_page: Sequence[int]) -> list[DecodedPage]:
-    """The pages of a run; page i has `rows_of_page[i]` rows. A copy unless there is one page."""
+def cut_documents(documents: Documents, rows_of_page: Sequence[int], *, is_narrow: bool = False) -> list[DecodedPage]:
+    """The pages of a run, each in memory of its own.
+
+    Args:
+        documents: Of the run.
+        rows_of_page: Rows of each page.
+        is_narrow: Whether all ids are known to be at least 0 and below 65,536.
+    """
     if len(rows_of_page) == 1:
-        return [_page(documents.values, documents.offsets)]
+        return [_page(documents.values, documents.offsets, is_narrow=is_narrow)]
     pages, start = [], 0
     for num_rows in rows_of_page:
         offsets = documents.offsets[start : start + num_rows + 1]
-        pages.append(_page(documents.values[offsets[0] : offsets[-1]], offsets - offsets[0], is_part=True))
+        values = documents.values[offsets[0] : offsets[-1]]
+        pages.append(_page(values, offsets - offsets[0], is_narrow=is_narrow, is_part=True))
         start += num_rows
     return pages
 
 
-def _page(values: NDArray[np.integer[Any]], offsets: NDArray[np.int64], *, is_part: bool = False) -> DecodedPage:
-    return DecodedPage(values=values.astype(_width(values), copy=is_part), offsets=offsets.data)
+def _page(
+    values: NDArray[np.integer[Any]], offsets: NDArray[np.int64], *, is_narrow: bool, is_part: bool = False
+) -> DecodedPage:
+    return DecodedPage(values=values.astype(_width(values, is_narrow=is_narrow), copy=is_part), offsets=offsets.data)
 
 
-def _width(values: NDArray[np.integer[Any]]) -> np.dtype[np.integer[Any]]:
-    """The dtype that keeps ids of a page: one width for nearly all, so that most pages are copied by plain memory."""
+def _width(values: NDArray[np.integer[Any]], *, is_narrow: bool) -> np.dtype[np.integer[Any]]:
+    """The dtype that keeps ids of a page: one width for nearly all pages of a source, so that most are copied by plain
+    memory."""
+    if values.dtype.itemsize <= 2:
+        return values.dtype
+    if is_narrow:
+        return np.dtype(np.uint16)
     if values.dtype.itemsize < 4 or values.dtype == np.int32:
         return values.dtype
     if not len(values) or (values.min() >= INT32.min and values.max() <= INT32.max):

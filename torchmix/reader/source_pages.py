@@ -67,6 +67,9 @@ class SourcePages:
         self.masks_bad = masks_bad
         self.row_encoder = decoder.row_encoder
         """What turns rows of its pages into tokens; None where they are tokens."""
+        ids = catalog.ids if decoder.row_encoder is None else None
+        self._is_narrow = ids is not None and ids.smallest >= 0 and ids.largest < 1 << 16
+        """Whether all ids fit 2 bytes, if the pages are as they were indexed."""
         self._bad_pages: set[int] = set()
         self.catalog = catalog
         self._decoder = decoder
@@ -95,7 +98,8 @@ class SourcePages:
 
     def planned_bytes(self, pages: NDArray[np.int64]) -> list[int]:
         """Memory that each page will take decoded, if its ids fit int32 and are not narrower in the file; of texts, if
-        a token has 4 bytes of text."""
+        a token has 4 bytes of text.
+        """
         if not len(pages):
             return []
         place, lengths = self.catalog.pages.place(pages), self.catalog.sizes.tokens
@@ -104,7 +108,9 @@ class SourcePages:
         ends = offsets_of(np.concatenate([lengths[a:b] for a, b in zip(first_row, stop_row, strict=True)]))
         stop = place.num_rows.cumsum()
         tokens = ends[stop] - ends[stop - place.num_rows]
-        num_bytes: list[int] = (4 * tokens + 8 * (place.num_rows + 1) + PAGE_OVERHEAD_BYTES).tolist()
+        num_bytes: list[int] = (
+            (2 if self._is_narrow else 4) * tokens + 8 * (place.num_rows + 1) + PAGE_OVERHEAD_BYTES
+        ).tolist()
         return num_bytes
 
     def will_need(self, pages: NDArray[np.int64]) -> None:
@@ -182,7 +188,7 @@ class SourcePages:
 
     def _decode_batch(self, batch: Sequence[PlannedRun], fetch: RangeFetch | None) -> Iterator[DecodedPage]:
         try:
-            documents = self._decode_together(batch, fetch)
+            documents, is_proven = self._decode_together(batch, fetch)
         except CorruptPage as error:
             numbers = [page for run in batch for page in run.pages]
             if len(numbers) == 1 and self.masks_bad:
@@ -194,7 +200,7 @@ class SourcePages:
                 yield from self._decode_batch(plan_runs(self.catalog.pages, [page], most_bytes=1), None)
             return
         for run, of_run in zip(batch, documents, strict=True):
-            for decoded in cut_documents(of_run, run.num_rows):
+            for decoded in cut_documents(of_run, run.num_rows, is_narrow=self._is_narrow and is_proven):
                 self.pages_decoded += 1
                 self.bytes_decoded += decoded.values.nbytes
                 yield decoded
@@ -205,7 +211,7 @@ class SourcePages:
             logger.warning("%s - its rows come without loss, as bad_rows: mask says", error)
         return blank_page(offsets_of(self.catalog.sizes.tokens[rows]))
 
-    def _decode_together(self, batch: Sequence[PlannedRun], fetch: RangeFetch | None) -> list[Documents]:
+    def _decode_together(self, batch: Sequence[PlannedRun], fetch: RangeFetch | None) -> tuple[list[Documents], bool]:
         began = time.perf_counter()
         companions: dict[int, Companion | None] = {}
         contents: list[list[bytes]] = []
@@ -240,7 +246,7 @@ class SourcePages:
                 self._check_lengths(of_run, as_read.tokens, run)
         self.read_s += read - began
         self.decode_s += time.perf_counter() - read
-        return documents
+        return documents, all(run.is_as_indexed for run in runs)
 
     def _as_read(
         self,
