@@ -57,6 +57,21 @@ def test_index_shows_what_each_stream_has_and_leaves(recipe: Path, capsys: pytes
     assert "60 to german, 120 to web/b" in output and "where this is high".casefold() in output.casefold()
 
 
+def test_check_shows_what_streams_have_and_plans_other_parts(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = values_of(capsys, "check", str(recipe), "--steps", "10")
+    indexed = {
+        one["name"]: one for one in values_of(capsys, "index", str(recipe))["selections"] if one["part"] == "train"
+    }
+    assert [one["name"] for one in values["sources"]] == ["german", "web", "web/b"]
+    for one in values["sources"]:
+        assert one["num_documents"] == indexed[one["name"]]["num_documents"]
+        assert one["num_tokens"] == indexed[one["name"]]["num_tokens"] == one["epoch_tokens"]
+    assert [one["name"] for one in values["selections"]] == ["german", "web", "web/b"]
+    assert not [one for one in values["findings"] if one["where"] in ("catalog", "validation")]
+    assert main(["check", str(recipe), "--steps", "10", "--part", "validation"]) in (0, 1)
+    assert "60 to german, 120 to web/b" in capsys.readouterr().out
+
+
 def test_query_counts_rows_and_tokens_by_property(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "select lang, count(*) n, sum(tokens) t from web group by 1 order by 1 nulls last"
     rows = values_of(capsys, "query", str(recipe), text)["rows"]

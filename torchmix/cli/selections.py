@@ -7,6 +7,7 @@ person. Must hold: bytes are those of whole pages, as they are read. Cost: one l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from torchmix.catalog.manifest import ViewEntry
 from torchmix.catalog.store import Catalog, SourceCatalog, View
 from torchmix.cli.terminal import count_text, print_table
 from torchmix.formats.table import READ_AS
+from torchmix.recipe.parts import Part
+from torchmix.recipe.streams import row_sets_of
 
 COLUMNS = {
     "rows of": "the source that the rows lie in, and stay in",
@@ -43,6 +46,25 @@ def selection_values(catalog: Catalog, entries: Mapping[str, ViewEntry]) -> list
         }
         for name, view in catalog.views.items()
     ]
+
+
+def rows_and_tokens(part: Part, catalog: Catalog, stream: str) -> tuple[int, int]:
+    """Rows that a stream draws from, and their tokens; of a source as it is with rows that other parts use."""
+    found = [
+        catalog.views[name] if name in catalog.views else catalog.sources[row_sets_of(part)[name].source]
+        for name in part.streams[stream].members
+    ]
+    counts = [len(one.kept) if isinstance(one, View) else one.num_documents for one in found]
+    return sum(counts), sum(one.num_tokens for one in found)
+
+
+def shares_of_sources(part: Part, shares: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """What the streams over each source have together, in equal parts where a stream is over several."""
+    found = dict.fromkeys(part.sources, Fraction(0))
+    for name, stream in part.streams.items():
+        for source in stream.sources:
+            found[source] += shares[name] / len(stream.sources)
+    return found
 
 
 def print_selections(values: Sequence[Mapping[str, Any]], *, part: str = "", explain: bool) -> None:

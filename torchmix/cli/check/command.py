@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmix.catalog.manifest import read_manifest
+from torchmix.catalog.open_part import open_part
 from torchmix.catalog.settings import SourceSettings, settings_of
 from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.catalog.views.wanted import PartViews, views_of
@@ -28,7 +29,7 @@ from torchmix.cli.check.findings import (
 )
 from torchmix.cli.check.vocabulary_findings import vocabulary_findings
 from torchmix.cli.groups import group_values, print_groups
-from torchmix.cli.selections import print_selections, selection_values
+from torchmix.cli.selections import print_selections, rows_and_tokens, selection_values
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
@@ -145,9 +146,12 @@ def _other_parts(whole: Recipe, part: str, catalog: Catalog) -> Iterator[Finding
         planned = part_of(whole, other)
         try:
             check_rows_of_part(whole, other, _rows(planned, catalog))
-            Planner(planned, {name: catalog.sources[name].sizes for name in planned.sources})
+            of_part = open_part(catalog.directory, planned)
+            Planner(planned, {name: one.sizes for name, one in of_part.sources.items()}, views=of_part.views)
         except PlanError as error:
             yield Finding(level=Level.FINDING, where=other, message=str(error))
+        except CatalogError as error:
+            yield Finding(level=Level.FINDING, where="catalog", message=str(error))
 
 
 def _rows(part: Part, catalog: Catalog) -> dict[str, int]:
@@ -168,8 +172,7 @@ def _print_sources(part: Part, catalog: Catalog, result: Forecast, *, explain: b
         (
             source.name,
             percent_text(source.share),
-            count_text(catalog.sources[source.name].num_documents),
-            count_text(catalog.sources[source.name].num_tokens),
+            *map(count_text, rows_and_tokens(part, catalog, source.name)),
             _step_text(result, source.first_step),
             count_text(source.delivered_tokens),
             f"{source.epochs:,.4g}",
@@ -248,24 +251,25 @@ def _values(
             "open_document_bytes": open_document_bytes(part, catalog),
         }
         for source in result.sources:
-            own = catalog.sources[source.name]
+            own = catalog.sources.get(source.name)
+            num_documents, num_tokens = rows_and_tokens(part, catalog, source.name)
             values["sources"].append(
                 {
                     "name": source.name,
                     "share": source.share,
-                    "num_documents": own.num_documents,
-                    "num_empty": own.num_empty,
-                    "num_bad_rows": own.num_bad_rows,
+                    "num_documents": num_documents,
+                    "num_empty": own.num_empty if own is not None else None,
+                    "num_bad_rows": own.num_bad_rows if own is not None else None,
                     "bad_rows": [
                         {"path": file.path, "row": bad.row, "reason": bad.reason}
-                        for file in own.files
+                        for file in (own.files if own is not None else ())
                         for bad in file.bad_rows
                     ],
-                    "num_tokens": own.num_tokens,
-                    "max_document_tokens": own.max_document_tokens,
-                    "smallest_id": own.ids.smallest if own.ids is not None else None,
-                    "largest_id": own.ids.largest if own.ids is not None else None,
-                    "tokenizer_vocab_size": own.vocab_size,
+                    "num_tokens": num_tokens,
+                    "max_document_tokens": own.max_document_tokens if own is not None else None,
+                    "smallest_id": own.ids.smallest if own is not None and own.ids is not None else None,
+                    "largest_id": own.ids.largest if own is not None and own.ids is not None else None,
+                    "tokenizer_vocab_size": own.vocab_size if own is not None else None,
                     "epoch_tokens": source.epoch_tokens,
                     "first_step": source.first_step,
                     "delivered_tokens": source.delivered_tokens,

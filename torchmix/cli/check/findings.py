@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.bad_rows import listed_text
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog, SourceCatalog
+from torchmix.cli.selections import rows_and_tokens, shares_of_sources
 from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.formats.table import READ_AS
 from torchmix.planner.forecast import LOW_FILL, Forecast, SourceForecast
@@ -309,7 +310,7 @@ def _runs_out(part: Part, result: Forecast, source: SourceForecast) -> Iterator[
     if step is None:
         return
     about = "" if result.is_exact(step) else "about "
-    settings = part.sources[source.name]
+    settings = part.streams[source.name]
     fact = f"runs out in {about}step {count_text(step)}, after max_epochs {settings.max_epochs}"
     if settings.on_exhausted == "error":
         message = (
@@ -323,10 +324,12 @@ def _runs_out(part: Part, result: Forecast, source: SourceForecast) -> Iterator[
 
 def _stops_by_error(part: Part, result: Forecast) -> bool:
     return any(
-        source.runs_out_step is not None and part.sources[source.name].on_exhausted == "error"
+        source.runs_out_step is not None and part.streams[source.name].on_exhausted == "error"
         for source in result.sources
     )
 
 
 def _shares_at_start(part: Part, catalog: Catalog) -> dict[str, Fraction]:
-    return parse_shares(part, tokens={name: catalog.sources[name].num_tokens for name in part.sources})
+    """Share of the streams over each source."""
+    tokens = {name: rows_and_tokens(part, catalog, name)[1] for name in part.streams}
+    return shares_of_sources(part, parse_shares(part, tokens=tokens))
