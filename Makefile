@@ -1,6 +1,7 @@
 # Set up, check, test and train, with nothing but Python 3.10 or newer on the machine.
 #
 #     make train    a small Megatron GPT on 4 local ranks, from text that this machine has; installs what that needs
+#     make vlm      a small vision-language model on 4 local ranks, from pictures that are drawn here
 #     make test     all tests; installs what they need, too; `make check` is ruff and mypy
 #     make docs     the site, in site/; any warning fails it
 #
@@ -11,17 +12,27 @@ VENV ?= .venv
 PYTHON ?= python3
 PIP_ARGS ?=
 TRAIN_ARGS ?= --tp 2
+VLM_ARGS ?= --steps 200
 PYTEST_ARGS ?= -n 2
 
 BIN := $(VENV)/bin
 RECIPE := examples/megatron/recipe.yaml
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test test-fast check format docs venv clean
+.PHONY: train vlm test test-fast check format docs venv clean
 
 train: $(VENV)/.trains runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
 	$(BIN)/torchrun --nproc-per-node 4 examples/megatron/train.py --data-recipe $(RECIPE) $(TRAIN_ARGS)
+
+vlm: $(VENV)/.trains runs/pictures
+	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[images]'
+	$(BIN)/torchmix index examples/vlm/recipe.yaml
+	$(BIN)/torchrun --nproc-per-node 4 examples/vlm/train_vlm.py examples/vlm/recipe.yaml $(VLM_ARGS)
+
+runs/pictures: | $(VENV)/.trains
+	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[images]'
+	$(BIN)/python examples/vlm/make_pictures.py $@
 
 test: venv
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

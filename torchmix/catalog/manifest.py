@@ -17,6 +17,7 @@ from torchmix.catalog.array_files import ArrayEntry
 from torchmix.catalog.bad_rows import BadRow
 from torchmix.catalog.settings import MapEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
+from torchmix.recipe.source.image_structs import Images
 
 CATALOG_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -96,6 +97,8 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Token after the ids of each text, in the recipe's words."""
     map: MapEntry | None = None
     """The function that rows go through; null where they are used as they are."""
+    images: Images | None = None
+    """Images in the texts, or those that the column holds, in the recipe's words."""
     transform_id: str
     """Version of the transform from rows to tokens; the lengths are valid for this version only."""
     vocab_size: int | None

@@ -8,7 +8,7 @@ Cost: none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -18,6 +18,7 @@ from torchmix.catalog.sizes import window_pages_of
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.source.bad_rows import masks_bad_rows, max_bad_of
 from torchmix.recipe.source.format import format_of, paths_of
+from torchmix.recipe.source.image_structs import Images
 from torchmix.recipe.source.row_map import takes_of
 from torchmix.recipe.structs import Shuffle, Source
 
@@ -56,6 +57,8 @@ class SourceSettings:
     """Whether rows that cannot be read have no tokens; otherwise the first one is an error."""
     max_bad: Fraction
     """Part of all rows that may be bad."""
+    images: Images | None = None
+    """Images in the texts, or those that the column holds; None: there are none."""
     most_pages: int
     """`shuffle.window_pages`."""
     most_bytes: int
@@ -83,8 +86,34 @@ def settings_of(sources: Mapping[str, Source], shuffle: Shuffle) -> dict[str, So
             keeps_tokens=source.keep is not None,
             masks_bad_rows=masks_bad_rows(source),
             max_bad=max_bad_of(source),
+            images=source.images,
             most_pages=shuffle.window_pages,
             most_bytes=most_bytes,
         )
         for name, source in sources.items()
+    }
+
+
+IMAGE_BYTES = "image bytes"
+"""The word of a catalog for what makes tokens of a column of images; no recipe can write it."""
+
+
+def name_of_images(name: str) -> str:
+    """The name in a catalog of the column of images of a source; no source of a recipe has such a name."""
+    return f".{name}.images"
+
+
+def settings_of_images(settings: Mapping[str, SourceSettings]) -> dict[str, SourceSettings]:
+    """The columns of images of these sources as sources of their own, whose documents are the bytes of a row."""
+    return {
+        name_of_images(name): replace(
+            source,
+            column=source.images.column,
+            tokenizer=IMAGE_BYTES,
+            begin_id=None,
+            end_id=None,
+            keeps_tokens=False,
+        )
+        for name, source in settings.items()
+        if source.images is not None and source.tokenizer != IMAGE_BYTES
     }

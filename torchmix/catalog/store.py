@@ -21,18 +21,13 @@ from numpy.typing import NDArray
 from torchmix.catalog.array_files import Content, open_arrays
 from torchmix.catalog.bad_rows import check_bad_rows
 from torchmix.catalog.items import from_named_arrays
-from torchmix.catalog.manifest import (
-    CATALOG_VERSION,
-    FileEntry,
-    IdRange,
-    Manifest,
-    SourceEntry,
-    read_manifest,
-)
+from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, IdRange, Manifest, SourceEntry, read_manifest
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.settings import MapEntry, SourceSettings
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
+from torchmix.recipe.source.image_structs import Images
+from torchmix.recipe.source.images import order_of_images
 
 ARRAYS_FOLDER = "arrays"
 ROWS_OF_VIEW = "rows"
@@ -57,6 +52,8 @@ class SourceCatalog:
     """Token after the ids of each text, in the recipe's words."""
     map: MapEntry | None
     """The function that rows went through; None where they are used as they are."""
+    images: Images | None
+    """Images in the texts, or those that the column holds; None: there are none."""
     transform_id: str
     """Version of the transform from rows to tokens that the lengths were measured with."""
     files: tuple[FileEntry, ...]
@@ -247,6 +244,7 @@ def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, fol
         ("begin_id", entry.begin_id, settings.begin_id),
         ("end_id", entry.end_id, settings.end_id),
         ("map", entry.map and entry.map.function, settings.map and settings.map.function),
+        ("images", order_of_images(entry.images), order_of_images(settings.images)),
         ("a shuffle window in pages", entry.window_pages, window_pages),
     ):
         if indexed != wanted:
@@ -299,6 +297,7 @@ def open_source(
         begin_id=entry.begin_id,
         end_id=entry.end_id,
         map=entry.map,
+        images=entry.images,
         transform_id=entry.transform_id,
         files=entry.files,
         schemas=entry.schemas,

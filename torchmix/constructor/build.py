@@ -121,6 +121,7 @@ def build(
     length: int,
     packing: Packing,
     reset_ids: Int64Array | None = None,
+    unlabelled: Int64Array | None = None,
     memory: StepMemory | None = None,
     masked: Collection[str] = (),
 ) -> StepArrays:
@@ -135,6 +136,8 @@ def build(
         packing: The recipe's packing; `method` and `align_tokens` decide where pieces lie, the other fields decide
             what resets at documents.
         reset_ids: [S] id that ends a document inside a row, by number of source, or NO_RESET; None: no source has one.
+        unlabelled: Places of the N tokens that have no label, because the next token stands for an image; None: all
+            have one.
         memory: Lends memory to the sequence fields; fresh memory if None.
         masked: Names of sources whose unreadable pieces become blank: ids of 0, without loss. A piece is unreadable
             if one of its values is no token id; the reader marks the pieces that it could not read in this way.
@@ -154,6 +157,8 @@ def build(
     num_masked_tokens = int((pieces.tokens - pieces.ends_document)[bad].sum())
     if masks_resets(packing):
         num_masked_tokens += _mask(sequence["labels"], resets)
+    if unlabelled is not None:
+        num_masked_tokens += _mask(sequence["labels"], unlabelled)
     spans = _spans(pieces, parts, length, packing)
     _pad(spans, **sequence)
     boundaries = _boundaries(pieces, parts, length, packing)

@@ -8,7 +8,8 @@ column.py      an Arrow array -> documents
 found_column.py  what a look at a file finds
 good_rows.py   the same where some rows cannot be read
 
-Then a folder each: parquet/, megatron/, jsonl/, arrow/; and kept_ids/, which index runs write.
+Then a folder each: parquet/, megatron/, jsonl/, arrow/, webdataset/; kept_ids/, which index runs write; and images/, of
+texts with images in any of them.
 
 table.py       which format reads which files
 """

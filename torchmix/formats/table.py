@@ -17,12 +17,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from torchmix.catalog.settings import MapEntry, SourceSettings
+from torchmix.catalog.settings import IMAGE_BYTES, MapEntry, SourceSettings
 from torchmix.errors import CatalogStale, SourceUnreadable
 from torchmix.formats.arrow.look import look as look_at_arrow
 from torchmix.formats.arrow.source import ArrowSource
 from torchmix.formats.column import Kind
 from torchmix.formats.found_column import FoundColumn
+from torchmix.formats.images.column import ImageColumn
+from torchmix.formats.images.tables import ImageTables
+from torchmix.formats.images.text import ImageTexts
 from torchmix.formats.jsonl.look import look as look_at_lines
 from torchmix.formats.jsonl.source import JsonLinesSource
 from torchmix.formats.kept_ids.source import FORMAT as KEPT_IDS
@@ -34,9 +37,15 @@ from torchmix.formats.megatron.source import IndexedSource, dtype_of_schema
 from torchmix.formats.parquet.look import look as look_at_parquet
 from torchmix.formats.parquet.source import ParquetSource
 from torchmix.formats.source import FormatSource
+from torchmix.formats.webdataset.look import look as look_at_shard
+from torchmix.formats.webdataset.source import WebDatasetSource
 from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
+from torchmix.recipe.source.image_structs import Images
 from torchmix.storage.find_files import find_files
+from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.images.open_rule import placeholders_of, rule_of
+from torchmix.transform.images.raw_bytes import RawBytes
 from torchmix.transform.maps.map_encoder import MapEncoder
 from torchmix.transform.maps.row_map import RowMap
 from torchmix.transform.open_tokenizer import Tokenizers
@@ -76,6 +85,7 @@ READ_AS: dict[str, FormatRow] = {
     "jsonl": FormatRow(make_source=JsonLinesSource, look=look_at_lines),
     "arrow": FormatRow(make_source=ArrowSource, look=look_at_arrow),
     KEPT_IDS: FormatRow(make_source=KeptIdsSource, look=look_at_nothing, type_in_file=dtype_of_schema),
+    "webdataset": FormatRow(make_source=WebDatasetSource, look=look_at_shard),
 }
 """By the keys of the recipe's `FORMATS`, and one that only an index run writes."""
 
@@ -86,7 +96,6 @@ NOT_READ = {
     ".md": "text",
     ".npy": "NumPy",
     ".mds": "MDS",
-    ".tar": "tar",
     ".zip": "zip",
     ".orc": "ORC",
     ".avro": "Avro",
@@ -122,6 +131,10 @@ class Reading(Protocol):
     def map(self) -> MapEntry | None:
         """The function that rows go through."""
 
+    @property
+    def images(self) -> Images | None:
+        """Images in its texts, or those that the column holds."""
+
 
 def find_source_files(name: str, settings: SourceSettings, directory: Path) -> list[str]:
     """Find the data files of a source; `directory` is the recipe's.
@@ -136,7 +149,12 @@ def find_source_files(name: str, settings: SourceSettings, directory: Path) -> l
 
 
 def choose_source(
-    name: str, reading: Reading, paths: Iterable[str], tokenizers: Tokenizers, row_map: RowMap | None = None
+    name: str,
+    reading: Reading,
+    paths: Iterable[str],
+    tokenizers: Tokenizers,
+    row_map: RowMap | None = None,
+    tables: ImageTables | None = None,
 ) -> FormatSource:
     """Choose how a source is read.
 
@@ -146,6 +164,7 @@ def choose_source(
         paths: Its files.
         tokenizers: Opens its tokenizer, if it has one.
         row_map: The function that its rows go through, if it has one; the caller has it from a recipe.
+        tables: The images of its files, where they are to be scanned.
 
     Raises:
         SourceUnreadable: A file is of a format that is not read, or the tokenizer cannot be.
@@ -157,6 +176,8 @@ def choose_source(
             _refuse_other_names(name, path)
     if not FORMATS[reading.format].has_columns:
         return row.make_source(name=name)
+    if reading.images is not None:
+        return _source_with_images(name, reading, reading.images, tokenizers, tables)
     kind: Kind = "tokens" if reading.tokenizer is None else "text"
     tokenizer: Tokenizer | None = None
     if reading.tokenizer is not None:
@@ -171,6 +192,35 @@ def choose_source(
         kind = reading.map.takes
         encoder = MapEncoder(map=row_map, column=str(reading.column), takes=kind, tokenizer=tokenizer)
     return row.make_source(name=name, column=reading.column, kind=kind, tokenizer=tokenizer or BYTES, map=encoder)
+
+
+def _source_with_images(
+    name: str, reading: Reading, images: Images, tokenizers: Tokenizers, tables: ImageTables | None
+) -> FormatSource:
+    make, rule = _row(name, reading.format).make_source, rule_of(images, f"sources.{name}.images")
+    if reading.tokenizer == IMAGE_BYTES:
+        owner = name.removeprefix(".").removesuffix(".images")
+        folder = None if images.folder is None else place_of(tokenizers.directory, images.folder)
+
+        def make_column(column: str, raw: RawBytes) -> FormatSource:
+            return make(name=owner, column=column, kind="text", tokenizer=raw)
+
+        return ImageColumn(name=name, images=images, folder=folder, rule=rule, make=make_column)
+    assert reading.tokenizer is not None, "a recipe with images has texts"
+    placeholders = placeholders_of(
+        name,
+        images,
+        tokenizers,
+        tokenizer=reading.tokenizer,
+        begin_id=reading.begin_id,
+        end_id=reading.end_id,
+    )
+
+    def make_texts(tokenizer: Tokenizer) -> FormatSource:
+        return make(name=name, column=reading.column, kind="text", tokenizer=tokenizer)
+
+    of_files = None if tables is None else tables.of_source(name)
+    return ImageTexts(name=name, placeholders=placeholders, rule=rule, make=make_texts, tables=of_files)
 
 
 def files_beside(format: str, path: str) -> tuple[str, ...]:

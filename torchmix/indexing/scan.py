@@ -22,7 +22,7 @@ from torchmix.catalog.manifest import Manifest, SourceEntry, read_manifest
 from torchmix.catalog.parts import FilePart, remove_parts
 from torchmix.catalog.properties.files import remove_tables
 from torchmix.catalog.publish import SharedFile, publish, remove_leftovers, with_settings, write_source
-from torchmix.catalog.settings import SourceSettings, settings_of
+from torchmix.catalog.settings import SourceSettings, settings_of, settings_of_images
 from torchmix.catalog.store import (
     Catalog,
     SourceCatalog,
@@ -31,6 +31,7 @@ from torchmix.catalog.store import (
     open_manifest,
 )
 from torchmix.errors import CatalogError, CatalogMissing
+from torchmix.formats.images.tables import ImageTables
 from torchmix.indexing.file_changes import FileChange
 from torchmix.indexing.log_lines import log_costly_files
 from torchmix.indexing.part_checks import check_parts
@@ -200,13 +201,17 @@ def _index(
     keep_tokens: bool = False,
 ) -> IndexReport:
     """`update_catalog`, under the lock."""
+    tables: ImageTables | None = None
+    if images := settings_of_images(settings):
+        report = _index(folder, images, base, progress=progress, force=force, any_rows=True)
+        tables = ImageTables(report.catalog, base)
     old = _published(folder)
     manifest: Manifest | None = None
     try:
         _clean(folder)
         if force:
             remove_parts(folder, frozenset(settings))
-        work = compare(folder, settings, base, {} if force or old is None else old.sources)
+        work = compare(folder, settings, base, {} if force or old is None else old.sources, tables)
         files = files_to_scan(folder, work, ids_only=not any_rows, keep_tokens=keep_tokens)
         scanned = scan_files([one.task for one in files], base, progress)
         parts = _parts_of_sources(work, files, scanned)

@@ -17,6 +17,7 @@ from torchmix.catalog.manifest import SourceEntry
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.store import ARRAYS_FOLDER, SourceCatalog, open_source
 from torchmix.errors import CatalogError
+from torchmix.formats.images.tables import ImageTables
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source, find_source_files
 from torchmix.indexing.file_changes import FileChange, WantedFile, match_files
@@ -44,9 +45,13 @@ class SourceWork:
 
 
 def compare(
-    folder: Path, settings: Mapping[str, SourceSettings], base: Path, before: Mapping[str, SourceEntry]
+    folder: Path,
+    settings: Mapping[str, SourceSettings],
+    base: Path,
+    before: Mapping[str, SourceEntry],
+    tables: ImageTables | None = None,
 ) -> tuple[SourceWork, ...]:
-    """Compare sources with the entries that a catalog at `folder` has of them.
+    """Compare sources with the entries that a catalog at `folder` has of them; `tables` are of their images.
 
     Raises:
         SourceUnreadable: A file or column is missing, or of a wrong type or format.
@@ -58,7 +63,9 @@ def compare(
         name: entry.function for name, entry in ((name, settings[name].map) for name in names) if entry is not None
     }
     maps = open_maps(words, base)
-    sources = {name: choose_source(name, settings[name], paths[name], tokenizers, maps.get(name)) for name in names}
+    sources = {
+        name: choose_source(name, settings[name], paths[name], tokenizers, maps.get(name), tables) for name in names
+    }
     found = iter(fingerprint_files([(sources[name], path) for name in names for path in paths[name]], base))
     work: list[SourceWork] = []
     for name in names:

@@ -19,9 +19,11 @@ from torchmix.planner.cost import EncoderCost, encoder_cost
 from torchmix.planner.items import Items
 from torchmix.planner.methods.bins import lpt_within, sums_of_bins
 from torchmix.planner.methods.lpt import lpt
+from torchmix.planner.methods.near_home import lpt_near_home
 from torchmix.planner.plan import ItemPlan
 from torchmix.recipe.balance.structs import Module
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.shares import parse_fraction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +59,13 @@ class ItemPlacer:
         cost = self.cost.of_items(items.size)
         hashed = np.arange(len(items)) % num_consumers
         plain = _sum_of_slowest(cost, hashed, bin_of_item, num_consumers, num_bins)
-        consumer = hashed if module.method == "none" else self._shared_out(items, cost, bin_of_item, num_consumers)
+        consumer = (
+            hashed
+            if module.method == "none"
+            else self._shared_out(
+                items, cost, bin_of_item, num_consumers, samples.dp_rank_of_sample[items.sample], layout.dp
+            )
+        )
         placed = _sum_of_slowest(cost, consumer, bin_of_item, num_consumers, num_bins)
         took_hash_order = placed > plain and self._fits(items, hashed, bin_of_item, num_consumers, num_bins)
         if took_hash_order:
@@ -84,12 +92,24 @@ class ItemPlacer:
             ),
         )
 
-    def _shared_out(self, items: Items, cost: Int64Array, bin_of_item: Int64Array, num_consumers: int) -> Int64Array:
-        """Consumer of each item: each bin is shared out by itself."""
+    def _shared_out(
+        self,
+        items: Items,
+        cost: Int64Array,
+        bin_of_item: Int64Array,
+        num_consumers: int,
+        home: Int64Array,
+        num_homes: int,
+    ) -> Int64Array:
+        """Consumer of each item: each bin is shared out by itself; homes are the replicas that have the text."""
         consumer = np.zeros(len(items), np.int64)
         for number in np.unique(bin_of_item).tolist():
             mine = np.flatnonzero(bin_of_item == number)
-            consumer[mine] = lpt(cost[mine], num_consumers)
+            if self.module.near_text is None:
+                consumer[mine] = lpt(cost[mine], num_consumers)
+            else:
+                part = float(parse_fraction(self.module.near_text, f"modules.{self.name}.near_text"))
+                consumer[mine] = lpt_near_home(cost[mine], home[mine], num_consumers, num_homes, part=part)
             if self.module.cap is None:
                 continue
             cap, memory = self._cap, self.cost.bytes_of_items(items.size[mine])

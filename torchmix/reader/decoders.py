@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale
+from torchmix.formats.images.text import with_images
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
 from torchmix.transform.maps.row_map import open_maps
@@ -53,5 +54,5 @@ def decoders_of(
                 f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "
                 f"{source.transform_id!r}, {of} has {decoder.transform_id!r}; {first}run torchmix index"
             )
-        decoders.append(decoder)
+        decoders.append(with_images(decoder, source.sizes.items))
     return decoders

@@ -11,11 +11,44 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
+from torchmix.catalog.items import ItemTable
 from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.transform.images.make import ImageTransform
+
+
+class StepImages(Protocol):
+    """What the making of steps asks of images; as `ImageReader`."""
+
+    @property
+    def patch_values(self) -> int:
+        """Values of a patch, of any source."""
+        ...
+
+    def table(self, source: str) -> ItemTable:
+        """The images of a source, as its texts have them."""
+        ...
+
+    def transform(self, source: str) -> ImageTransform:
+        """What a source makes of its images."""
+        ...
+
+    def read(self, source: str, images: Int64Array) -> list[memoryview]:
+        """The bytes of some images of a source."""
+        ...
+
+    def close(self) -> None:
+        """Give back all that it holds."""
+        ...
 
 
 class StepReader(Protocol):
     """A `Reader` of files, or another that knows the same documents; errors and arguments as those of `Reader`."""
+
+    @property
+    def images(self) -> StepImages | None:
+        """Reads images of its sources; None where they have none."""
+        ...
 
     def read(
         self,

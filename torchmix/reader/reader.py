@@ -41,6 +41,8 @@ from torchmix.reader.pieces.locate import Locator
 from torchmix.reader.pieces.open_documents import OpenDocuments
 from torchmix.reader.pieces.page_runs import PageRuns, mapped_runs
 from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch, Tokens
+from torchmix.reader.pieces.unlabelled import unlabelled_places
+from torchmix.reader.protocol import StepImages
 from torchmix.reader.rows.row_encoding import RowEncoding
 from torchmix.reader.source_pages import SourcePages
 
@@ -62,6 +64,7 @@ class Reader:
         masked: Collection[str] = (),
         seed: int = 0,
         maps: Mapping[str, str] | None = None,
+        images: StepImages | None = None,
     ) -> None:
         """Nothing is opened yet.
 
@@ -74,6 +77,7 @@ class Reader:
             masked: Names of sources whose pages may be damaged: each token of such a page is given as `NO_ID`.
             seed: The recipe's, for maps of rows that are random.
             maps: The words of the map of each source that has one, by name, as the recipe has them.
+            images: Reads images of these sources; closed with this reader.
 
         Raises:
             CatalogStale: The catalog holds lengths of another transform, for example of another tokenizer.
@@ -98,6 +102,12 @@ class Reader:
         self._ids = None if ids is None else IdCheck([source.catalog for source in self._sources], ids)
         self._scratch = Scratch()
         self._open = OpenDocuments()
+        self.images = images
+        self._images_of_source = {
+            number: source.catalog.sizes.items["image"]
+            for number, source in enumerate(self._sources)
+            if source.catalog.images is not None and source.row_encoder is not None
+        }
         self._closed = False
         self._bytes_served = self._bytes_mapped = self._cache_hits = self._cache_misses = 0
 
@@ -180,7 +190,11 @@ class Reader:
             self._ids.check(at, places[at.order], pieces.out, behind)
         successors = np.empty(len(at.order), np.int64)
         successors[at.order] = behind
-        return Tokens(values=pieces.out, successors=successors, others=self._encoding.others)
+        unlabelled: Int64Array | None = None
+        if self._images_of_source:
+            unlabelled = unlabelled_places(self._images_of_source, source, rows, starts, tokens, places)
+        others = self._encoding.others
+        return Tokens(values=pieces.out, successors=successors, others=others, unlabelled=unlabelled)
 
     def page(self, source: int, page: int) -> DecodedPage:
         """A whole page, not copied; of rows that are encoded, encoded each time.
@@ -293,6 +307,8 @@ class Reader:
     def close(self) -> None:
         """Close all files and drop all pages; may be called again."""
         self._closed = True
+        if self.images is not None:
+            self.images.close()
         self._store.close()
         self._descriptors.close_all()
         self._open.clear()

@@ -16,6 +16,7 @@ from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.parts import with_all_sources
 from torchmix.recipe.ramp import most_samples
 from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.source.images import check_packing_of_images
 from torchmix.recipe.source.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
 from torchmix.recipe.source_checks import check_range, check_selection, check_source
 from torchmix.recipe.structs import MAX_BATCH_TOKENS, Batch, Packing, Recipe, Shuffle
@@ -35,6 +36,7 @@ def check_values(recipe: Recipe) -> None:
     for name, selection in recipe.selections.items():
         check_selection(name, selection, recipe.sources, f"sources.{name}")
     _check_resets(recipe)
+    check_packing_of_images(recipe.packing, any(source.images is not None for source in recipe.sources.values()))
     parse_shares(recipe)
     if recipe.split is not None:
         _check_split(recipe)

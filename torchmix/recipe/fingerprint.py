@@ -19,6 +19,7 @@ from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.source.documents import fractions_of
 from torchmix.recipe.source.format import format_of
+from torchmix.recipe.source.images import order_of_images
 from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
 from torchmix.recipe.streams import row_sets_of
 from torchmix.recipe.structs import Recipe, Shuffle, Source
@@ -138,7 +139,8 @@ def _source(source: Source) -> list[Any]:
     kind = None if source.tokenizer is None else tokenizer_kind(source.tokenizer)
     bounds = [str(bound) for bound in fractions_of(source)]
     mapped = [] if source.map is None else [source.map]
-    return [source.text, source.tokens, kind, format_of(source), bounds, *mapped]
+    images = [] if source.images is None else [order_of_images(source.images)]
+    return [source.text, source.tokens, kind, format_of(source), bounds, *mapped, *images]
 
 
 def _shuffle(shuffle: Shuffle) -> list[int | str]:

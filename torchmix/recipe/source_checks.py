@@ -14,6 +14,7 @@ from torchmix.recipe.build import nearest
 from torchmix.recipe.shares import parse_fraction
 from torchmix.recipe.source.bad_rows import masks_bad_rows
 from torchmix.recipe.source.format import FORMATS, format_of, paths_of
+from torchmix.recipe.source.images import check_images
 from torchmix.recipe.source.properties import check_properties
 from torchmix.recipe.source.row_map import check_map
 from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
@@ -59,6 +60,7 @@ def check_source(name: str, source: Source, where: str) -> None:
     if source.max_epochs is not None:
         check_range(source.max_epochs, f"{where}.max_epochs", 1)
     _check_bad_rows(source, where)
+    check_images(source, where)
     check_properties(source, where)
 
 

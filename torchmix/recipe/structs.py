@@ -17,6 +17,7 @@ import msgspec
 from torchmix.recipe.balance.structs import Balance as Balance
 from torchmix.recipe.balance.structs import Model as Model
 from torchmix.recipe.balance.structs import Module
+from torchmix.recipe.source.image_structs import Images
 
 RECIPE_VERSION = 1
 MAX_BATCH_TOKENS = 2**30
@@ -85,6 +86,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keep: Literal["tokens"] | None = None
     """`tokens`: an index run keeps the ids that it makes of each row, so that reading makes none. None: it keeps their
     number alone."""
+    images: Images | None = None
+    """Images in the texts; None: there are none."""
     reset_id: int | None = None
     """An id that ends a document inside a row, for example an EOD between joined texts. `boundaries`, `positions` and
     `reset_loss` apply after each such token. It alters no sample. None: no id ends a document."""

@@ -7,6 +7,7 @@ header.py         what travels with a step's tensors
 bad_tokens.py     how many tokens a run may read in vain
 stop_signal.py    a flag that ends the making of steps
 windows_ahead.py  the next window of each source, decoded while the present one is consumed
+step_images.py    images of items: read, decoded and cut into patches
 module_items.py   what the ranks of a replica compute of modules: read, and routed
 replica_steps.py  the steps of one replica: planned, read and built
 local_steps.py    the same, with a reader of this process

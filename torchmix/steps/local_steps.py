@@ -14,6 +14,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import id_limit
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
+from torchmix.reader.images import open_images
 from torchmix.reader.reader import Reader
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.row_map import maps_of
@@ -48,6 +49,7 @@ def local_steps(
         masked=masked_sources(part.sources),
         seed=part.seed,
         maps=maps_of(part.sources),
+        images=open_images(catalog, Path(settings.base)),
     )
     try:
         yield from replica_steps(

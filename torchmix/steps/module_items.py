@@ -19,6 +19,8 @@ from torchmix.parallel.modules.rank_places import RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.parts import Part
+from torchmix.recipe.source.bad_rows import masked_sources
+from torchmix.steps.step_images import images_of_items
 
 
 def arrays_of_modules(
@@ -37,7 +39,12 @@ def arrays_of_modules(
     for name, module in plan.item_modules.items():
         align_tokens = slice_align(part.packing)
         routes = route_table(plan, module, places, replica, length=part.batch.length, align_tokens=align_tokens)
-        values = _documents(plan, module, replica, reader) if part.modules[name].items == "document" else {}
+        if part.modules[name].items == "document":
+            values = _documents(plan, module, replica, reader)
+        else:
+            assert reader.images is not None, "a source has images"
+            mine = items_of_replica(module, plan.layout, replica)
+            values = images_of_items(plan, module, mine, reader.images, masked=masked_sources(part.sources))
         of_module = arrays_of_module(plan, module, routes, places, replica, values=values)
         arrays |= {f"{name}.{key}": array for key, array in of_module.items()}
     return arrays

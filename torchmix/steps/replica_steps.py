@@ -149,6 +149,7 @@ def read_and_build(
         pieces,
         tokens.values,
         tokens.successors,
+        unlabelled=tokens.unlabelled,
         length=batch.length,
         packing=settings.part.packing,
         reset_ids=_reset_ids(settings.part, plan.sources),

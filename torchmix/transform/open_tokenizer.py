@@ -30,7 +30,7 @@ class Tokenizers:
             directory: The recipe's folder, which paths are relative to.
             for_bytes: What the word `bytes` means: one that gives the same lengths.
         """
-        self._directory = directory
+        self.directory = directory
         self._for_bytes = for_bytes
         self._encoders: dict[str, Encoder] = {}
         self._opened: dict[tuple[str, int | str | None, int | str | None], Tokenizer] = {}
@@ -55,22 +55,38 @@ class Tokenizers:
         return self._opened[key]
 
     def _open(self, where: str, tokenizer: str, begin_id: int | str | None, end_id: int | str | None) -> Tokenizer:
-        kind = tokenizer_kind(tokenizer)
-        if kind == "bytes":
+        if tokenizer_kind(tokenizer) == "bytes":
             return self._for_bytes
-        if tokenizer not in self._encoders:
-            place = f"{where}.tokenizer"
-            self._encoders[tokenizer] = (
-                TiktokenEncoder(tokenizer.removeprefix(TIKTOKEN), place)
-                if kind == "tiktoken"
-                else HuggingFaceEncoder(self._directory / tokenizer, place)
-            )
-        encoder = self._encoders[tokenizer]
+        encoder = self._encoder(where, tokenizer)
         return VocabularyTokenizer(
             encoder,
             begin_id=_id(encoder, begin_id, f"{where}.begin_id"),
             end_id=_id(encoder, end_id, f"{where}.end_id"),
         )
+
+    def token_id(self, source: str, tokenizer: str, token: int | str | None, where: str) -> int | None:
+        """The id that a recipe names at `where`; None for None.
+
+        Raises:
+            RecipeError, SourceUnreadable: As `open`.
+        """
+        if token is None or isinstance(token, int):
+            return token
+        return _id(self._encoder(f"sources.{source}", tokenizer), token, where)
+
+    def has_id(self, source: str, tokenizer: str, token: int) -> bool:
+        """Whether an id is of a vocabulary; errors as `open`."""
+        return self._encoder(f"sources.{source}", tokenizer).has_id(token)
+
+    def _encoder(self, where: str, tokenizer: str) -> Encoder:
+        if tokenizer not in self._encoders:
+            place = f"{where}.tokenizer"
+            self._encoders[tokenizer] = (
+                TiktokenEncoder(tokenizer.removeprefix(TIKTOKEN), place)
+                if tokenizer_kind(tokenizer) == "tiktoken"
+                else HuggingFaceEncoder(self.directory / tokenizer, place)
+            )
+        return self._encoders[tokenizer]
 
 
 def _id(encoder: Encoder, token: int | str | None, where: str) -> int | None:

@@ -33,8 +33,14 @@ class ModuleBatch:
 
     @cached_property
     def cu_seqlens(self) -> torch.Tensor:
-        """int32 [n + 1], 0 and cumulative units: the segments within which units attend to each other."""
-        return _cumulative(self.units)
+        """int32, 0 and cumulative units: the segments within which units attend to each other.
+
+        A segment is an item, [n + 1]; of images it is a tile, or a frame, of which `grid_thw` counts several.
+        """
+        grid = self.arrays.get("grid_thw")
+        if grid is None:
+            return _cumulative(self.units)
+        return _cumulative((grid[:, 1] * grid[:, 2]).repeat_interleave(grid[:, 0]))
 
     @cached_property
     def cu_rows(self) -> torch.Tensor:
@@ -43,8 +49,8 @@ class ModuleBatch:
 
     @cached_property
     def max_seqlen(self) -> int:
-        """Units of the largest item; 0 without items."""
-        return int(self.units.max()) if len(self.units) else 0
+        """Units of the largest segment; 0 without items."""
+        return int(self.cu_seqlens.diff().max()) if len(self.units) else 0
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> ModuleBatch:
         """The same on another device; routes stay on the CPU. Batches of a whole step are moved once."""

@@ -1,4 +1,4 @@
 """Ways to share items out among bins.
 
-Files in reading order: bins.py, lpt.py.
+Files in reading order: bins.py, lpt.py, near_home.py.
 """

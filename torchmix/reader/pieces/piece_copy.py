@@ -61,6 +61,8 @@ class Tokens:
     """[n] the token that follows each piece in its document; 0 where the document ends with it."""
     others: tuple[OtherRows, ...] = ()
     """What maps gave beside the ids."""
+    unlabelled: Int64Array | None = None
+    """Places whose next token stands for an image, which no model is trained to predict; None: there are none."""
 
 
 class PieceCopy:

@@ -13,6 +13,7 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.balance.structs import EncoderModel, Module
 from torchmix.recipe.build import nearest
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.shares import parse_fraction
 
 BACKBONE = "backbone"
 """The module that computes every token of a sample; every recipe has it."""
@@ -46,6 +47,13 @@ def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> No
         if ":" not in module.method and module.method not in ITEM_METHODS:
             message = f"{module.method!r} is not one of {', '.join(ITEM_METHODS)}{nearest(module.method, ITEM_METHODS)}"
             raise RecipeError(message, f"{where}.method")
+        if module.near_text is not None:
+            if module.method != "lpt":
+                raise RecipeError(
+                    f"is of the method lpt, and this one is {module.method}; remove it", f"{where}.near_text"
+                )
+            if not 0 <= parse_fraction(module.near_text, f"{where}.near_text") <= 10:
+                raise RecipeError(f"{module.near_text} is out of range; as 5%, up to 1000%", f"{where}.near_text")
         if module.cap is not None:
             if module.model is None:
                 raise RecipeError("needs the module's model, from which the bytes of an item follow", f"{where}.cap")

@@ -83,5 +83,8 @@ class Module(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether all items of a step are computed together, or those of each microbatch of the backbone."""
     cap: str | int | None = None
     """Most bytes of activations of one consumer at a time, text such as 4GiB or a number; needs `model`."""
+    near_text: str | None = None
+    """With `lpt`, how much costlier the costliest consumer may be so that items are computed in the replica that trains
+    on their text: a percentage. None: where items go does not depend on their text."""
     model: EncoderModel | None = None
     """Dimensions for the cost of an item; None: the cost is the size."""

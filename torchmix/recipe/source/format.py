@@ -34,6 +34,7 @@ FORMATS: dict[str, FormatNames] = {
         suffixes=tuple(f"{lines}{codec}" for lines in (".jsonl", ".ndjson", ".json") for codec in ("", ".gz", ".zst")),
     ),
     "arrow": FormatNames(title="Arrow", suffixes=(".arrow", ".feather", ".ipc")),
+    "webdataset": FormatNames(title="WebDataset", suffixes=(".tar",)),
 }
 """By the word that a recipe and the catalog use."""
 DEFAULT_FORMAT = "parquet"

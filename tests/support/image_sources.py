@@ -1,0 +1,90 @@
+"""Sources with images in every container, and what they hold, kept apart from torchmix."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from tests.support.synthetic_images import exif_block, random_pixels
+from tests.support.tar_shards import write_shard
+
+TOKEN = 300
+CONTAINERS = ("parquet", "struct", "webdataset", "jsonl")
+RULES: dict[str, dict[str, Any]] = {
+    "dynamic": {"patch": 4, "merge": 2, "min_pixels": 64, "max_pixels": 1024},
+    "tiles": {"patch": 4, "merge": 2, "tiles": {"size": 16, "min": 1, "max": 4}},
+    "anyres": {"patch": 4, "anyres": {"size": 16, "canvases": ["16x32", "32x16", "32x32"]}},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRow:
+    """A row: its text, and the bytes of its image or None."""
+
+    text: str | None
+    image: bytes | None
+
+
+def make_rows(seed: int, count: int, *, most_side: int = 90) -> list[ImageRow]:
+    """Rows with one image or none; texts with a marker, and without."""
+    rng = np.random.default_rng(seed)
+    rows: list[ImageRow] = []
+    for number in range(count):
+        words = "".join(rng.choice(list("abcdefg "), int(rng.integers(0, 30))))
+        if rng.random() < 0.2:
+            rows.append(ImageRow(text=words, image=None))
+            continue
+        width, height = (int(side) for side in rng.integers(5, most_side, 2))
+        file = io.BytesIO()
+        kind = ("JPEG", "PNG", "WEBP")[number % 3]
+        options = {"exif": exif_block(int(rng.integers(1, 9)))} if rng.random() < 0.5 else {}
+        Image.fromarray(random_pixels(rng, width, height)).save(file, kind, **options)
+        place = int(rng.integers(0, len(words) + 1))
+        text = words if rng.random() < 0.3 else f"{words[:place]}<image>{words[place:]}"
+        rows.append(ImageRow(text=text, image=file.getvalue()))
+    return rows
+
+
+def write_source(folder: Path, name: str, container: str, files: list[list[ImageRow]], rule: str) -> dict[str, Any]:
+    """Write a source; returns what a recipe says of it. A shard of WebDataset has rows with images alone."""
+    images: dict[str, Any] = {"column": "image", "token": TOKEN, **RULES[rule]}
+    source: dict[str, Any] = {"tokenizer": "bytes", "text": "text", "images": images}
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    for number, rows in enumerate(files):
+        path = folder / name / f"{number}.x"
+        if container in ("parquet", "struct"):
+            values: list[Any] = [row.image for row in rows]
+            if container == "struct":
+                values = [None if value is None else {"bytes": value, "path": "x.jpg"} for value in values]
+                images["column"] = "picture"
+            table = pa.table({"text": [row.text for row in rows], images["column"]: values})
+            pq.write_table(table, path.with_suffix(".parquet"), data_page_size=4096, row_group_size=16)
+            source["path"] = f"{name}/*.parquet"
+        elif container == "webdataset":
+            samples = [
+                (f"d/{i}", {"txt": (row.text or "").encode(), "jpg": row.image or b""}) for i, row in enumerate(rows)
+            ]
+            write_shard(path.with_suffix(".tar"), samples)
+            source |= {"path": f"{name}/*.tar", "text": "txt"}
+            images["column"] = "png|jpg"
+        else:
+            lines = []
+            for i, row in enumerate(rows):
+                held = None if row.image is None else f"{number}/{i}.bin"
+                if row.image is not None:
+                    place = folder / name / "files" / str(held)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.write_bytes(row.image)
+                lines.append(json.dumps({"text": row.text, "image": held}))
+            path.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
+            source["path"] = f"{name}/*.jsonl"
+            images["folder"] = f"{name}/files"
+    return source

@@ -1,0 +1,7 @@
+"""Sources with images in their texts. Files in reading order:
+
+headers.py  images of a file, as their column is scanned
+column.py   the column of images, as a source of its own
+text.py     the texts, with places for the images
+tables.py   the images of each file, from the catalog
+"""

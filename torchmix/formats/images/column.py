@@ -1,0 +1,107 @@
+"""The column of images of a source, as a source of its own: a document is the bytes of a row's image.
+
+In: the format's own source of that column. Out: `FileScan` with the sizes of all images as items, and later the bytes
+of any row. Must hold: rows are those of the texts. Cost: a scan reads the column and the headers in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from torchmix.catalog.bad_rows import BadRows
+from torchmix.errors import SourceUnreadable
+from torchmix.formats.images.headers import IMAGE, HeaderScan
+from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
+from torchmix.recipe.source.image_structs import Images
+from torchmix.storage.random_access import RandomAccessFile
+from torchmix.transform.images.raw_bytes import RawBytes
+from torchmix.transform.images.rule import SizeRule
+from torchmix.transform.row_encoder import RowEncoder
+
+MakeSource = Callable[[str, RawBytes], FormatSource]
+"""Column and transform -> the format's own source."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageColumn:
+    """Implements `source.FormatSource`; its tokens are bytes."""
+
+    name: str
+    images: Images
+    folder: str | None
+    """What paths in the column are relative to; None: it holds images."""
+    rule: SizeRule
+    make: MakeSource
+
+    @property
+    def format(self) -> str:
+        """See `FormatSource.format`."""
+        return self._inner().format
+
+    @property
+    def transform_id(self) -> str:
+        """See `FormatSource.transform_id`."""
+        return f"images-1:{self.images.most_pixels}:{'' if self.folder is None else 'paths'}:{self.rule.rule_id}"
+
+    @property
+    def vocab_size(self) -> int | None:
+        """See `FormatSource.vocab_size`."""
+        return None
+
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """See `FormatSource.row_encoder`; bytes are what is wanted."""
+        return None
+
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
+        """See `FormatSource.fingerprint`."""
+        return self._inner().fingerprint(file, path)
+
+    def check(self, path: str | Path, bad: BadRows | None = None) -> None:
+        """See `FormatSource.check`."""
+        self._inner(self._column(path)).check(path, bad)
+
+    def scan(
+        self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
+    ) -> FileScan:
+        """See `FormatSource.scan`."""
+        headers = HeaderScan(
+            where=f"source {self.name!r}: {path}",
+            folder=self.folder,
+            rule=self.rule,
+            most_pixels=self.images.most_pixels,
+            masks_bad=bad is not None,
+        )
+        scan = self._inner(self._column(path), headers).scan(path, progress, bad)
+        if bad is not None:
+            for row, reason in sorted(headers.faults.items()):
+                bad.add(row, reason)
+        return replace(scan, items={IMAGE: headers.table(scan.num_rows)})
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """See `FormatSource.properties`."""
+        return self._inner().properties(path, columns)
+
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """See `FormatSource.decode`."""
+        return self._inner().decode(runs)
+
+    def _column(self, path: str | Path) -> str:
+        """The column; of a struct of images its field `bytes`, or `path` where the column holds paths."""
+        column = self.images.column
+        try:
+            self._inner().check(path, BadRows())
+        except SourceUnreadable as error:
+            field = f"{column}.{'bytes' if self.folder is None else 'path'}"
+            if "is a struct" not in str(error) or field not in str(error):
+                raise
+            return field
+        return column
+
+    def _inner(self, column: str | None = None, headers: HeaderScan | None = None) -> FormatSource:
+        raw = RawBytes(self.transform_id, None if headers is None else headers.see)
+        return self.make(column or self.images.column, raw)

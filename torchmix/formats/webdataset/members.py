@@ -1,0 +1,152 @@
+"""A tar file -> its members and the samples that they make, without unpacking.
+
+In: a file, as a function that reads ranges. Out: for each sample the place of each member by its suffix. Must hold: the
+key of a member is its path up to the first dot of its last component, and the rest in lower case is its suffix, as
+WebDataset has it; only consecutive members of a key are a sample; members whose last component begins with a dot are
+passed over. A member that is cut off, a header that is none and a suffix that stands twice in a sample are errors that
+name the member. Cost: a header of 512 bytes a member is read. The tar format is POSIX.1-2001's, with GNU's long names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from torchmix.errors import CorruptPage, SourceUnreadable
+
+Read = Callable[[int, int], bytes]
+BLOCK_BYTES = 512
+_NAMED = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)", re.DOTALL)
+_MOST_NAME_BYTES = 1 << 20
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """A file in the tar."""
+
+    name: str
+    offset: int
+    """First byte of its content; a header of BLOCK_BYTES lies before it."""
+    num_bytes: int
+
+
+@dataclass(kw_only=True, slots=True)
+class TarSample:
+    """Consecutive members with one key."""
+
+    key: str
+    first: Member
+    members: dict[str, Member] = field(default_factory=dict)
+    """By suffix."""
+
+
+def samples_of(read: Read, num_bytes: int, where: str) -> Iterator[TarSample]:
+    """The samples of a tar file, in order.
+
+    Raises:
+        SourceUnreadable: It is compressed, no tar, or a suffix stands twice in a sample; `where` begins the message.
+        CorruptPage: A header is damaged, or a member is cut off.
+    """
+    sample: TarSample | None = None
+    for member in members_of(read, num_bytes, where):
+        match = _NAMED.fullmatch(member.name)
+        if match is None:
+            continue
+        key, suffix = match[1], match[2].lower()
+        if sample is None or sample.key != key:
+            if sample is not None:
+                yield sample
+            sample = TarSample(key=key, first=member)
+        if suffix in sample.members:
+            raise SourceUnreadable(f"{where}: {member.name!r} stands twice in its sample; write the shard again")
+        sample.members[suffix] = member
+    if sample is not None:
+        yield sample
+
+
+def members_of(read: Read, num_bytes: int, where: str) -> Iterator[Member]:
+    """The regular files of a tar; errors as `samples_of`."""
+    place, name, size = 0, "", -1
+    last = "the first member"
+    while place < num_bytes:
+        block = read(place, BLOCK_BYTES)
+        if place == 0 and block[:2] == _GZIP:
+            raise SourceUnreadable(f"{where}: it is compressed, so that members have no offsets; unpack it to a .tar")
+        if len(block) < BLOCK_BYTES:
+            raise CorruptPage(f"{where}: it ends inside the header behind {last}; copy the shard again")
+        if not any(block):
+            return
+        held = _size(block)
+        if held is None:
+            what = "is no tar file" if place == 0 else f"has no header of a member at byte {place}, behind {last}"
+            error = SourceUnreadable if place == 0 else CorruptPage
+            raise error(f"{where}: it {what}; name a WebDataset shard, or copy it again")
+        kind = block[156:157]
+        begin = place + BLOCK_BYTES
+        if kind in (b"x", b"L", b"g"):
+            if held > _MOST_NAME_BYTES or begin + held > num_bytes:
+                raise CorruptPage(f"{where}: the name behind {last} is cut off; copy the shard again")
+            content = read(begin, held)
+            if kind == b"L":
+                name = content.rstrip(b"\0").decode("utf-8", "surrogateescape")
+            elif kind == b"x":
+                told = _pax(content)
+                name, size = told.get("path", name), int(told.get("size", size))
+        else:
+            found, num = name or _name(block), held if size < 0 else size
+            name, size = "", -1
+            if begin + num > num_bytes:
+                raise CorruptPage(
+                    f"{where}: the member {found!r} at byte {place} is cut off: {num_bytes - begin} of {num} bytes are "
+                    "there; copy the shard again"
+                )
+            last, held = repr(found), num
+            if kind in (b"0", b"\0", b"7"):
+                yield Member(name=found, offset=begin, num_bytes=num)
+        place = begin + -(-held // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def size_in_header(block: bytes | memoryview) -> int | None:
+    """Bytes of a member by its header; None if it is no header. A size in a PAX header before it is not seen."""
+    return _size(bytes(block[:BLOCK_BYTES]))
+
+
+def _size(block: bytes) -> int | None:
+    """The size in a header whose checksum is right."""
+    try:
+        checksum = int(block[148:156].strip(b" \0") or b"0", 8)
+    except ValueError:
+        return None
+    if sum(block[:148]) + sum(block[156:]) + 8 * 0x20 != checksum:
+        return None
+    field_bytes = block[124:136]
+    if field_bytes[0] & 0x80:
+        return int.from_bytes(field_bytes[1:], "big")
+    try:
+        return int(field_bytes.strip(b" \0") or b"0", 8)
+    except ValueError:
+        return None
+
+
+def _name(block: bytes) -> str:
+    name = block[:100].split(b"\0", 1)[0]
+    if block[257:263] == b"ustar\0":
+        prefix = block[345:500].split(b"\0", 1)[0]
+        name = prefix + b"/" + name if prefix else name
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _pax(content: bytes) -> dict[str, str]:
+    """Records `LENGTH KEY=VALUE` of a PAX header."""
+    told: dict[str, str] = {}
+    while content:
+        length, _, _ = content.partition(b" ")
+        if not length.isdigit() or not 0 < int(length) <= len(content):
+            break
+        record = content[len(length) + 1 : int(length)].rstrip(b"\n")
+        key, _, value = record.partition(b"=")
+        told[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
+        content = content[int(length) :]
+    return told

@@ -1,0 +1,217 @@
+"""The source of WebDataset shards: one member of each sample, read by its offset.
+
+In: a tar file's path; later the bytes of its pages. Out: `FileScan` and `Documents`, see source.py. Must hold: a row is
+a sample, and its page is the member with the 512 bytes of its header, so that reading a text touches no image beside
+it. A sample without the member, or whose member holds no text, is a bad row; its page is the header of its first
+member. Cost: a scan reads each header and the members of the column; the index keeps some 20 bytes a sample.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.bad_rows import BadRows
+from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.formats.column import Kind, row_encoder_of, transform_id_of, vocab_size_of
+from torchmix.formats.good_rows import documents_of_run, look_at_rows
+from torchmix.formats.source import Documents, FileScan, PageRun
+from torchmix.formats.webdataset.members import BLOCK_BYTES, TarSample, samples_of, size_in_header
+from torchmix.formats.webdataset.value import MemberValue
+from torchmix.storage.file_ends import hash_ends
+from torchmix.storage.open_path import opened
+from torchmix.storage.random_access import RandomAccessFile
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.maps.map_encoder import MapEncoder
+from torchmix.transform.row_encoder import RowEncoder
+from torchmix.transform.tokenizer import Tokenizer
+
+BATCH_BYTES = 1 << 20
+"""Values that a scan looks at together, or one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebDatasetSource:
+    """A source of the recipe whose files are tar shards; implements `source.Source`."""
+
+    name: str
+    column: str
+    kind: Kind
+    tokenizer: Tokenizer = BYTES
+    map: MapEncoder | None = None
+    _value: MemberValue = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_value", MemberValue.of(self.column))
+
+    @property
+    def format(self) -> str:
+        """See `source.Source.format`."""
+        return "webdataset"
+
+    @property
+    def transform_id(self) -> str:
+        """See `source.Source.transform_id`."""
+        return transform_id_of(self.kind, self.tokenizer, self.map)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """See `source.Source.vocab_size`."""
+        return vocab_size_of(self.kind, self.tokenizer, self.map)
+
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """See `source.Source.row_encoder`."""
+        return row_encoder_of(self.kind, self.tokenizer, self.map)
+
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
+        """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
+        return hash_ends(file)
+
+    def check(self, path: str | Path, bad: BadRows | None = None) -> None:
+        """See `source.Source.check`; the first sample is looked at."""
+        self._check_kind(path)
+        with opened(path, self._where(path)) as file:
+            sample = next(samples_of(file.read, file.num_bytes, self._where(path)), None)
+            if sample is None:
+                raise SourceUnreadable(f"{self._where(path)}: it holds no samples")
+            if bad is None:
+                self._read(file, sample, 0, self._where(path), None)
+
+    def scan(
+        self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
+    ) -> FileScan:
+        """See `source.Source.scan`; `progress` is called after each batch."""
+        where = self._where(path)
+        self._check_kind(path)
+        pages, tokens, batch = _TarPages(), list[Int64Array](), list[bytes | None]()
+        batch_bytes = told_bytes = 0
+        with opened(path, where) as file:
+            num_bytes, digest = self.fingerprint(file, str(path))
+            file.will_read(0, num_bytes)
+
+            def look() -> None:
+                nonlocal batch_bytes, told_bytes
+                array = pa.array(batch, pa.large_binary())
+                counts, _ = look_at_rows(array, self.kind, where, len(pages.offset) - len(batch), self.tokenizer, bad)
+                tokens.append(counts)
+                batch.clear()
+                batch_bytes = 0
+                if progress is not None:
+                    progress(pages.offset[-1] - told_bytes)
+                    told_bytes = pages.offset[-1]
+
+            for sample in samples_of(file.read, num_bytes, where):
+                page, value = self._read(file, sample, len(pages.offset), where, bad)
+                pages.add(page.offset, page.content)
+                batch.append(value)
+                batch_bytes += len(value or b"")
+                if batch_bytes >= BATCH_BYTES:
+                    look()
+            if batch:
+                look()
+        return FileScan(
+            num_bytes=num_bytes,
+            footer_hash=digest,
+            num_rows=len(pages.offset),
+            chunk_of_page=np.zeros(len(pages.offset), np.int32),
+            page_offset=np.array(pages.offset, np.int64),
+            page_bytes=np.array(pages.num_bytes, np.int64),
+            page_rows=np.ones(len(pages.offset), np.int64),
+            kind=np.zeros(min(1, len(pages.offset)), np.int8),
+            page_crc=np.array(pages.crc, np.uint32),
+            tokens=np.concatenate([np.zeros(0, np.int64), *tokens]).astype(np.int32),
+            schema=b"",
+            bad=bad,
+        )
+
+    def _read(
+        self, file: RandomAccessFile, sample: TarSample, row: int, where: str, bad: BadRows | None
+    ) -> tuple[_TarPage, bytes | None]:
+        """The page of a sample, and its value; None where it is null or bad."""
+        member = self._value.member(sample)
+        if member is not None:
+            page = _TarPage(
+                offset=member.offset - BLOCK_BYTES,
+                content=file.read(member.offset - BLOCK_BYTES, BLOCK_BYTES + member.num_bytes),
+            )
+            try:
+                return page, self._value.value(page.content[BLOCK_BYTES:])
+            except ValueError as error:
+                fault = f"the member {member.name!r}: {error}"
+        else:
+            offset = sample.first.offset - BLOCK_BYTES
+            page = _TarPage(offset=offset, content=file.read(offset, BLOCK_BYTES))
+            held = ", ".join(sorted(sample.members)) or "nothing"
+            fault = f"the sample {sample.key!r} has no member {'|'.join(self._value.suffixes)}; it has {held}"
+        if bad is None:
+            raise SourceUnreadable(f"{where}: row {row}: {fault}; mend the shard, or name another member")
+        bad.add(row, fault)
+        return page, None
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """See `source.Source.properties`.
+
+        Raises:
+            SourceUnreadable: Always; members of a shard are no columns.
+        """
+        raise SourceUnreadable(f"{self._where(path)}: members of a shard are no columns, so there are no {columns}")
+
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """See `source.Source.decode`."""
+        return list(map(self._documents, runs))
+
+    def _documents(self, run: PageRun) -> Documents:
+        where, values = self._where(run.path), list[bytes | None]()
+        content, place = memoryview(run.pages), 0
+        try:
+            for row in range(run.num_rows):
+                is_bad = run.has_bad_rows and run.tokens is not None and not run.tokens[row]
+                size = size_in_header(content[place:])
+                if size is None:
+                    raise ValueError("no header of a member")
+                size = min(size, len(content) - place - BLOCK_BYTES) if run.num_rows == 1 else 0 if is_bad else size
+                member = bytes(content[place + BLOCK_BYTES : place + BLOCK_BYTES + size])
+                values.append(None if is_bad else self._value.value(member))
+                place += BLOCK_BYTES + size
+        except ValueError as error:
+            raise CorruptPage(
+                f"{where}: the member whose header is at byte {run.offset}, row {run.first_row}, does not decode: "
+                f"{error}; the file was altered after it was indexed: put it back, or run torchmix index"
+            ) from None
+        array = pa.array(values, pa.large_binary())
+        return documents_of_run([array], self.kind, where, run)
+
+    def _check_kind(self, path: str | Path) -> None:
+        if self.kind != "text":
+            raise SourceUnreadable(f"{self._where(path)}: members hold texts; name one by text, with a tokenizer")
+
+    def _where(self, path: str | Path) -> str:
+        return f"source {self.name!r}: {path}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _TarPage:
+    offset: int
+    content: bytes
+
+
+@dataclass(kw_only=True, slots=True)
+class _TarPages:
+    """The pages that a scan has found."""
+
+    offset: list[int] = field(default_factory=list)
+    num_bytes: list[int] = field(default_factory=list)
+    crc: list[int] = field(default_factory=list)
+
+    def add(self, offset: int, content: bytes) -> None:
+        """Add the page of a row."""
+        self.offset.append(offset)
+        self.num_bytes.append(len(content))
+        self.crc.append(zlib.crc32(content))
