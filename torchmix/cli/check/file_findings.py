@@ -53,6 +53,8 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
             findings.append(_of_error(error, f"sources.{name}.{key}", name))
             continue
         key = "path" if settings.column is None else "tokens" if settings.tokenizer is None else "text"
+        if settings.map is not None:
+            key = settings.map.takes
         masks_bad_rows = settings.masks_bad_rows
         where = f"sources.{name}.{key}"
         unreadable = [
@@ -62,8 +64,10 @@ def file_findings(recipe: Recipe, directory: Path, catalog: Catalog | None) -> l
         findings += unreadable
         held = None if catalog is None else catalog.sources.get(name)
         if held is not None and source.transform_id != held.transform_id:
-            message = "the tokenizer is another than when the source was indexed; put it back, or run torchmix index"
-            findings.append(Finding(level=Level.DATA, where=f"sources.{name}.tokenizer", message=message))
+            what = "tokenizer" if settings.map is None else "map or its tokenizer"
+            message = f"the {what} is another than when the source was indexed; put it back, or run torchmix index"
+            key = "tokenizer" if settings.map is None else "map"
+            findings.append(Finding(level=Level.DATA, where=f"sources.{name}.{key}", message=message))
         if held is not None and not unreadable:
             findings += _changes(source, paths, directory, held)
     return findings

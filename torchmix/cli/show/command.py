@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     directory = recipe_directory(arguments.recipe)
     catalog = open_part(directory / recipe.catalog, part)
     if arguments.source is not None:
-        rows = rows_shown(catalog, directory, arguments, maps=maps_of(part.sources))
+        rows = rows_shown(catalog, directory, arguments, maps=maps_of(part.sources), seed=part.seed)
         if arguments.json:
             print_json({"recipe": str(arguments.recipe), "rows": list(rows)})
             return ExitCode.OK
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             print_row(row)
         return ExitCode.OK
     plan = plan_of_step(part, catalog, arguments)
-    samples = samples_shown(plan, catalog, directory, arguments, maps=maps_of(part.sources))
+    samples = samples_shown(plan, catalog, directory, arguments, maps=maps_of(part.sources), seed=part.seed)
     if arguments.json:
         about = {
             "recipe": str(arguments.recipe),

@@ -45,7 +45,13 @@ class DocumentReader:
     """Reads documents of some sources to show them."""
 
     def __init__(
-        self, catalog: Catalog, directory: Path, *, tokenizer: str | None = None, maps: Mapping[str, str] | None = None
+        self,
+        catalog: Catalog,
+        directory: Path,
+        *,
+        tokenizer: str | None = None,
+        maps: Mapping[str, str] | None = None,
+        seed: int = 0,
     ) -> None:
         """Open a catalog's sources.
 
@@ -54,6 +60,7 @@ class DocumentReader:
             directory: The recipe's folder.
             tokenizer: For sources of ids: as in a recipe, but a path is relative to the present folder.
             maps: The words of the map of each source that has one, by name, as the recipe has them.
+            seed: The recipe's, for maps that are random.
 
         Raises:
             CatalogStale: The catalog holds lengths of another tokenizer than the recipe's is now.
@@ -75,7 +82,7 @@ class DocumentReader:
                 self._tokenizer[name] = own.open(name, source.tokenizer, **ids)
             else:
                 self._tokenizer[name] = None if tokenizer is None else named.open(name, tokenizer)
-        self._reader = Reader(catalog, directory, cache_bytes=CACHE_BYTES, sources=sources, maps=words)
+        self._reader = Reader(catalog, directory, cache_bytes=CACHE_BYTES, sources=sources, maps=words, seed=seed)
 
     def __enter__(self) -> DocumentReader:
         return self
@@ -85,13 +92,23 @@ class DocumentReader:
     ) -> None:
         self._reader.close()
 
-    def ids(self, name: str, row: int, start: int = 0, tokens: int | None = None) -> NDArray[np.int64]:
-        """Ids of a document from token `start` on: all, or `tokens` of them."""
+    def ids(
+        self, name: str, row: int, start: int = 0, tokens: int | None = None, *, epoch: int = 0
+    ) -> NDArray[np.int64]:
+        """Ids of a document from token `start` on: all, or `tokens` of them; of a random map, those of an epoch."""
         if tokens is None:
             tokens = int(self._catalog.sources[name].sizes.tokens[row]) - start
         asked = (self._number[name], row, start, tokens)
         source, rows, starts, counts = (np.array([value], np.int64) for value in asked)
-        found = self._reader.read(source, rows, starts, counts, places=np.zeros(1, np.int64), num_places=tokens)
+        found = self._reader.read(
+            source,
+            rows,
+            starts,
+            counts,
+            places=np.zeros(1, np.int64),
+            num_places=tokens,
+            epochs=np.array([epoch], np.int64),
+        )
         return found.values.astype(np.int64)
 
     def text(self, name: str, ids: NDArray[np.int64]) -> str | None:

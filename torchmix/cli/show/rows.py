@@ -20,7 +20,7 @@ from torchmix.recipe.build import listed, nearest
 
 
 def rows_shown(
-    catalog: Catalog, directory: Path, arguments: argparse.Namespace, *, maps: Mapping[str, str]
+    catalog: Catalog, directory: Path, arguments: argparse.Namespace, *, maps: Mapping[str, str], seed: int
 ) -> Iterator[dict[str, Any]]:
     """Rows that the arguments name, one by one: source, row, file, file_row, page, tokens, and text or ids.
 
@@ -33,7 +33,7 @@ def rows_shown(
         raise OptionError(f"--source {name}: there is no such source{hint}")
     source = catalog.sources[name]
     start, stop = _range(source, arguments)
-    with DocumentReader(only(catalog, name), directory, tokenizer=arguments.tokenizer, maps=maps) as reader:
+    with DocumentReader(only(catalog, name), directory, tokenizer=arguments.tokenizer, maps=maps, seed=seed) as reader:
         for row in range(start, stop):
             place, ids = place_of(source, row), reader.ids(name, row)
             text = reader.text(name, ids)

@@ -53,7 +53,13 @@ def plan_of_step(part: Part, catalog: Catalog, arguments: argparse.Namespace) ->
 
 
 def samples_shown(
-    plan: StepPlan, catalog: Catalog, directory: Path, arguments: argparse.Namespace, *, maps: Mapping[str, str]
+    plan: StepPlan,
+    catalog: Catalog,
+    directory: Path,
+    arguments: argparse.Namespace,
+    *,
+    maps: Mapping[str, str],
+    seed: int,
 ) -> Iterator[dict[str, Any]]:
     """Samples of a step, one by one, with their pieces.
 
@@ -62,13 +68,16 @@ def samples_shown(
         TopologyError: There is no such rank or microbatch.
     """
     placement, pieces = plan.placement, plan.pieces
-    with DocumentReader(catalog, directory, tokenizer=arguments.tokenizer, maps=maps) as reader:
+    with DocumentReader(catalog, directory, tokenizer=arguments.tokenizer, maps=maps, seed=seed) as reader:
         for sample in _samples(plan, arguments):
             shown: list[dict[str, Any]] = []
             for k in np.flatnonzero(plan.sample == sample).tolist():
                 name, row = plan.sources[int(pieces.source[k])], int(pieces.row[k])
                 start, tokens = int(pieces.start[k]), int(pieces.tokens[k])
-                place, ids = place_of(catalog.sources[name], row), reader.ids(name, row, start, tokens)
+                place, ids = (
+                    place_of(catalog.sources[name], row),
+                    reader.ids(name, row, start, tokens, epoch=int(pieces.epoch[k])),
+                )
                 text = reader.text(name, ids)
                 shown.append(
                     {
