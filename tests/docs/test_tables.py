@@ -26,6 +26,7 @@ from torchmix.recipe.structs import (
     RECIPE_VERSION,
     Balance,
     Batch,
+    Dynamic,
     Evaluation,
     Loaders,
     Model,
@@ -75,7 +76,12 @@ def keys_of(kind: Any, prefix: str = "") -> dict[str, str]:
         elif field.required:
             keys[name] = "required"
         else:
-            keys[name] = "none" if field.default is None else f"`{field.default}`"
+            default = (
+                field.default
+                if type(field.default) is not tuple or not field.default
+                else f"[{', '.join(field.default)}]"
+            )
+            keys[name] = "none" if default is None else f"`{default}`"
     return keys
 
 
@@ -98,6 +104,7 @@ def test_the_words_of_the_recipe_table_are_the_valid_ones() -> None:
             ("sources.NAME", Source),
             ("shuffle", Shuffle),
             ("loaders", Loaders),
+            ("dynamic", Dynamic),
         )
         for field in msgspec.structs.fields(kind)
     }

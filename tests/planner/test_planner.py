@@ -17,8 +17,8 @@ from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError, Topology
 from torchmix.mixture.draw import Position
 from torchmix.parallel.layout import Layout
 from torchmix.planner.balance import in_hash_order
+from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
-from torchmix.planner.planner import Cursor
 from torchmix.recipe.balance.modules import BACKBONE
 from torchmix.recipe.structs import Recipe
 

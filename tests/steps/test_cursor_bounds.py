@@ -13,8 +13,9 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import SourceExhausted, StateError
 from torchmix.planner.asking import DrawnTokens
+from torchmix.planner.cursor import Cursor, Decision
 from torchmix.planner.pack import Pieces
-from torchmix.planner.planner import Cursor, Decision, Planner
+from torchmix.planner.planner import Planner
 from torchmix.steps.cursor_bounds import MAX_STEPS, check_cursor, pieces_of_columns
 
 SHARES = {"alpha": "60%", "beta": "39.9%", "gamma": "0.1%"}

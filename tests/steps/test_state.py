@@ -14,7 +14,8 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.parallel.layout import Layout
-from torchmix.planner.planner import Cursor, Planner
+from torchmix.planner.cursor import Cursor
+from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part, part_of
 from torchmix.steps.cursor_bounds import MAX_STEPS

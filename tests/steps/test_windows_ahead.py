@@ -15,7 +15,8 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import SourceExhausted
 from torchmix.parallel.topology import Topology
-from torchmix.planner.planner import Cursor, Planner
+from torchmix.planner.cursor import Cursor
+from torchmix.planner.planner import Planner
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.source.documents import rows_of

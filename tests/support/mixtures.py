@@ -10,8 +10,9 @@ import numpy as np
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.parallel.layout import Layout
+from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
-from torchmix.planner.planner import Cursor, Planner
+from torchmix.planner.planner import Planner
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.structs import Recipe
 

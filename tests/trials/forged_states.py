@@ -157,7 +157,7 @@ def change_policy(tree: Tree, chance: random.Random) -> None:
         chance.choice(
             [
                 {"shares": shares},
-                {"pending": [[step, shares]] * chance.choice([1, 2, 5000])},
+                {"log_branch": chance.choice(["", "0" * 16, "x" * 200])},
                 {"log_digest": chance.randbytes(8), "log_length": step},
                 {"log_length": step},
             ]

@@ -30,8 +30,9 @@ from tests.support.recipes import make_recipe
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.order import SourceOrder
+from torchmix.planner.cursor import Cursor
 from torchmix.planner.pack import Pieces
-from torchmix.planner.planner import Cursor, Planner
+from torchmix.planner.planner import Planner
 from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.structs import Recipe, Shuffle
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor

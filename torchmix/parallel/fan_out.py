@@ -17,6 +17,7 @@ Cost: one copy per role at the leader, one broadcast of 96 bytes and one of the 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -78,8 +79,12 @@ class Share:
 class FanOut:
     """One rank's end of the exchanges between a leader and its peers."""
 
-    def __init__(self, tree: ClientPlaceTree, groups: GlooGroups | LocalGroups | None, *, pin: bool = False) -> None:
+    def __init__(
+        self, tree: ClientPlaceTree, groups: GlooGroups | LocalGroups | None, *, pin: bool = False, world: str = ""
+    ) -> None:
         """Use `open_fan_out` or `local_world`; `groups` is None in a job of one rank."""
+        self.world = world
+        """A name that no other world inside a process has, equal on all of its ranks; empty between processes."""
         self._tree = tree
         self._groups = groups
         self._pin = pin
@@ -314,7 +319,8 @@ def local_world(topology: Topology | ClientPlaceTree, *, timeout_s: float = 60.0
     """
     tree = ClientPlaceTree.from_topology(topology) if isinstance(topology, Topology) else topology
     locals_of_rank = open_local_groups(tree, timeout_s=timeout_s)
-    return [FanOut(tree.with_rank(rank), groups) for rank, groups in enumerate(locals_of_rank)]
+    world = secrets.token_hex(8)
+    return [FanOut(tree.with_rank(rank), groups, world=world) for rank, groups in enumerate(locals_of_rank)]
 
 
 def _block_of(name: str, tensor: torch.Tensor) -> Block:

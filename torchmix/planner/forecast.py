@@ -22,8 +22,9 @@ from torchmix.catalog.store import View
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.shares.integers import SHARE_ONE
+from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
-from torchmix.planner.planner import Cursor, Planner
+from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import NO_VIEWS
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, stages_of

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchmix.array_types import Int64Array
-from torchmix.planner.planner import Cursor, Planner
+from torchmix.planner.cursor import Cursor
+from torchmix.planner.planner import Planner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

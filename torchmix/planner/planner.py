@@ -11,8 +11,6 @@ never on the layout. Cost: see docs/performance.md; the first step after a start
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -28,6 +26,7 @@ from torchmix.parallel.layout import Layout
 from torchmix.planner import balance, pack
 from torchmix.planner.asking import DrawnTokens, ask_less
 from torchmix.planner.cost import cost_model
+from torchmix.planner.cursor import UNDECIDED, Cursor, Decided, Decision, DecisionRecords, decided_at
 from torchmix.planner.items import ItemsOfModule
 from torchmix.planner.names import PieceNames
 from torchmix.planner.pack import Packed, Pieces
@@ -44,38 +43,12 @@ from torchmix.planner.plan import (
 from torchmix.planner.shares_of_step import SharesOfStep
 from torchmix.planner.stream_order import NO_VIEWS, order_of_stream, stream_fingerprint, tokens_of_streams
 from torchmix.recipe.balance.modules import BACKBONE
+from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
 
 UNLIMITED_EPOCHS = 1 << 62
 ONE_RANK = Layout()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """A logged change of what holds, from the next draw of `step` on."""
-
-    step: int
-    kind: Literal["ran_out", "stage"]
-    """`ran_out`: a stream has given its `max_epochs`. `stage`: an entry of the schedule has begun, whose place is an
-    epoch of a stream."""
-    name: str
-    """Of the stream."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Cursor:
-    """Everything that the coming steps depend on besides the recipe and the catalog."""
-
-    step: int
-    """The step to plan next."""
-    position: Position
-    pool: Pieces
-    order_digest: bytes
-    """Order digest of all steps before `step`."""
-    decisions: tuple[Decision, ...]
-    drawn: DrawnTokens
-    """Totals of all draws in the steps before `step`."""
 
 
 class Planner:
@@ -89,6 +62,7 @@ class Planner:
         *,
         views: Mapping[str, View] = NO_VIEWS,
         fingerprints: Mapping[str, str] | None = None,
+        decisions: DecisionRecords | None = None,
     ) -> None:
         """Prepare to plan.
 
@@ -98,6 +72,7 @@ class Planner:
             layout: What the samples are placed on.
             views: Rows of streams that do not have all rows of their source.
             fingerprints: Fingerprint of each source and view, for states to keep; None: states have none.
+            decisions: The log of the part's policy; None: the schedule's shares hold, as if it decided nothing.
 
         Raises:
             TopologyError: The global batch does not divide by the layout.
@@ -124,6 +99,7 @@ class Planner:
         """Of each stream's rows; empty where those of its sources are not known."""
         self.streams_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
         """Indices of the streams that have documents of several pieces."""
+        self._deciding, self.decisions = dynamic_of(part), decisions
         self.shares_of_step = SharesOfStep(part, tokens_of_streams(part, sizes, views))
         epochs = [part.streams[name].max_epochs or UNLIMITED_EPOCHS for name in self.streams]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
@@ -200,7 +176,10 @@ class Planner:
 
     def _fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Int64Array, Cursor]:
         """The result that no layout changes: samples, pieces drawn, tokens asked of each stream, next cursor."""
-        new, asked, position, decisions, drawn = self._draw(cursor)
+        decided = cursor.decided
+        if self._deciding is not None and self.decisions is not None:
+            decided = decided_at(cursor.step, decided, self._deciding, self.decisions)
+        new, asked, position, decisions, drawn = self._draw(cursor, decided)
         self._next_windows.follow(cursor.position, position, asked)
         packed = self._pack(cursor, new)
         digest = order_digest(cursor.order_digest, cursor.step, packed, self._names.of(packed.pieces))
@@ -211,21 +190,24 @@ class Planner:
             order_digest=digest,
             decisions=decisions,
             drawn=drawn,
+            decided=decided,
         )
         return packed, new, asked, after
 
-    def shares(self, decisions: tuple[Decision, ...], *, step: int) -> Int64Array:
+    def shares(self, decisions: tuple[Decision, ...], *, step: int, decided: Decided = UNDECIDED) -> Int64Array:
         """int64 [S], sum 2^32: the mixture's shares in a step, without the streams that have run out.
 
         Raises:
             SourceExhausted: All streams have run out, so nothing can be drawn for `step`.
         """
-        shares = self.shares_of_step.at(step, gone_by(decisions))
+        shares = self.shares_of_step.at(step, gone_by(decisions), decided.shares)
         if shares is None:
             raise exhausted_error("", 0, step, all_sources=True)
         return shares
 
-    def _draw(self, cursor: Cursor) -> tuple[Pieces, Int64Array, Position, tuple[Decision, ...], DrawnTokens]:
+    def _draw(
+        self, cursor: Cursor, decided: Decided
+    ) -> tuple[Pieces, Int64Array, Position, tuple[Decision, ...], DrawnTokens]:
         """Draw what the pool lacks to fill the batch, and top it up until the batch is full."""
         length = self.part.batch.length
         capacity = samples_of_step(self.part.batch, cursor.step) * length
@@ -237,7 +219,7 @@ class Planner:
         num_streams = self.shares_of_step.num_with_share
         while have < capacity and not (self.part.one_pass and have and len(gone_by(decisions)) == num_streams):
             need = max(capacity - have, length if parts else 0)
-            shares = self.shares(decisions, step=cursor.step)
+            shares = self.shares(decisions, step=cursor.step, decided=decided)
             more, aligned = self._draw_aligned(position, shares, need, drawn, capacity)
             position = more.position
             asked += more.asked
@@ -336,9 +318,11 @@ def gone_by(decisions: Collection[Decision]) -> frozenset[str]:
     return frozenset(decision.name for decision in decisions if decision.kind == "ran_out")
 
 
-def open_planner(part: Part, catalog: Catalog, layout: Layout = ONE_RANK) -> Planner:
+def open_planner(
+    part: Part, catalog: Catalog, layout: Layout = ONE_RANK, *, decisions: DecisionRecords | None = None
+) -> Planner:
     """A planner over an opened catalog; see `Planner`."""
     sizes = {name: source.sizes for name, source in catalog.sources.items()}
     fingerprints = {name: source.fingerprint for name, source in catalog.sources.items()}
     fingerprints |= {name: view.fingerprint for name, view in catalog.views.items()}
-    return Planner(part, sizes, layout, views=catalog.views, fingerprints=fingerprints)
+    return Planner(part, sizes, layout, views=catalog.views, fingerprints=fingerprints, decisions=decisions)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from fractions import Fraction
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,10 +19,12 @@ from torchmix.array_types import Int64Array
 from torchmix.mixture.shares.integers import integer_shares
 from torchmix.mixture.shares.schedule import Schedule, ShareChange
 from torchmix.recipe.mixture.changes import tokens_before
+from torchmix.recipe.mixture.dynamic import dynamic_of, shares_in_group, with_decided
 from torchmix.recipe.mixture.shares_of_part import stages_of_part, trees_of
 from torchmix.recipe.mixture.tree import Node, stream_shares
 from torchmix.recipe.parts import Part
 
+NOT_DECIDED: Mapping[str, int] = MappingProxyType({})
 RAMP_PARTS = 64
 """A forecast cuts a ramp into this many parts, and takes each part as constant."""
 
@@ -35,6 +38,8 @@ class SharesOfStep:
         self._names = sorted(part.streams)
         self._trees = trees_of(part, tokens=tokens)
         self._places = [(stage.start_token, stage.stop_token) for stage in stages_of_part(part)]
+        self._deciding = dynamic_of(part)
+        self._decided = NOT_DECIDED
         self._after: tuple[frozenset[str], Schedule | None] = (frozenset(), self._schedule(frozenset()))
         has_share = np.zeros(len(self._names), bool)
         for tree in self._trees:
@@ -42,18 +47,26 @@ class SharesOfStep:
         self.num_with_share = int(has_share.sum())
         """Streams with a share in at least one stage."""
 
-    def at(self, step: int, gone: frozenset[str]) -> Int64Array | None:
+    def at(self, step: int, gone: frozenset[str], decided: Mapping[str, int] = NOT_DECIDED) -> Int64Array | None:
         """int64 [S], sum 2^32: the mean over the tokens of a step; None if every stream with a share has run out.
 
         Args:
             step: From 0.
             gone: Names of the streams that have run out.
+            decided: Shares that a policy has given the children of its group; empty: the schedule's.
         """
-        return self.mean(step, step + 1, gone)
+        return self.mean(step, step + 1, gone, decided)
 
-    def mean(self, start: int, stop: int, gone: frozenset[str] = frozenset()) -> Int64Array | None:
-        """int64 [S], sum 2^32: the mean over the tokens of steps [start, stop), one step or more."""
-        if self._after[0] != gone:
+    def mean(
+        self,
+        start: int,
+        stop: int,
+        gone: frozenset[str] = frozenset(),
+        decided: Mapping[str, int] = NOT_DECIDED,
+    ) -> Int64Array | None:
+        """int64 [S], sum 2^32: the mean over the tokens of steps [start, stop), one step or more; see `at`."""
+        if self._after[0] != gone or self._decided is not decided:
+            self._decided = decided
             self._after = gone, self._schedule(gone)
         schedule = self._after[1]
         if schedule is None:
@@ -70,8 +83,24 @@ class SharesOfStep:
         steps = (bisect_left(range(stop), place, key=lambda step: tokens_before(self._batch, step)) for place in tokens)
         return sorted({step for step in steps if 0 < step < stop})
 
+    def in_group(self, step: int) -> dict[str, Fraction]:
+        """Share of each child in the group that a policy decides, by the schedule alone, at the end of a step."""
+        assert self._deciding is not None, "the part has a policy"
+        stop = tokens_before(self._batch, step + 1)
+        shares = shares_in_group(self._trees[0], self._deciding.path)
+        for (begin, end), tree in zip(self._places, self._trees[1:], strict=True):
+            after = shares_in_group(tree, self._deciding.path)
+            if stop < begin or set(after) != set(shares):
+                break
+            done = Fraction(1) if stop >= end else Fraction(stop - begin, end - begin)
+            shares = {name: share + (after[name] - share) * done for name, share in shares.items()}
+        return shares
+
     def _schedule(self, gone: frozenset[str]) -> Schedule | None:
-        shares = [self._shares(tree, gone) for tree in self._trees]
+        trees = self._trees
+        if self._deciding is not None and self._decided:
+            trees = [with_decided(tree, self._deciding.path, self._decided) for tree in trees]
+        shares = [self._shares(tree, gone) for tree in trees]
         if not any(each.any() for each in shares):
             return None
         # A stage whose streams have all run out has the shares of the stage before it, or else of the next one.

@@ -12,6 +12,7 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.balance.modules import check_modules
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.held_out import check_hold_out
+from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.parts import with_all_sources
 from torchmix.recipe.ramp import most_samples
@@ -38,6 +39,8 @@ def check_values(recipe: Recipe) -> None:
     _check_resets(recipe)
     check_packing_of_images(recipe.packing, any(source.images is not None for source in recipe.sources.values()))
     parse_shares(recipe)
+    if recipe.dynamic is not None:
+        dynamic_of(recipe)
     if recipe.split is not None:
         _check_split(recipe)
     _check_parts(recipe)

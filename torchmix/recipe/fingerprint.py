@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares, stages_of_part, tree_of_part
 from torchmix.recipe.mixture.tree import Node, walk
 from torchmix.recipe.parts import Part, part_of
@@ -56,6 +57,8 @@ def recipe_keys(part: Part) -> dict[str, str]:
     values = {name: order[name] for name in ("seed", "batch", "packing", "shuffle")}
     values["mixture"] = [order["shares"], order.get("tree")]
     values["schedule"] = order.get("schedule")
+    if "dynamic" in order:
+        values["dynamic"] = order["dynamic"]
     if "selections" in order:
         values["selections"] = order["selections"]
     values |= {f"sources.{name}": order["sources"][name] for name in sorted(part.sources)}
@@ -122,6 +125,10 @@ def _order(part: Part) -> dict[str, Any]:
         order["tree"] = _tree(tree)
     if part.schedule:
         order["schedule"] = [[stage.start_token, stage.stop_token, _tree(stage.tree)] for stage in stages_of_part(part)]
+    if part.dynamic is not None:  # which shares it decided is in the log, whose digest the state has
+        dynamic = dynamic_of(part)
+        assert dynamic is not None
+        order["dynamic"] = [list(dynamic.path), dynamic.every_steps, dynamic.lag_steps]
     return order
 
 

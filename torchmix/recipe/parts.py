@@ -22,6 +22,7 @@ from torchmix.recipe.streams import CHILD, Stream, streams_of
 from torchmix.recipe.structs import (
     Batch,
     Change,
+    Dynamic,
     Evaluation,
     Group,
     Packing,
@@ -55,6 +56,8 @@ class Part:
     """Share of each stream or group."""
     schedule: tuple[Change, ...]
     """How the mixture changes over training; empty in the other parts."""
+    dynamic: Dynamic | None
+    """The policy that decides shares in training; None in the other parts."""
     packing: Packing
     """Documents to samples."""
     balance: Balance
@@ -98,6 +101,7 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
         streams={},
         mixture=content.mixture,
         schedule=recipe.schedule if name == "train" else (),
+        dynamic=recipe.dynamic if name == "train" else None,
         packing=recipe.packing,
         balance=recipe.balance,
         modules=recipe.modules,

@@ -161,6 +161,29 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A YAML file, relative to the recipe; its `mixture` replaces the one before."""
 
 
+class Dynamic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shares that a policy decides while the run goes on, from the losses that the trainer reports."""
+
+    policy: str
+    """`ado`, `odm`, `file`, or `module:Class` of your own."""
+    at: str | None = None
+    """Path of the group whose children it decides, with dots; None: the whole mixture."""
+    every: str = "50 steps"
+    """From one decision to the next."""
+    lag: str = "16 steps"
+    """From a decision to the first step that it holds for: so many steps can be prepared ahead."""
+    within: tuple[str, str] = ("0.5x", "2x")
+    """Bounds of a share, as multiples of the schedule's."""
+    on_error: Literal["keep", "stop"] = "keep"
+    """What a policy that fails does: it changes no share and is logged, or the run stops."""
+    on_missing: Literal["refuse", "constant"] = "refuse"
+    """What a resume without its log does: it is refused, or goes on with the shares of the state."""
+    decisions: str = "./decisions"
+    """Folder of the log, on a disk that all nodes see; no part of the order."""
+    options: dict[str, int | float | str] = {}
+    """What the policy is made with."""
+
+
 class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How documents become samples of fixed length."""
 
@@ -242,6 +265,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Share of trained tokens of each source or group, as text that sums to 100 % (`70%`, `1/3`), or as ratios."""
     schedule: tuple[Change, ...] = ()
     """How the mixture changes over training, in the order of places."""
+    dynamic: Dynamic | None = None
+    """A policy that decides shares while the run goes on."""
     split: tuple[int | float, ...] | None = None
     """Weights of train, validation and test: each source's rows are cut in this ratio, as Megatron's `--split` does."""
     hold_out: dict[str, dict[str, str]] | None = None

@@ -7,6 +7,8 @@ In reading order:
     ahead.py           an iterator, run in a thread
     waiting.py         waits that notice lost ranks and log what they wait for
     feed.py            all processing of a step before the trainer asks for it, in a thread
+    reports.py         losses from the trainer to the recipe's policy, and the log of its decisions
+    step_in_use.py     the step that is being consumed
     loader.py          StatefulDataLoader
     metrics.py         the figures of stats(), flat or for Prometheus
     open.py            build_loader

@@ -22,8 +22,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -42,11 +41,13 @@ from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, samples_of_step
 from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.feed import abandon, end_feed, feed_of_rank
+from torchmix.stateful.reports import Reports
 from torchmix.stateful.serve import ReceivedSteps
+from torchmix.stateful.step_in_use import Microbatches, StepInUse
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.stateful.waiting import PATIENCE_S, await_end, await_item
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
-from torchmix.steps.state import LoaderState, check_layout, decode_state, encode_state, start_state, step_start
+from torchmix.steps.state import check_layout, decode_state, encode_state, start_state, step_start
 from torchmix.steps.stop_signal import StopSignal
 
 
@@ -65,6 +66,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         stop_step: int | None = None,
         fan_out: FanOut | None = None,
         liveness: Liveness | None = None,
+        reports: Reports | None = None,
     ) -> None:
         """Wrap a stream; nothing starts before the first `iter()`.
 
@@ -78,6 +80,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             stop_step: The step before which the stream ends; None if it is not known.
             fan_out: The exchange with the other ranks; None in a job of one rank.
             liveness: Reports lost ranks; closed with the loader.
+            reports: Takes losses to the part's policy; None without one.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata makes the call
@@ -96,10 +99,11 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._look_ahead = look_ahead
         self._fan_out = fan_out
         self._liveness = liveness
+        self._reports, self._has_branch = reports, False
         # The state before the step that is being consumed, or the loaded state if it lies inside that step.
         self._start_step, self._stop_step = start_step, stop_step
         self._state = start_state(layout, recipe=part, step=start_step)
-        self._step: _Step | None = None
+        self._step: StepInUse | None = None
         self._header: StepHeader | None = None
         self._feed: Ahead[StepTensors] | None = None
         self._ended = False
@@ -115,7 +119,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         """
         self._check_open()
         self._start_feed()
-        return _Microbatches(self)
+        return Microbatches(self._next)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last microbatch handed out: bytes at 'torchmix_state', equal on all ranks."""
@@ -151,9 +155,27 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         dp, micro_batch_size = self._layout.dp, self._layout.micro_batch_size
         self._state = msgspec.structs.replace(state, dp=dp, micro_batch_size=micro_batch_size)
         self._step = self._header = None
-        self._ended = False
+        self._ended = self._has_branch = False
         if was_running:
             self._start_feed()
+
+    def report(self, step: int, losses: Mapping[str, tuple[float, int]]) -> None:
+        """Tell the recipe's policy what a step has shown; without a policy it does nothing.
+
+        Every rank of the last pipeline stage calls it after each step, before the state is saved. It is a collective of
+        these ranks, which returns when the step is in the log of decisions.
+
+        Args:
+            step: `microbatch.step`; each step once, in order.
+            losses: Of each source, stream or child: the sum of the losses of its tokens on this rank (nats), and their
+                number. Where all ranks are threads of one process, those of the whole job.
+
+        Raises:
+            OptionError: Another step than the next one, a name that is no source, or a value that is no pair.
+            PlanError: The policy failed, and the recipe says `on_error: stop`.
+        """
+        if self._reports is not None:
+            self._reports.report(step, losses)
 
     @property
     def order_digest(self) -> str:
@@ -209,6 +231,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             if self._liveness is not None:
                 self._liveness.post_abort(error)
             raise
+        if self._reports is not None:
+            self._reports.close()
         if self._liveness is not None:
             self._liveness.close()
         if self._fan_out is not None:
@@ -244,6 +268,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 return None
             began = time.perf_counter()
             self._start_feed()
+            if self._reports is not None:
+                self._reports.check_reported(self._state.step)
             assert self._feed is not None
             giver = "its own reader" if self._tree.is_leader else f"its leader, rank {self._leader}"
             who = f"rank {self._tree.topology.rank} has waited %.0f s for step {self._state.step} from {giver}"
@@ -257,7 +283,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             header = decode_header(arrived.header)
             after = check_arrival(header, self._state)
             self._header = header
-            self._step = _Step(arrived.microbatches(), header, after, num_used=self._state.microbatch)
+            self._step = StepInUse(arrived.microbatches(), header, after, num_used=self._state.microbatch)
             if self._liveness is not None:
                 self._liveness.note_step(arrived.step)
         step = self._step
@@ -270,6 +296,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
     def _start_feed(self) -> None:
         if self._feed is not None or self._ended:
             return
+        if self._reports is not None and not self._has_branch:
+            self._state, self._has_branch = self._reports.begin(self._state), True
         stream = self.dataset
         assert isinstance(stream, StepStream | ReceivedSteps)
         stop = StopSignal()
@@ -311,33 +339,6 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
     def _check_open(self) -> None:
         if self._closed:
             raise LoaderClosed("this loader is closed; make another with torchmix.build_loader")
-
-
-@dataclass(slots=True, eq=False)
-class _Step:
-    """A step that is being consumed. A microbatch changes only this object of the loader."""
-
-    microbatches: list[Microbatch]
-    header: StepHeader
-    state_after: LoaderState
-    num_used: int
-    """Microbatches handed out, including those before a state that was loaded inside the step."""
-
-
-class _Microbatches:
-    """An iterator that stays valid: it continues when the loader continues after an end or an error."""
-
-    def __init__(self, loader: StatefulDataLoader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> _Microbatches:
-        return self
-
-    def __next__(self) -> Microbatch:
-        microbatch = self._loader._next()
-        if microbatch is None:
-            raise StopIteration
-        return microbatch
 
 
 def _as_it_is(item: StepTensors) -> StepTensors:

@@ -49,6 +49,7 @@ from torchmix.recipe.source.bad_rows import max_bad_of
 from torchmix.recipe.source.resets import resets_positions, sources_with_resets
 from torchmix.recipe.structs import Loaders, Recipe
 from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.reports import open_reports
 from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.cursor_bounds import MAX_STEPS
@@ -73,6 +74,7 @@ def build_loader(
     patience_s: float | None = None,
     padded_vocab_size: int | None = None,
     worker_ignores: Collection[int] = (),
+    decisions: str | Path | None = None,
     fan_out: FanOut | None = None,
 ) -> StatefulDataLoader:
     """The loader of this rank. Every rank of the job calls this with equal values; close the loader, or use `with`.
@@ -99,6 +101,8 @@ def build_loader(
         padded_vocab_size: Rows of the model's embedding, 1 or more: every id, and the recipe's `vocab_size`, must fit.
             None: not known.
         worker_ignores: Signals that do not end the worker process, such as SIGTERM in a job that saves on SIGTERM.
+        decisions: Replay: folder or file of the log of an earlier run, relative to the recipe's folder. Its decisions
+            hold, and the recipe's policy is not asked.
         fan_out: An exchange with the other ranks that the caller has made, such as `torchmix.parallel.local_world`
             for a whole job in one process.
 
@@ -159,11 +163,15 @@ def build_loader(
                 "start_step": start_step,
                 "padded_vocab_size": padded_vocab_size,
             }
-            words = {"part": part, "one_pass": str(one_pass), "loaders.where": means.where}
+            words = {"part": part, "one_pass": str(one_pass), "loaders.where": means.where, "decisions": str(decisions)}
             facts = _facts(planned, tree, **numbers, **words, patience_s=patience_s)
             topology = tree.topology
             agree(store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=liveness.check)
             fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
+        reports, log_folder = None, None
+        if planned.dynamic is not None and decisions is None:
+            log_folder = folder / planned.dynamic.decisions
+            reports = open_reports(planned, tree, log_folder, base=folder, fan_out=fan_out, store=store)
         stream: StepStream | ReceivedSteps
         if tree.is_leader:
             catalog = _catalog(planned, whole, folder)
@@ -182,6 +190,8 @@ def build_loader(
                 padded_vocab_size=padded_vocab_size,
                 catalog=catalog.fingerprint,
                 places=RankPlaces.of_tree(tree) if planned.modules else ONE_PLACE,
+                decisions=str(log_folder) if log_folder else "",
+                replayed=str(folder / decisions) if decisions is not None else "",
             )
             worker = None
             if means.where == "node":
@@ -200,6 +210,7 @@ def build_loader(
             stop_step=None if one_pass else max_steps,
             fan_out=fan_out,
             liveness=liveness,
+            reports=reports,
         )
     except BaseException as error:
         if liveness is not None:

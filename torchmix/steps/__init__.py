@@ -5,6 +5,7 @@ state.py          all that a run must keep of its data plane, as bytes
 cursor_state.py   a cursor -> the state that keeps it, and back
 header.py         what travels with a step's tensors
 bad_tokens.py     how many tokens a run may read in vain
+decisions.py      the log of a policy's decisions, waited for and read
 stop_signal.py    a flag that ends the making of steps
 windows_ahead.py  the next window of each source, decoded while the present one is consumed
 step_images.py    images of items: read, decoded and cut into patches

@@ -32,8 +32,9 @@ import numpy as np
 from torchmix.array_types import Int64Array
 from torchmix.errors import StateError
 from torchmix.planner.asking import MOST_ALIGNED
+from torchmix.planner.cursor import Cursor
 from torchmix.planner.pack import Pieces
-from torchmix.planner.planner import Cursor, Planner
+from torchmix.planner.planner import Planner
 from torchmix.recipe.ramp import most_samples, samples_before
 
 MAX_STEPS = 1 << 24

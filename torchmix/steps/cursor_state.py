@@ -14,9 +14,14 @@ import numpy as np
 
 from torchmix.errors import StateError, StateMismatch
 from torchmix.mixture.draw import Position
+from torchmix.mixture.policies.log import LOG_START
+from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.asking import DrawnTokens
-from torchmix.planner.planner import Cursor, Decision, Planner
+from torchmix.planner.cursor import Cursor, Decided, Decision
+from torchmix.planner.planner import Planner
+from torchmix.planner.shares_of_step import NOT_DECIDED
 from torchmix.recipe.build import listed
+from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.steps.cursor_bounds import check_bad_tokens, check_cursor, check_step, pieces_of_columns
 from torchmix.steps.state import (
     MOST_KEYS,
@@ -31,8 +36,10 @@ from torchmix.steps.state import (
 logger = logging.getLogger(__name__)
 
 
-def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: str, keys: bytes = b"") -> LoaderState:
-    """The state at the boundary before `cursor.step`."""
+def state_of_cursor(
+    cursor: Cursor, planner: Planner, *, recipe: str, catalog: str, keys: bytes = b"", log_branch: str = ""
+) -> LoaderState:
+    """The state at the boundary before `cursor.step`; `log_branch`: where decisions are read."""
     at = cursor.position
     columns = np.stack([at.epoch, at.window, at.offset, at.debt, at.residue], axis=1).tolist()
     pool = {name: getattr(cursor.pool, name).tolist() for name in PoolState.__struct_fields__}
@@ -65,6 +72,10 @@ def state_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, catalog: s
         pool=PoolState(**{**pool, "source": []} if has_plain_streams else pool),
         decisions=[DecisionState(step=d.step, kind=d.kind, name=d.name) for d in cursor.decisions],
         sources=[] if has_plain_streams else list(planner.sources),
+        shares=dict(cursor.decided.shares),
+        log_digest=bytes.fromhex(cursor.decided.digest) if cursor.decided.length else b"",
+        log_length=cursor.decided.length,
+        log_branch=log_branch,
     )
 
 
@@ -105,6 +116,9 @@ def cursor_of_state(
         order_digest=state.order_digest,
         decisions=tuple(Decision(step=d.step, kind=d.kind, name=d.name) for d in state.decisions),
         drawn=DrawnTokens(raw=state.drawn.raw, aligned=state.drawn.aligned),
+        decided=Decided(
+            shares=state.shares or NOT_DECIDED, length=state.log_length, digest=state.log_digest.hex() or LOG_START
+        ),
     )
     check_cursor(cursor, planner)
     check_bad_tokens(state.bad_tokens, state.step, planner)
@@ -131,6 +145,11 @@ def _check_streams(state: LoaderState, planner: Planner) -> None:
             f"restore them, or start a new run"
         )
     eras = [stream.name for stream in state.streams if stream.era]
-    if eras or state.shares or state.pending or state.log_digest or state.log_length:
+    deciding = dynamic_of(planner.part)
+    if eras or (deciding is None and (state.shares or state.log_length)):
         what = f"an era of {listed(eras, MOST_KEYS)}" if eras else "decisions of a policy"
         raise StateError(f"the state has {what}, which no run of this recipe comes to; use another checkpoint")
+    if deciding is not None and state.shares:
+        is_whole = sum(state.shares.values()) == SHARE_ONE and min(state.shares.values()) >= 0
+        if tuple(sorted(state.shares)) != deciding.children or not is_whole or not state.log_length:
+            raise StateError("the state's shares are not those of a decision; use another checkpoint")

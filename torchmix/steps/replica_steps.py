@@ -25,9 +25,10 @@ from torchmix.constructor.resets import NO_RESET
 from torchmix.errors import SourceExhausted
 from torchmix.parallel.layout import Layout
 from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
+from torchmix.planner.cursor import Cursor
 from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
-from torchmix.planner.planner import Cursor, Planner, open_planner
+from torchmix.planner.planner import Planner, open_planner
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
@@ -35,9 +36,10 @@ from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.resets import sources_with_resets
 from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
+from torchmix.steps.decisions import EndedLog, FollowedLog, StoppedWaiting, log_of
 from torchmix.steps.header import encode_header
 from torchmix.steps.module_items import arrays_of_modules
-from torchmix.steps.state import decode_state, encode_state
+from torchmix.steps.state import LoaderState, decode_state, encode_state
 from torchmix.steps.windows_ahead import WindowsAhead
 
 
@@ -66,6 +68,10 @@ class StreamSettings:
     """Fingerprint of the catalog, as it was when the loader was built; empty if it was not looked at."""
     places: RankPlaces = ONE_PLACE
     """Where ranks stand; for modules alone."""
+    decisions: str = ""
+    """Folder of the log that the part's policy writes, where it has one."""
+    replayed: str = ""
+    """Folder or file of a log whose decisions are taken again in place of a policy's."""
 
 
 def replica_steps(
@@ -91,10 +97,28 @@ def replica_steps(
         StateMismatch: The state is of another catalog.
         TorchmixError: A step cannot be planned or read.
     """
+    start = decode_state(state, recipe=recipe_fingerprint(settings.part))
+    log = log_of(settings.decisions, start.log_branch, replayed=settings.replayed, is_stopped=is_stopped)
+    try:
+        yield from _steps(settings, start, log, catalog=catalog, reader=reader, memory=memory, is_stopped=is_stopped)
+    finally:
+        if log is not None:
+            log.close()
+
+
+def _steps(
+    settings: StreamSettings,
+    start: LoaderState,
+    log: FollowedLog | EndedLog | None,
+    *,
+    catalog: Catalog,
+    reader: StepReader,
+    memory: StepMemory,
+    is_stopped: Callable[[], bool],
+) -> Generator[StepArrays, None, None]:
     part = settings.part
     fingerprint, keys = recipe_fingerprint(part), key_digests(recipe_keys(part))
-    planner = open_planner(part, catalog, settings.layout)
-    start = decode_state(state, recipe=fingerprint)
+    planner = open_planner(part, catalog, settings.layout, decisions=log)
     try:
         cursor = cursor_of_state(start, planner, catalog=catalog.fingerprint, is_stopped=is_stopped)
     except SourceExhausted:
@@ -111,7 +135,14 @@ def replica_steps(
         to_come = documents_to_come(planner, next_cursor)
         reader.hold(to_come.source, to_come.row, to_come.start)
         step, read_s, build_s = read_and_build(settings, plan, reader, memory, masked=masked)
-        after = state_of_cursor(next_cursor, planner, recipe=fingerprint, catalog=catalog.fingerprint, keys=keys)
+        after = state_of_cursor(
+            next_cursor,
+            planner,
+            recipe=fingerprint,
+            catalog=catalog.fingerprint,
+            keys=keys,
+            log_branch=log.branch if log else "",
+        )
         header = encode_header(
             plan,
             encode_state(after),
@@ -181,6 +212,8 @@ def _plans(
         began = time.perf_counter()
         try:
             plan, cursor = planner.step(cursor)
+        except StoppedWaiting:
+            return
         except SourceExhausted:
             if planner.part.one_pass:
                 return

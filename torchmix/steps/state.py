@@ -83,19 +83,11 @@ class DrawnState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, for
 
 
 class DecisionState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """A logged change of what holds; see `planner.planner.Decision`."""
+    """A logged change of what holds; see `planner.cursor.Decision`."""
 
     step: _Int
     kind: Literal["ran_out", "stage"]
     name: _Name
-
-
-class PendingState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """Shares that a policy has decided, and that hold from a later step on."""
-
-    step: _Int
-    shares: dict[_Name, _Int]
-    """Path of a node of the mixture to its share of its group, over 2^32."""
 
 
 class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -128,13 +120,13 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     recipe_keys: _Keys = b""
     """Digests of the recipe's keys, to say which of them differs in another recipe; see `key_digests`."""
     shares: dict[_Name, _Int] = {}
-    """Shares in force that a policy has decided, as `PendingState.shares`; empty without a policy."""
-    pending: list[PendingState] = []
-    """Decisions of a policy that do not hold yet, by step."""
+    """Shares that a policy has given the children of its group, sum 2^32; empty while the schedule's hold."""
     log_digest: _Digest = b""
-    """Of the policy's log up to here; empty without one."""
+    """Of the records of the policy's log that these shares follow from; empty where there are none yet."""
     log_length: _Int = 0
-    """Records of that log."""
+    """Number of these records."""
+    log_branch: _Fingerprint = ""
+    """The branch of the log that they were read from, and that has the decisions which do not hold yet."""
 
     @property
     def source_names(self) -> list[str]:
@@ -279,7 +271,8 @@ def _check_parts(state: LoaderState) -> None:
         "decisions": bool(state.decisions) and not is_planned,
         "bad_tokens": not state.bad_tokens.keys() <= set(state.source_names),
         "sources": bool(state.sources) and not is_planned,
-        "pending": bool(state.pending or state.shares or state.log_digest) and not is_planned,
+        "shares": bool(state.shares or state.log_length) and not is_planned,
+        "log_digest": bool(state.log_length) != bool(state.log_digest) or not 0 <= state.log_length <= state.step,
     }
     wrong = [name for name, is_wrong in faults.items() if is_wrong]
     if wrong:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.errors import CatalogError
 from torchmix.mixture.order import StreamOrder
-from torchmix.planner.planner import Cursor, Planner
+from torchmix.planner.cursor import Cursor
+from torchmix.planner.planner import Planner
 from torchmix.reader.protocol import StepReader
 
 GOLDEN = 0.6180339887498949

@@ -12,11 +12,11 @@ from torchmix.errors import PlanError, StateMismatch, WireError
 from torchmix.mixture.policies.decider import Decider
 from torchmix.mixture.policies.log import (
     LOG_START,
-    DecisionRecord,
     LogReader,
     LogWriter,
+    StepRecord,
     begin_branch,
-    records_of_log,
+    records_of_branch,
 )
 from torchmix.mixture.policies.odm import Odm
 from torchmix.mixture.policies.policy import Policy
@@ -39,19 +39,21 @@ def read(folder: Path, branch: str) -> LogReader:
     return OPENED[-1]  # type: ignore[return-value]
 
 
-def record(step: int) -> DecisionRecord:
-    return DecisionRecord(step=step, shares={"a": step, "b": 2**32 - step}, losses=[(step, {"a": (1.5, 3)})])
+def record(step: int) -> StepRecord:
+    return StepRecord(step=step, shares={"a": step, "b": 2**32 - step}, losses={"a": (1.5, 3)})
 
 
-def started(folder: Path, branch: str, *, length: int = 0, digest: str = LOG_START) -> LogWriter:
-    begin_branch(folder, branch, length=length, digest=digest)
+def started(folder: Path, branch: str, *, parent: str = "", length: int = 0, digest: str = LOG_START) -> LogWriter:
+    begin_branch(folder, branch, parent=parent, length=length, digest=digest)
     OPENED.append(LogWriter(folder, branch, digest=digest))
     return OPENED[-1]  # type: ignore[return-value]
 
 
-def filled(folder: Path, branch: str, steps: Sequence[int], *, length: int = 0, digest: str = LOG_START) -> list[str]:
+def filled(
+    folder: Path, branch: str, steps: Sequence[int], *, parent: str = "", length: int = 0, digest: str = LOG_START
+) -> list[str]:
     """A branch with records; the digest after each."""
-    writer, digests = started(folder, branch, length=length, digest=digest), []
+    writer, digests = started(folder, branch, parent=parent, length=length, digest=digest), []
     for step in steps:
         writer.append(record(step))
         digests.append(writer.digest)
@@ -65,8 +67,8 @@ def test_a_reader_has_the_records_as_they_come(tmp_path: Path) -> None:
     assert reader.next() is None
     writer.append(record(9))
     assert reader.next() == record(9) and reader.next() is None
-    writer.append(DecisionRecord(step=19))
-    assert reader.next() == DecisionRecord(step=19)
+    writer.append(StepRecord(step=19))
+    assert reader.next() == StepRecord(step=19)
     assert (reader.length, reader.digest) == (2, writer.digest)
 
 
@@ -79,7 +81,7 @@ def test_half_a_line_is_not_read(tmp_path: Path) -> None:
         assert reader.next() is None
         file.write(b"4}\n")
         file.flush()
-        assert reader.next() == DecisionRecord(step=4)
+        assert reader.next() == StepRecord(step=4)
         file.write(b"[]\n")
         file.flush()
         with pytest.raises(WireError, match="no record"):
@@ -87,34 +89,36 @@ def test_half_a_line_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_resume_from_an_older_state_begins_a_branch_and_the_records_that_it_leaves_stay(tmp_path: Path) -> None:
-    first = filled(tmp_path, ONE, [9, 19, 29, 39])
-    second = filled(tmp_path, TWO, [30, 40], length=2, digest=first[1])
-    third = filled(tmp_path, THREE, [50], length=3, digest=second[0])
-    assert [r.step for r in records_of_log(tmp_path, length=4, digest=first[3])] == [9, 19, 29, 39]
-    assert [r.step for r in records_of_log(tmp_path, length=4, digest=second[1])] == [9, 19, 30, 40]
-    assert [r.step for r in records_of_log(tmp_path, length=4, digest=third[0])] == [9, 19, 30, 50]
+    first = filled(tmp_path, ONE, [0, 1, 2, 3])
+    second = filled(tmp_path, TWO, [12, 13], parent=ONE, length=2, digest=first[1])
+    filled(tmp_path, THREE, [23], parent=TWO, length=3, digest=second[0])
+
+    def steps(branch: str) -> list[int]:
+        return [record.step for record, _ in records_of_branch(tmp_path, branch)]
+
+    assert (steps(ONE), steps(TWO), steps(THREE)) == ([0, 1, 2, 3], [0, 1, 12, 13], [0, 1, 12, 23])
+    assert records_of_branch(tmp_path, TWO)[-1][1] == second[1]
     reader = read(tmp_path, THREE)
-    assert [r.step for r in reader.earlier()] == [9, 19, 30]
-    assert reader.next() == record(50) and reader.length == 4
-    assert records_of_log(tmp_path, length=0, digest=LOG_START) == []
+    assert [record.step for record, _ in reader.earlier()] == [0, 1, 12]
+    assert reader.next() == record(23) and reader.length == 4 and reader.parent == TWO
 
 
-def test_a_log_that_is_not_the_states_is_refused_by_name(tmp_path: Path) -> None:
-    digests = filled(tmp_path, ONE, [9, 19])
-    with pytest.raises(StateMismatch, match="on_missing: constant"):
-        begin_branch(tmp_path, TWO, length=2, digest=digests[0])
-    filled(tmp_path, TWO, [29], length=2, digest=digests[1])
+def test_a_chain_that_is_broken_is_refused_by_name(tmp_path: Path) -> None:
+    digests = filled(tmp_path, ONE, [0, 1])
+    filled(tmp_path, TWO, [2], parent=ONE, length=2, digest=digests[0])
+    with pytest.raises(StateMismatch, match=f"{TWO} does not go on from"):
+        records_of_branch(tmp_path, TWO)
+    filled(tmp_path, THREE, [2], parent=ONE, length=2, digest=digests[1])
     (tmp_path / f"{ONE}.jsonl").unlink()
     with pytest.raises(StateMismatch, match="is missing"):
-        read(tmp_path, TWO).earlier()
+        records_of_branch(tmp_path, THREE)
 
 
 def test_an_altered_record_has_another_digest(tmp_path: Path) -> None:
-    digests = filled(tmp_path, ONE, [9, 19])
+    digests = filled(tmp_path, ONE, [0, 1])
     path = tmp_path / f"{ONE}.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"step":9', b'"step":8'))
-    with pytest.raises(StateMismatch, match="none of its 1 logs"):
-        records_of_log(tmp_path, length=2, digest=digests[1])
+    path.write_bytes(path.read_bytes().replace(b"1.5", b"1.6", 1))
+    assert [digest for _, digest in records_of_branch(tmp_path, ONE)][1] != digests[1]
 
 
 class Scripted:
@@ -136,7 +140,7 @@ class Scripted:
         return answer  # type: ignore[return-value]
 
 
-def decider(policy: Policy, log: LogWriter, *, keep: bool = True, earlier: Sequence[DecisionRecord] = ()) -> Decider:
+def decider(policy: Policy, log: LogWriter, *, keep: bool = True, earlier: Sequence[StepRecord] = ()) -> Decider:
     planned = {"a": Fraction(3, 4), "b": Fraction(1, 4)}
     return Decider(
         policy,
@@ -163,9 +167,9 @@ FAULTS = [
 @pytest.mark.parametrize(("answer", "fault"), FAULTS)
 def test_a_policy_that_fails_keeps_the_shares_or_stops_the_run(tmp_path: Path, answer: object, fault: str) -> None:
     found = decider(Scripted(answer), started(tmp_path, ONE))
-    assert [found.observe(step, {"a": (1.0, 2)}) for step in range(2)] == [None, None]
-    kept = found.observe(2, {"a": (1.0, 2)})
-    assert kept is not None and kept.shares is None and fault in kept.fault
+    kept = [found.observe(step, {"a": (1.0, 2)}) for step in range(3)]
+    assert [one.step for one in kept] == [0, 1, 2] and not kept[1].fault
+    assert kept[2].shares is None and fault in kept[2].fault
     stopped = decider(Scripted(answer), started(tmp_path, TWO), keep=False)
     with pytest.raises(PlanError, match="policy 'scripted' after step 2"):
         for step in range(3):
@@ -176,7 +180,6 @@ def test_decisions_are_bounded_integers(tmp_path: Path) -> None:
     found = decider(Scripted({"a": 0.0, "b": 9.0}), started(tmp_path, ONE))
     for step in range(3):
         decided = found.observe(step, {})
-    assert decided is not None and decided.shares is not None
     assert decided.shares == {"a": 2**31, "b": 2**31}, "b at most doubles"
 
 
@@ -189,8 +192,9 @@ def test_a_policy_that_is_told_the_log_goes_on_as_if_nothing_had_happened(tmp_pa
     writer = started(tmp_path, TWO)
     before = decider(Odm(), writer)
     given = [before.observe(step, losses(step)) for step in range(15)]
-    earlier = records_of_log(tmp_path, length=5, digest=writer.digest)
-    after = decider(Odm(), started(tmp_path, THREE, length=5, digest=writer.digest), earlier=earlier)
+    earlier = [record for record, _ in records_of_branch(tmp_path, TWO)]
+    log = started(tmp_path, THREE, parent=TWO, length=15, digest=writer.digest)
+    after = decider(Odm(), log, earlier=earlier)
     given += [after.observe(step, losses(step)) for step in range(15, 30)]
     assert given == expected
-    assert len({record.shares["a"] for record in given if record and record.shares}) > 3, "it decides something"
+    assert len({record.shares["a"] for record in given if record.shares}) > 3, "it decides something"

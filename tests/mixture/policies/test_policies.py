@@ -13,9 +13,11 @@ from torchmix.errors import RecipeError
 from torchmix.mixture.policies.ado import Ado
 from torchmix.mixture.policies.limits import with_floor, within
 from torchmix.mixture.policies.odm import Odm
+from torchmix.mixture.policies.open_policy import open_policy
 from torchmix.mixture.policies.policy import Policy
 from torchmix.mixture.policies.scaling_law import cost_of, fit_scaling_law, smoothed
 from torchmix.mixture.policies.shares_file import SharesFile
+from torchmix.recipe.structs import Dynamic
 
 NAMES = ["a", "b", "c"]
 SHARES = {"a": 0.5, "b": 0.3, "c": 0.2}
@@ -157,3 +159,33 @@ def test_a_floor_is_scaled_where_many_sources_share() -> None:
     floored = with_floor(shares, 0.01)
     assert floored.sum() == pytest.approx(1)
     assert floored[0] > 100 * floored[1], "306 times 1 % would leave all shares equal"
+
+
+def test_a_recipe_names_its_policy_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_policies.py").write_text(
+        "class Mine:\n"
+        "    def __init__(self, *, step=1): self.step = step\n"
+        "    def start(self, names, shares): pass\n"
+        "    def observe(self, step, losses): pass\n"
+        "    def decide(self, step): return None\n"
+        "class Half:\n"
+        "    def start(self, names, shares): pass\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isinstance(open_policy(Dynamic(policy="ado", options={"start_step": 9}), tmp_path), Ado)
+    mine = open_policy(Dynamic(policy="my_own_policies:Mine", options={"step": 5}), tmp_path)
+    assert vars(mine) == {"step": 5}
+    found = open_policy(Dynamic(policy="file", options={"path": "shares.yaml"}), tmp_path)
+    found.start(["a"], {"a": 1.0})
+    (tmp_path / "shares.yaml").write_text("{a: 1}", encoding="utf-8")
+    assert found.decide(0) == {"a": 1.0}, "relative to the recipe"
+    for policy, options, message in [
+        ("my_own_policies:Mine", {"stp": 1}, "does not take these options"),
+        ("my_own_policies:Half", {}, "has no method observe, decide"),
+        ("my_own_policies:None_", {}, "cannot be imported"),
+        ("no_such_module_of_policies:A", {}, "cannot be imported"),
+        ("file", {}, "does not take these options"),
+    ]:
+        with pytest.raises(RecipeError, match=message):
+            open_policy(Dynamic(policy=policy, options=options), tmp_path)

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from torchmix.catalog.open_part import open_part
+from torchmix.cli.decisions import add_decisions, decisions_of
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.plan.files import paths_of, write_plan_files
 from torchmix.cli.plan.summary import PlanSummary, print_summary
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--micro-batch-size", type=at_least(1), default=1, metavar="B", help="samples of a microbatch (default 1)"
     )
+    add_decisions(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="write pieces.parquet and steps.parquet here")
     add_tree(parser)
     add_explain(parser)
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     folder = recipe_directory(arguments.recipe) / recipe.catalog
     catalog = open_part(folder, part)
     layout = Layout(dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
-    planner = open_planner(part, catalog, layout)
+    planner = open_planner(part, catalog, layout, decisions=decisions_of(arguments, part))
     shares = _mean_shares(planner, arguments.start, arguments.steps)
     summary = PlanSummary(shares, [epoch_tokens(order) for order in planner.orders])
     stop = sys.maxsize if arguments.steps is None else arguments.start + arguments.steps

@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from torchmix.catalog.open_part import open_part
+from torchmix.cli.decisions import add_decisions
 from torchmix.cli.show.rows import print_row, rows_shown
 from torchmix.cli.show.step import COLUMNS, plan_of_step, print_sample, samples_shown
 from torchmix.cli.terminal import ExitCode, add_explain, at_least, print_json, print_meanings
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--micro-batch-size", type=at_least(1), default=1, metavar="B", help="samples of a microbatch (default 1)"
     )
     step.add_argument("--state", type=Path, metavar="FILE", help="bytes of a state to plan from, not from step 0")
+    add_decisions(parser)
     parser.add_argument("--part", choices=PARTS, default="train", help="part of the recipe (default train)")
     parser.add_argument("--tokens", action="store_true", help="show ids, too, where there is text")
     parser.add_argument("--tokenizer", metavar="T", help="shows ids as text: bytes, tiktoken:NAME or a tokenizer.json")

@@ -6,6 +6,7 @@ scaling_law.py   losses over tokens -> the curve that they follow
 ado.py           Adaptive Data Optimization: more of what is still being learnt
 odm.py           Online Data Mixing: a bandit whose reward is the loss
 shares_file.py   shares that an operator writes while the run goes on
+open_policy.py   the policy that a recipe names
 log.py           what policies were told and what they answered, on a disk
 decider.py       one rank asks a policy, and logs its answers
 """

@@ -1,8 +1,8 @@
 """One rank's decisions: a policy is told losses, asked at its steps, and what it answers is logged.
 
-In: losses of each step, reduced over all ranks. Out: a record a decision, in the log. Must hold: the policy is told
+In: losses of each step, reduced over all ranks. Out: a record a step, in the log. Must hold: the policy is told
 exactly what the log holds, so that a resume, which feeds it the log, finds it as it was; a policy that fails changes no
-share where the recipe says `on_error: keep`. Cost: the policy's own, and one line of the log a decision.
+share where the recipe says `on_error: keep`. Cost: the policy's own, and one line of the log a step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from torchmix.errors import PlanError
 from torchmix.mixture.policies.limits import within
-from torchmix.mixture.policies.log import DecisionRecord, LogWriter
+from torchmix.mixture.policies.log import LogWriter, StepRecord
 from torchmix.mixture.policies.policy import Policy
 from torchmix.mixture.shares.integers import integer_shares
 
@@ -37,7 +37,7 @@ class Decider:
         lowest: float,
         highest: float,
         keep_on_error: bool,
-        earlier: Iterable[DecisionRecord] = (),
+        earlier: Iterable[StepRecord] = (),
     ) -> None:
         """Start the policy, and tell it what the log holds.
 
@@ -54,7 +54,6 @@ class Decider:
         self._policy, self._log, self._name, self._planned = policy, log, name, planned
         self._every, self._lowest, self._highest = every, lowest, highest
         self._keep_on_error = keep_on_error
-        self._told: list[tuple[int, dict[str, tuple[float, int]]]] = []
         shares = {child: float(share) for child, share in planned(0).items()}
         self._names = sorted(shares)
         policy.start(self._names, shares)
@@ -65,8 +64,8 @@ class Decider:
         """Whether shares are decided after this step."""
         return (step + 1) % self._every == 0
 
-    def observe(self, step: int, losses: Mapping[str, tuple[float, int]]) -> DecisionRecord | None:
-        """Take the losses of a step; after a step of decision, log what the policy says.
+    def observe(self, step: int, losses: Mapping[str, tuple[float, int]]) -> StepRecord:
+        """Tell the policy the losses of a step, ask it where one is decided, and log both.
 
         Args:
             step: One more than in the call before.
@@ -75,20 +74,15 @@ class Decider:
         Raises:
             PlanError: The policy failed, and the recipe says `on_error: stop`.
         """
-        self._told.append((step, dict(losses)))
-        if not self.is_decision(step):
-            return None
-        shares, fault = self._decide(step)
-        record = DecisionRecord(step=step, shares=shares, losses=self._told, fault=fault)
-        self._log.append(record)
-        self._told = []
+        shares, fault = self._ask(step, losses)
+        record = StepRecord(step=step, losses=dict(losses), shares=shares, fault=fault)
+        self._log.append(record, to_disk=self.is_decision(step))
         return record
 
-    def _decide(self, step: int) -> tuple[dict[str, int] | None, str]:
+    def _ask(self, step: int, losses: Mapping[str, tuple[float, int]]) -> tuple[dict[str, int] | None, str]:
         try:
-            for told_step, losses in self._told:
-                self._policy.observe(told_step, losses)
-            wanted = self._policy.decide(step)
+            self._policy.observe(step, losses)
+            wanted = self._policy.decide(step) if self.is_decision(step) else None
             return (None if wanted is None else self._bounded(wanted, step)), ""
         except Exception as error:  # a user's own code may raise anything
             fault = f"policy {self._name!r} after step {step}: {type(error).__name__}: {error}"
@@ -113,12 +107,12 @@ class Decider:
         exact = {child: Fraction(share) for child, share in zip(self._names, bounded.tolist(), strict=True)}
         return dict(zip(self._names, integer_shares(exact).tolist(), strict=True))
 
-    def _replay(self, record: DecisionRecord) -> None:
+    def _replay(self, record: StepRecord) -> None:
         """What was said already is not said again; a policy that failed then may fail again."""
         try:
-            for step, losses in record.losses:
-                self._policy.observe(step, losses)
-            self._policy.decide(record.step)
+            self._policy.observe(record.step, record.losses)
+            if self.is_decision(record.step):
+                self._policy.decide(record.step)
         except Exception as error:  # as above
             if not self._keep_on_error:
                 raise PlanError(

@@ -1,9 +1,9 @@
-"""The log of a run's decisions, on a disk that all nodes see: what a policy was told, and what it answered.
+"""The log of a run's policy, on a disk that all nodes see: what it was told, and what it decided.
 
-In: records, one for each decision, "no change" too. Out: the same records, in order, to whoever plans. Must hold: a
+In: a record for each step. Out: the same records, in order, to whoever plans. Must hold: a
 record is never altered; a digest chains all records before it, so a state names its log by a length and a digest; a run
 that goes on from an earlier state begins a branch, and the records that it leaves stay in theirs. Cost: one appended
-line a decision; reading a branch is one pass over its lines.
+line a step; reading a branch is one pass over its lines.
 
     decisions/
         1f0c9a4e77b2d310.jsonl      one start of the job: a line that says where it goes on, then a record a line
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -28,21 +27,19 @@ from torchmix.errors import StateMismatch, WireError
 LOG_START = hashlib.sha256(b"torchmix-decisions-1").hexdigest()[:16]
 """Digest of a log without records."""
 MOST_LINE_BYTES = 256 << 20
-_NAME = re.compile(r"[0-9a-f]{16}")
 
 _Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Sums = dict[str, tuple[float, int]]
 
 
-class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One decision, taken after `step`."""
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One step: the first one of a run is step 0, and record n is of step n."""
 
     step: _Step
-    """The last step whose losses are in it."""
+    losses: _Sums = {}
+    """What the policy was told: the summed loss and the tokens of each child that had some."""
     shares: dict[str, int] | None = None
-    """The share of each child of the group, integers that sum to 2^32; None: no change."""
-    losses: list[tuple[_Step, _Sums]] = []
-    """What the policy was told since the record before: of each step the summed loss and the tokens of each child."""
+    """What was decided after the step: of each child of the group its share, an integer over 2^32. None: no change."""
     fault: str = ""
     """Why the policy decided nothing, if it failed and the recipe keeps the shares then."""
 
@@ -58,26 +55,27 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of these records."""
 
 
-def begin_branch(folder: Path, branch: str, *, length: int, digest: str) -> None:
-    """Make the file of a start of the job, before anybody reads it.
+def begin_branch(folder: Path, branch: str, *, parent: str = "", length: int = 0, digest: str = LOG_START) -> None:
+    """Make the file of a start of the job.
 
     Args:
         folder: The log's; made if it does not exist.
         branch: 16 hex digits that no other start has.
-        length: Records of the state that the job goes on from; 0 for a new run.
-        digest: Of these records; `LOG_START` for a new run.
+        parent: The branch that it goes on from; empty for a new run.
+        length: Records before the first one of this branch.
+        digest: Of these records.
 
     Raises:
-        StateMismatch: No branch in the folder has records with this digest.
         OSError: The folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    parent = _branch_with(folder, length, digest) if length else ""
     line = msgspec.json.encode(_Head(parent=parent, records=length, digest=digest)) + b"\n"
-    with _path(folder, branch).open("xb") as file:
+    hidden = folder / f".{branch}"
+    with hidden.open("xb") as file:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
+    hidden.rename(_path(folder, branch))  # whoever waits for it finds its first line whole
 
 
 class LogWriter:
@@ -88,12 +86,13 @@ class LogWriter:
         self._file = _path(folder, branch).open("ab")
         self.digest = digest
 
-    def append(self, record: DecisionRecord) -> None:
-        """Add a record; it is on the disk when this returns."""
-        line = msgspec.json.encode(record)
+    def append(self, record: StepRecord, *, to_disk: bool = False) -> None:
+        """Add a record, which all processes see when this returns; `to_disk`: it also outlives this machine."""
+        line = encoded(record)
         self._file.write(line + b"\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if to_disk:
+            os.fsync(self._file.fileno())
         self.digest = next_digest(self.digest, line)
 
     def close(self) -> None:
@@ -109,20 +108,22 @@ class LogReader:
         self._folder = folder
         self._file = _path(folder, branch).open("rb")
         head = _head(self._file.readline(), branch)
-        self._parent, self._before = head.parent, head.records
+        self.parent = head.parent
+        """The branch that this one goes on from; empty for a first one."""
+        self._before = head.records
         self.length, self.digest = head.records, head.digest
         """Of all records that were read, with those of the branches before."""
         self._rest = b""
 
-    def earlier(self) -> list[DecisionRecord]:
-        """The records before the first one of this branch.
+    def earlier(self) -> list[tuple[StepRecord, str]]:
+        """The records before the first one of this branch, each with the digest of the log up to it.
 
         Raises:
             StateMismatch: A file of the chain is missing or has fewer records.
         """
-        return [record for record, _ in _records(self._folder, self._parent, self._before)]
+        return list(_records(self._folder, self.parent, self._before))
 
-    def next(self) -> DecisionRecord | None:
+    def next(self) -> StepRecord | None:
         """The next record of this branch, or None if it is not there yet.
 
         Raises:
@@ -141,15 +142,19 @@ class LogReader:
         self._file.close()
 
 
-def records_of_log(folder: Path, *, length: int, digest: str) -> list[DecisionRecord]:
-    """The first records of the run whose log has this digest.
+def records_of_branch(folder: Path, branch: str) -> list[tuple[StepRecord, str]]:
+    """All records of a branch and of those that it goes on from, each with the digest of the log up to it.
 
     Raises:
-        StateMismatch: No branch in the folder has records with this digest.
+        StateMismatch: A file of the chain is missing or damaged.
+        WireError: A line is no record.
     """
-    if not length:
-        return []
-    return [record for record, _ in _records(folder, _branch_with(folder, length, digest), length)]
+    return list(_records(folder, branch, 1 << 62))
+
+
+def encoded(record: StepRecord) -> bytes:
+    """The line of a record, without its end."""
+    return msgspec.json.encode(record)
 
 
 def next_digest(digest: str, line: bytes) -> str:
@@ -157,26 +162,7 @@ def next_digest(digest: str, line: bytes) -> str:
     return hashlib.sha256(bytes.fromhex(digest) + line).hexdigest()[:16]
 
 
-def _branch_with(folder: Path, length: int, digest: str) -> str:
-    """A branch whose first `length` records have a digest."""
-    seen: dict[str, str] = {}
-    names = sorted(path.stem for path in folder.glob("*.jsonl") if _NAME.fullmatch(path.stem))
-    for name in names:
-        try:
-            found = [line_digest for _, line_digest in _records(folder, name, length)]
-        except StateMismatch as error:
-            seen[name] = str(error)
-            continue
-        if len(found) == length and found[-1] == digest:
-            return name
-    raise StateMismatch(
-        f"{folder}: none of its {len(names)} logs has {length} decisions with digest {digest}, which the state goes on "
-        f"from; bring back the folder of that run, or let the recipe say `on_missing: constant` to go on with the "
-        f"state's shares"
-    )
-
-
-def _records(folder: Path, branch: str, length: int) -> Iterator[tuple[DecisionRecord, str]]:
+def _records(folder: Path, branch: str, length: int) -> Iterator[tuple[StepRecord, str]]:
     """The first `length` records of a branch, with those before it, each with the digest after it."""
     chain: list[tuple[str, _Head, list[bytes]]] = []
     while branch:
@@ -211,9 +197,9 @@ def _head(line: bytes, branch: str) -> _Head:
         raise StateMismatch(f"the log {branch} has no first line of torchmix's: {error}") from None
 
 
-def _record(line: bytes) -> DecisionRecord:
+def _record(line: bytes) -> StepRecord:
     try:
-        return msgspec.json.decode(line, type=DecisionRecord)
+        return msgspec.json.decode(line, type=StepRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WireError(f"a line of the log of decisions is no record ({error}): {line[:60]!r}") from None
 

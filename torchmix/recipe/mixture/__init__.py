@@ -5,4 +5,5 @@ tree.py            a tree of groups -> the exact share of each stream
 groups.py          the recipe's `mixture` -> the tree
 changes.py         the recipe's `schedule` -> the trees that follow, and where they hold
 shares_of_part.py  a part of a recipe -> shares at the start, and stages
+dynamic.py         the recipe's `dynamic`, and the tree with the shares that were decided
 """
