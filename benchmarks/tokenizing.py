@@ -6,8 +6,8 @@ Text is the source of Python's standard library, cut into documents of some kilo
 with pages of 256 KB. A byte-level BPE is trained on a part of it, and the same merges make an encoding of tiktoken. The
 bound is the library alone, on Python strings in memory: `encode_batch` of tokenizers, `encode_ordinary_batch` of
 tiktoken, with as many threads as there are processors. All are taken in turn in one process; times are CPU seconds of
-all threads, and wall seconds. `index` finds the pages and counts the tokens of every row; `read` decodes and tokenizes
-every page once more and puts the ids into arrays, as training does.
+all threads, and wall seconds. `index` finds the pages and counts the tokens of every row; `read` asks for the rows in a
+random order, 256 at a time, so that each is tokenized once more and its ids come to their places, as in training.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Batch, Recipe, Source
 
 END = "<|endoftext|>"
+ROWS_OF_STEP = 256
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 
@@ -82,10 +83,16 @@ def install_encoding(tokenizer: Tokenizer) -> tiktoken.Encoding:
 
 def read_all(catalog: Catalog, folder: Path) -> int:
     source = catalog.sources["text"]
-    reader = Reader(catalog, folder, cache_bytes=1 << 20)
-    num_tokens = sum(len(reader.page(0, page).values) for page in range(source.pages.num_pages))
+    reader = Reader(catalog, folder, cache_bytes=1 << 30)
+    lengths = source.sizes.tokens.astype(np.int64)
+    order = np.random.default_rng(1).permutation(len(lengths))
+    for rows in np.array_split(order, 1 + len(order) // ROWS_OF_STEP):
+        counts, zeros = lengths[rows], np.zeros(len(rows), np.int64)
+        ends = np.cumsum(counts)
+        reader.read(zeros, rows, zeros, counts, places=ends - counts, num_places=int(ends[-1]))
+    assert reader.stats()["rows_encoded"] == len(lengths)
     reader.close()
-    return num_tokens
+    return int(lengths.sum())
 
 
 def timed(call: Callable[[], object]) -> tuple[float, float]:
