@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.files import flip_byte, make_text_file, random_texts
+from tests.support.json_lines import write_lines
 from tests.support.maps import recipe_of_map, write_functions
 from tests.support.vocabularies import END, make_tokenizer
 from torchmix.catalog.store import Catalog
@@ -165,3 +167,19 @@ def test_ids_of_a_map_are_kept_unless_it_is_random_or_gives_more_than_ids(folder
 def test_there_is_nothing_to_keep_of_lists_of_tokens() -> None:
     with pytest.raises(RecipeError, match="lists of tokens are ids already"):
         recipe_of(text=None, tokenizer=None, end_id=None, tokens="ids", keep="tokens")
+
+
+@pytest.mark.parametrize("name", ["web.jsonl", "web.jsonl.zst"])
+def test_bad_rows_have_no_ids_and_move_none(tmp_path: Path, name: str) -> None:
+    make_tokenizer(tmp_path / "t.json")
+    lines = [json.dumps({"text": text}).encode() for text in TEXTS]
+    for place, garbage in ((0, b"no JSON"), (7, b'{"text": "cut'), (200, b'{"text": 5}'), (len(TEXTS), b"{}")):
+        lines.insert(place, garbage)
+    write_lines(tmp_path / name, b"\n".join(lines), mean_bytes=700, at_lines=True)
+    keys = {"path": name, "bad_rows": "mask", "max_bad": "5%"}
+    expected, _ = rows_of(index_recipe(recipe_of(**keys), tmp_path), tmp_path)
+    catalog = index_recipe(recipe_of(**keys, keep="tokens"), tmp_path)
+    assert catalog.sources["web"].num_bad_rows == 4
+    found, stats = rows_of(catalog, tmp_path)
+    assert found == expected and stats["rows_encoded"] == 0
+    assert [row for row in (0, 7, 200) if found[row]] == []
