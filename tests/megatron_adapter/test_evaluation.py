@@ -11,7 +11,8 @@ from tests.support.catalogs import open_catalog
 from tests.support.loaders import open_job, write_job
 from tests.support.worlds import run_ranks
 from torchmix.constructor.fields import Microbatch
-from torchmix.megatron_adapter.evaluation import Passes, first_step, recipe_of_evaluation, steps_of_pass
+from torchmix.errors import RecipeError
+from torchmix.megatron_adapter.evaluation import Passes, first_step, recipe_of_evaluation, recipe_of_set, steps_of_pass
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -55,6 +56,12 @@ def test_validation_goes_round_sources_that_training_uses_once(tmp_path: Path) -
         while cursor.position.epoch.min() < 2:
             cursor = planner.skip(cursor)
         assert steps_of_pass(recipe_of_evaluation(recipe, samples=4), "validation", tmp_path) < cursor.step
+
+
+def test_rows_that_are_held_out_are_no_set_of_their_own(recipe: Path) -> None:
+    held = msgspec.structs.replace(load_recipe(recipe), hold_out={"validation": {"web": "5%"}})
+    with pytest.raises(RecipeError, match="rows that are held out, and selections, are validated together"):
+        recipe_of_set(held, "web")
 
 
 @pytest.mark.parametrize("topology", [Topology(), Topology(pp=2), Topology(tp=2, dp=2)])

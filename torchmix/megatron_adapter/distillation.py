@@ -32,7 +32,9 @@ from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import Part, part_of
 
 LOGITS_FLAGS = ("--logits-save-dir", "--logits-load-dir")
-BESIDE_ATTENTION = frozenset({"path", "tokenizer", "max_epochs", "on_exhausted", "bad_rows", "max_bad"})
+BESIDE_ATTENTION = frozenset(
+    {"path", "tokenizer", "max_epochs", "on_exhausted", "bad_rows", "max_bad", "id", "properties", "split_by"}
+)
 """Words of a source that alter nothing, or that the catalog or the order has already."""
 
 

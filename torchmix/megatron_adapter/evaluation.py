@@ -64,8 +64,17 @@ def recipe_of_set(recipe: Recipe, name: str) -> Recipe:
     Args:
         recipe: The recipe of evaluations, with all its parts.
         name: Of the source.
+
+    Raises:
+        RecipeError: Its rows are held out, so they are no source of their own.
     """
     part = part_of(recipe, "validation")
+    if name in part.bands or part.selections:
+        message = (
+            "rows that are held out, and selections, are validated together with the others of their part; leave "
+            "Megatron's flag for several validation sets out, or give each set a source under `validation`"
+        )
+        raise RecipeError(message, "hold_out.validation" if name in part.bands else "validation")
     return msgspec.structs.replace(
         recipe,
         batch=part.batch,

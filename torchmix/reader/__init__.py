@@ -10,6 +10,7 @@ page_cache.py      what was read lately, within a budget of bytes
 decode_count.py    how often pages are decoded
 page_batches.py    pages -> runs and batches, which are decoded together
 source_pages.py    pages -> documents
+used_rows.py       the rows of pages that are used at all
 coming_pages.py    pages whose bytes are on their way
 page_store.py      pages of all sources: kept, on their way, or decoded now
 protocol.py        what the making of steps asks of a reader

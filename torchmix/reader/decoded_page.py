@@ -38,6 +38,8 @@ class DecodedPage:
     """Whether `values` is the kernel's memory, and not this process's."""
     is_blank: bool = False
     """Whether it replaces a page that could not be read."""
+    is_part: bool = False
+    """Whether it holds the rows that are used alone; the others have no tokens here."""
 
     @property
     def num_bytes(self) -> int:

@@ -6,7 +6,7 @@ kept or on its way decides only how often a page is decoded. Cost: that of decod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
@@ -21,14 +21,18 @@ from torchmix.reader.decoded_page import DecodedPage
 from torchmix.reader.page_cache import PageCache
 from torchmix.reader.range_requests import RangeFetch, RequestPool
 from torchmix.reader.source_pages import SourcePages
+from torchmix.reader.used_rows import UsedRows
 
 
 class PageStore:
     """The pages of all sources of a reader; not for several threads at once."""
 
-    def __init__(self, sources: Sequence[SourcePages], *, cache_bytes: int) -> None:
-        """Keep at most `cache_bytes` of decoded pages, of all sources together."""
+    def __init__(
+        self, sources: Sequence[SourcePages], *, cache_bytes: int, used: Mapping[int, UsedRows] | None = None
+    ) -> None:
+        """Keep at most `cache_bytes` of decoded pages, of all sources together; of those in `used` these rows alone."""
         self._sources = sources
+        self._used = used or {}
         self.kept: PageCache[int, DecodedPage] = PageCache(cache_bytes)
         """Decoded pages by key."""
         pages_of_source = [source.catalog.pages.num_pages for source in sources]
@@ -52,7 +56,8 @@ class PageStore:
         needed = [key for key in (page_ids + first_key).tolist() if key not in self.kept and key not in self._coming]
         chosen = np.array(list(dict.fromkeys(needed)), np.int64)
         num_chosen = 0
-        for page_bytes in self._sources[source].planned_bytes(chosen - first_key):
+        planned = self._used[source] if source in self._used else self._sources[source]
+        for page_bytes in planned.planned_bytes(chosen - first_key):
             if not self.kept.has_room(coming_bytes + planned_bytes + page_bytes):
                 break
             planned_bytes += page_bytes
@@ -90,10 +95,11 @@ class PageStore:
             for s, pages in pages_of_source:
                 first_key = int(self.first_key[s])
                 for page, decoded in zip(pages, self._sources[s].decode(pages, fetch), strict=True):
-                    if not decoded.is_view:
+                    kept = self._used[s].only(page, decoded) if s in self._used else decoded
+                    if not kept.is_view:
                         self.count.add(first_key + page)
-                        self.kept.keep(first_key + page, decoded, decoded.num_bytes)
-                    yield decoded
+                        self.kept.keep(first_key + page, kept, kept.num_bytes)
+                    yield kept
         finally:
             if fetch is not None:
                 fetch.close()

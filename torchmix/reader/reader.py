@@ -45,6 +45,7 @@ from torchmix.reader.pieces.unlabelled import unlabelled_places
 from torchmix.reader.protocol import StepImages
 from torchmix.reader.rows.row_encoding import RowEncoding
 from torchmix.reader.source_pages import SourcePages
+from torchmix.reader.used_rows import UsedRows
 
 COMPANION_BYTES = 128 << 20
 """Companions kept, of all sources together."""
@@ -65,6 +66,7 @@ class Reader:
         seed: int = 0,
         maps: Mapping[str, str] | None = None,
         images: StepImages | None = None,
+        used: Mapping[str, NDArray[np.integer[Any]]] | None = None,
     ) -> None:
         """Nothing is opened yet.
 
@@ -78,6 +80,7 @@ class Reader:
             seed: The recipe's, for maps of rows that are random.
             maps: The words of the map of each source that has one, by name, as the recipe has them.
             images: Reads images of these sources; closed with this reader.
+            used: By name, of sources of which no other rows are asked for, these rows; see `used_rows`.
 
         Raises:
             CatalogStale: The catalog holds lengths of another transform, for example of another tokenizer.
@@ -93,7 +96,9 @@ class Reader:
             files = OpenFiles(decoder, source.files, directory, self._descriptors)
             pages = SourcePages(source, decoder, files, companions, masks_bad=source.name in masked)
             self._sources.append(pages)
-        self._store = PageStore(self._sources, cache_bytes=cache_bytes)
+        number = {source.catalog.name: s for s, source in enumerate(self._sources)}
+        of_source = {number[name]: UsedRows(rows, catalog.sources[name]) for name, rows in (used or {}).items()}
+        self._store = PageStore(self._sources, cache_bytes=cache_bytes, used=of_source)
         self._encoding = RowEncoding(self._sources, seed=seed)
         self._locator = Locator([source.catalog for source in self._sources])
         self._checked_s = time.monotonic()

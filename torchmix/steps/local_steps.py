@@ -16,6 +16,7 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
 from torchmix.reader.images import open_images
 from torchmix.reader.reader import Reader
+from torchmix.reader.used_rows import used_rows
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.row_map import maps_of
 from torchmix.steps.replica_steps import StreamSettings, replica_steps
@@ -50,6 +51,7 @@ def local_steps(
         seed=part.seed,
         maps=maps_of(part.sources),
         images=open_images(catalog, Path(settings.base)),
+        used=used_rows(part, catalog),
     )
     try:
         yield from replica_steps(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.errors import PlanError
 from torchmix.reader.decoded_page import DecodedPage
 from torchmix.reader.mapped_files import MappedFiles
 from torchmix.reader.pieces.locate import Located
@@ -56,7 +57,7 @@ class PageRuns:
         self._stop = np.append(at.first_piece, len(at.order))[1:][chosen].tolist()
         self._rows: list[int] = at.row_in_page.tolist() if len(first) else []
         self._starts: list[int] = at.start.tolist() if len(first) else []
-        self._documents = documents
+        self._documents, self._sizes = documents, at.tokens
         self.source = at.source[first]
         """Source of each page."""
         self.page = at.page[first]
@@ -67,4 +68,18 @@ class PageRuns:
         first, stop, offsets = self._first[k], self._stop[k], page.offsets
         self._documents.keep(first, page)
         rows, starts = self._rows[first:stop], self._starts[first:stop]
+        if page.is_part:
+            self._check_used(k, page)
         return page.values, first, [offsets[row] + start for row, start in zip(rows, starts, strict=True)]
+
+    def _check_used(self, k: int, page: DecodedPage) -> None:
+        """Raise a PlanError where a piece is of a row that the page was not kept for."""
+        first, stop = self._first[k], self._stop[k]
+        for row, start, size in zip(
+            self._rows[first:stop], self._starts[first:stop], self._sizes[first:stop].tolist(), strict=True
+        ):
+            if start + size > page.offsets[row + 1] - page.offsets[row]:
+                raise PlanError(
+                    f"row {row} of page {self.page[k]} of source {self.source[k]} is asked for, and no stream of the "
+                    "part has it; the plan belongs to another catalog"
+                )
