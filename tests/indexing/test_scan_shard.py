@@ -54,6 +54,7 @@ def test_shards_scan_every_file_once_and_a_plain_run_scans_none(
     assert again["resumed_files"] == again["files_of_shard"] == scanned[1]["files_of_shard"]
     report = run(capsys, "index", str(recipe))
     assert (report["scanned_files"], report["resumed_files"]) == (0, 10)
+    assert [one["kept_ids_bytes"] > 0 for one in report["sources"]] == [True, False]
     assert not (folder / "parts").exists() and len(list((folder / "kept").iterdir())) == 5
     alone = index_recipe(load_recipe(recipe), recipe.parent, force=True)
     assert alone.fingerprint == report["catalog_fingerprint"]
@@ -83,3 +84,9 @@ def test_what_is_no_shard_is_refused(recipe: Path, words: str, capsys: pytest.Ca
 def test_a_shard_is_not_forced(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", str(recipe), "--shard", "1/2", "--force"]) != 0
     assert "--shard does not go with --force" in capsys.readouterr().err
+
+
+def test_a_run_says_which_ids_are_kept(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", str(recipe), "--keep-tokens"]) == 0
+    out = capsys.readouterr().out
+    assert "prose: its ids are kept, " in out and "web: its ids are kept, " in out

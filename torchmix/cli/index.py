@@ -24,6 +24,7 @@ from torchmix.catalog.views.wanted import views_of
 from torchmix.cli.selections import print_selections, selection_values
 from torchmix.cli.terminal import ExitCode, add_explain, count_text, print_json, print_table, progress_bar
 from torchmix.errors import OptionError
+from torchmix.formats.kept_ids.ids_file import kept_bytes
 from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan import IndexReport, index_sources
 from torchmix.indexing.scan_shard import scan_shard
@@ -168,6 +169,7 @@ def _index(recipe: Recipe, directory: Path, arguments: argparse.Namespace) -> In
 
 
 def _values(report: IndexReport) -> dict[str, Any]:
+    kept = kept_bytes(report.catalog.directory)
     return {
         "catalog": str(report.catalog.directory),
         "scanned_files": report.scanned_files,
@@ -188,6 +190,7 @@ def _values(report: IndexReport) -> dict[str, Any]:
                 "window_pages": source.sizes.window_pages,
                 "split_row_files": _split_row_files(source),
                 "tail_bytes": _tail_bytes(source),
+                "kept_ids_bytes": kept.get(source.name, 0),
                 "fingerprint": source.fingerprint,
             }
             for source in report.catalog.sources.values()
@@ -216,7 +219,10 @@ def _print(report: IndexReport, *, explain: bool) -> None:
     print(f"\n{report.catalog.directory}: {scanned}{resumed}")
     for change, count in sorted(Counter(one.change for one in report.changes).items()):
         print(f"{count_text(count)} {change}")
+    kept = kept_bytes(report.catalog.directory)
     for source in report.catalog.sources.values():
+        if source.name in kept:
+            print(f"{source.name}: its ids are kept, {bytes_text(kept[source.name])}; training tokenizes nothing of it")
         if split := _split_row_files(source):
             print(
                 f"{source.name}: rows are split over pages in {split} files; reading each page to where its last row "

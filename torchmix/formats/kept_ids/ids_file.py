@@ -138,6 +138,17 @@ def _read_end(file: Any, num_bytes: int) -> bytes:
     return end
 
 
+def kept_bytes(folder: Path) -> dict[str, int]:
+    """Bytes of the ids that a catalog's folder keeps, by source."""
+    found: dict[str, int] = {}
+    kept = folder / KEPT_FOLDER
+    for path in kept.iterdir() if kept.is_dir() else ():
+        match = _FILE.fullmatch(path.name)
+        if match and not path.name.endswith(".tmp"):
+            found[match["source"]] = found.get(match["source"], 0) + path.stat().st_size
+    return found
+
+
 def remove_stale(folder: Path, current: Iterable[Path], sources: Iterable[str]) -> None:
     """Remove files of ids of these sources that are not among the current ones, and unfinished ones."""
     kept, names, wanted = folder / KEPT_FOLDER, set(sources), set(current)
