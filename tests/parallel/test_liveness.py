@@ -142,7 +142,7 @@ def test_a_rank_that_falls_silent_is_lost() -> None:
     with ranks(3) as (opened, ended):
         opened[1].note_step(3)
         let_beat(opened[1])
-        opened[1]._look = lambda: None  # type: ignore[method-assign]
+        opened[1]._poll = lambda: None  # type: ignore[method-assign]
         for each in opened:  # its process is seen to run, being this one: give that no credit
             each._ring._evidence_of = lambda identity: "unknown"
         wait_until(lambda: {0, 2} <= set(ended), deadline_s=DEADLINE_S, what="end of the other processes")

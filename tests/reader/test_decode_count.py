@@ -27,11 +27,11 @@ def test_a_page_counts_once_in_each_window_of_its_source():
     assert count.amplification == 1.0
     count.add(1)
     assert count.amplification == 5 / 4
-    count.begin_anew(0, np.array([1]))
+    count.end_window(0, np.array([1]))
     count.add(1)  # for the next window
     count.add(0)  # again for the same one
     assert count.amplification == 7 / 5
-    count.begin_anew(1, None)
+    count.end_window(1, None)
     count.add(4)
     count.add(5)
     assert count.amplification == 9 / 7

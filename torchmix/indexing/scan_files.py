@@ -107,8 +107,8 @@ def scan_files(tasks: Sequence[ScanTask], directory: Path, progress: Progress | 
         OSError: A part cannot be written.
     """
     stop = Event()
-    told = _Told(tasks, progress, stop)
-    calls = [partial(_scan, task, directory, told) for task in tasks]
+    done = _TaskProgress(tasks, progress, stop)
+    calls = [partial(_scan, task, directory, done) for task in tasks]
     sizes = [(task.source, task.found.path, task.found.num_bytes) for task in tasks]
     return _in_parallel(calls, stop, _num_threads(sizes))
 
@@ -117,7 +117,7 @@ class _Stopped(BaseException):
     """Ends a thread because another one failed."""
 
 
-class _Told:
+class _TaskProgress:
     """Progress of all threads together."""
 
     def __init__(self, tasks: Sequence[ScanTask], progress: Progress | None, stop: Event) -> None:
@@ -137,12 +137,12 @@ class _Told:
                 self._progress(self._done_bytes, self._total_bytes, task.source.name, task.found.path)
 
 
-def _scan(task: ScanTask, directory: Path, told: _Told) -> ScannedFile:
+def _scan(task: ScanTask, directory: Path, done: _TaskProgress) -> ScannedFile:
     left_bytes = task.found.num_bytes
 
     def advance(num_bytes: int) -> None:
         nonlocal left_bytes
-        told.advance(task, min(num_bytes, left_bytes))
+        done.advance(task, min(num_bytes, left_bytes))
         left_bytes -= min(num_bytes, left_bytes)
 
     advance(0)

@@ -4,16 +4,16 @@ In: the job's store, a rank and its world. Out: `check()` raises RankLost in whi
 still there after a grace, because its main thread is stuck in a collective, it is ended with the reason on stderr.
 
     beat     each rank writes its beat every poll, and reads that of the next rank in the ring (see `ring.py`)
-    abort    who finds a lost rank, or fails itself, writes the reason under one key: the first writer wins, all read it
-    store    a store that does not answer is the loss of whoever hosts it: rank 0, or the launcher
-    ending   who gets SIGTERM looks once more at the ranks of its host before it ends (see `termination.py`)
+    abort    a rank that finds a lost one, or fails itself, writes the reason under one key; the first writer wins
+    store    a store that does not answer means that its host is lost: rank 0, or the launcher
+    ending   a rank that gets SIGTERM checks the ranks of its host once more before it ends (see `termination.py`)
 
 Two threads, because a request to a store whose host is stopped never returns: the *pulse* talks to the store through a
 connection of its own, the *guard* never touches it, measures the pulse and ends the process.
 
-Invariants: nothing listens; keys carry an id drawn for this job and its loaders, so that restarts and later loaders do
-not meet old keys; a rank that closed is not lost; a failure that may follow from another rank's loss is held back until
-that loss has had time to be found, so that the cause is named, not its victims. Cost: 4 small requests a poll.
+Invariants: no socket is opened for others; keys carry an id drawn for this job and its loaders, so restarts and later
+loaders do not meet old keys; a rank that closed is not lost; a failure that may follow from another rank's loss waits
+until that loss has had time to be found, so the cause is named and not its victims. Cost: 4 small requests a poll.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ class Liveness:
         self._step = -1
         self._is_host_done = False
         self._failure: tuple[str, float] | None = None
-        """Why this rank failed, and when (monotonic seconds) that may be told."""
+        """Why this rank failed, and when (monotonic seconds) the others may read it."""
         self._lost: Loss | None = None
         self._lost_lock = threading.Lock()
         self._is_lost = threading.Event()
-        self._was_told = False
+        self._was_raised = False
         self._is_closing = threading.Event()
         self._may_rest = threading.Event()
         self._is_closed = False
@@ -114,7 +114,7 @@ class Liveness:
         self._beat(is_done=False)
         store.set(f"who/{rank}", _encode(self._identity).decode())  # after the beat: who is known has a beat
         if store_host >= 0:
-            self._read(store_host)  # its name, for the day when the store cannot be asked
+            self._read(store_host)  # its name, for an error of a store that no longer answers
         self._pulse.start()
         self._guard.start()
         atexit.register(self._at_exit)
@@ -134,13 +134,13 @@ class Liveness:
         self._step = step
 
     def listen_for_termination(self, ranks_of_host: Iterable[int]) -> None:
-        """When SIGTERM comes, look once more at who is lost, and say it.
+        """When SIGTERM comes, find out once more who is lost, and say it.
 
         Args:
             ranks_of_host: Those whose processes the kernel may know of here.
         """
         self._ranks_of_host = tuple(rank for rank in ranks_of_host if rank != self._rank)
-        self._termination = Termination(self._look_a_last_time)
+        self._termination = Termination(self._check_before_end)
 
     def check(self) -> None:
         """Return while no rank is known to be lost.
@@ -152,10 +152,10 @@ class Liveness:
             raise self._error(self._lost)
 
     def post_abort(self, reason: str | BaseException) -> None:
-        """Tell all ranks that this one has failed; returns at once. The process ends after the grace.
+        """Announce to all ranks that this one has failed; returns at once. The process ends after the grace.
 
-        An exception that is this rank's own doing is told at the next poll. A RuntimeError, an OSError, a RankLost or a
-        mere text may be the consequence of another rank's loss, and is held back until that would have been found.
+        An exception that this rank caused is announced at the next poll. A RuntimeError, an OSError, a RankLost or a
+        mere text may be the consequence of another rank's loss, and waits until that loss would have been found.
         """
         text = f"failed: {reason}" if isinstance(reason, str) else f"failed: {type(reason).__name__}: {reason}"
         is_own = isinstance(reason, BaseException) and not isinstance(reason, RuntimeError | OSError | RankLost)
@@ -164,7 +164,7 @@ class Liveness:
     def explain(self, error: BaseException) -> BaseException:
         """What to raise for an error of this rank: the RankLost behind it if there is one, else the error itself.
 
-        Posts the error, and waits until it has been told or explained: a few seconds at most.
+        Posts the error, and waits until it is announced or explained: a few seconds at most.
         """
         self.post_abort(error)
         if not self._is_closed:
@@ -192,7 +192,7 @@ class Liveness:
             atexit.unregister(self._at_exit)
 
     def _error(self, lost: Loss) -> RankLost:
-        self._was_told = True
+        self._was_raised = True
         return RankLost(f"{lost.text}; restart the job from its last checkpoint", lost.rank)
 
     def _fail(self, text: str, *, hold_s: float) -> None:
@@ -202,7 +202,7 @@ class Liveness:
     def _run_pulse(self) -> None:
         try:
             while self._lost is None:
-                self._look()
+                self._poll()
                 if self._is_closing.wait(self._patience.poll_s):
                     self._beat(is_done=True)
                     break
@@ -215,8 +215,8 @@ class Liveness:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 self._declare(self._loss_of_store(f"the connection is lost ({reason})"))
 
-    def _look(self) -> None:
-        """One poll: beat, read the abort key, look at the next rank, tell an own failure."""
+    def _poll(self) -> None:
+        """One poll: beat, read the abort key, judge the next rank, announce an own failure."""
         store = self._store
         self._beat(is_done=False)
         abort = store.get("abort")
@@ -235,8 +235,8 @@ class Liveness:
             text = f"rank {self._rank} ({self._identity}) {self._failure[0]}; {text_of_step(self._step)}"
             self._post(Loss(rank=self._rank, text=text))
 
-    def _look_a_last_time(self, ends_by_signal: bool) -> None:
-        """SIGTERM has come: tell of a rank of this host that is gone, if it is not what ended it, too."""
+    def _check_before_end(self, ends_by_signal: bool) -> None:
+        """SIGTERM has come: announce a rank of this host that is gone, unless SIGTERM ended that one too."""
         self._ends_by_signal = ends_by_signal
         with contextlib.suppress(RuntimeError, msgspec.MsgspecError):
             self._store.set(f"ending/{self._rank}", "")
@@ -248,7 +248,7 @@ class Liveness:
                 _, identity = self._read(rank)
                 if identity is None or evidence_of_process(identity) != "gone":
                     continue
-                beat, _ = self._read(rank)  # once more: what it said last, it said before it ended
+                beat, _ = self._read(rank)  # read after its end, so it is its last one
                 if beat is not None and not beat.is_done and not self._store.check([f"ending/{rank}"]):
                     self._post(loss_of_ended_rank(rank, identity, beat))
                     return
@@ -271,7 +271,7 @@ class Liveness:
         self._declare(_losses.decode(self._store.compare_set("abort", _NO_ABORT, _encode(loss).decode())))
 
     def _declare(self, loss: Loss) -> None:
-        """A rank is lost: say so at once, on stderr too, because this process may end in any way from here on."""
+        """Note that a rank is lost, and write it to stderr at once, since this process may end at any moment now."""
         with self._lost_lock:
             if self._lost is not None:
                 return
@@ -289,7 +289,7 @@ class Liveness:
         return Loss(rank=self._store_host, text=f"{who}, which hosts the job's store, is gone or stopped: {reason}")
 
     def _run_guard(self) -> None:
-        """Without the store: notice that the pulse is stuck in a request, and end the process after a loss."""
+        """Notice that the pulse is stuck in a request, and end the process after a loss; the store is not used."""
         tick_s = self._patience.poll_s / 2
         pulse = Silence(poll_s=tick_s, now_s=time.monotonic())
         end_s = 0.0
@@ -309,7 +309,7 @@ class Liveness:
                 return
 
     def _await_farewells(self, limit_s: float) -> None:
-        """On the rank that hosts the store: keep it until the others have read what they need, at most `limit_s`."""
+        """On the rank that hosts the store: keep the store until the others have read the loss, at most `limit_s`."""
         if self._store_host != self._rank:
             return
         give_up_s = time.monotonic() + limit_s
@@ -319,25 +319,25 @@ class Liveness:
                 if self._lost is None and (abort := self._store.get("abort")) != _NO_ABORT.encode():
                     self._declare(_losses.decode(abort))
                 missing = self._world_size - int(self._store.add("farewells", 0))
-                if missing <= (0 if self._lost is None else 1):  # the lost rank says none
+                if missing <= (0 if self._lost is None else 1):  # the lost rank adds none
                     return
                 time.sleep(self._patience.poll_s / 10)
 
     def _at_exit(self) -> None:
-        """The interpreter ends: tell others if the loader was not closed, and outlive their need of the store."""
+        """At the interpreter's end: announce a loader that was not closed, and keep the store while others need it."""
         if os.getpid() != self._identity.pid:
             return  # a forked child, which is no rank
         if not self._is_closed:
             if (error := getattr(sys, "last_value", None)) is not None:  # what ended the main thread
                 self.post_abort(error)
-            # Others fail when this rank's connections close, but they hold back for longer than this.
+            # Others fail when this rank's connections close, but they wait longer than this before they say so.
             self._fail("ended without closing its loader", hold_s=3 * self._patience.poll_s)
-            self._pulse.join(self._hold_s + 4 * self._patience.poll_s)  # it ends when it has told
+            self._pulse.join(self._hold_s + 4 * self._patience.poll_s)  # it ends when the failure is announced
         self._await_farewells(self._patience.farewell_s if self._lost is None else self._patience.grace_s)
         if self._lost is not None and not self._is_closed:
-            if not self._was_told:  # it ended without asking for another step: its exit code would be 0
+            if not self._was_raised:  # nobody has seen the loss, and the exit code would be 0
                 sys.stdout.flush()
                 self._end_process(1)
-            # What is destroyed now may wait for the lost rank, and our threads run no more: the kernel ends it then.
+            # Destructors may wait for the lost rank, and no thread of ours runs any more: the kernel ends them.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, 2 * self._patience.grace_s)

@@ -1,18 +1,19 @@
 """Is the next rank alive? The decision behind liveness, without threads, store or sockets.
 
 In: the records of a rank (`RankIdentity` once, a `Beat` every poll), which the rank before it in the ring reads, with
-times of its own clock. Out: a `Loss` when the watched rank is lost, else None.
+times of this process' own clock. Out: a `Loss` when the watched rank is lost, else None.
 
 A beat that does not change is silence, and silence has several meanings. On the same host the kernel knows which:
 
-    gone       the process ended without saying so: lost as soon as a second look finds no farewell
+    gone       the process ended without a farewell: lost as soon as a second poll finds none
     stopped    SIGSTOP, a debugger, a frozen container: lost after `silence_s`
-    running    alive, but Python did not run: a long call that keeps the interpreter's lock; lost after `stall_s`
-    unknown    another host or another container: lost after `remote_s`, as it might be any of the above
+    running    alive, but Python does not run: a long call keeps the interpreter's lock; lost after `stall_s`
+    unknown    another host or another container, so any of the above is possible: lost after `remote_s`
 
-Invariants: a rank that said it is done is never lost, the ring closes over it. Time in which this process did not run
-itself (stopped, or starved) is not held against others: silence grows by at most two polls per look. Clocks of
-different hosts are never compared. Cost per look: four small reads of /proc for a silent rank, nothing otherwise.
+Invariants: a rank that said it is done is never lost, and its predecessor watches the rank after it. Silence grows by
+at most two polls a look, so time in which this process itself did not run (stopped, or starved) does not count as
+silence of others. Clocks of different hosts are never compared. Cost of a look: four small reads of /proc for a silent
+rank, nothing otherwise.
 """
 
 from __future__ import annotations
@@ -31,19 +32,18 @@ Evidence = Literal["running", "stopped", "gone", "unknown"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How long what may last, in seconds. The defaults end a job within 15 s of a lost rank."""
+    """Limits of liveness, in seconds. The defaults end a job within 15 s of a lost rank."""
 
     poll_s: float = 0.5
-    """Between two looks; a rank costs the store about 4 requests a look."""
+    """Between two polls. A rank sends the store about 4 requests a poll."""
     silence_s: float = 3.0
     """Silence of a process that is seen to be stopped."""
     remote_s: float = 11.0
-    """Silence of a rank of which nothing else is known: a call that keeps the interpreter's lock for longer, on another
-    host, is taken for a loss."""
+    """Silence of a rank on another host. A call there that keeps the interpreter's lock for longer counts as a loss."""
     stall_s: float = 60.0
     """Silence of a process that is seen to run."""
     store_s: float = 11.0
-    """Silence of the store: shorter ones are hiccups of a network, which training may survive on another."""
+    """Silence of the store. A shorter one is a hiccup of the network, and training may use another network."""
     join_s: float = 600.0
     """From this rank's first look to the first beat of another."""
     grace_s: float = 2.0
@@ -56,9 +56,9 @@ SHORTEST_PATIENCE_S = 3.0
 
 
 def patience_of(silence_s: float | None) -> Patience:
-    """The limits of a job that bears `silence_s` (3 or more) of silence of another host, or of the store.
+    """The limits of a job in which another host, or the store, may be silent for `silence_s` (3 or more).
 
-    Longer calls than usual are then borne of ranks on this host, too. None: the defaults.
+    Ranks on this host may then be silent as long. None: the defaults.
     """
     if silence_s is None:
         return Patience()
@@ -71,7 +71,7 @@ class RankIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: str
     pid: int
     started: str
-    """Kernel's start time of the process: tells it from a later one with the same pid. Empty if not known."""
+    """Kernel's start time of the process, which a later process with the same pid does not have. Empty if not known."""
     pid_space: str
     """Equal for processes that see each other's pids. Empty if not known."""
 
@@ -91,7 +91,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank that is lost, as it is told to all."""
+    """A rank that is lost, as all ranks read it."""
 
     rank: int
     """-1 for the launcher."""
@@ -168,7 +168,7 @@ class RingWatch:
         if evidence == "gone":
             if self._was_gone:
                 return loss_of_ended_rank(self.target, identity, beat)
-            self._was_gone = True  # its farewell, if there is one, was written before it ended: look once more
+            self._was_gone = True  # a farewell was written before it ended, so the next poll finds it
             return None
         patience = self._patience
         limits_s = {"running": patience.stall_s, "stopped": patience.silence_s, "unknown": patience.remote_s}
@@ -230,7 +230,7 @@ def loss_of_ended_rank(rank: int, identity: RankIdentity, beat: Beat) -> Loss:
 
 
 def text_of_step(step: int) -> str:
-    """How far a rank was, -1 before its first step."""
+    """How far a rank had come; `step` is -1 before its first step."""
     return f"the last step it delivered was {step}" if step >= 0 else "it had delivered no step"
 
 

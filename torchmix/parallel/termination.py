@@ -1,13 +1,13 @@
-"""SIGTERM: a last look at who is lost, and then the end that the signal means.
+"""SIGTERM: find out who is lost, then end as the signal says.
 
 In: what to do once when SIGTERM comes. Out: it is done within two seconds, in a thread, and the process dies of the
-signal, as it would have. Must hold: who handles SIGTERM, before or after this, does so undisturbed, and then decides
-alone what becomes of the process; a fork has no part in it. Cost: a thread that waits, and a pair of sockets.
+signal, as it would have. Must hold: a program that handles SIGTERM itself, before or after this, does so undisturbed,
+and decides alone what becomes of the process; a fork does nothing of this. Cost: a thread that waits, and two sockets.
 
 Torchrun sends SIGTERM to all ranks a moment after one of them has died: too early for a heartbeat to be missed. Python
-runs a handler of a signal in the main thread, between two of its instructions, and a rank that has lost another waits
-in a collective, in none. But the number of each signal that Python handles is written to the wakeup descriptor at once,
-and a thread can read it there. So there is a handler, where nobody has one, for that alone.
+runs a handler of a signal in the main thread, between two instructions, and the main thread of a rank that has lost
+another waits inside a collective. But Python writes the number of each signal that it handles to the wakeup descriptor
+at once, and a thread can read it there. So a handler is set where there is none, for that alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of who has written to a socket, as Linux passes them."""
+"""Process, user and group of the writer to a socket, as Linux passes them."""
 LOOK_S = 2.0
-"""For the last look: a store whose host has died may not answer."""
+"""Limit of the check before the end: a store whose host has died may not answer."""
 _current: Termination | None = None
 """The one of this process that listens."""
 
@@ -64,9 +64,9 @@ class Termination:
         _current = self
 
     def close(self) -> None:
-        """Listen no more, and leave all as it was; outside of the main thread it only forgets what to do."""
+        """Stop listening and restore the handler; outside of the main thread, only drop what was to be done."""
         global _current
-        self._look = _look_at_nothing
+        self._look = _do_nothing
         if self._thread is None or threading.current_thread() is not threading.main_thread():
             return
         self._restore()
@@ -91,10 +91,10 @@ class Termination:
             if not numbers:
                 return
             if any(_CREDENTIALS.unpack(data)[0] != self._process for _, _, data in ancillary):
-                continue  # a process that was just born, on its way to another program
+                continue  # a fork that has not started its program yet
             if self._before >= 0:
                 with suppress(OSError):
-                    os.write(self._before, numbers)  # whoever listened before goes on to
+                    os.write(self._before, numbers)  # the earlier listener gets it too
             if signal.SIGTERM in numbers and not has_looked:
                 has_looked = True
                 ends = signal.getsignal(signal.SIGTERM) == self._on_sigterm
@@ -123,7 +123,7 @@ def die_of_sigterm() -> None:
     os._exit(128 + signal.SIGTERM)  # all threads block the signal
 
 
-def _look_at_nothing(ends: bool) -> None:
+def _do_nothing(ends: bool) -> None:
     pass
 
 
@@ -132,7 +132,7 @@ _mask_before_fork: dict[int, set[signal.Signals]] = {}
 
 
 def _before_fork() -> None:
-    """A signal that a fork gets before it is itself would be lost, since Python forgets it."""
+    """Block the signal: one that comes to a fork before Python is ready in it would be lost."""
     if _current is not None:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         _mask_before_fork[threading.get_ident()] = {signal.Signals(number) for number in blocked}
@@ -144,7 +144,7 @@ def _after_fork_here() -> None:
 
 
 def _after_fork_there() -> None:
-    """In a fork, which has no part in this."""
+    """Restore the handler in a fork, which does nothing of this."""
     global _current
     if _current is not None:
         _current._restore()

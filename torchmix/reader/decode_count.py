@@ -30,7 +30,7 @@ class DecodeCount:
         self._num_distinct += not self._is_decoded[key]
         self._is_decoded[key] = True
 
-    def begin_anew(self, source: int, pages: NDArray[np.int64] | None) -> None:
+    def end_window(self, source: int, pages: NDArray[np.int64] | None) -> None:
         """End a window of a source with these pages; None: a window with all of its pages."""
         first, stop = self._first_key[source : source + 2]
         self._is_decoded[slice(first, stop) if pages is None else pages + first] = False

@@ -270,7 +270,7 @@ class Reader:
 
     def end_window(self, source: int, page_ids: Int64Array | None) -> None:
         """Note that a window with these pages has ended; None: a window with all pages. Only `stats` uses it."""
-        self._store.count.begin_anew(source, page_ids)
+        self._store.count.end_window(source, page_ids)
 
     def stats(self) -> dict[str, int | float]:
         """Figures since the reader was made.

@@ -107,9 +107,9 @@ class WindowsAhead:
         if finished is not None and finished.following.place == here:
             this = finished.following
         else:
-            this = _look_at(order, here)
+            this = _window_at(order, here)
         place = order.following(*here)
-        following = _look_at(order, place) if place[0] < self._max_epochs[s] else _Window(place, _NO_PAGES)
+        following = _window_at(order, place) if place[0] < self._max_epochs[s] else _Window(place, _NO_PAGES)
         present = self._present[s] = _Present(this, following)
         if finished is not None:
             self._outlived[s] = present.less_needed(finished.this.pages)
@@ -148,7 +148,7 @@ class _Present(NamedTuple):
         return np.array([page for page in pages.tolist() if page not in needed], np.int64)
 
 
-def _look_at(order: StreamOrder, place: tuple[int, int]) -> _Window:
+def _window_at(order: StreamOrder, place: tuple[int, int]) -> _Window:
     # From pages alone: `order.window` keeps what it made, for planning.
     return _Window(place, _keys_of(order.pages_by_source(*place)))
 
