@@ -66,7 +66,7 @@ class Termination:
     def close(self) -> None:
         """Stop listening and restore the handler; outside of the main thread, only drop what was to be done."""
         global _current
-        self._look = _do_nothing
+        self._look = _ignored
         if self._thread is None or threading.current_thread() is not threading.main_thread():
             return
         self._restore()
@@ -123,7 +123,7 @@ def die_of_sigterm() -> None:
     os._exit(128 + signal.SIGTERM)  # all threads block the signal
 
 
-def _do_nothing(ends: bool) -> None:
+def _ignored(ends: bool) -> None:
     pass
 
 
