@@ -3,8 +3,8 @@
     python examples/vlm/make_pictures.py runs/pictures [--pictures 4000]
 
 Each picture has a ground, a shape and a color, drawn by Pillow at one of three sizes, as JPEG, PNG or WebP. Where
-scikit-image is installed, the ground is cut from its photographs of the public domain. A caption is such as "a red disc
-at the top". The text before the picture is the same for all, so a model without eyes can only guess.
+scikit-image is installed, the ground is cut from its photographs of the public domain. A caption is such as "red disc,
+top". A model without eyes can only guess.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def draw(rng: np.random.Generator, photographs: list[np.ndarray]) -> tuple[bytes
     else:
         ground = rng.integers(0, 90, (height // 8, width // 8, 3)).repeat(8, 0).repeat(8, 1)
     image = Image.fromarray(ground.astype(np.uint8))
-    pen, (cx, cy), r = ImageDraw.Draw(image), PLACES[place], 0.2 * min(width, height)
+    pen, (cx, cy), r = ImageDraw.Draw(image), PLACES[place], 0.24 * min(width, height)
     x, y = cx * width, cy * height
     if shape == "disc":
         pen.ellipse((x - r, y - r, x + r, y + r), fill=COLORS[color])
@@ -59,7 +59,7 @@ def draw(rng: np.random.Generator, photographs: list[np.ndarray]) -> tuple[bytes
         pen.rectangle((x - r / 3, y - r, x + r / 3, y + r), fill=COLORS[color])
     file = io.BytesIO()
     image.save(file, KINDS[rng.integers(len(KINDS))], quality=95)
-    return file.getvalue(), f"a {color} {shape} at the {place}"
+    return file.getvalue(), f"{color} {shape}, {place}"
 
 
 def write_pictures(folder: Path, *, count: int, seed: int) -> None:

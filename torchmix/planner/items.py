@@ -15,7 +15,7 @@ import numpy as np
 from torchmix.array_types import Int64Array
 from torchmix.catalog.items import ItemTable
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.errors import PlanError, RecipeError
+from torchmix.errors import RecipeError
 from torchmix.planner.pack import Pieces
 from torchmix.recipe.balance.structs import Module
 from torchmix.recipe.build import nearest
@@ -99,8 +99,6 @@ class ItemsOfModule:
             sample: [n] sample of each.
             sample_offset: [n] its first token in the sample.
 
-        Raises:
-            PlanError: An item does not lie in one piece.
         """
         if self.module.items == "document":
             return self._documents(pieces, sample, sample_offset)
@@ -132,7 +130,7 @@ class ItemsOfModule:
         )
 
     def _inside(self, source: int, pieces: Pieces, sample: Int64Array, sample_offset: Int64Array) -> Items:
-        """Items that begin inside the pieces of one source."""
+        """Items that lie inside the pieces of one source; one across the end of a piece is left out."""
         table, column = self._tables[source]
         piece = np.flatnonzero(pieces.source == source)
         row = pieces.row[piece]
@@ -143,15 +141,7 @@ class ItemsOfModule:
         offset = np.asarray(table.offset[item], np.int64)
         tokens = np.asarray(table.tokens[item], np.int64)
         start, stop = pieces.start[piece], pieces.start[piece] + pieces.tokens[piece]
-        is_inside = (offset >= start) & (offset < stop)
-        is_cut = is_inside & (offset + tokens > stop)
-        if is_cut.any():
-            at = int(np.argmax(is_cut))
-            raise PlanError(
-                f"module {self.name}: {self.module.items} {int(item[at])} of source {self._sources[source]!r}, row "
-                f"{int(pieces.row[piece[at]])}, has tokens {offset[at]} to {offset[at] + tokens[at]}, and the document "
-                f"is cut at {stop[at]}; samples hold whole {self.module.items}s"
-            )
+        is_inside = (offset >= start) & (offset + tokens <= stop)
         item, piece, offset, tokens = item[is_inside], piece[is_inside], offset[is_inside], tokens[is_inside]
         return Items(
             piece=piece,

@@ -25,8 +25,10 @@ from torchmix.cli.check.findings import (
     Level,
     forecast_findings,
     open_document_bytes,
+    shares_at_start,
     sources_findings,
 )
+from torchmix.cli.check.image_findings import image_findings
 from torchmix.cli.check.vocabulary_findings import vocabulary_findings
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.selections import print_selections, rows_and_tokens, selection_values
@@ -104,6 +106,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     result: Forecast | None = None
     if catalog is not None:
         findings += sources_findings(part, catalog, whole.read)
+        findings += image_findings(part, catalog, shares_at_start(part, catalog))
         sizes = {name: source.sizes for name, source in catalog.sources.items()}
         total = min(arguments.steps, SIMULATED_STEPS)
         try:

@@ -71,7 +71,7 @@ class Finding:
 def sources_findings(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
     """Findings in what the catalog holds of each source, whatever the number of steps."""
     smallest = min(stage.samples for stage in stages_of(part.batch))
-    capacity, shares = smallest * part.batch.length, _shares_at_start(part, catalog)
+    capacity, shares = smallest * part.batch.length, shares_at_start(part, catalog)
     for name in sorted(part.sources):
         where, source = f"sources.{name}", catalog.sources[name]
         tokens = used_tokens(part, source)
@@ -165,7 +165,7 @@ def _scattered_rows(part: Part, catalog: Catalog, read: Read) -> Iterator[Findin
         return
     all_bytes = DECODED_TOKEN_BYTES * sum(source.num_tokens for source in sources)
     kept = min(1.0, parse_bytes(read.cache, where="read.cache") / all_bytes)
-    shares = _shares_at_start(part, catalog)
+    shares = shares_at_start(part, catalog)
     rows_of_page = sum(float(shares[source.name]) * source.num_documents / source.pages.num_pages for source in sources)
     amplification = 1 + (1 - kept) * (rows_of_page - 1)
     if part.shuffle.method == "row" and amplification > MOST_AMPLIFICATION:
@@ -329,7 +329,7 @@ def _stops_by_error(part: Part, result: Forecast) -> bool:
     )
 
 
-def _shares_at_start(part: Part, catalog: Catalog) -> dict[str, Fraction]:
+def shares_at_start(part: Part, catalog: Catalog) -> dict[str, Fraction]:
     """Share of the streams over each source."""
     tokens = {name: rows_and_tokens(part, catalog, name)[1] for name in part.streams}
     return shares_of_sources(part, parse_shares(part, tokens=tokens))

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from torchmix.catalog.open_part import open_part
 from torchmix.cli.decisions import add_decisions
+from torchmix.cli.show.documents import DocumentReader
+from torchmix.cli.show.page import write_page
 from torchmix.cli.show.rows import print_row, rows_shown
-from torchmix.cli.show.step import COLUMNS, plan_of_step, print_sample, samples_shown
+from torchmix.cli.show.step import COLUMNS, numbers_of_samples, plan_of_step, print_sample, samples_shown
 from torchmix.cli.terminal import ExitCode, add_explain, at_least, print_json, print_meanings
 from torchmix.errors import OptionError
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -25,7 +27,7 @@ from torchmix.recipe.source.row_map import maps_of
 HELP = "show the text or tokens of rows, or of a step"
 
 OF_ROWS = ("row", "rows", "page")
-OF_STEP = ("sample", "dp_rank", "microbatch", "state")
+OF_STEP = ("sample", "dp_rank", "microbatch", "state", "html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     step.add_argument("--state", type=Path, metavar="FILE", help="bytes of a state to plan from, not from step 0")
     add_decisions(parser)
+    step.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with texts and images, and who encodes them"
+    )
     parser.add_argument("--part", choices=PARTS, default="train", help="part of the recipe (default train)")
     parser.add_argument("--tokens", action="store_true", help="show ids, too, where there is text")
     parser.add_argument("--tokenizer", metavar="T", help="shows ids as text: bytes, tiktoken:NAME or a tokenizer.json")
@@ -76,7 +81,15 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             print_row(row)
         return ExitCode.OK
     plan = plan_of_step(part, catalog, arguments)
-    samples = samples_shown(plan, catalog, directory, arguments, maps=maps_of(part.sources), seed=part.seed)
+    maps, seed = maps_of(part.sources), part.seed
+    if arguments.html is not None:
+        numbers = numbers_of_samples(plan, arguments)
+        with DocumentReader(catalog, directory, tokenizer=arguments.tokenizer, maps=maps, seed=seed) as reader:
+            write_page(arguments.html, plan, catalog, numbers, reader)
+        if not arguments.quiet:
+            print(f"wrote {len(numbers)} samples of step {plan.step} to {arguments.html}")
+        return ExitCode.OK
+    samples = samples_shown(plan, catalog, directory, arguments, maps=maps, seed=seed)
     if arguments.json:
         about = {
             "recipe": str(arguments.recipe),

@@ -67,6 +67,8 @@ class DocumentReader:
             RecipeError, SourceUnreadable: A tokenizer cannot be opened.
         """
         self._catalog = catalog
+        self.directory = directory
+        """The recipe's folder."""
         self._number = {name: number for number, name in enumerate(catalog.sources)}
         if tokenizer is not None and tokenizer_kind(tokenizer) is None:
             raise OptionError(f"--tokenizer {tokenizer}: no tokenizer; write {TOKENIZERS}")

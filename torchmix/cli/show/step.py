@@ -72,7 +72,7 @@ def samples_shown(
     """
     placement, pieces = plan.placement, plan.pieces
     with DocumentReader(catalog, directory, tokenizer=arguments.tokenizer, maps=maps, seed=seed) as reader:
-        for sample in _samples(plan, arguments):
+        for sample in numbers_of_samples(plan, arguments):
             shown: list[dict[str, Any]] = []
             for k in np.flatnonzero(plan.sample == sample).tolist():
                 name, row = plan.sources[int(pieces.source[k])], int(pieces.row[k])
@@ -156,7 +156,7 @@ def _cursor(planner: Planner, part: Part, catalog: Catalog, arguments: argparse.
     return cursor
 
 
-def _samples(plan: StepPlan, arguments: argparse.Namespace) -> list[int]:
+def numbers_of_samples(plan: StepPlan, arguments: argparse.Namespace) -> list[int]:
     """Numbers of the samples that the arguments name, ascending."""
     if arguments.sample is not None:
         if arguments.sample >= plan.num_samples:

@@ -1,0 +1,174 @@
+"""Images and text: how evenly encoders work, and what crosses the network, by simulation on sizes alone.
+
+    python benchmarks/images.py [--ranks 8 64 288 1152] [--steps 3]
+
+Four ways to place the images of a step, on the same samples:
+
+    none         each rank encodes the images of its own samples
+    rebalanced   after loading: LPT over all ranks on the squares of patches, as VeOmni does; pixels travel to the
+                 encoder in bfloat16, and embeddings back
+    lpt          before reading: LPT over all ranks on the cost of the encoder, wherever the text is
+    torchmix     before reading: LPT near the text on the cost of the encoder; pixels go from the disk to the encoder
+
+The distributions are generators. Nobody has published percentiles of such sets, so their parameters are assumptions,
+and are printed. The cost of an image is that of the encoder's floating-point operations; seconds divide them by
+--tflops, an assumption too. Embeddings travel forward and their gradients back, in 2 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchmix.array_types import Int64Array
+from torchmix.planner.cost import encoder_cost
+from torchmix.planner.methods.lpt import lpt
+from torchmix.planner.methods.near_home import lpt_near_home
+from torchmix.recipe.balance.structs import EncoderModel
+from torchmix.transform.images.dynamic import DynamicRule
+
+LENGTH = 8192
+SAMPLES_OF_RANK = 4
+WIDTH_OUT = 3584
+RULE = DynamicRule(patch=14, merge=2, min_pixels=3_136, max_pixels=12_845_056)
+QWEN_2_5 = EncoderModel(
+    layers=32,
+    hidden=1280,
+    ffn=3420,
+    mlp="swiglu",
+    heads=16,
+    patch=14,
+    window=112,
+    full_layers=(7, 15, 23, 31),
+    merge=2,
+    out=WIDTH_OUT,
+)
+PIXEL_BYTES = 2 * 3 * 14 * 14 * 2
+"""Of a patch in bfloat16, with the frame doubled in time, as Hugging Face's processor gives it."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A generator of documents: images and tokens of text. Sides are log-normal around a median."""
+
+    name: str
+    share: float
+    """Of documents."""
+    images: float
+    """Mean of a geometric number, at least 1 where above 0."""
+    side: float
+    """Median of the shorter side, in pixels."""
+    spread: float
+    """Sigma of its logarithm."""
+    ratio: float
+    """Sigma of the logarithm of the ratio of sides."""
+    text: float
+    """Median tokens of text, log-normal with sigma 0.8."""
+
+
+WAYS = ("none", "rebalanced", "lpt", "torchmix")
+SETS = {
+    "captions": [Documents("captions", 0.8, 1, 520, 0.35, 0.25, 17), Documents("text", 0.2, 0, 0, 0, 0, 900)],
+    "ocr": [
+        Documents("pages", 0.4, 1, 1240, 0.25, 0.12, 700),
+        Documents("crops", 0.4, 1, 260, 0.6, 0.7, 40),
+        Documents("text", 0.2, 0, 0, 0, 0, 900),
+    ],
+    "interleaved": [
+        Documents("articles", 0.7, 2.5, 480, 0.6, 0.3, 815),
+        Documents("pages", 0.05, 1, 1240, 0.25, 0.12, 700),
+        Documents("text", 0.25, 0, 0, 0, 0, 900),
+    ],
+}
+
+
+def make_images(kinds: list[Documents], rng: np.random.Generator, num_samples: int) -> tuple[Int64Array, Int64Array]:
+    """Sample and patches of each image of a step; samples are filled in turn with documents in random order."""
+    sample, patches = [], []
+    shares = np.array([kind.share for kind in kinds])
+    number, used = 0, 0
+    while number < num_samples:
+        chosen = rng.choice(len(kinds), 4096, p=shares / shares.sum())
+        for which in chosen.tolist():
+            kind = kinds[which]
+            count = 0 if not kind.images else 1 + int(rng.geometric(1 / kind.images) - 1)
+            side = np.maximum(28, rng.lognormal(np.log(max(kind.side, 1)), kind.spread, count))
+            ratio = np.exp(np.abs(rng.normal(0, kind.ratio, count)))
+            sizes = RULE.sizes(np.minimum(side * ratio, 5000).astype(np.int64), np.minimum(side, 5000).astype(np.int64))
+            tokens = int(sizes.tokens.sum() + rng.lognormal(np.log(kind.text), 0.8))
+            if used and used + tokens > LENGTH:
+                number, used = number + 1, 0
+                if number == num_samples:
+                    break
+            if sizes.tokens.sum() > LENGTH:
+                continue  # a document longer than a sample is left out
+            used += tokens
+            sample += [number] * count
+            patches += sizes.patches.tolist()
+    return np.array(sample, np.int64), np.array(patches, np.int64)
+
+
+def measure(kinds: list[Documents], ranks: int, seed: int, near: float, tflops: float) -> list[tuple[str, list[float]]]:
+    """For each way: slowest over mean, seconds lost, GB of pixels, GB of embeddings, ms to place."""
+    rng = np.random.default_rng(seed)
+    sample, patches = make_images(kinds, rng, ranks * SAMPLES_OF_RANK)
+    home = sample % ranks
+    model = encoder_cost(QWEN_2_5)
+    cost = model.of_items(patches)
+    flops = cost.astype(np.float64) * 2 * QWEN_2_5.hidden * 3  # costs are over 2 d; a backward is twice a forward
+    found = []
+    for name in WAYS:
+        began = time.perf_counter()
+        if name == "none":
+            rank = home
+        elif name == "rebalanced":
+            rank = lpt(patches**2, ranks)
+        elif name == "lpt":
+            rank = lpt(cost, ranks)
+        else:
+            rank = lpt_near_home(cost, home, ranks, ranks, part=near)
+        placed_s = time.perf_counter() - began
+        load = np.bincount(rank, flops, ranks)
+        moved = patches[rank != home].sum()
+        found.append(
+            (
+                name,
+                [
+                    load.max() / load.mean(),
+                    (load.max() - load.mean()) / (tflops * 1e12),
+                    moved * PIXEL_BYTES / 1e9 if name == "rebalanced" else 0.0,
+                    moved / 4 * WIDTH_OUT * 2 * 2 / 1e9,
+                    1000 * placed_s,
+                ],
+            )
+        )
+    return found
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 288, 1152])
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--near", type=float, default=0.04)
+    parser.add_argument("--tflops", type=float, default=300.0, help="assumed speed of a rank")
+    asked = parser.parse_args()
+    print(f"samples of {LENGTH} tokens, {SAMPLES_OF_RANK} a rank and step; encoder {QWEN_2_5}")
+    for name, kinds in SETS.items():
+        print(f"\n{name}: {kinds}")
+        print(f"{'ranks':>6} {'way':<11} {'slowest/mean':>12} {'lost s':>8} {'pixels GB':>10} {'rows GB':>8} {'ms':>8}")
+        for ranks in asked.ranks:
+            runs = [measure(kinds, ranks, seed, asked.near, asked.tflops) for seed in range(asked.steps)]
+            for way in range(len(WAYS)):
+                mean = np.mean([run[way][1] for run in runs], axis=0)
+                print(
+                    f"{ranks:>6} {runs[0][way][0]:<11} {mean[0]:>12.3f} {mean[1]:>8.3f} {mean[2]:>10.2f} "
+                    f"{mean[3]:>8.2f} {mean[4]:>8.1f}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""`torchmix show --html` and what `torchmix check` says of images."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.image_sources import ImageRow, make_rows, write_source
+from torchmix.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def write_recipe(folder: Path, *, length: int) -> dict[str, list[ImageRow]]:
+    """A recipe over two sources, one with many more patches than the other."""
+    rows: dict[str, list[ImageRow]] = {}
+    sources: dict[str, Any] = {}
+    for name, most_side in (("large", 90), ("small", 10)):
+        rows[name] = [
+            ImageRow(text=f"<b>&{name}-{i} {row.text}", image=row.image)
+            for i, row in enumerate(make_rows(4, 60, most_side=most_side))
+        ]
+        sources[name] = write_source(folder, name, "parquet", [rows[name]], "dynamic")
+    recipe = {
+        "version": 1,
+        "seed": 3,
+        "batch": {"samples": 8, "length": length},
+        "sources": sources,
+        "mixture": {"large": "30%", "small": "70%"},
+        "modules": {"vision": {"items": "image", "sizes": "patches"}},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return rows
+
+
+def test_a_page_has_the_images_of_a_step(tmp_path: Path, capsys: Capture) -> None:
+    rows = write_recipe(tmp_path, length=256)
+    recipe, page = str(tmp_path / "recipe.yaml"), tmp_path / "step.html"
+    assert main(["index", recipe, "--quiet"]) == 0
+    assert main(["show", recipe, "--step", "1", "--dp", "2", "--html", str(page)]) == 0
+    assert "wrote 8 samples of step 1" in capsys.readouterr().out
+    content = page.read_text(encoding="utf-8")
+    images = [base64.b64decode(data) for data in re.findall(r'src="data:image/\w+;base64,([^"]*)"', content)]
+    known = {row.image for of_source in rows.values() for row in of_source}
+    assert len(images) > 10 and set(images) <= known
+    assert content.count("vision: consumer ") == len(images)
+    assert main(["show", recipe, "--step", "1", "--dp", "2", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["samples"]
+    with_image = {(name, i) for name, of_source in rows.items() for i, row in enumerate(of_source) if row.image}
+    pieces = [(piece["source"], piece["row"]) for sample in shown for piece in sample["pieces"]]
+    assert len(images) == sum(piece in with_image for piece in pieces)
+    assert "<b>" not in content and "&lt;b&gt;&amp;large-" in content
+
+
+def test_check_names_the_source_that_the_encoder_works_for(tmp_path: Path, capsys: Capture) -> None:
+    write_recipe(tmp_path, length=32)
+    recipe = str(tmp_path / "recipe.yaml")
+    assert main(["index", recipe, "--quiet"]) == 0
+    capsys.readouterr()
+    main(["check", recipe, "--steps", "3", "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    told = [finding["message"] for finding in findings if finding["where"] == "sources.large.images"]
+    assert any("of the encoder's work, and its share of the tokens is 30%" in message for message in told), told
+    assert any("lie across the end of a sample of 32 tokens" in message for message in told), told
+    assert main(["show", recipe, "--step", "0", "--html", str(tmp_path / "x.html")]) == 0
