@@ -50,6 +50,7 @@ setup(
             "tokenizers>=0.20",
             "tiktoken>=0.8",
             "fsspec>=2024.2",
+            "pyzmq>=26",
             # The S3 server of the tests: what moto[server] adds for other services is left out.
             "moto[s3]>=5",
             "flask>=2.2",
@@ -60,6 +61,7 @@ setup(
         "tokenizers": ["tokenizers>=0.20"],
         "tiktoken": ["tiktoken>=0.8"],
         "images": ["Pillow>=10.2"],
+        "loaders": ["pyzmq>=26"],
         "hf": ["fsspec>=2024.2", "huggingface_hub>=0.24"],
         "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.27"],
         "megatron": ["megatron-core>=0.16,<0.17"],

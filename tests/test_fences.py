@@ -148,6 +148,16 @@ def test_imports_name_the_defining_module() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_two_files_use_zmq() -> None:
+    using = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in FILES
+        for _, name in imports_of(TREES[path])
+        if name.split(".")[0] == "zmq" or name == "torchmix.service.server.import_zmq"
+    }
+    assert using == {"service/server.py"}, "client.py takes the module from there"
+
+
 def test_few_rooms_know_what_the_user_wrote() -> None:
     faults = [
         f"{place(path, node)} imports Recipe; take the settings or the part that is needed of it"

@@ -24,7 +24,8 @@
     |-- RankLost                        another rank was killed, stopped or failed
     |-- OpenFilesLimit                  this process may not have as many open files as its held steps need
     |-- WorkerLost                      the process that reads for this rank was killed
-    |-- WireError                       bytes from another rank that are no exchange of this job
+    |-- LoaderLost                      no shared loader answers, and the files are not seen here
+    |-- WireError                       bytes from another rank or a loader that are no message to this process
     `-- LoaderClosed (RuntimeError)     used after close()
 
 A message says what failed with its values, where, and what to do. Facts for programs are attributes with defaults. An
@@ -146,6 +147,10 @@ class RankLost(TorchmixError):
 
 class WorkerLost(TorchmixError):
     """The worker process that reads for this rank ended by itself; most often the kernel had no memory left."""
+
+
+class LoaderLost(TorchmixError):
+    """No shared loader answers, or all refuse this client."""
 
 
 class OpenFilesLimit(TorchmixError):

@@ -20,7 +20,8 @@ from torchmix.cli.plan import command as plan
     ("words", "message"),
     [
         ([], "required"),
-        (["serve", "recipe.yaml"], "invalid choice"),
+        (["server", "recipe.yaml"], "invalid choice"),
+        (["serve", "recipe.yaml"], "--bind"),
         (["plan", "recipe.yaml"], "--steps"),
         (["plan", "recipe.yaml", "--steps", "0"], "0 is less than 1"),
         (["plan", "recipe.yaml", "--steps", "many"], "'many' is not a whole number"),

@@ -27,7 +27,7 @@ def test_a_recipe_without_the_key_reads_in_a_node_worker() -> None:
 
 
 def test_loaders_are_no_part_of_the_order() -> None:
-    given = {"where": "in_process", "spares": 2, "cpu": 3, "memory": "5GiB"}
+    given = {"where": "remote", "spares": 2, "cpu": 3, "memory": "5GiB", "endpoints": "./e", "keys": "./k"}
     recipe = check_recipe({**RECIPE, "loaders": given})
     assert msgspec.to_builtins(recipe.loaders) == given
     assert recipe_fingerprint(recipe) == recipe_fingerprint(check_recipe(RECIPE))
@@ -36,11 +36,17 @@ def test_loaders_are_no_part_of_the_order() -> None:
 @pytest.mark.parametrize(
     ("loaders", "match"),
     [
-        ({"where": "nodes"}, r"loaders\.where.*'nodes' is not one of in_process, node \(did you mean 'node'\?\)"),
+        (
+            {"where": "nodes"},
+            r"loaders\.where.*'nodes' is not one of in_process, node, remote \(did you mean 'node'\?\)",
+        ),
         ({"spare": 1}, r"loaders\.spare: .*did you mean 'spares'"),
         ({"spares": -1}, r"loaders\.spares: -1 is not in \[0, 16\]"),
         ({"spares": 17}, r"loaders\.spares: 17 is not in"),
         ({"cpu": 0}, r"loaders\.cpu: 0 is not in \[1, 4096\]"),
+        ({"where": "remote"}, r"loaders: `remote` needs endpoints"),
+        ({"endpoints": "tcp://a:1"}, r"loaders\.endpoints: only `where: remote` has endpoints"),
+        ({"keys": "./keys"}, r"loaders\.keys: only `where: remote` has keys"),
         ({"memory": "8 gigs"}, r"loaders\.memory: '8 gigs' is not a size"),
     ],
 )

@@ -7,6 +7,8 @@ decisions.py the option --decisions: the log of a policy
 index.py     torchmix index: build the catalog
 query.py     torchmix query: SQL over properties
 properties.py torchmix properties add: a table of further properties
+keys.py      torchmix keys: the keys of shared loaders and of their clients
+serve.py     torchmix serve: shared loaders
 reframe.py   torchmix reframe: a compressed file in small frames
 main.py      arguments, errors, exit codes
 """

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchmix import __version__
-from torchmix.cli import index, properties, query, reframe
+from torchmix.cli import index, keys, properties, query, reframe, serve
 from torchmix.cli.check import command as check
 from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
@@ -31,6 +31,8 @@ VERBS = (
     ("query", query),
     ("plan", plan),
     ("show", show),
+    ("serve", serve),
+    ("keys", keys),
     ("reframe", reframe),
 )
 EXIT_CODES = "exit codes: 0 ok, 1 findings, 2 usage or recipe, 3 data"

@@ -27,6 +27,7 @@ ITEM_BYTES_OF_DTYPE = {
     "bfloat16": 2,
     "float32": 4,
     "float64": 8,
+    "uint16": 2,
 }
 """The dtypes that travel, by torch's names. The code of a dtype is its place here; append only."""
 DTYPES = tuple(ITEM_BYTES_OF_DTYPE)

@@ -30,6 +30,11 @@ def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
         raise RecipeError(f"{loaders.spares} is not in [0, {MOST_SPARES}]", f"{where}.spares")
     if loaders.cpu is not None and not 1 <= loaders.cpu <= MOST_CPU:
         raise RecipeError(f"{loaders.cpu} is not in [1, {MOST_CPU}]", f"{where}.cpu")
+    if loaders.where == "remote" and not loaders.endpoints:
+        raise RecipeError("`remote` needs endpoints: tcp://HOST:PORT, or the folder where loaders register", where)
+    if loaders.where != "remote" and (loaders.endpoints or loaders.keys):
+        name = "endpoints" if loaders.endpoints else "keys"
+        raise RecipeError(f"only `where: remote` has {name}, and this is `where: {loaders.where}`", f"{where}.{name}")
     if loaders.memory is not None:
         parse_bytes(loaders.memory, where=f"{where}.memory")
 

@@ -227,14 +227,19 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which processes make the steps, and what of each node they may take; it does not affect the order."""
 
-    where: Literal["in_process", "node"] = "node"
-    """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader."""
+    where: Literal["in_process", "node", "remote"] = "node"
+    """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader. `remote`: as `node`,
+    but that process opens no data file: it asks loaders that `torchmix serve` runs."""
     spares: int = 0
     """Processes of a node that wait, with their imports done, to replace one that is lost."""
     cpu: int | None = None
     """Processors of a node for all of this, threads of tokenizers included; None: those that the job may use."""
     memory: str | int | None = None
     """Bytes of a node for all of this: text such as 8GiB, or a number; None: what the job may use."""
+    endpoints: str | tuple[str, ...] | None = None
+    """Of `remote`: where loaders are. `tcp://cpu-[0-3]:[7700-7707]`, a folder where they register, or several."""
+    keys: str | None = None
+    """Of `remote`: the folder of this machine's keys, or a file of it; None: loaders of this machine, without keys."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -48,6 +48,9 @@ from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.source.bad_rows import max_bad_of
 from torchmix.recipe.source.resets import resets_positions, sources_with_resets
 from torchmix.recipe.structs import Loaders, Recipe
+from torchmix.service.endpoints import endpoints_of
+from torchmix.service.keys import client_keys
+from torchmix.service.open_fleet import FleetSettings
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.reports import open_reports
 from torchmix.stateful.serve import ReceivedSteps
@@ -57,6 +60,9 @@ from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.client import WorkerOptions
 
 logger = logging.getLogger(__name__)
+
+LOST_S = 30.0
+"""How long no shared loader may answer before files are read here, or the run ends."""
 
 
 def build_loader(
@@ -192,9 +198,10 @@ def build_loader(
                 places=RankPlaces.of_tree(tree) if planned.modules else ONE_PLACE,
                 decisions=str(log_folder) if log_folder else "",
                 replayed=str(folder / decisions) if decisions is not None else "",
+                fleet=_fleet(means, folder),
             )
             worker = None
-            if means.where == "node":
+            if means.where in ("node", "remote"):
                 worker = WorkerOptions(look_ahead=look_ahead, ignored_signals=tuple(worker_ignores))
             stream = StepStream(settings, catalog=catalog if worker is None else None, worker=worker)
         else:
@@ -216,6 +223,18 @@ def build_loader(
         if liveness is not None:
             liveness.post_abort(error)
         raise
+
+
+def _fleet(means: Loaders, folder: Path) -> FleetSettings | None:
+    """The shared loaders that the recipe names, if it does."""
+    if means.where != "remote" or means.endpoints is None:
+        return None
+    texts = (means.endpoints,) if isinstance(means.endpoints, str) else means.endpoints
+    found = endpoints_of(texts, folder)
+    keys = "" if means.keys is None else str(folder / means.keys)
+    if keys:
+        client_keys(Path(keys))  # a leader names a wrong folder, before a process is started
+    return FleetSettings(endpoints=found.fixed, folders=tuple(map(str, found.folders)), keys=keys, lost_s=LOST_S)
 
 
 def _catalog(part: Part, whole: Recipe, folder: Path) -> Catalog:

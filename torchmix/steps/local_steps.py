@@ -15,10 +15,12 @@ from torchmix.catalog.vocabulary import id_limit
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
 from torchmix.reader.images import open_images
+from torchmix.reader.protocol import StepReader
 from torchmix.reader.reader import Reader
 from torchmix.reader.used_rows import used_rows
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.row_map import maps_of
+from torchmix.service.open_fleet import open_fleet_reader
 from torchmix.steps.replica_steps import StreamSettings, replica_steps
 
 
@@ -42,20 +44,33 @@ def local_steps(
     part = settings.part
     if catalog is None:
         catalog = open_part(Path(settings.catalog_folder), part)
-    reader = Reader(
-        catalog,
-        Path(settings.base),
-        cache_bytes=settings.cache_bytes,
-        ids=id_limit(part.vocab_size, settings.padded_vocab_size),
-        masked=masked_sources(part.sources),
-        seed=part.seed,
-        maps=maps_of(part.sources),
-        images=open_images(catalog, Path(settings.base)),
-        used=used_rows(part, catalog),
-    )
+    reader = _open_reader(settings, catalog)
     try:
         yield from replica_steps(
             settings, state, catalog=catalog, reader=reader, memory=memory or StepMemory(), is_stopped=is_stopped
         )
     finally:
         reader.close()
+
+
+def _open_reader(settings: StreamSettings, catalog: Catalog) -> StepReader:
+    """A reader of files; or of loaders, where the settings say so."""
+    part = settings.part
+    ids, masked = id_limit(part.vocab_size, settings.padded_vocab_size), masked_sources(part.sources)
+
+    def read_here() -> Reader:
+        return Reader(
+            catalog,
+            Path(settings.base),
+            cache_bytes=settings.cache_bytes,
+            ids=ids,
+            masked=masked,
+            seed=part.seed,
+            maps=maps_of(part.sources),
+            images=open_images(catalog, Path(settings.base)),
+            used=used_rows(part, catalog),
+        )
+
+    if settings.fleet is None:
+        return read_here()
+    return open_fleet_reader(settings.fleet, catalog, seed=part.seed, masked=masked, ids=ids, read_here=read_here)

@@ -34,6 +34,7 @@ from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_
 from torchmix.recipe.parts import Part
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.resets import sources_with_resets
+from torchmix.service.open_fleet import FleetSettings
 from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 from torchmix.steps.decisions import EndedLog, FollowedLog, StoppedWaiting, log_of
@@ -72,6 +73,8 @@ class StreamSettings:
     """Folder of the log that the part's policy writes, where it has one."""
     replayed: str = ""
     """Folder or file of a log whose decisions are taken again in place of a policy's."""
+    fleet: FleetSettings | None = None
+    """Shared loaders to ask; None: files are read."""
 
 
 def replica_steps(

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from torchmix.errors import OptionError
+from torchmix.service.endpoints import (
+    endpoints_of,
+    expanded,
+    is_beyond_this_machine,
+    register,
+    registered,
+    with_port,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("tcp://cpu:7700", ["tcp://cpu:7700"]),
+        ("tcp://cpu-[0-2]:77", ["tcp://cpu-0:77", "tcp://cpu-1:77", "tcp://cpu-2:77"]),
+        ("tcp://c[09-10]:[1-2]", ["tcp://c09:1", "tcp://c09:2", "tcp://c10:1", "tcp://c10:2"]),
+    ],
+)
+def test_ranges_are_written_out(text, found):
+    assert expanded(text) == found
+
+
+@pytest.mark.parametrize("text", ["tcp://c[2-1]:1", "tcp://c[0-99]:[0-99]", "tcp://c[0-9999]:1"])
+def test_ranges_that_are_empty_or_too_long_are_refused(text):
+    with pytest.raises(OptionError):
+        expanded(text)
+
+
+def test_a_folder_is_looked_at_each_time(tmp_path):
+    found = endpoints_of(["e", "tcp://a:1"], tmp_path)
+    assert found.now() == ("tcp://a:1",)
+    path = register(tmp_path / "e", "tcp://b:7")
+    register(tmp_path / "e", "tcp://b:8")
+    register(tmp_path / "e", "tcp://b:8")
+    (tmp_path / "e" / "foreign.loader").write_bytes(b"\xff")
+    assert found.now() == ("tcp://a:1", "tcp://b:7", "tcp://b:8")
+    path.unlink()
+    assert registered(tmp_path / "e") == ["tcp://b:8"]
+
+
+@pytest.mark.parametrize("text", ["http://x:1", "udp://x:1"])
+def test_other_schemes_are_refused(tmp_path, text):
+    with pytest.raises(OptionError, match="tcp:// or ipc://"):
+        endpoints_of([text], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_beyond"),
+    [
+        ("ipc:///tmp/x", False),
+        ("tcp://127.0.0.1:1", False),
+        ("tcp://[::1]:1", False),
+        ("tcp://localhost:1", False),
+        ("tcp://10.0.0.7:1", True),
+        ("tcp://0.0.0.0:1", True),
+        ("tcp://*:1", True),
+        ("tcp://lo:1", True),
+        ("tcp://cpu-0:1", True),
+    ],
+)
+def test_which_addresses_other_machines_reach(endpoint, is_beyond):
+    assert is_beyond_this_machine(endpoint) is is_beyond
+
+
+def test_ports_count_up_from_the_first():
+    assert with_port("tcp://10.0.0.7:7700", 3) == "tcp://10.0.0.7:7703"
+    assert with_port("tcp://[::1]:0", 3) == "tcp://[::1]:0"
+    for bind in ("tcp://10.0.0.7", "tcp://10.0.0.7:65535", "ipc:///tmp/x"):
+        with pytest.raises(OptionError):
+            with_port(bind, 1)

@@ -1,0 +1,117 @@
+"""A reader that asks loaders gives what a reader of this process gives, whoever reads and however it is cut."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.support.catalogs import World, make_world, random_world
+from tests.support.deadlines import LONG_S
+from tests.support.files import random_tokens
+from tests.support.fleets import NEEDS_ZMQ, fleet_reader, several
+from tests.support.formats import format_world
+from tests.support.indexed_datasets import random_sequences, write_dataset
+from tests.support.reading import expected, pieces, random_pieces, read_with_successors, whole_documents
+from tests.support.recipes import make_recipe
+from torchmix.catalog.vocabulary import IdLimit
+from torchmix.errors import SourceUnreadable
+from torchmix.reader.reader import Reader
+from torchmix.service import fleet_reader as module
+
+pytestmark = NEEDS_ZMQ
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("make", [random_world, format_world], ids=["parquet", "formats"])
+def test_tokens_are_those_of_the_files_and_of_the_reader_in_this_process(tmp_path, make, count):
+    world = make(tmp_path, 5)
+    catalog = world.index()
+    here, rng = Reader(catalog, world.directory, cache_bytes=1 << 24), np.random.default_rng(3)
+    asked = [*(random_pieces(world, rng, size) for size in (0, 1, 7, 300)), whole_documents(world)]
+    with (
+        several(world, catalog, tmp_path / "s", count) as loaders,
+        fleet_reader(catalog, [one.endpoint for one in loaders]) as reader,
+    ):
+        for one in asked:
+            found, ours = read_with_successors(reader, one), read_with_successors(here, one)
+            np.testing.assert_array_equal(found, expected(world, one))
+            assert found.dtype == ours.dtype
+        stats = reader.stats()
+        assert stats["loaders_ready"] == count
+        assert stats["total_loader_reasked"] == stats["total_loader_duplicates"] == 0
+    here.close()
+
+
+def test_ids_of_megatron_files_come_in_their_own_type_and_are_checked_here(tmp_path):
+    sequences = random_sequences(3, 300)
+    write_dataset(tmp_path / "bin" / "one", sequences)
+    keys = {"path": "bin/*.idx", "tokens": None}
+    recipe = make_recipe({"bin": "100%"}, sources={"bin": keys})
+    world = World(
+        directory=tmp_path, recipe=recipe, documents={"bin": [np.asarray(one, np.int64) for one in sequences]}
+    )
+    catalog = world.index()
+    with (
+        several(world, catalog, tmp_path / "s", 2) as loaders,
+        fleet_reader(catalog, [one.endpoint for one in loaders]) as reader,
+    ):
+        found = read_with_successors(reader, whole_documents(world))
+        np.testing.assert_array_equal(found, expected(world, whole_documents(world)))
+        assert found.dtype == np.uint16
+        assert reader.stats()["bytes_received"] < 2 * (len(found) + 1)
+        limit = IdLimit(1000, "vocab_size is 1000")
+        strict = fleet_reader(catalog, [one.endpoint for one in loaders], ids=limit)
+        with strict as checked, pytest.raises(SourceUnreadable, match="vocab_size is 1000"):
+            read_with_successors(checked, whole_documents(world))
+
+
+def test_a_piece_longer_than_a_request_comes_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_TOKENS", 100)
+    monkeypatch.setattr(module, "TARGET_BYTES", 1000)
+    world = make_world(tmp_path, {"web": [random_tokens(1, 50, mean_tokens=300), [list(range(5000))]]})
+    catalog = world.index()
+    with (
+        several(world, catalog, tmp_path / "s", 2, window_bytes=4000) as loaders,
+        fleet_reader(catalog, [one.endpoint for one in loaders]) as reader,
+    ):
+        for asked in (whole_documents(world), random_pieces(world, np.random.default_rng(2), 100)):
+            np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        assert reader.stats()["total_loader_requests"] > 20
+        assert reader.stats()["total_loader_busy"] == 0
+
+
+def test_pages_are_decoded_ahead_by_their_owners_and_dropped_once_no_client_needs_them(tmp_path):
+    world = make_world(tmp_path, {"web": [random_tokens(1, 2000)]})
+    catalog = world.index()
+    pages = np.arange(catalog.sources["web"].pages.num_pages)
+    with several(world, catalog, tmp_path / "s", 2) as loaders:
+        endpoints = [one.endpoint for one in loaders]
+        with fleet_reader(catalog, endpoints) as one, fleet_reader(catalog, endpoints) as other:
+            one.warm(0, pages)
+            other.warm(0, pages)
+            until(lambda: sum(each.figures().get("pages_decoded", 0) for each in loaders) == len(pages))
+            assert min(each.figures()["pages_decoded"] for each in loaders) > 0
+            asked = whole_documents(world)
+            np.testing.assert_array_equal(read_with_successors(one, asked), expected(world, asked))
+            assert sum(each.figures()["cache_misses"] for each in loaders) == 0
+            one.forget(0, pages)
+            read_with_successors(one, asked)
+            assert sum(each.figures()["cache_misses"] for each in loaders) == 0, "the other client may need them"
+            other.forget(0, pages)
+            until(lambda: each_is_empty(loaders, other, world))
+
+
+def each_is_empty(loaders, reader, world) -> bool:
+    """Whether a piece of one page is the only thing that its loader still has."""
+    read_with_successors(reader, pieces((0, 0, 0, 1)))
+    return sum(each.figures()["cache_pages"] for each in loaders) <= 2
+
+
+def until(is_so) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + LONG_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,234 @@
+"""A loader stays up and fair whatever is sent to it, and says no by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.catalogs import random_world
+from tests.support.deadlines import LONG_S
+from tests.support.fleets import NEEDS_ZMQ, PATIENT, fleet_of, fleet_reader, hello_of, running, several
+from tests.support.loader_messages import EXAMPLES, damaged, example_arrays
+from tests.support.reading import expected, random_pieces, read_with_successors
+from torchmix.catalog.store import Catalog
+from torchmix.errors import LoaderLost, OptionError, PlanError
+from torchmix.service.client import LoaderLinks
+from torchmix.service.keys import client_keys, server_keys, write_keys
+from torchmix.service.messages import (
+    MOST_BODY_BYTES,
+    BusyReply,
+    FailureReply,
+    LoaderPing,
+    LoaderPong,
+    LoaderRefusal,
+    LoaderWelcome,
+    PieceReply,
+    PieceRequest,
+    encode,
+    forms_of,
+)
+from torchmix.service.server import LoaderServer, import_zmq, new_pair
+
+pytestmark = NEEDS_ZMQ
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return random_world(tmp_path_factory.mktemp("world"), 5)
+
+
+@pytest.fixture(scope="module")
+def catalog(world) -> Catalog:
+    return world.index()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+class Caller:
+    """A client that says what the test likes."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.links = LoaderLinks()
+        self.links.open(endpoint)
+        self.next(lambda said: said.news == "connected")
+
+    def next(self, is_it: Callable[[Any], bool]) -> Any:
+        """The next thing that comes, which must be this."""
+        for _ in range(int(LONG_S)):
+            for said in self.links.wait(1.0):
+                assert is_it(said), said
+                return said
+        raise AssertionError("nothing came")
+
+    def ask(self, message: Any, arrays: Any = None) -> Any:
+        """Say something and take the answer."""
+        assert self.links.send(self.endpoint, message, arrays)
+        return self.next(lambda said: said.message is not None).message
+
+    def request(self, tokens: int, *, number: int = 1, settled_bytes: int = 0) -> Any:
+        """Ask for a piece of the longest document of source 2."""
+        arrays = {
+            "source": np.array([2], np.int32),
+            "row": np.array([0]),
+            "epoch": np.array([0]),
+            "start": np.array([0]),
+            "tokens": np.array([tokens]),
+            "next": np.array([-1]),
+        }
+        message = PieceRequest(number=number, settled_bytes=settled_bytes, patience_ms=600_000, forms=forms_of(arrays))
+        return self.ask(message, arrays)
+
+
+@pytest.fixture
+def caller(world, catalog, folder) -> Iterator[Caller]:
+    with several(world, catalog, folder / "s", 1, window_bytes=4096) as [server]:
+        one = Caller(server.endpoint)
+        try:
+            yield one
+        finally:
+            one.links.close()
+
+
+def test_a_client_says_hello_first_and_again_when_it_is_forgotten(caller, catalog):
+    refusal = caller.request(1)
+    assert isinstance(refusal, LoaderRefusal) and refusal.is_unknown
+    assert isinstance(caller.ask(hello_of(catalog)), LoaderWelcome)
+    assert isinstance(caller.request(1), PieceReply)
+
+
+def test_more_than_the_window_of_one_client_is_answered_busy_until_it_has_settled(caller, catalog):
+    assert caller.ask(hello_of(catalog)).window_bytes == 4096
+    # Planned bytes are counted before the request is looked into.
+    assert isinstance(caller.request(900), PieceReply | FailureReply)
+    busy = caller.request(900, number=2)
+    assert isinstance(busy, BusyReply) and busy.number == 2
+    assert isinstance(caller.request(900, number=3, settled_bytes=4 * 900 + 16), PieceReply | FailureReply)
+    pong = caller.ask(LoaderPing(number=8, settled_bytes=1 << 40))
+    assert isinstance(pong, LoaderPong)
+    assert (pong.number, pong.owed, pong.figures["requests_busy"], pong.figures["requests_accepted"]) == (8, 0, 1, 2)
+
+
+def test_a_row_that_does_not_exist_is_an_error_of_the_plan(caller, catalog):
+    caller.ask(hello_of(catalog))
+    reply = caller.request(1000)
+    assert isinstance(reply, FailureReply)
+    assert isinstance(reply.error.error(), PlanError)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"catalog": "f" * 16}, r"the client has catalog f{16}, this loader serves [0-9a-f]{16} \(train\)"),
+        ({"transforms": b"\0" * 8}, "the client's transforms from rows to tokens are 0{16}"),
+        ({"masked": ("web",)}, r"the client masks bad rows of \['web'\], this loader of \[\]"),
+    ],
+    ids=["catalog", "transform", "masked"],
+)
+def test_another_catalog_or_transform_is_refused_by_name(world, catalog, folder, changes, says):
+    with several(world, catalog, folder / "s", 1) as [server]:
+        fleet = fleet_of(catalog, [server.endpoint], hello=hello_of(catalog, **changes))
+        with pytest.raises(LoaderLost, match=says):
+            fleet.members.join()
+        fleet.close()
+
+
+def test_frames_that_are_no_messages_are_dropped_and_a_good_client_is_served(world, catalog, folder):
+    with several(world, catalog, folder / "s", 1) as [server]:
+        zmq = import_zmq()
+        context = zmq.Context()
+        foe = context.socket(zmq.DEALER)
+        foe.setsockopt(zmq.LINGER, 0)
+        foe.connect(server.endpoint)
+        chance = random.Random(7)
+        for _ in range(3000):
+            message = chance.choice(EXAMPLES)
+            frames = encode(message, example_arrays(message))
+            foe.send_multipart(damaged(frames, chance) if chance.random() < 0.9 else [chance.randbytes(99)])
+        foe.send_multipart([b"x", bytes(MOST_BODY_BYTES * 8)])  # the connection ends
+        with fleet_reader(catalog, [server.endpoint]) as reader:
+            asked = random_pieces(world, np.random.default_rng(1), 50)
+            np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        foe.close(0)
+        context.term()
+        assert server.figures()["requests_bad_messages"] > 1000
+
+
+@pytest.mark.parametrize(
+    "bind", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://eth0:0", "tcp://10.0.0.7:7700", "tcp://[::]:0"]
+)
+def test_an_address_beyond_this_machine_needs_keys(world, catalog, bind):
+    with pytest.raises(OptionError, match="reached from other machines"):
+        LoaderServer(None, bind=bind)
+
+
+def test_a_socket_that_others_reach_or_that_is_taken_is_refused(world, catalog, folder):
+    taken = pytest.raises(OptionError, match="exists, and a loader may listen there")
+    with several(world, catalog, folder / "s", 1) as [server], taken:
+        LoaderServer(None, bind=server.endpoint)
+    (folder / "open").mkdir(mode=0o755)
+    with pytest.raises(OptionError, match="chmod 700"):
+        LoaderServer(None, bind=f"ipc://{folder}/open/0")
+    with pytest.raises(OptionError, match="at most 107 bytes"):
+        LoaderServer(None, bind=f"ipc://{folder}/{'x' * 107}")
+
+
+@pytest.fixture(scope="module")
+def key_folders(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("keys")
+    write_keys(place / "ours", new_pair, num_clients=2)
+    write_keys(place / "theirs", new_pair, num_clients=1)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "public", "says"),
+    [
+        ("ours", "ours", "ours", None),
+        ("ours", "theirs", "ours", "does not know the public key|handshake failed"),
+        ("ours", "ours", "theirs", "handshake failed"),
+        ("ours", None, None, "wants keys"),
+        (None, "ours", "ours", "the loader has no keys"),
+    ],
+    ids=["good", "unknown client", "wrong server", "client without", "server without"],
+)
+def test_the_matrix_of_keys(world, catalog, key_folders, tmp_path, server, client, public, says):
+    keys = None
+    if client is not None:
+        for name, place in (("client-0.secret", client), ("server.public", public)):
+            (tmp_path / name).write_bytes((key_folders / place / name).read_bytes())
+            (tmp_path / name).chmod(0o600)
+        keys = client_keys(tmp_path)
+    server_side = None if server is None else server_keys(key_folders / server)
+    with running(catalog, world.directory, "tcp://127.0.0.1:0", keys=server_side) as loader:
+        if says is None:
+            with fleet_reader(catalog, [loader.endpoint], keys=keys) as reader:
+                asked = random_pieces(world, np.random.default_rng(1), 50)
+                np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+            return
+        fleet = fleet_of(catalog, [loader.endpoint], keys=keys, patience=PATIENT)
+        try:
+            with pytest.raises(LoaderLost, match=says):
+                fleet.members.join()
+        finally:
+            fleet.close()
+
+
+def test_a_client_whose_key_is_added_later_is_let_in(world, catalog, key_folders, tmp_path):
+    write_keys(tmp_path / "k", new_pair, num_clients=1)
+    with running(catalog, world.directory, "tcp://127.0.0.1:0", keys=server_keys(tmp_path / "k")) as loader:
+        newcomer = new_pair()
+        (tmp_path / "k" / "client-new.public").write_text(newcomer.public)
+        (tmp_path / "k" / "client-new.secret").write_text(f"{newcomer.public}\n{newcomer.secret}")
+        (tmp_path / "k" / "client-new.secret").chmod(0o600)
+        with fleet_reader(catalog, [loader.endpoint], keys=client_keys(tmp_path / "k" / "client-new.secret")) as reader:
+            assert reader.stats()["loaders_ready"] == 1

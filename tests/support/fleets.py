@@ -1,0 +1,104 @@
+"""Loaders in threads of the test, and readers that ask them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.catalogs import World
+from tests.support.deadlines import LONG_S
+from torchmix.catalog.store import Catalog
+from torchmix.catalog.vocabulary import IdLimit
+from torchmix.service.client import LoaderLinks
+from torchmix.service.endpoints import Endpoints
+from torchmix.service.fleet import LoaderFleet
+from torchmix.service.fleet_reader import FleetReader
+from torchmix.service.keys import ClientKeys, ServerKeys
+from torchmix.service.members import FleetMembers, FleetPatience
+from torchmix.service.messages import LoaderHello
+from torchmix.service.served import PartToServe, ServedCatalogs, transforms_digest
+from torchmix.service.server import LoaderServer
+
+NEEDS_ZMQ = pytest.mark.skipif(importlib.util.find_spec("zmq") is None, reason="pyzmq is not installed")
+PATIENT = FleetPatience(silence_s=LONG_S, join_s=LONG_S, lost_s=LONG_S)
+"""For tests in which all loaders live: nobody is given up, however busy the machine is."""
+
+
+@contextlib.contextmanager
+def running(
+    catalog: Catalog,
+    directory: Path,
+    bind: str,
+    *,
+    keys: ServerKeys | None = None,
+    cache_bytes: int = 1 << 24,
+    masked: frozenset[str] = frozenset(),
+    **options: Any,
+) -> Iterator[LoaderServer]:
+    """A loader of one catalog, answering in a thread."""
+    served = ServedCatalogs({"train": PartToServe(catalog=catalog, masked=masked)}, directory, cache_bytes=cache_bytes)
+    server = LoaderServer(served, bind=bind, keys=keys, **options)
+    thread = threading.Thread(target=server.run, name="loader")
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(LONG_S)
+        served.close()
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def several(world: World, catalog: Catalog, folder: Path, count: int, **options: Any) -> Iterator[list[LoaderServer]]:
+    """Loaders over ipc in a folder of this user alone."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(running(catalog, world.directory, f"ipc://{folder}/{number}", **options))
+            for number in range(count)
+        ]
+
+
+def hello_of(of: Catalog, **changes: Any) -> LoaderHello:
+    """What a client of a catalog says first."""
+    hello = LoaderHello(client="test", catalog=of.fingerprint, transforms=transforms_digest(of, 0))
+    return msgspec.structs.replace(hello, **changes)
+
+
+def fleet_of(
+    catalog: Catalog,
+    endpoints: Sequence[str],
+    *,
+    keys: ClientKeys | None = None,
+    patience: FleetPatience = PATIENT,
+    hello: LoaderHello | None = None,
+) -> LoaderFleet:
+    """A client of loaders."""
+    links = LoaderLinks(keys)
+    found = Endpoints(fixed=tuple(endpoints))
+    return LoaderFleet(FleetMembers(found, links, hello or hello_of(catalog), patience=patience))
+
+
+@contextlib.contextmanager
+def fleet_reader(
+    catalog: Catalog, endpoints: Sequence[str], *, ids: IdLimit | None = None, **options: Any
+) -> Iterator[FleetReader]:
+    """A reader that asks loaders."""
+    fleet = fleet_of(catalog, endpoints, **options)
+    try:
+        reader = FleetReader(catalog, fleet, ids=ids)
+    except BaseException:
+        fleet.close()
+        raise
+    try:
+        yield reader
+    finally:
+        reader.close()

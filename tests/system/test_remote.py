@@ -1,0 +1,141 @@
+"""`torchmix serve` and trainers that have the catalog and no data: the same tensors, and no loader left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.deadlines import LONG_S
+from tests.support.fleets import NEEDS_ZMQ
+from tests.support.loaders import run_job, same_microbatches, write_job
+from tests.support.processes import Child, Processes, free_port, wait_until
+from torchmix.errors import LoaderLost, OptionError
+from torchmix.parallel.topology import Topology
+from torchmix.service.keys import write_keys
+from torchmix.service.server import new_pair
+
+pytestmark = [pytest.mark.system, NEEDS_ZMQ]
+STEPS = 12
+COMMAND = "from torchmix.cli.main import main; raise SystemExit(main())"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> Path:
+    return write_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def trainer(job, tmp_path_factory) -> Path:
+    """The recipe and the catalog, without data."""
+    folder = tmp_path_factory.mktemp("trainer")
+    shutil.copy(job, folder / "recipe.yaml")
+    shutil.copytree(job.parent / "catalog", folder / "catalog")
+    return folder / "recipe.yaml"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("keys") / "k"
+    write_keys(folder, new_pair, num_clients=2)
+    return folder
+
+
+def serve(processes: Processes, recipe: Path, *words: str) -> Child:
+    """Start `torchmix serve` and wait until it listens."""
+    child = processes.start_python("-c", COMMAND, "serve", str(recipe), *words, name="serve")
+    child.wait_for_line("listen at", deadline_s=LONG_S)
+    return child
+
+
+@pytest.fixture(scope="module")
+def fleet(job, keys, tmp_path_factory) -> Iterator[tuple[Child, Path]]:
+    folder = tmp_path_factory.mktemp("endpoints")
+    with Processes(tmp_path_factory.mktemp("out")) as processes:
+        words = ("--bind", "tcp://127.0.0.1:0", "--processes", "2", "--keys", str(keys), "--register", str(folder))
+        yield serve(processes, job, *words), folder
+
+
+@pytest.mark.parametrize("topology", [Topology(), Topology(dp=2), Topology(tp=2, pp=2)], ids=str)
+def test_trainers_without_data_get_the_tensors_of_those_that_read(job, trainer, keys, fleet, topology):
+    loaders = {"where": "remote", "endpoints": str(fleet[1]), "keys": str(keys)}
+    here = run_job(job, topology, steps=STEPS)
+    there = run_job(trainer, topology, steps=STEPS, loaders=loaders)
+    for one, other in zip(here, there, strict=True):
+        assert same_microbatches(one.microbatches, other.microbatches)
+        assert one.digests == other.digests
+
+
+def test_a_run_goes_on_with_loaders_and_without(job, trainer, keys, fleet):
+    loaders = {"where": "remote", "endpoints": [str(fleet[1])], "keys": str(keys / "client-1.secret")}
+    whole = run_job(job, Topology(), microbatches=30)[0]
+    first = run_job(trainer, Topology(), microbatches=11, loaders=loaders)[0]
+    second = run_job(job, Topology(), microbatches=9, state=first.state)[0]
+    third = run_job(trainer, Topology(), microbatches=10, loaders=loaders, state=second.state)[0]
+    assert same_microbatches(whole.microbatches, first.microbatches + second.microbatches + third.microbatches)
+
+
+def test_where_no_loader_answers_files_are_read_if_they_are_seen(job, trainer, tmp_path):
+    loaders = {"where": "remote", "endpoints": "nowhere"}
+    with pytest.MonkeyPatch().context() as patch:
+        patch.setattr("torchmix.stateful.open.LOST_S", 0.5)
+        one = run_job(job, Topology(), steps=2, loaders=loaders)[0]
+        assert same_microbatches(one.microbatches, run_job(job, Topology(), steps=2)[0].microbatches)
+        with pytest.raises(LoaderLost, match=r"no loader answers at .*nowhere.*cannot read in their place"):
+            run_job(trainer, Topology(), steps=2, loaders=loaders)
+
+
+def test_wrong_keys_are_refused_by_name(trainer, fleet, tmp_path):
+    loaders = {"where": "remote", "endpoints": str(fleet[1]), "keys": str(tmp_path)}
+    with pytest.raises(OptionError, match=r"no client-K\.secret"):
+        run_job(trainer, Topology(), steps=2, loaders=loaders)
+    write_keys(tmp_path / "others", new_pair, num_clients=1)
+    with pytest.raises(LoaderLost, match="handshake failed"):
+        run_job(trainer, Topology(), steps=2, loaders={**loaders, "keys": str(tmp_path / "others")})
+
+
+def test_figures_are_on_a_page_of_this_machine_and_sigterm_leaves_nothing(job, tmp_path):
+    port = free_port()
+    with Processes(tmp_path) as processes:
+        register = tmp_path / "endpoints"
+        words = ("--bind", "tcp://127.0.0.1:0", "--metrics", str(port), "--register", str(register))
+        child = serve(processes, job, *words)
+        assert len(list(register.iterdir())) == 1 and len(child.session) == 2
+        run_job(job, Topology(), steps=2, loaders={"where": "remote", "endpoints": str(register)})
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LONG_S) as page:
+            lines = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if line[0] != "#")
+        assert float(lines["torchmix_loader_requests_replies_total"]) >= 2
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(deadline_s=LONG_S) == 0
+        wait_until(lambda: not child.session, deadline_s=LONG_S, what="end of the loaders")
+        assert not list(register.iterdir())
+
+
+def test_loaders_end_with_whoever_started_them_and_come_back_when_they_are_killed(job, tmp_path):
+    with Processes(tmp_path) as processes:
+        register = tmp_path / "endpoints"
+        child = serve(processes, job, "--bind", "tcp://127.0.0.1:0", "--processes", "2", "--register", str(register))
+        [victim, _] = pids = [pid for pid in child.session if pid != child.pid]
+        os.kill(victim, signal.SIGKILL)
+        wait_until(
+            lambda: len(child.session) == 3 and victim not in child.session,
+            deadline_s=LONG_S,
+            what="another loader",
+        )
+        run_job(job, Topology(), steps=2, loaders={"where": "remote", "endpoints": str(register)})
+        assert pids[1] in child.session
+        child.send_signal(signal.SIGKILL)
+        wait_until(lambda: not child.session, deadline_s=LONG_S, what="end of the loaders")
+
+
+def test_an_address_beyond_this_machine_needs_keys(job, tmp_path):
+    with Processes(tmp_path) as processes:
+        child = processes.start_python("-c", COMMAND, "serve", str(job), "--json", "--bind", "tcp://0.0.0.0:0")
+        assert child.wait(deadline_s=LONG_S) == 2
+        assert "reached from other machines" in json.loads(child.stdout())["error"]["message"]

@@ -1,0 +1,160 @@
+"""Where loaders listen: written as text with ranges, or registered as files in a folder.
+
+In: `tcp://cpu-[0-3]:[7700-7707]`, a list of such, or a folder. Out: endpoints, each named once. Must hold: a folder is
+looked at again and again, so that loaders may come and go; a registration is a small file that appears whole. Cost: a
+listing of the folder.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from torchmix.errors import OptionError
+
+MOST_ENDPOINTS = 4096
+MOST_IPC_BYTES = 107
+"""Of the path of a Unix socket."""
+SUFFIX = ".loader"
+_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoints:
+    """Where a client finds its loaders."""
+
+    fixed: tuple[str, ...] = ()
+    """Endpoints that are always looked for."""
+    folders: tuple[Path, ...] = ()
+    """Folders with registrations."""
+
+    def now(self) -> tuple[str, ...]:
+        """All endpoints at this moment, sorted."""
+        return tuple(sorted({*self.fixed, *(one for folder in self.folders for one in registered(folder))}))
+
+    def __str__(self) -> str:
+        return ", ".join([*self.fixed, *map(str, self.folders)])
+
+
+def endpoints_of(texts: Sequence[str], directory: Path) -> Endpoints:
+    """Endpoints as a user writes them.
+
+    Args:
+        texts: `tcp://` or `ipc://` with ranges `[a-b]`, or folders.
+        directory: Folder that relative folders start from.
+
+    Raises:
+        OptionError: A text is neither.
+    """
+    fixed: list[str] = []
+    folders: list[Path] = []
+    for text in texts:
+        if text.startswith(("tcp://", "ipc://")):
+            fixed += expanded(text)
+        elif "://" in text:
+            raise OptionError(f"endpoint {text!r}: it begins with tcp:// or ipc://, or is a folder of registrations")
+        else:
+            folders.append(directory / text)
+    return Endpoints(fixed=tuple(sorted(set(fixed))), folders=tuple(folders))
+
+
+def expanded(text: str) -> list[str]:
+    """Each endpoint of a text with ranges: `tcp://cpu-[0-3]:7700` is four.
+
+    Raises:
+        OptionError: A range is empty, or there are more than 4096 endpoints.
+    """
+    found = [text]
+    while any(_RANGE.search(one) for one in found):
+        longer = []
+        for one in found:
+            match = _RANGE.search(one)
+            if match is None:
+                longer.append(one)
+                continue
+            start, stop = int(match[1]), int(match[2])
+            if not start <= stop < start + MOST_ENDPOINTS:
+                raise OptionError(f"endpoint {text!r}: the range {match[0]} goes from the smaller number to the larger")
+            width = len(match[1]) if match[1].startswith("0") else 0
+            longer += [
+                f"{one[: match.start()]}{number:0{width}d}{one[match.end() :]}" for number in range(start, stop + 1)
+            ]
+        found = longer
+        if len(found) > MOST_ENDPOINTS:
+            raise OptionError(f"endpoint {text!r} is more than {MOST_ENDPOINTS} endpoints")
+    return found
+
+
+def register(folder: Path, endpoint: str) -> Path:
+    """Write a loader's registration; whoever wrote it removes it when the loader ends.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.-]+", "-", endpoint.partition("://")[2]).strip("-")
+    path, new = folder / f"{name}{SUFFIX}", folder / f".{name}.{os.getpid()}"
+    new.write_text(f"{endpoint}\n", encoding="utf-8")
+    new.replace(path)
+    return path
+
+
+def registered(folder: Path) -> list[str]:
+    """The endpoints that are registered in a folder; none where there is no such folder."""
+    found = []
+    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []:
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):  # it has just been removed
+            continue
+        if text.startswith(("tcp://", "ipc://")) and len(text) <= 4096:
+            found.append(text)
+    return found
+
+
+def with_port(bind: str, number: int) -> str:
+    """The endpoint of the loader with a number, of several that one command starts: ports count up from the first.
+
+    Raises:
+        OptionError: It is not `tcp://address:port`.
+    """
+    match = re.fullmatch(r"(tcp://.+:)(\d+)", bind)
+    if match is None or not 0 <= int(match[2]) + number < 1 << 16:
+        raise OptionError(f"--bind {bind}: write tcp://ADDRESS:PORT, as tcp://127.0.0.1:7700; port 0: any free one")
+    return f"{match[1]}{int(match[2]) + number if int(match[2]) else 0}"
+
+
+def is_beyond_this_machine(endpoint: str) -> bool:
+    """Whether an address may be reached from other machines."""
+    if endpoint.startswith("ipc://"):
+        return False
+    try:
+        return not ipaddress.ip_address(urlsplit(endpoint).hostname or "").is_loopback
+    except ValueError:  # a name, an interface or `*`
+        return urlsplit(endpoint).hostname != "localhost"
+
+
+def check_ipc(endpoint: str) -> None:
+    """Refuse a socket that others could reach or that is in use: a second bind would take it from a live loader.
+
+    Raises:
+        OptionError: The path is too long or taken, or its folder is not of this user alone.
+    """
+    path = Path(endpoint.removeprefix("ipc://"))
+    if len(os.fsencode(path)) > MOST_IPC_BYTES:
+        raise OptionError(
+            f"{endpoint}: the path of a socket has at most {MOST_IPC_BYTES} bytes; set TMPDIR to a short folder"
+        )
+    try:
+        status = path.parent.stat()
+    except OSError as error:
+        raise OptionError(f"{endpoint}: {error}") from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise OptionError(f"{endpoint}: {path.parent} must be a folder of this user alone; chmod 700 {path.parent}")
+    if path.exists():
+        raise OptionError(f"{endpoint}: {path} exists, and a loader may listen there; choose another path")

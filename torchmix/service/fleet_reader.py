@@ -1,0 +1,245 @@
+"""A reader whose pages lie with loaders: the same tokens as a `Reader` gives, asked of a fleet.
+
+In: pieces of a step, pages to come. Out: their tokens, each at its place. Must hold: the result is that of the reader
+in this process, whichever loaders answer; no data file is opened here. Cost: locating the pieces, a request for each
+MiB and owner, and one copy of the ids from the message to their places.
+
+A piece that goes on is asked for with one token more, its successor. A piece longer than a request is asked for in
+parts.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.store import Catalog
+from torchmix.catalog.vocabulary import IdLimit
+from torchmix.errors import LoaderClosed
+from torchmix.reader.page_batches import BATCH_BYTES
+from torchmix.reader.pieces.id_check import IdCheck
+from torchmix.reader.pieces.locate import Locator
+from torchmix.reader.pieces.page_starts import row_keys
+from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch, Tokens
+from torchmix.reader.protocol import StepImages
+from torchmix.service.fleet import Asked, LoaderFleet
+from torchmix.service.messages import MOST_PIECES, TARGET_BYTES, PieceColumns, planned_bytes, rows_of
+from torchmix.service.routing import owners, run_keys, run_pages, source_keys
+
+MOST_TOKENS = TARGET_BYTES // 4 - 8
+"""Of a part of a piece."""
+
+
+class FleetReader:
+    """A `StepReader` that asks loaders; it belongs to one thread at a time."""
+
+    def __init__(self, catalog: Catalog, fleet: LoaderFleet, *, ids: IdLimit | None = None) -> None:
+        """Wait for the loaders.
+
+        Args:
+            catalog: Its sources are numbered in its order, by sorted name.
+            fleet: Its hello names this catalog; closed by `close`.
+            ids: The bound that all ids must be below; by default ids of a .bin may be any.
+
+        Raises:
+            LoaderLost: No loader answers.
+        """
+        sources = list(catalog.sources.values())
+        self._fleet = fleet
+        self._locator = Locator(sources)
+        self._no_files = np.zeros(len(sources), np.int64)
+        self._ids = None if ids is None else IdCheck(sources, ids)
+        self._source_keys = source_keys([source.name for source in sources])
+        tables = [source.pages for source in sources]
+        self._at_once = [
+            max(1, BATCH_BYTES * table.num_pages // max(1, int(table.chunk_bytes.sum()))) for table in tables
+        ]
+        runs = [run_pages(table.num_pages, k) for table, k in zip(tables, self._at_once, strict=True)]
+        self._run_pages = np.array(runs, np.int64)
+        self._scratch = Scratch()
+        self._open_keys = self._open_starts = np.zeros(0, np.int64)
+        self._is_closed = False
+        self._bytes_served = self._bytes_received = 0
+        fleet.members.join()
+
+    @property
+    def images(self) -> StepImages | None:
+        """None: sources with images are refused before."""
+        return None
+
+    def read(
+        self,
+        source: NDArray[np.integer[Any]],
+        rows: Int64Array,
+        starts: Int64Array,
+        tokens: Int64Array,
+        *,
+        places: Int64Array,
+        num_places: int,
+        epochs: Int64Array | None = None,
+    ) -> Tokens:
+        """Tokens of n pieces, and the successor of each; arguments and errors as those of `Reader.read`.
+
+        Raises:
+            LoaderLost: No loader answers.
+        """
+        if self._is_closed:
+            raise LoaderClosed("the reader was used after close(); make a new one")
+        assert not len(places) or (places.min() >= 0 and (places + tokens).max() <= num_places), "pieces in bounds"
+        at = self._locator.locate(source, rows, starts, tokens, token_bytes=self._no_files)
+        parts = _parts_of(at.start, at.tokens, places[at.order], at.goes_on)
+        copy = PieceCopy(
+            sizes=parts.tokens,
+            places=parts.places,
+            goes_on=parts.goes_on,
+            num_places=num_places,
+            scratch=self._scratch,
+        )
+        wanted = parts.tokens + parts.goes_on
+        wanted_bytes = planned_bytes(1, 0) + 4 * wanted
+        piece = parts.piece
+        columns = PieceColumns(
+            source=at.source[piece].astype(np.int32),
+            row=at.row[piece],
+            epoch=np.zeros(len(piece), np.int64) if epochs is None else epochs[at.order][piece],
+            start=parts.starts,
+            tokens=wanted,
+            next=self._next_of(at.source, at.row)[piece],
+        )
+        runs = run_keys(self._source_keys[at.source[piece]], at.page[piece] // self._run_pages[at.source[piece]])
+        requests = self._requests(runs, wanted_bytes, np.flatnonzero(wanted > 0))
+        asked = [
+            Asked(
+                run=int(runs[some[0]]),
+                arrays={name: column[some] for name, column in columns._asdict().items()},
+                num_bytes=int(wanted_bytes[some].sum()),
+            )
+            for some in requests
+        ]
+        for k, arrays in self._fleet.fetch(asked):
+            values = rows_of(arrays, "ids", wanted[requests[k]])
+            self._bytes_received += values.nbytes
+            _copy(copy, values, requests[k], wanted)
+        self._bytes_served += copy.num_bytes
+        behind = np.array(copy.successors, np.int64)[parts.last]
+        if self._ids is not None:
+            self._ids.check(at, places[at.order], copy.out, behind)
+        successors = np.empty(len(at.order), np.int64)
+        successors[at.order] = behind
+        return Tokens(values=copy.out, successors=successors)
+
+    def pages_at_once(self, source: int) -> int:
+        """How many pages of a source, 1 or more, are worth one call of `warm`."""
+        return self._at_once[source]
+
+    def warm(self, source: int, page_ids: Int64Array) -> None:
+        """Let the owners of pages decode them ahead of need."""
+        self._tell(source, page_ids, is_over=False)
+
+    def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
+        """Name the documents that go on after the next `read`: it tells their loaders to keep what is left of them."""
+        keys = row_keys(source, rows)
+        order = np.argsort(keys)
+        self._open_keys, self._open_starts = keys[order], starts[order]
+
+    def forget(self, source: int, page_ids: Int64Array) -> None:
+        """Let the owners of pages drop them, once no client needs them."""
+        self._tell(source, page_ids, is_over=True)
+
+    def end_window(self, source: int, page_ids: Int64Array | None) -> None:
+        """Nothing: loaders count what they decode."""
+
+    def stats(self) -> dict[str, int | float]:
+        """Figures since the reader was made: bytes that came and that were used, and those of `LoaderFleet.stats`."""
+        return {
+            "bytes_received": self._bytes_received,
+            "bytes_served": self._bytes_served,
+            **self._fleet.stats(),
+        }
+
+    def close(self) -> None:
+        """End the connections; may be called again."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._fleet.close()
+
+    def _next_of(self, source: NDArray[np.integer[Any]], rows: Int64Array) -> Int64Array:
+        """[n] the token at which later calls go on with a document; -1 where none does."""
+        found = np.full(len(rows), -1, np.int64)
+        if len(self._open_keys):
+            keys = row_keys(source, rows)
+            at = np.minimum(self._open_keys.searchsorted(keys), len(self._open_keys) - 1)
+            is_open = self._open_keys[at] == keys
+            found[is_open] = self._open_starts[at[is_open]]
+        return found
+
+    def _requests(self, runs: NDArray[np.uint64], num_bytes: Int64Array, some: Int64Array) -> list[Int64Array]:
+        """Parts of pieces, cut into requests: those of one owner, in order, up to about a MiB."""
+        keys = self._fleet.members.keys
+        owner = owners(runs[some], keys) if len(keys) else np.zeros(len(some), np.int64)
+        found: list[Int64Array] = []
+        for m in np.flatnonzero(np.bincount(owner)).tolist():
+            mine = some[owner == m]
+            chunk = np.cumsum(num_bytes[mine]) // TARGET_BYTES
+            borders = [0, *(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(mine)]
+            for start, stop in pairwise(borders):
+                found += [mine[k : min(k + MOST_PIECES, stop)] for k in range(start, stop, MOST_PIECES)]
+        return found
+
+    def _tell(self, source: int, pages: Int64Array, *, is_over: bool) -> None:
+        names, keys = self._fleet.members.names, self._fleet.members.keys
+        if not len(pages) or not names:
+            return
+        runs = run_keys(np.repeat(self._source_keys[source], len(pages)), pages // self._run_pages[source])
+        owner = owners(runs, keys)
+        for m in np.flatnonzero(np.bincount(owner)).tolist():
+            self._fleet.tell(names[m], source, pages[owner == m], is_over=is_over)
+
+
+class _Parts:
+    """Pieces, each in parts that fit a request; nearly all have one."""
+
+    __slots__ = ("goes_on", "last", "piece", "places", "starts", "tokens")
+
+    def __init__(
+        self,
+        piece: Int64Array,
+        starts: Int64Array,
+        tokens: Int64Array,
+        places: Int64Array,
+        goes_on: NDArray[np.bool_],
+        last: Int64Array,
+    ) -> None:
+        self.piece, self.starts, self.tokens = piece, starts, tokens
+        self.places, self.goes_on, self.last = places, goes_on, last
+
+
+def _parts_of(starts: Int64Array, tokens: Int64Array, places: Int64Array, goes_on: NDArray[np.bool_]) -> _Parts:
+    """Cut n pieces; `last` is the last part of each. Only it may have a successor outside the piece."""
+    count = np.maximum(1, -(-tokens // MOST_TOKENS))
+    last = np.cumsum(count) - 1
+    piece = np.repeat(np.arange(len(tokens)), count)
+    number = np.arange(len(piece)) - (last - count + 1)[piece]
+    before = number * MOST_TOKENS
+    is_last = number == (count - 1)[piece]
+    return _Parts(
+        piece,
+        starts[piece] + before,
+        np.minimum(tokens[piece] - before, MOST_TOKENS),
+        places[piece] + before,
+        goes_on[piece] & is_last,
+        last,
+    )
+
+
+def _copy(copy: PieceCopy, values: NDArray[np.integer[Any]], some: Int64Array, wanted: Int64Array) -> None:
+    """Copy a reply to its places: parts that follow each other have followed each other in the request, too."""
+    ends = np.cumsum(wanted[some])
+    begins = (ends - wanted[some]).tolist()
+    borders = [0, *(np.flatnonzero(np.diff(some) != 1) + 1).tolist(), len(some)]
+    for start, stop in pairwise(borders):
+        copy.copy(values, int(some[start]), begins[start:stop])

@@ -1,0 +1,283 @@
+"""The loaders of a fleet, as one client sees them: which there are, which answer, which refuse.
+
+In: endpoints, and what comes over the connections. Out: the loaders that answer now; what came beside news of them.
+Must hold: a loader may come, go and come back at any time; that all are lost, or refuse, is one error that names each
+with its last word. Cost: a look at the endpoints each second.
+
+Time in which this process itself did not run counts for nobody's silence.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.errors import LoaderLost
+from torchmix.service.client import Said
+from torchmix.service.endpoints import Endpoints
+from torchmix.service.messages import (
+    WINDOW_BYTES,
+    FromClient,
+    LoaderHello,
+    LoaderPong,
+    LoaderRefusal,
+    LoaderWelcome,
+)
+from torchmix.service.routing import loader_keys
+
+logger = logging.getLogger(__name__)
+
+PING_S = 0.25
+"""Between two pings of a loader that owes something."""
+LOOK_S = 1.0
+"""Between two looks for loaders that have come or gone."""
+REFUSED_S = 3.0
+"""A handshake also fails where a loader ends meanwhile: so it is tried again before all count as lost."""
+AGAIN_S = 10.0
+"""Between two tries of a loader that refuses."""
+_PAUSE_S = 0.5
+"""After so long without a turn, this process itself did not run."""
+
+State = Literal["coming", "ready", "silent", "refused"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetPatience:
+    """How long a client waits."""
+
+    silence_s: float = 2.0
+    """For any word of a loader that owes something."""
+    join_s: float = 10.0
+    """For all loaders that are known at the start; it goes on earlier once all are there."""
+    lost_s: float = 30.0
+    """For any loader at all, before `LoaderLost`."""
+    reply_s: float = 120.0
+    """Sent along: after this a loader drops the request."""
+
+
+class Links(Protocol):
+    """`LoaderLinks`, as far as it is used here."""
+
+    def open(self, endpoint: str) -> None:
+        """Begin to connect."""
+        ...
+
+    def shut(self, endpoint: str) -> None:
+        """End a connection."""
+        ...
+
+    def send(self, endpoint: str, message: FromClient, arrays: Mapping[str, NDArray[Any]] | None = None) -> bool:
+        """Send a message."""
+        ...
+
+    def wait(self, timeout_s: float) -> list[Said]:
+        """What has come."""
+        ...
+
+    def close(self) -> None:
+        """End all."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class FleetMember:
+    endpoint: str
+    since_s: float
+    """Of its state."""
+    heard_s: float
+    tried_s: float
+    """When its connection was opened last."""
+    state: State = "coming"
+    reason: str = ""
+    window_bytes: int = WINDOW_BYTES
+    settled_bytes: int = 0
+    in_flight: dict[int, float] = field(default_factory=dict)
+    """Number of each request that it owes, and when it was sent."""
+    in_flight_bytes: int = 0
+    pinged_s: float = 0.0
+    num_pings: int = 0
+    reply_s: float = 0.0
+    """Moving mean."""
+    figures: dict[str, int | float] = field(default_factory=dict)
+
+
+class FleetMembers:
+    """All loaders that are known; used by one thread."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        links: Links,
+        hello: LoaderHello,
+        *,
+        patience: FleetPatience | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        last_words: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Begin to connect to all loaders that are known now.
+
+        Args:
+            endpoints: Where loaders are.
+            links: Closed by `close`.
+            hello: What the client is going to ask for.
+            patience: How long it waits.
+            clock: Seconds, of any zero.
+            last_words: The last log lines of loaders that this job started.
+        """
+        self._endpoints, self.links, self._hello = endpoints, links, hello
+        self.patience, self.clock = patience or FleetPatience(), clock
+        self._last_words = last_words
+        self.all: dict[str, FleetMember] = {}
+        self._known: set[str] = set()
+        """Endpoints; a loader that is there no more may finish what it was asked for."""
+        self._names: tuple[str, ...] = ()
+        """Endpoints of ready loaders, sorted."""
+        self._keys = loader_keys(())
+        self._looked_s = self._turned_s = clock()
+        self._none_since_s: float | None = clock()
+        self.look()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Endpoints of the loaders that answer now, sorted."""
+        return self._names
+
+    @property
+    def keys(self) -> NDArray[np.uint64]:
+        """[m] the hash of each of `names`."""
+        return self._keys
+
+    def begin(self) -> None:
+        """A call begins: until now nobody owed anything."""
+        self._turned_s = now = self.clock()
+        for one in self.all.values():
+            one.heard_s = max(one.heard_s, now)
+
+    def close(self) -> None:
+        """End all connections; may be called again."""
+        self.links.close()
+
+    def join(self) -> None:
+        """Wait until all known loaders answer, or for a while until some do.
+
+        Raises:
+            LoaderLost: None does, or those that do refuse.
+        """
+        began_s = self.clock()
+        while not self._names or (
+            any(one.state == "coming" for one in self.all.values()) and self.clock() - began_s < self.patience.join_s
+        ):
+            self.turn(PING_S)
+            self.check_some_answer()
+
+    def look(self) -> None:
+        """Connect to loaders that have come, and end the connections to those that are there no more."""
+        known, now = set(self._endpoints.now()), self.clock()
+        for one in self.all.values():
+            if one.state == "refused" and now - one.tried_s > AGAIN_S:  # its keys may have been mended
+                one.tried_s = now
+                self.links.shut(one.endpoint)
+                self.links.open(one.endpoint)
+        for endpoint in sorted(known - self.all.keys()):
+            self.all[endpoint] = FleetMember(endpoint, since_s=now, heard_s=now, tried_s=now)
+            self.links.open(endpoint)
+        for endpoint in sorted(self.all.keys() - known):
+            if not self.all[endpoint].in_flight:
+                self.links.shut(endpoint)
+                del self.all[endpoint]
+        self._looked_s, self._known = now, known
+        self._count_ready()
+
+    def _count_ready(self) -> None:
+        ready = {one.endpoint for one in self.all.values() if one.state == "ready"}
+        names = tuple(sorted(ready & self._known))
+        if names != self._names:
+            self._names, self._keys = names, loader_keys(names)
+        if names:
+            self._none_since_s = None
+        elif self._none_since_s is None:
+            self._none_since_s = self.clock()
+
+    def turn(self, timeout_s: float) -> list[Said]:
+        """Wait for news a while, and take note of those of loaders; the others are returned."""
+        now = self.clock()
+        if now - self._turned_s > _PAUSE_S:
+            for one in self.all.values():
+                one.heard_s += now - self._turned_s
+        if now - self._looked_s > LOOK_S:
+            self.look()
+        others = []
+        for said in self.links.wait(timeout_s):
+            if not self._note(said):
+                others.append(said)
+        self._turned_s = self.clock()
+        return others
+
+    def _note(self, said: Said) -> bool:
+        """Whether it was news of a loader alone."""
+        one = self.all[said.endpoint]
+        if said.news == "connected":
+            one.settled_bytes = 0
+            self.links.send(one.endpoint, self._hello)
+            return True
+        if said.news == "denied":
+            self.set_state(one, "refused", said.reason)
+            return True
+        if said.news == "gone" and one.state != "refused":
+            self.set_state(one, "coming", "the connection has ended")
+        if said.news is not None:
+            return False
+        one.heard_s = self.clock()
+        if isinstance(said.message, LoaderWelcome):
+            one.window_bytes = said.message.window_bytes
+            self.set_state(one, "ready")
+        elif isinstance(said.message, LoaderRefusal):
+            if said.message.is_unknown:
+                one.settled_bytes = 0
+                self.links.send(one.endpoint, self._hello)
+                return False
+            self.set_state(one, "refused", said.message.reason)
+            return True
+        elif one.state == "silent":
+            self.set_state(one, "ready")
+        if isinstance(said.message, LoaderPong):
+            one.figures = dict(said.message.figures)
+        return isinstance(said.message, LoaderWelcome)
+
+    def set_state(self, one: FleetMember, state: State, reason: str = "") -> None:
+        """Note what became of a loader."""
+        if one.state == state and one.reason == reason:
+            return
+        if state == "ready":
+            logger.info("loader %s answers", one.endpoint)
+        elif one.state == "ready" or state == "refused":
+            logger.warning("loader %s: %s", one.endpoint, reason or state)
+        one.state, one.reason, one.since_s = state, reason, self.clock()
+        self._count_ready()
+
+    def check_some_answer(self) -> None:
+        """Raise where no loader answers, after a while; at once where all refuse."""
+        if self._names:
+            return
+        now = self.clock()
+        refused = [one for one in self.all.values() if one.state == "refused"]
+        since_s = self._none_since_s if self._none_since_s is not None else now
+        all_refuse = bool(refused) and len(refused) == len(self.all)
+        if now - since_s < (REFUSED_S if all_refuse else self.patience.lost_s):
+            return
+        ages = [
+            f"{one.endpoint}: {one.reason or one.state}, last heard of {now - one.heard_s:.1f} s ago"
+            for one in self.all.values()
+        ]
+        words = self._last_words()
+        raise LoaderLost(
+            f"no loader answers at {self._endpoints}: {'; '.join(ages) or 'none is registered there'}. Start loaders "
+            f"with torchmix serve, or read in this process: loaders.where: in_process"
+            + (f". Their last log lines:\n{words}" if words else "")
+        )

@@ -1,0 +1,295 @@
+"""What loaders and their clients say to each other: two frames a message, of which nothing is executable.
+
+In: Structs and arrays. Out: frames; and back. Must hold: every length is bounded before anything is allocated, a
+message is accepted only if its checksum fits and its forms account for every byte of the body; whatever else comes is a
+WireError. A client names a catalog by its fingerprint, sources by number, and rows; never a path, a column or a
+function. Cost: one checksum over the body, some 0.3 ns a byte, and 20 microseconds.
+
+    frame 0    `LOADERS`, the version as one byte, crc32 of all that follows in both frames (4 bytes, little-endian),
+               then one msgpack list: the message's tag and its fields
+    frame 1    the arrays, each at the next multiple of 64 bytes, in the order of the message's forms; gaps are zero
+
+A *ragged* array `x` of n rows is two arrays: `x`, the values of all rows end to end, and `x.lengths`, int32 [n].
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.errors import WireError
+from torchmix.parallel.array_form import ArrayForm
+from torchmix.parallel.error_form import ErrorForm
+
+TAG = b"LOADERS"
+LOADERS_VERSION = 1
+ALIGNED_BYTES = 64
+TARGET_BYTES = 1 << 20
+"""What a request asks for, about: with much more, tails of latency grow; with much less, the cost of each message."""
+MOST_HEADER_BYTES = 512 << 10
+MOST_BODY_BYTES = 6 << 20
+"""A request asks for at most 2 MiB at 4 bytes a token; ids of 8 bytes, and gaps, come on top."""
+MOST_PIECES = 1 << 16
+"""Of a request."""
+WINDOW_BYTES = 16 << 20
+"""Planned bytes that a client may have asked of a loader, and not got."""
+MOST_NAMES = 1 << 16
+
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Forms = Annotated[tuple[ArrayForm, ...], msgspec.Meta(max_length=8)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class LoaderHello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="hello"):
+    """A client's first message on a connection: what it is going to ask for."""
+
+    client: _Text
+    """Host and process, for logs."""
+    catalog: _Text
+    """Fingerprint of its part's catalog."""
+    transforms: Annotated[bytes, msgspec.Meta(max_length=32)]
+    """`transforms_digest` of that catalog."""
+    masked: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MOST_NAMES)] = ()
+    """Sources whose damaged pages come as `NO_ID`, sorted."""
+
+
+class PieceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="ask"):
+    """Tokens of pieces, please. Arrays of [n]: `source` int32; `row`, `epoch`, `start`, `tokens` and `next` int64."""
+
+    number: _Count
+    """Of the request; its reply carries it."""
+    settled_bytes: _Count
+    """Planned bytes of all earlier requests of this connection that were accepted, and that the client waits for no
+    more."""
+    patience_ms: _Count
+    """After this time nobody waits for the reply."""
+    forms: _Forms
+
+
+class PagesAhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="ahead"):
+    """The client's progress: pages to decode ahead of need, or that it needs no more. Array: `page` int64 [n]."""
+
+    settled_bytes: _Count
+    source: _Count
+    is_over: bool
+    """Whether the pages are needed no more."""
+    forms: _Forms
+
+
+class LoaderPing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="ping"):
+    """Is anybody there?"""
+
+    number: _Count
+    settled_bytes: _Count
+
+
+class LoaderWelcome(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="welcome"
+):
+    """The loader serves this catalog."""
+
+    loader: _Text
+    """Host and process, for logs."""
+    window_bytes: _Count
+    """Planned bytes that this client may have on the way."""
+
+
+class LoaderRefusal(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="refused"
+):
+    """The loader serves something else, or does not know the client any more."""
+
+    reason: _Text
+    is_unknown: bool = False
+    """Whether another hello would help."""
+
+
+class PieceReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="pieces"):
+    """The rows of a request as named ragged arrays; their tokens are `ids`."""
+
+    number: _Count
+    forms: _Forms
+
+
+class FailureReply(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="failed"
+):
+    """The rows of a request cannot be read here."""
+
+    number: _Count
+    error: ErrorForm
+
+
+class BusyReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="busy"):
+    """The loader has no room for the request now, and has forgotten it."""
+
+    number: _Count
+
+
+class LoaderPong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="pong"):
+    """How the loader is."""
+
+    number: _Count
+    """Of the ping."""
+    owed: _Count
+    """Requests of this client that it has accepted and not answered; replies that it sent came before this message."""
+    waiting: _Count
+    """Requests of all clients that wait to be read."""
+    at_hand_s: _Seconds
+    """Since when the request at hand is being read; 0 if none is."""
+    figures: Annotated[dict[_Text, int | float], msgspec.Meta(max_length=64)]
+    """Of its reader and of itself, since it started."""
+
+
+FromClient = LoaderHello | PieceRequest | PagesAhead | LoaderPing
+FromLoader = LoaderWelcome | LoaderRefusal | PieceReply | FailureReply | BusyReply | LoaderPong
+Arrays = dict[str, NDArray[Any]]
+_Message = TypeVar("_Message")
+_encode = msgspec.msgpack.Encoder().encode
+_of_client = msgspec.msgpack.Decoder(FromClient)
+_of_loader = msgspec.msgpack.Decoder(FromLoader)
+_HEAD = len(TAG) + 1 + 4
+
+
+def planned_bytes(num_pieces: int, num_tokens: int) -> int:
+    """What a reply counts as in the flow of a connection: both sides come to the same before it is made."""
+    return 4 * num_tokens + 16 * num_pieces
+
+
+def forms_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[ArrayForm, ...]:
+    """The forms of arrays, in their order."""
+    return tuple(ArrayForm.of(name, array.dtype.name, array.shape) for name, array in arrays.items())
+
+
+def encode(
+    message: FromClient | FromLoader, arrays: Mapping[str, NDArray[Any]] | None = None
+) -> tuple[bytes, bytearray]:
+    """Frames of a message.
+
+    Args:
+        message: With `forms_of(arrays)` where it has forms.
+        arrays: Contiguous and little-endian.
+    """
+    starts, num_bytes = _layout(getattr(message, "forms", ()))
+    body = bytearray(num_bytes)
+    for array, start in zip((arrays or {}).values(), starts, strict=True):
+        body[start : start + array.nbytes] = array.reshape(-1).view(np.uint8).data
+    header = _encode(message)
+    assert len(header) <= MOST_HEADER_BYTES and num_bytes <= MOST_BODY_BYTES, (len(header), num_bytes)
+    checksum = zlib.crc32(body, zlib.crc32(header))
+    return TAG + bytes([LOADERS_VERSION]) + checksum.to_bytes(4, "little") + header, body
+
+
+def decode_of_client(frames: Sequence[bytes | memoryview]) -> tuple[FromClient, Arrays]:
+    """What a client says, with its arrays as views into the second frame.
+
+    Raises:
+        WireError: The frames hold no message of a client, or a damaged one.
+    """
+    return _decode(_of_client, frames)
+
+
+def decode_of_loader(frames: Sequence[bytes | memoryview]) -> tuple[FromLoader, Arrays]:
+    """What a loader says; as `decode_of_client`."""
+    return _decode(_of_loader, frames)
+
+
+class PieceColumns(NamedTuple):
+    """The pieces that a request names, [n] each."""
+
+    source: NDArray[np.int32]
+    row: NDArray[np.int64]
+    epoch: NDArray[np.int64]
+    start: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    next: NDArray[np.int64]
+    """The token of the document at which later requests go on; -1 where none does."""
+
+
+def pieces_of(arrays: Arrays) -> PieceColumns:
+    """The pieces that a request names.
+
+    Raises:
+        WireError: They are of several lengths or other types, or ask for more than a request may.
+    """
+    if arrays.keys() != set(PieceColumns._fields) or any(column.ndim != 1 for column in arrays.values()):
+        _refuse(f"a request with arrays {sorted(arrays)}")
+    columns = PieceColumns(**arrays)
+    if [column.dtype.name for column in columns] != ["int32", *["int64"] * 5]:
+        _refuse("a request whose arrays have other types")
+    count, tokens = len(columns.source), columns.tokens
+    if not 0 < count <= MOST_PIECES or {len(column) for column in columns} != {count}:
+        _refuse(f"a request of {count} pieces")
+    # One by one first, as a sum may overflow.
+    most = MOST_BODY_BYTES // 8
+    if tokens.min() < 0 or tokens.max() > most or planned_bytes(len(tokens), int(tokens.sum())) > 2 * TARGET_BYTES:
+        _refuse("a request for more than 2 MiB")
+    return columns
+
+
+def rows_of(arrays: Arrays, name: str, lengths: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+    """The values of a ragged array of integers, whose rows must have these lengths.
+
+    Raises:
+        WireError: There is no such array, or it has other rows.
+    """
+    values, found = arrays.get(name), arrays.get(f"{name}.lengths")
+    if values is None or found is None or values.ndim != 1 or found.dtype != np.int32 or values.dtype.kind not in "iu":
+        _refuse(f"a reply without {name}")
+    if not np.array_equal(found, lengths) or len(values) != lengths.sum():
+        _refuse(f"a reply whose {name} have other lengths than the rows that were asked for")
+    return values
+
+
+def _decode(
+    decoder: msgspec.msgpack.Decoder[_Message], frames: Sequence[bytes | memoryview]
+) -> tuple[_Message, Arrays]:
+    if len(frames) != 2:
+        _refuse(f"{len(frames)} frames; a message has 2")
+    header, body = memoryview(frames[0]), memoryview(frames[1])
+    if len(header) > MOST_HEADER_BYTES + _HEAD or len(body) > MOST_BODY_BYTES:
+        _refuse(f"frames of {len(header)} and {len(body)} bytes")
+    if len(header) < _HEAD or header[: len(TAG)] != TAG:
+        _refuse(f"it begins with {bytes(header[:8])!r}")
+    version = header[len(TAG)]
+    if version != LOADERS_VERSION:
+        _refuse(f"version {version} of the wire, this torchmix has {LOADERS_VERSION}; run one torchmix everywhere")
+    if zlib.crc32(body, zlib.crc32(header[_HEAD:])) != int.from_bytes(header[_HEAD - 4 : _HEAD], "little"):
+        _refuse("its checksum does not fit: it was damaged on its way")
+    try:
+        message = decoder.decode(header[_HEAD:])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _refuse(str(error))
+    forms: tuple[ArrayForm, ...] = getattr(message, "forms", ())
+    starts, num_bytes = _layout(forms)
+    if num_bytes != len(body) or len({form.name for form in forms}) < len(forms):
+        _refuse(f"it describes {num_bytes} bytes of distinct arrays, {len(body)} came")
+    return message, {form.name: _array(form, body, start) for form, start in zip(forms, starts, strict=True)}
+
+
+def _array(form: ArrayForm, body: memoryview, start: int) -> NDArray[Any]:
+    if form.dtype == "bfloat16":
+        _refuse("an array of bfloat16, which loaders do not send")
+    count = form.num_bytes // np.dtype(form.dtype).itemsize
+    found = np.frombuffer(body, np.dtype(form.dtype), count, start).reshape(form.shape)
+    # The transport puts small frames anywhere.
+    return found if found.flags.aligned else found.copy()
+
+
+def _layout(forms: Sequence[ArrayForm]) -> tuple[list[int], int]:
+    """Where each array starts in the body, and where the body stops."""
+    starts, stop = [], 0
+    for form in forms:
+        starts.append(-(-stop // ALIGNED_BYTES) * ALIGNED_BYTES)
+        stop = starts[-1] + form.num_bytes
+    return starts, stop
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise WireError(f"no message between a loader and its client: {reason}")

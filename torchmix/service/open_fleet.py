@@ -1,0 +1,189 @@
+"""From settings to a reader that asks a fleet, and that reads here when the fleet is lost.
+
+In: where loaders are, an open catalog, how to read without them. Out: a `StepReader`. Must hold: no data file is opened
+while a loader answers; what is read without loaders is what they would have given. Cost: connecting.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.store import Catalog
+from torchmix.catalog.vocabulary import IdLimit
+from torchmix.errors import LoaderLost, OptionError, SourceUnreadable, TorchmixError
+from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.reader.protocol import StepImages, StepReader
+from torchmix.service.client import LoaderLinks
+from torchmix.service.endpoints import Endpoints
+from torchmix.service.fleet import LoaderFleet
+from torchmix.service.fleet_reader import FleetReader
+from torchmix.service.keys import client_keys
+from torchmix.service.members import FleetMembers, FleetPatience
+from torchmix.service.messages import LoaderHello
+from torchmix.service.served import transforms_digest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetSettings:
+    """Where a client finds its loaders; plain values, so that it can travel to a worker process."""
+
+    endpoints: tuple[str, ...]
+    """`tcp://` or `ipc://`."""
+    folders: tuple[str, ...] = ()
+    """Folders where loaders register."""
+    keys: str = ""
+    """The folder of the client's keys, or its secret; empty: without."""
+    lost_s: float
+    """How long no loader may answer."""
+
+
+def open_fleet_reader(
+    settings: FleetSettings,
+    catalog: Catalog,
+    *,
+    seed: int,
+    masked: frozenset[str],
+    ids: IdLimit | None,
+    read_here: Callable[[], StepReader],
+) -> StepReader:
+    """A reader that asks loaders.
+
+    Args:
+        settings: Where they are.
+        catalog: What is asked for.
+        seed: The recipe's.
+        masked: Sources whose bad pages are masked.
+        ids: The bound that all ids must be below.
+        read_here: Opens the files in this process; called where no loader answers.
+
+    Raises:
+        OptionError: Keys are missing or wrong, pyzmq is not installed, or a source has images.
+        LoaderLost: No loader answers, and files cannot be read here.
+    """
+    if with_images := [name for name, source in catalog.sources.items() if source.images is not None]:
+        raise OptionError(
+            f"sources {', '.join(with_images)} have images, which shared loaders do not serve; use loaders.where: node"
+        )
+    hello = LoaderHello(
+        client=f"{socket.gethostname()}:{os.getpid()}",
+        catalog=catalog.fingerprint,
+        transforms=transforms_digest(catalog, seed),
+        masked=tuple(sorted(masked)),
+    )
+    links = LoaderLinks(client_keys(Path(settings.keys)) if settings.keys else None)
+    endpoints = Endpoints(fixed=settings.endpoints, folders=tuple(map(Path, settings.folders)))
+    fleet = LoaderFleet(FleetMembers(endpoints, links, hello, patience=FleetPatience(lost_s=settings.lost_s)))
+    try:
+        return FleetOrFiles(FleetReader(catalog, fleet, ids=ids), read_here)
+    except LoaderLost as error:
+        fleet.close()
+        return FleetOrFiles(_files(error, read_here), None, lost=str(error))
+    except BaseException:
+        fleet.close()
+        raise
+
+
+class FleetOrFiles:
+    """A `StepReader` that asks a fleet as long as one loader answers, and then reads files."""
+
+    def __init__(self, reader: StepReader, read_here: Callable[[], StepReader] | None, *, lost: str = "") -> None:
+        """Begin with a fleet; or, where it was lost before, with a reader of this process.
+
+        Args:
+            reader: Closed by `close`.
+            read_here: Opens files when the fleet is lost; None: it was.
+            lost: How.
+        """
+        self._reader = reader
+        self._read_here = read_here
+        self._lost = lost
+        self._held: tuple[Int64Array, Int64Array, Int64Array] | None = None
+
+    @property
+    def images(self) -> StepImages | None:
+        """Of whichever reads."""
+        return self._reader.images
+
+    def read(
+        self,
+        source: NDArray[np.integer[Any]],
+        rows: Int64Array,
+        starts: Int64Array,
+        tokens: Int64Array,
+        *,
+        places: Int64Array,
+        num_places: int,
+        epochs: Int64Array | None = None,
+    ) -> Tokens:
+        """As `Reader.read`.
+
+        Raises:
+            LoaderLost: No loader answers, and files cannot be read here.
+        """
+        while True:
+            try:
+                return self._reader.read(
+                    source, rows, starts, tokens, places=places, num_places=num_places, epochs=epochs
+                )
+            except LoaderLost as error:
+                assert self._read_here is not None, "files raise other errors"
+                self._reader.close()
+                self._reader, self._read_here = _files(error, self._read_here), None
+                self._lost = str(error)
+                if self._held is not None:
+                    self._reader.hold(*self._held)
+            except SourceUnreadable as error:
+                if not self._lost:
+                    raise
+                raise LoaderLost(f"{self._lost}. This process cannot read in their place: {error}") from error
+
+    def pages_at_once(self, source: int) -> int:
+        """As `Reader.pages_at_once`."""
+        return self._reader.pages_at_once(source)
+
+    def warm(self, source: int, page_ids: Int64Array) -> None:
+        """As `Reader.warm`."""
+        self._reader.warm(source, page_ids)
+
+    def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
+        """As `Reader.hold`."""
+        self._held = source, rows, starts
+        self._reader.hold(source, rows, starts)
+
+    def forget(self, source: int, page_ids: Int64Array) -> None:
+        """As `Reader.forget`."""
+        self._reader.forget(source, page_ids)
+
+    def end_window(self, source: int, page_ids: Int64Array | None) -> None:
+        """As `Reader.end_window`."""
+        self._reader.end_window(source, page_ids)
+
+    def stats(self) -> dict[str, int | float]:
+        """Figures of whichever reads."""
+        return self._reader.stats()
+
+    def close(self) -> None:
+        """Close whichever reads; may be called again."""
+        self._reader.close()
+
+
+def _files(error: LoaderLost, read_here: Callable[[], StepReader]) -> StepReader:
+    """A reader of this process, where it sees the files."""
+    try:
+        reader = read_here()
+    except TorchmixError as other:
+        raise LoaderLost(f"{error}. This process cannot read in their place: {other}") from other
+    logger.warning("%s. This process reads in their place", error)
+    return reader

@@ -1,0 +1,206 @@
+"""Loader processes of this machine: started, watched, started again, ended.
+
+In: what each is told. Out: their endpoints. Must hold: a loader that has ended by itself comes back at its endpoint,
+later each time that it does so again soon; all end with this process, however it ends; nothing is left behind. Cost: a
+thread that looks four times a second.
+
+A loader is a new interpreter, as a node worker is: not a fork, since this process may run threads, and not a process of
+multiprocessing, which would import the user's script.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.spawn import get_executable
+from pathlib import Path
+
+import msgspec
+
+from torchmix.errors import LoaderLost
+from torchmix.service.endpoints import with_port
+from torchmix.service.main import LoaderStart, LoaderStarted, receive, send
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.25
+END_S = 5.0
+"""How long a loader that was told to end may take over its request, before it is killed."""
+START_S = 120.0
+FIRST_AGAIN_S = 0.5
+MOST_AGAIN_S = 30.0
+STEADY_S = 60.0
+"""A loader that has lived so long is started again at once."""
+TAIL_BYTES = 4096
+
+_CODE = (
+    "import sys; end, ignored, *sys.path = sys.argv[1:]; "
+    "from torchmix.service.main import main; main(int(end), [*map(int, ignored.split())])"
+)
+
+
+class LoaderProcess:
+    """One loader of this machine."""
+
+    def __init__(self, start: LoaderStart, log: Path | None) -> None:
+        """Start it; `log`: where its log lines go, instead of this process' stderr."""
+        self.start, self._log = start, log
+        self.began_s = time.monotonic()
+        ours, theirs = socket.socketpair()
+        self._end = ours
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+        ignored = str(int(signal.SIGINT))  # when the terminal interrupts all, whoever started it says when to end
+        code = [get_executable() or sys.executable, *flags, "-c", _CODE, str(theirs.fileno()), ignored, *sys.path]
+        if start.bind.startswith("ipc://"):
+            Path(start.bind.removeprefix("ipc://")).unlink(missing_ok=True)  # of the one before, which has ended
+        try:
+            with theirs, Path(os.devnull if log is None else log).open("ab") as file:
+                err = None if log is None else file
+                self.process = subprocess.Popen(
+                    code, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=err, stdout=err
+                )
+            send(ours, start)
+        except BaseException:
+            ours.close()
+            raise
+
+    def endpoint(self) -> str:
+        """Where it listens; waits until it does.
+
+        Raises:
+            TorchmixError: It cannot serve; as it was raised there.
+            LoaderLost: It has ended.
+        """
+        self._end.settimeout(START_S)
+        try:
+            answer = msgspec.msgpack.decode(receive(self._end), type=LoaderStarted)
+        except EOFError as error:
+            self.close()
+            raise LoaderLost(f"loader process {self.process.pid} has ended before it listened{self.tail()}") from error
+        if answer.error is not None:
+            self.close()
+            raise answer.error.error()
+        return answer.endpoint
+
+    def close(self) -> None:
+        """End it, within seconds."""
+        self._end.close()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def tail(self) -> str:
+        """Its last log lines, behind a line end; empty where they went to stderr."""
+        if self._log is None:
+            return ""
+        with suppress(OSError):
+            return "\n" + self._log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
+        return ""
+
+
+class LoaderPool:
+    """The loaders that this process has started."""
+
+    def __init__(self, starts: Sequence[LoaderStart], *, logs: Path | None = None) -> None:
+        """Start all and wait until they listen.
+
+        Args:
+            starts: What each is told.
+            logs: A folder for their log lines; by default they go to stderr.
+
+        Raises:
+            TorchmixError: One cannot serve.
+            OSError: One cannot be started.
+        """
+        self._logs = [None if logs is None else logs / f"loader-{number}.log" for number in range(len(starts))]
+        self._members: list[LoaderProcess] = []
+        self._is_ending = threading.Event()
+        self._again_s = [FIRST_AGAIN_S] * len(starts)
+        self._due_s: list[float | None] = [None] * len(starts)
+        try:
+            for start, log in zip(starts, self._logs, strict=True):
+                self._members.append(LoaderProcess(start, log))
+            self.endpoints = tuple(member.endpoint() for member in self._members)
+        except BaseException:
+            self._end_all()
+            raise
+        self._starts = [
+            msgspec.structs.replace(start, bind=endpoint)
+            for start, endpoint in zip(starts, self.endpoints, strict=True)
+        ]
+        self.num_lost = 0
+        self._thread = threading.Thread(target=self._watch, name="torchmix-loaders", daemon=True)
+        self._thread.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the loaders."""
+        return [member.process.pid for member in self._members]
+
+    def last_words(self) -> str:
+        """The last log lines of all."""
+        return "".join(member.tail() for member in self._members).strip()
+
+    def close(self) -> None:
+        """End all; may be called again."""
+        self._is_ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for member in self._members:
+            with suppress(OSError):
+                member.process.terminate()
+        for member in self._members:
+            member.close()
+
+    def _watch(self) -> None:
+        while not self._is_ending.wait(LOOK_S):
+            for number in range(len(self._members)):
+                try:
+                    self._look_at(number)
+                except OSError as error:
+                    logger.warning("a loader cannot be started: %s", error)
+
+    def _look_at(self, number: int) -> None:
+        member, now = self._members[number], time.monotonic()
+        code = member.process.poll()
+        if code is None:
+            return
+        if self._due_s[number] is None:
+            self.num_lost += 1
+            is_steady = now - member.began_s > STEADY_S
+            self._again_s[number] = FIRST_AGAIN_S if is_steady else min(2 * self._again_s[number], MOST_AGAIN_S)
+            self._due_s[number] = now + (0.0 if is_steady else self._again_s[number] / 2)
+            how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            logger.warning("loader %d at %s has ended %s", member.process.pid, member.start.bind, how)
+        due_s = self._due_s[number]
+        if due_s is not None and now >= due_s:
+            member.close()
+            self._members[number] = LoaderProcess(self._starts[number], self._logs[number])
+            self._due_s[number] = None
+
+
+def starts_of(start: LoaderStart, processes: int) -> list[LoaderStart]:
+    """What several loaders are told: one after the other in ports or paths, and an even part of the cache each."""
+    cache_bytes = start.cache_bytes // processes
+    if start.bind.startswith("ipc://"):
+        binds = [f"{start.bind}/{number}" for number in range(processes)]
+    else:
+        binds = [with_port(start.bind, number) for number in range(processes)]
+    ports = [start.metrics_port + number if start.metrics_port else 0 for number in range(processes)]
+    return [
+        msgspec.structs.replace(start, bind=bind, cache_bytes=cache_bytes, metrics_port=port)
+        for bind, port in zip(binds, ports, strict=True)
+    ]

@@ -1,0 +1,211 @@
+"""What a loader process reads: the catalogs of a recipe, and one reader for each that clients ask for.
+
+In: a recipe's parts with their catalogs; a client's hello and requests. Out: named arrays. Must hold: an answer is a
+pure function of the request, whoever asked what before; a client of another version, catalog or transform is refused
+with a sentence that names the difference. Cost: that of the reader, and one copy of the ids into the reply.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.store import Catalog
+from torchmix.errors import WireError
+from torchmix.reader.pieces.page_starts import ROW_BITS
+from torchmix.reader.pieces.piece_copy import Scratch
+from torchmix.reader.reader import Reader
+from torchmix.service.messages import Arrays, LoaderHello, PieceColumns, pieces_of
+
+MOST_OPEN = 4096
+"""Documents that are kept because requests are to go on with them."""
+MOST_FORGETTING = 1 << 20
+"""Pages that some clients need no more and others may."""
+
+
+def transforms_digest(catalog: Catalog, seed: int) -> bytes:
+    """8 bytes over the seed and the transform of each source: who agrees on it makes the same tokens of a row."""
+    lines = [str(seed), *(f"{name}\t{source.transform_id}" for name, source in catalog.sources.items())]
+    text = "\n".join(lines)
+    return hashlib.sha256(text.encode()).digest()[:8]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartToServe:
+    """What a loader needs to know of a part of a recipe."""
+
+    catalog: Catalog
+    masked: frozenset[str] = frozenset()
+    """Sources whose bad pages are masked."""
+    seed: int = 0
+    """The recipe's."""
+    maps: Mapping[str, str] = field(default_factory=dict)
+    """The words of the map of each source that has one."""
+
+
+class ServedCatalogs:
+    """The catalogs of a recipe, of each of its parts."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, PartToServe],
+        directory: Path,
+        *,
+        cache_bytes: int,
+    ) -> None:
+        """Nothing is read yet, but tokenizers are opened, so that a loader that cannot serve does not start.
+
+        Args:
+            parts: By name; the catalogs of several may be equal.
+            directory: The recipe's folder.
+            cache_bytes: Bytes of decoded pages kept, of all parts together.
+
+        Raises:
+            CatalogStale: The catalog holds lengths of another transform than this process has.
+            RecipeError, SourceUnreadable: A tokenizer cannot be opened here.
+        """
+        self._part_of = {part.catalog.fingerprint: name for name, part in parts.items()}
+        distinct = {part.catalog.fingerprint: part for part in parts.values()}
+        self._parts = {
+            fingerprint: _ServedPart(part, directory, cache_bytes // len(distinct))
+            for fingerprint, part in distinct.items()
+        }
+
+    def refusal(self, hello: LoaderHello) -> str:
+        """Why a client is not served; empty where it is."""
+        part = self._parts.get(hello.catalog)
+        if part is None:
+            ours = ", ".join(f"{fingerprint} ({name})" for fingerprint, name in self._part_of.items())
+            return (
+                f"the client has catalog {hello.catalog}, this loader serves {ours}: their files, columns, tokenizers "
+                "or windows differ. Give both the same recipe and the same catalog folder"
+            )
+        if hello.transforms != part.transforms:
+            return (
+                f"the client's transforms from rows to tokens are {hello.transforms.hex()}, this loader's are "
+                f"{part.transforms.hex()}, with the same catalog; give both the same seed, and run one torchmix"
+            )
+        if frozenset(hello.masked) != part.masked:
+            return (
+                f"the client masks bad rows of {sorted(hello.masked)}, this loader of {sorted(part.masked)}; "
+                "give both recipes the same bad_rows"
+            )
+        return ""
+
+    def read(self, catalog: str, arrays: Arrays) -> Arrays:
+        """The tokens of pieces, as the ragged array `ids`.
+
+        Args:
+            catalog: Fingerprint, of a hello that was not refused.
+            arrays: Of a `PieceRequest`.
+
+        Raises:
+            WireError: The request is none.
+            CatalogError, PlanError: As `Reader.read`.
+        """
+        return self._parts[catalog].read(arrays)
+
+    def warm(self, catalog: str, source: int, pages: Int64Array) -> None:
+        """Decode pages ahead of need; pages or sources that do not exist are passed over."""
+        part = self._parts[catalog]
+        known = part.known(source, pages)
+        if len(known):
+            part.reader.warm(source, known)
+
+    def pages_at_once(self, catalog: str, source: int) -> int:
+        """How many pages one `warm` should have at most."""
+        part = self._parts[catalog]
+        return part.reader.pages_at_once(source) if source < part.num_sources else 1
+
+    def forget(self, catalog: str, source: int, pages: Int64Array, *, num_clients: int) -> None:
+        """Note that one more client needs pages no more; drop those that none of `num_clients` does."""
+        part = self._parts[catalog]
+        over = [page for page in part.known(source, pages).tolist() if part.is_over(source, page, num_clients)]
+        if over:
+            part.reader.forget(source, np.array(over, np.int64))
+
+    def stats(self) -> dict[str, int | float]:
+        """Figures of all readers since they were made; ratios are those of the part that read most."""
+        found: dict[str, int | float] = {}
+        parts = sorted((part.reader.stats() for part in self._parts.values()), key=lambda one: one["bytes_served"])
+        for one in parts:
+            for name, value in one.items():
+                is_sum = name != "decode_amplification"
+                found[name] = found.get(name, 0) + value if is_sum else value
+        return found
+
+    def close(self) -> None:
+        """Close all readers."""
+        for part in self._parts.values():
+            part.reader.close()
+
+
+class _ServedPart:
+    """One catalog, with its reader."""
+
+    def __init__(self, part: PartToServe, directory: Path, cache_bytes: int) -> None:
+        catalog = part.catalog
+        self.reader = Reader(
+            catalog, directory, cache_bytes=cache_bytes, masked=part.masked, seed=part.seed, maps=part.maps
+        )
+        self.transforms = transforms_digest(catalog, part.seed)
+        self.masked = part.masked
+        self._pages = [source.pages.num_pages for source in catalog.sources.values()]
+        self._scratch = Scratch()
+        self._over: dict[tuple[int, int], int] = {}
+        self._open: dict[tuple[int, int], int] = {}
+        """Source and row of each open document, of any client: the token at which it goes on."""
+
+    @property
+    def num_sources(self) -> int:
+        """Sources of the catalog."""
+        return len(self._pages)
+
+    def read(self, arrays: Arrays) -> Arrays:
+        pieces = pieces_of(arrays)
+        if pieces.source.min() < 0 or pieces.source.max() >= self.num_sources:
+            raise WireError(f"a request for source {pieces.source.max()}, of {self.num_sources}")
+        self._hold(pieces)
+        ends = np.cumsum(pieces.tokens)
+        read = self.reader.read(
+            pieces.source,
+            pieces.row,
+            pieces.start,
+            pieces.tokens,
+            places=ends - pieces.tokens,
+            num_places=int(ends[-1]),
+            epochs=pieces.epoch,
+            scratch=self._scratch,
+        )
+        return {"ids": read.values, "ids.lengths": pieces.tokens.astype(np.int32)}
+
+    def _hold(self, pieces: PieceColumns) -> None:
+        """Keep what is left of documents that later requests go on with."""
+        goes_on = pieces.next >= 0
+        if not goes_on.any() and not self._open:
+            return
+        for source, row, at in zip(pieces.source.tolist(), pieces.row.tolist(), pieces.next.tolist(), strict=True):
+            self._open.pop((source, row), None)
+            if at >= 0 and 0 <= row < 1 << ROW_BITS:
+                self._open[source, row] = at
+        while len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
+        columns = np.array([(*key, at) for key, at in self._open.items()], np.int64).reshape(-1, 3).T
+        self.reader.hold(columns[0], columns[1], columns[2])
+
+    def known(self, source: int, pages: Int64Array) -> Int64Array:
+        if source >= self.num_sources:
+            return pages[:0]
+        return pages[(pages >= 0) & (pages < self._pages[source])]
+
+    def is_over(self, source: int, page: int, num_clients: int) -> bool:
+        count = self._over.pop((source, page), 0) + 1
+        if count >= num_clients or len(self._over) >= MOST_FORGETTING:
+            return True
+        self._over[source, page] = count
+        return False

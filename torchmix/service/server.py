@@ -1,0 +1,350 @@
+"""A loader's side of the wire: one socket, one thread that reads, and bounds on all that clients may make it hold.
+
+In: messages of clients. Out: replies. Must hold: it answers pings while it reads; a client that asks for more than its
+window, or whose replies nobody takes, is told that the loader is busy, and no other client notices; what is no message
+is dropped and counted. Nothing listens beyond this machine without CURVE and a list of the clients' keys. Cost: some
+50 microseconds a request, and the memory of the reader and of a window for each client.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torchmix.errors import OptionError, WireError
+from torchmix.service.endpoints import check_ipc, is_beyond_this_machine
+from torchmix.service.keys import KeyPair, ServerKeys
+from torchmix.service.messages import (
+    MOST_BODY_BYTES,
+    MOST_HEADER_BYTES,
+    WINDOW_BYTES,
+    Arrays,
+    BusyReply,
+    FromClient,
+    LoaderHello,
+    LoaderPing,
+    LoaderPong,
+    LoaderRefusal,
+    LoaderWelcome,
+    PagesAhead,
+    PieceRequest,
+    decode_of_client,
+    encode,
+    pieces_of,
+    planned_bytes,
+)
+from torchmix.service.reading import ReadingThread, Work
+from torchmix.service.served import ServedCatalogs
+
+logger = logging.getLogger(__name__)
+
+NEEDS_ZMQ = "shared loaders need the package pyzmq: pip install 'torchmix[loaders]'"
+WAITING_BYTES = 256 << 20
+"""Planned bytes of requests that wait to be read, of all clients together."""
+SILENT_CLIENT_S = 120.0
+"""A client that has said nothing for so long says hello again."""
+MOST_CLIENTS = 4096
+_ZAP = "inproc://zeromq.zap.01"
+_DOMAIN = b"torchmix"
+_LOOK_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    catalog: str
+    heard_s: float
+    accepted_bytes: int = 0
+    settled_bytes: int = 0
+    num_owed: int = 0
+
+
+class LoaderServer:
+    """A loader; `run` in one thread, `stop` from any."""
+
+    def __init__(
+        self,
+        served: ServedCatalogs,
+        *,
+        bind: str,
+        keys: ServerKeys | None = None,
+        window_bytes: int = WINDOW_BYTES,
+        waiting_bytes: int = WAITING_BYTES,
+    ) -> None:
+        """Bind.
+
+        Args:
+            served: What it reads; the caller closes it after `run`.
+            bind: `ipc:///path` in a folder of this user alone, or `tcp://address:port`; with port 0 the system chooses.
+            keys: Its pair and its clients' public keys; may be left out on this machine only.
+            window_bytes: Planned bytes that a client may have asked for and not got.
+            waiting_bytes: Planned bytes of all requests that wait.
+
+        Raises:
+            OptionError: The address is reached from other machines, and there are no keys; or it is in use, or none.
+        """
+        zmq = import_zmq()
+        if is_beyond_this_machine(bind) and keys is None:
+            raise OptionError(
+                f"{bind} is reached from other machines: loaders listen there only with keys. Make some with "
+                "torchmix keys DIR --clients N, and pass --keys DIR; or bind to 127.0.0.1"
+            )
+        if bind.startswith("ipc://"):
+            check_ipc(bind)
+        self._zmq = zmq
+        self._served, self._window_bytes, self._most_waiting = served, window_bytes, waiting_bytes
+        self._allowed = keys
+        self._known_keys: frozenset[str] = frozenset()
+        self._context = zmq.Context()
+        self._socket: Any = None
+        self._zap: Any = None
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        try:
+            self._bind(bind, keys)
+        except BaseException:
+            self._close_sockets()
+            raise
+        self._clients: dict[bytes, _Client] = {}
+        self._reading = ReadingThread(served, self._poke)
+        self._is_stopping = False
+        self._counts = dict.fromkeys(("accepted", "replies", "busy", "refused", "dropped", "bad_messages", "denied"), 0)
+        self._bytes_sent = 0
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+
+    def stop(self) -> None:
+        """End `run` soon; may be called in a signal handler."""
+        self._is_stopping = True
+        self._poke()
+
+    def run(self, *, stop_when_readable: int | None = None) -> None:
+        """Answer clients until `stop`.
+
+        Args:
+            stop_when_readable: A descriptor whose end, or any byte of which, stops it too: the parent's pipe.
+        """
+        zmq = self._zmq
+        self._reading.start()
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        if self._zap is not None:
+            poller.register(self._zap, zmq.POLLIN)
+        if stop_when_readable is not None:
+            poller.register(stop_when_readable, zmq.POLLIN)
+        parent = os.getppid()
+        try:
+            while not self._is_stopping:
+                ready = {each for each, _ in poller.poll(_LOOK_S * 1000)}
+                if stop_when_readable in ready or os.getppid() != parent:
+                    break
+                if self._woken in ready:
+                    self._woken.recv(4096)
+                if self._zap in ready:
+                    self._let_in()
+                self._send_done()
+                if self._socket in ready:
+                    self._receive_all()
+        finally:
+            self._is_stopping = True
+            self._reading.stop()
+            self._close_sockets()
+
+    def figures(self) -> dict[str, int | float]:
+        """Counts since it started, and present values."""
+        counts = {f"requests_{name}": count for name, count in self._counts.items()}
+        return {
+            **self._reading.figures,
+            **counts,
+            "requests_failed": self._reading.num_failures,
+            "requests_late": self._reading.num_late,
+            "bytes_sent": self._bytes_sent,
+            "clients": len(self._clients),
+            "waiting_bytes": self._reading.waiting_bytes,
+        }
+
+    def _bind(self, bind: str, keys: ServerKeys | None) -> None:
+        zmq = self._zmq
+        if keys is not None:
+            # Without a ZAP handler CURVE lets in whoever knows the server's public key.
+            self._zap = self._context.socket(zmq.ROUTER)
+            self._zap.setsockopt(zmq.LINGER, 0)
+            self._zap.bind(_ZAP)
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, 256),
+            (zmq.RCVHWM, 256),
+            (zmq.MAXMSGSIZE, MOST_BODY_BYTES + MOST_HEADER_BYTES),
+            (zmq.HEARTBEAT_IVL, 2000),
+            (zmq.HEARTBEAT_TIMEOUT, 6000),
+            (zmq.HANDSHAKE_IVL, 5000),
+            (zmq.ROUTER_MANDATORY, 1),
+        ):
+            self._socket.setsockopt(option, value)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.own.secret)
+            self._socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+        try:
+            self._socket.bind(bind)
+        except zmq.ZMQError as error:
+            raise OptionError(f"cannot listen at {bind}: {error}") from error
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """Where it listens, with the port that the system has chosen."""
+
+    def _close_sockets(self) -> None:
+        for each in (self._socket, self._zap):
+            if each is not None:
+                each.close(0)
+        self._context.term()
+        self._wake.close()
+        self._woken.close()
+
+    def _let_in(self) -> None:
+        """Answer a question of ZeroMQ's handshake: may this key come in? (RFC 27)"""
+        frames = self._zap.recv_multipart()
+        try:
+            cut = frames.index(b"") + 1
+            _, number, domain, _, _, mechanism, *credentials = frames[cut:]
+        except ValueError:
+            return
+        key = import_zmq().utils.z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else ""
+        assert self._allowed is not None
+        if key not in self._known_keys:
+            try:
+                self._known_keys = self._allowed.allowed()
+            except OptionError as error:
+                logger.warning("keys of clients cannot be read: %s", error)
+        is_known = domain == _DOMAIN and key in self._known_keys
+        if not is_known:
+            self._counts["denied"] += 1
+            logger.warning("a client with the unknown public key %s was turned away", key)
+        answer = [b"200", b"OK", key.encode()] if is_known else [b"400", b"unknown key", b""]
+        self._zap.send_multipart([*frames[:cut], b"1.0", number, *answer, b""])
+
+    def _poke(self) -> None:
+        with suppress(OSError):  # it is awake, or gone
+            self._wake.send(b"x")
+
+    def _receive_all(self) -> None:
+        for _ in range(256):  # then look at all else
+            try:
+                sender, *frames = self._socket.recv_multipart(self._zmq.NOBLOCK, copy=False)
+            except self._zmq.Again:
+                return
+            try:
+                message, arrays = decode_of_client([frame.buffer for frame in frames])
+                self._answer(sender.bytes, message, arrays)
+            except WireError as error:
+                self._counts["bad_messages"] += 1
+                logger.debug("dropped what is no message: %s", error)
+
+    def _answer(self, sender: bytes, message: FromClient, arrays: Arrays) -> None:
+        client, now = self._clients.get(sender), time.monotonic()
+        if client is not None:
+            client.heard_s = now
+            if not isinstance(message, LoaderHello):
+                client.settled_bytes = max(client.settled_bytes, min(message.settled_bytes, client.accepted_bytes))
+        if isinstance(message, LoaderHello):
+            self._greet(sender, message)
+        elif isinstance(message, LoaderPing):
+            pong = LoaderPong(
+                number=message.number,
+                owed=0 if client is None else client.num_owed,
+                waiting=self._reading.num_waiting,
+                at_hand_s=self._reading.at_hand_s,
+                figures=self.figures(),
+            )
+            self._send(sender, encode(pong))
+        elif client is None:
+            self._send(sender, encode(LoaderRefusal(reason="say hello first", is_unknown=True)))
+        elif isinstance(message, PieceRequest):
+            self._accept(sender, client, message, arrays)
+        else:
+            self._look_ahead(client, message, arrays)
+
+    def _greet(self, sender: bytes, hello: LoaderHello) -> None:
+        now = time.monotonic()
+        for one in [one for one, client in self._clients.items() if now - client.heard_s > SILENT_CLIENT_S]:
+            del self._clients[one]
+        reason = self._served.refusal(hello)
+        if not reason and len(self._clients) >= MOST_CLIENTS:
+            reason = f"this loader has {MOST_CLIENTS} clients"
+        if reason:
+            self._counts["refused"] += 1
+            logger.warning("client %s is refused: %s", hello.client, reason)
+            self._send(sender, encode(LoaderRefusal(reason=reason[:4096])))
+            return
+        self._clients[sender] = _Client(catalog=hello.catalog, heard_s=now)
+        self._send(sender, encode(LoaderWelcome(loader=self._name, window_bytes=self._window_bytes)))
+
+    def _accept(self, sender: bytes, client: _Client, message: PieceRequest, arrays: Arrays) -> None:
+        tokens = pieces_of(arrays).tokens
+        num_bytes = planned_bytes(len(tokens), int(tokens.sum()))
+        is_full = client.accepted_bytes - client.settled_bytes + num_bytes > self._window_bytes
+        if is_full or self._reading.waiting_bytes + num_bytes > self._most_waiting:
+            self._counts["busy"] += 1
+            self._send(sender, encode(BusyReply(number=message.number)))
+            return
+        self._counts["accepted"] += 1
+        client.accepted_bytes += num_bytes
+        client.num_owed += 1
+        work = Work(catalog=client.catalog, sender=sender, number=message.number, arrays=arrays, num_bytes=num_bytes)
+        work.until_s = time.monotonic() + message.patience_ms / 1000
+        self._reading.add(work)
+
+    def _look_ahead(self, client: _Client, message: PagesAhead, arrays: Arrays) -> None:
+        pages = arrays.get("page")
+        if pages is None or pages.ndim != 1 or pages.dtype.name != "int64":
+            raise WireError("progress without pages")
+        num_clients = sum(one.catalog == client.catalog for one in self._clients.values()) if message.is_over else 0
+        step = len(pages) if message.is_over else self._served.pages_at_once(client.catalog, message.source)
+        parts = (pages[start : start + step].copy() for start in range(0, len(pages), max(1, step)))
+        self._reading.add(
+            *(
+                Work(catalog=client.catalog, source=message.source, pages=part, num_clients=num_clients)
+                for part in parts
+            )
+        )
+
+    def _send(self, sender: bytes, frames: tuple[bytes, bytearray]) -> None:
+        try:
+            self._socket.send_multipart([sender, *frames], self._zmq.NOBLOCK, copy=False)
+            self._bytes_sent += len(frames[1])
+        except self._zmq.ZMQError:
+            # It has gone, or takes nothing: it asks again if it comes back.
+            self._counts["dropped"] += 1
+
+    def _send_done(self) -> None:
+        while self._reading.done:
+            sender, frames = self._reading.done.popleft()
+            if frames is not None:
+                self._counts["replies"] += 1
+                self._send(sender, frames)
+            if (client := self._clients.get(sender)) is not None:
+                client.num_owed = max(0, client.num_owed - 1)
+
+
+def import_zmq() -> Any:
+    """The module zmq.
+
+    Raises:
+        OptionError: It is not installed.
+    """
+    try:
+        import zmq
+        import zmq.utils.z85
+    except ImportError as error:
+        raise OptionError(NEEDS_ZMQ) from error
+    return zmq
+
+
+def new_pair() -> KeyPair:
+    """A new pair of CURVE keys."""
+    public, secret = import_zmq().curve_keypair()
+    return KeyPair(public=public.decode(), secret=secret.decode())
