@@ -11,7 +11,6 @@ import pytest
 from tests.support.catalogs import open_catalog
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.loaders import run_job, write_job
-from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.cli.check.findings import sources_findings
 from torchmix.indexing.scan import index_recipe
 from torchmix.mixture import row_windows
@@ -132,7 +131,7 @@ def test_by_row_every_step_costs_as_much_and_check_tells_how_much(tmp_path: Path
     path = scattered(tmp_path, "row", "1MiB")
     recipe = load_recipe(path)
     source = open_catalog(recipe, tmp_path).sources["web"]
-    path = scattered(tmp_path, "row", str(int(kept * DECODED_TOKEN_BYTES * source.num_tokens)))
+    path = scattered(tmp_path, "row", str(int(kept * 2 * source.num_tokens)))  # ids below 65,536
     figures = list(steps_read(path, 80))
     missed = np.diff([figure["cache_misses"] for figure in figures])[20:]
     assert missed.max() < 3 * missed.mean(), "no window has a border"

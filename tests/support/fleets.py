@@ -80,11 +80,16 @@ def fleet_of(
     keys: ClientKeys | None = None,
     patience: FleetPatience = PATIENT,
     hello: LoaderHello | None = None,
+    seed: int = 0,
 ) -> LoaderFleet:
     """A client of loaders."""
     links = LoaderLinks(keys)
     found = Endpoints(fixed=tuple(endpoints))
-    return LoaderFleet(FleetMembers(found, links, hello or hello_of(catalog), patience=patience))
+    return LoaderFleet(
+        FleetMembers(
+            found, links, hello or hello_of(catalog, transforms=transforms_digest(catalog, seed)), patience=patience
+        )
+    )
 
 
 @contextlib.contextmanager

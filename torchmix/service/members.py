@@ -95,6 +95,7 @@ class FleetMember:
     """When its connection was opened last."""
     state: State = "coming"
     reason: str = ""
+    has_answered: bool = False
     window_bytes: int = WINDOW_BYTES
     settled_bytes: int = 0
     in_flight: dict[int, float] = field(default_factory=dict)
@@ -227,7 +228,8 @@ class FleetMembers:
             self.links.send(one.endpoint, self._hello)
             return True
         if said.news == "denied":
-            self.set_state(one, "refused", said.reason)
+            # A handshake fails with a loader that ends meanwhile, too: one that has answered before may come back.
+            self.set_state(one, "coming" if one.has_answered else "refused", said.reason)
             return True
         if said.news == "gone" and one.state != "refused":
             self.set_state(one, "coming", "the connection has ended")
@@ -236,6 +238,7 @@ class FleetMembers:
         one.heard_s = self.clock()
         if isinstance(said.message, LoaderWelcome):
             one.window_bytes = said.message.window_bytes
+            one.has_answered = True
             self.set_state(one, "ready")
         elif isinstance(said.message, LoaderRefusal):
             if said.message.is_unknown:

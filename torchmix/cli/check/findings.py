@@ -158,12 +158,19 @@ def _small_cache(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
         yield Finding(level=Level.NOTE, where="read.cache", message=message)
 
 
+def _kept_bytes(source: SourceCatalog) -> int:
+    """Of all pages of a source as they are kept: two bytes a token where the index saw no larger id."""
+    ids = source.ids if source.tokenizer is None else None
+    is_narrow = ids is not None and ids.smallest >= 0 and ids.largest < 1 << 16
+    return (2 if is_narrow else DECODED_TOKEN_BYTES) * source.num_tokens
+
+
 def _scattered_rows(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
     """Rows in no order of pages: a page that is not kept is decoded for each of its rows."""
     sources = _decoded(part, catalog)
     if not sources:
         return
-    all_bytes = DECODED_TOKEN_BYTES * sum(source.num_tokens for source in sources)
+    all_bytes = sum(map(_kept_bytes, sources))
     kept = min(1.0, parse_bytes(read.cache, where="read.cache") / all_bytes)
     shares = shares_at_start(part, catalog)
     rows_of_page = sum(float(shares[source.name]) * source.num_documents / source.pages.num_pages for source in sources)

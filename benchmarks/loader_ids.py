@@ -1,0 +1,155 @@
+"""Ids through a shared loader, beside those through the queue of torch's DataLoader, per CPU-second.
+
+    python -m benchmarks.loader_ids --mib 400
+
+In: how much to move. Out: one JSON line: MiB a CPU-second of all processes together, of each, and their ratio. Both
+move int32 ids from a process that has them in memory to one that copies them to their place: a loader whose pages are
+kept, in replies of about a MiB; a DataLoader with one worker that gives tensors of a MiB, as its users do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from torchmix.indexing.scan import index_recipe
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.parts import part_of
+from torchmix.service.client import LoaderLinks
+from torchmix.service.endpoints import Endpoints
+from torchmix.service.fleet import LoaderFleet
+from torchmix.service.fleet_reader import FleetReader
+from torchmix.service.keys import client_keys, write_keys
+from torchmix.service.main import LoaderStart
+from torchmix.service.members import FleetMembers
+from torchmix.service.messages import LoaderHello
+from torchmix.service.pool import LoaderPool
+from torchmix.service.served import transforms_digest
+from torchmix.service.server import new_pair
+
+DOCUMENTS, TOKENS = 4096, 1024
+STEP_DOCUMENTS = 1024
+"""A step of 4 MiB."""
+
+
+class Blocks(torch.utils.data.Dataset[torch.Tensor]):
+    """Tensors of a MiB, each new, as a dataset that cuts samples makes them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._block = np.arange(1 << 18, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(self._block.copy())
+
+
+def cpu_of(pid: int) -> float:
+    """CPU-seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def through_dataloader(mib: int) -> float:
+    """CPU-seconds to move so much."""
+    target = np.empty(1 << 18, np.int32)
+    began = time.process_time()
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for block in torch.utils.data.DataLoader(Blocks(mib), batch_size=None, num_workers=1):
+        target[:] = block.numpy()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    taken = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
+    return time.process_time() - began + taken
+
+
+def through_loader(mib: int, *, with_keys: bool) -> tuple[float, float, float]:
+    """CPU-seconds to move so much, and the median and the 99th percentile of the seconds a step took."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = pa.array(list(np.random.default_rng(1).integers(0, 1 << 20, (DOCUMENTS, TOKENS), np.int32)))
+        pq.write_table(pa.table({"ids": rows}), folder / "web.parquet")
+        recipe = check_recipe(
+            {
+                "version": 1,
+                "seed": 1,
+                "batch": {"samples": 8, "length": 1024},
+                "sources": {"web": {"path": "web.parquet", "tokens": "ids"}},
+                "mixture": {"web": "100%"},
+            }
+        )
+        catalog = index_recipe(recipe, folder)
+        if with_keys:
+            write_keys(folder / "keys", new_pair, num_clients=1)
+        start = LoaderStart(
+            parts={"train": part_of(recipe, "train")},
+            base=name,
+            catalog_folder=str(folder / recipe.catalog),
+            cache_bytes=1 << 30,
+            bind="tcp://127.0.0.1:0",
+            keys=str(folder / "keys") if with_keys else "",
+        )
+        pool = LoaderPool([start])
+        hello = LoaderHello(
+            client="benchmark", catalog=catalog.fingerprint, transforms=transforms_digest(catalog, recipe.seed)
+        )
+        links = LoaderLinks(client_keys(folder / "keys") if with_keys else None)
+        reader = FleetReader(catalog, LoaderFleet(FleetMembers(Endpoints(fixed=pool.endpoints), links, hello)))
+        try:
+            rng = np.random.default_rng(2)
+            took_s: list[float] = []
+            tokens = np.full(STEP_DOCUMENTS, TOKENS)
+            for step in range(4 + mib // 4):
+                if step == 4:  # all pages are kept
+                    began = time.process_time() + cpu_of(pool.pids[0])
+                at_s = time.monotonic()
+                reader.read(
+                    np.zeros(STEP_DOCUMENTS, np.int32),
+                    np.arange(DOCUMENTS)[step * STEP_DOCUMENTS :][:STEP_DOCUMENTS]
+                    if step < 4
+                    else np.sort(rng.permutation(DOCUMENTS)[:STEP_DOCUMENTS]),
+                    np.zeros(STEP_DOCUMENTS, np.int64),
+                    tokens,
+                    places=np.cumsum(tokens) - tokens,
+                    num_places=int(tokens.sum()),
+                )
+                took_s.append(time.monotonic() - at_s)
+            taken = time.process_time() + cpu_of(pool.pids[0]) - began
+        finally:
+            reader.close()
+            pool.close()
+    steady = np.array(took_s[4:])
+    return taken, float(np.median(steady)), float(np.quantile(steady, 0.99))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=400)
+    mib = parser.parse_args().mib
+    torch.set_num_threads(1)
+    queue = mib / through_dataloader(mib)
+    found: dict[str, float] = {"dataloader_mib_per_cpu_s": queue}
+    for word in ("plain", "curve"):
+        taken, median_s, p99_s = through_loader(mib, with_keys=word == "curve")
+        found |= {
+            f"{word}_mib_per_cpu_s": mib / taken,
+            f"{word}_ratio": mib / taken / queue,
+            f"{word}_p99_over_p50": p99_s / median_s,
+        }
+    print(json.dumps({name: round(value, 2) for name, value in found.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A road to a loader on which bytes are lost, late, repeated or altered: a proxy of TCP in threads.
+
+In: the loader's address. Out: an address of its own, and a fault that holds from now on. Everything ends with `close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+
+FAULTS = ("none", "cut", "delay", "flip", "repeat", "drop")
+
+
+class FaultyRoad:
+    """Passes bytes on between clients and one loader."""
+
+    def __init__(self, endpoint: str, seed: int) -> None:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(port))
+        self._draw = random.Random(seed)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.fault = "none"
+        self._ends: list[socket.socket] = []
+        self._is_closed = False
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def cut(self) -> None:
+        """End all connections; clients may come again."""
+        for end in list(self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End for good."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                ours, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                theirs = socket.create_connection(self._target, 5)
+            except OSError:
+                ours.close()
+                continue
+            self._ends += [ours, theirs]
+            for one, other in ((ours, theirs), (theirs, ours)):
+                thread = threading.Thread(target=self._pass_on, args=(one, other), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while content := one.recv(1 << 16):
+                fault = self.fault
+                if fault == "cut":
+                    break
+                if fault == "delay":
+                    time.sleep(self._draw.random() * 0.1)
+                if fault == "drop":
+                    continue
+                if fault == "flip":
+                    altered = bytearray(content)
+                    altered[self._draw.randrange(len(altered))] ^= 1 << self._draw.randrange(8)
+                    content = bytes(altered)
+                other.sendall(content * 2 if fault == "repeat" else content)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+                end.close()

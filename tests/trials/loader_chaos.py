@@ -1,0 +1,145 @@
+"""Loaders that are killed and stopped, and roads to them that fail, while a client reads; as one JSON.
+
+    python -m tests.trials.loader_chaos --seed 1 --count 200 --out chaos.json
+
+In: a seed and a number of faults. Out: for each fault how long the worst read took, and what the client counted. Must
+hold: every token is that of a reader of this process; nothing comes twice or is missing; afterwards no process and no
+socket is left. A fault is one of: SIGKILL, SIGSTOP for a while, of one loader or of all; a road that is cut, that
+delays, drops, repeats or flips bits. A run goes on where it stopped. Cost: about two seconds a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support.catalogs import World, random_world
+from tests.support.faulty_road import FaultyRoad
+from tests.support.fleets import fleet_of
+from tests.support.reading import random_pieces, read_with_successors
+from torchmix.reader.reader import Reader
+from torchmix.recipe.parts import part_of
+from torchmix.service.fleet_reader import FleetReader
+from torchmix.service.main import LoaderStart
+from torchmix.service.members import FleetPatience
+from torchmix.service.pool import LoaderPool, starts_of
+
+LOADERS = 3
+FAULTS = ("kill", "kill all", "stop", "stop all", "cut", "delay", "flip", "repeat", "drop")
+READS = 6
+"""Calls of the reader for each fault: before it, while it holds, and after it."""
+PATIENCE = FleetPatience(silence_s=1.0, join_s=60.0, lost_s=600.0)
+
+
+class Chaos:
+    """Loaders behind roads, and a client."""
+
+    def __init__(self, world: World, stack: ExitStack, seed: int) -> None:
+        catalog = world.index()
+        start = LoaderStart(
+            parts={"train": part_of(world.recipe, "train")},
+            base=str(world.directory),
+            catalog_folder=str(world.directory / world.recipe.catalog),
+            cache_bytes=1 << 20,
+            bind="tcp://127.0.0.1:0",
+        )
+        self.world, self.seed = world, seed
+        self.pool = LoaderPool(starts_of(start, LOADERS), logs=world.directory)
+        stack.callback(self.pool.close)
+        self.roads = [FaultyRoad(endpoint, seed + k) for k, endpoint in enumerate(self.pool.endpoints)]
+        for road in self.roads:
+            stack.callback(road.close)
+        hello_seed = world.recipe.seed
+        self.here = Reader(catalog, world.directory, cache_bytes=1 << 24, seed=hello_seed)
+        stack.callback(self.here.close)
+        fleet = fleet_of(catalog, [road.endpoint for road in self.roads], patience=PATIENCE, seed=hello_seed)
+        self.client = FleetReader(catalog, fleet)
+        stack.callback(self.client.close)
+
+    def one(self, number: int) -> dict[str, Any]:
+        """One fault, in the middle of some reads."""
+        draw = random.Random(f"{self.seed} {number}")
+        fault, at = draw.choice(FAULTS), draw.randrange(LOADERS)
+        rng, worst_s = np.random.default_rng([self.seed, number]), 0.0
+        timer = threading.Timer(draw.random() * 0.05, self.begin, (fault, at))
+        heal = threading.Timer(0.3 + draw.random() * 1.5, self.end)
+        timer.start()
+        heal.start()
+        try:
+            for _ in range(READS):
+                asked = random_pieces(self.world, rng, 300)
+                began_s = time.monotonic()
+                found = read_with_successors(self.client, asked)
+                worst_s = max(worst_s, time.monotonic() - began_s)
+                np.testing.assert_array_equal(found, read_with_successors(self.here, asked), f"{fault}, {number}")
+                time.sleep(draw.random() * 0.2)
+        finally:
+            timer.join()
+            heal.join()
+        return {"fault": fault, "worst_s": round(worst_s, 3), **self.client.stats()}
+
+    def begin(self, fault: str, at: int) -> None:
+        """Let it happen."""
+        word, _, is_all = fault.partition(" ")
+        chosen = range(LOADERS) if is_all else [at]
+        for k in chosen:
+            if word in ("kill", "stop"):
+                with suppress(ProcessLookupError):
+                    os.kill(self.pool.pids[k], signal.SIGKILL if word == "kill" else signal.SIGSTOP)
+            else:
+                self.roads[k].fault = word
+                if word == "cut":
+                    self.roads[k].cut()
+
+    def end(self) -> None:
+        """Let it be over."""
+        for pid in self.pool.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        for road in self.roads:
+            if road.fault in ("flip", "repeat", "drop"):
+                road.cut()  # what lies in it is damaged
+            road.fault = "none"
+
+
+@contextmanager
+def chaos(seed: int) -> Iterator[Chaos]:
+    """Loaders of a random world."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        yield Chaos(random_world(Path(folder), seed), stack, seed)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run faults, and write what was found after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args(words)
+    found: dict[str, Any] = {"seed": arguments.seed, "faults": []}
+    if arguments.out.exists():
+        found = json.loads(arguments.out.read_text())
+        assert found["seed"] == arguments.seed, "another seed's file"
+    with chaos(arguments.seed) as running:
+        for number in range(len(found["faults"]), arguments.count):
+            found["faults"].append(running.one(number))
+            arguments.out.write_text(json.dumps(found))
+            print(number, found["faults"][-1]["fault"], found["faults"][-1]["worst_s"], file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
