@@ -15,12 +15,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS, SourceSizes
+from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS, SourceSizes, window_pages_of
 from torchmix.catalog.store import View
 from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError
 from torchmix.mixture.order import StreamOrder
+from torchmix.mixture.spaces.flat import FlatSpace, drawn_units, windows_of_flat
 from torchmix.mixture.spaces.space import SourceSpace, Space
-from torchmix.mixture.spaces.view import ViewSpace
+from torchmix.mixture.spaces.view import RowRange, ViewSpace
+from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.streams import Stream
@@ -98,8 +100,24 @@ def order_of_stream(
 
 def space_of_stream(part: Part, name: str, sizes: Mapping[str, SourceSizes], views: Mapping[str, View]) -> Space:
     """The rows that a stream draws from; see `order_of_stream`."""
-    [member] = part.streams[name].members
-    return _space_of_member(part, member, sizes, views)
+    stream = part.streams[name]
+    if not stream.is_flat:
+        return _space_of_member(part, stream.members[0], sizes, views)
+    members = [_flat_member(_space_of_member(part, member, sizes, views)) for member in stream.members]
+    window_pages = window_pages_of(
+        num_pages=sum(map(drawn_units, members)),
+        num_tokens=sum(member.num_tokens for member in members),
+        most_pages=part.shuffle.window_pages,
+        most_bytes=parse_bytes(part.shuffle.window_bytes, where="shuffle.window_bytes"),
+    )
+    return FlatSpace(members, num_windows=windows_of_flat(members, window_pages))
+
+
+def _flat_member(space: Space) -> Space:
+    """A member whose rows that are not used do not exist: they would only thin the windows of the flat out."""
+    if not isinstance(space, SourceSpace) or space.used_rows() == (0, space.num_rows):
+        return space
+    return ViewSpace(space.source, space.sizes, RowRange(*space.used_rows()), window_units=space.window_units)
 
 
 def _space_of_member(part: Part, name: str, sizes: Mapping[str, SourceSizes], views: Mapping[str, View]) -> Space:

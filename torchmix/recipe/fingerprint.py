@@ -55,7 +55,7 @@ def recipe_keys(part: Part) -> dict[str, str]:
     """
     order = _order(part)
     values = {name: order[name] for name in ("seed", "batch", "packing", "shuffle")}
-    values["mixture"] = [order["shares"], order.get("tree")]
+    values["mixture"] = [order["shares"], order.get("tree"), *([order["flats"]] if "flats" in order else [])]
     values["schedule"] = order.get("schedule")
     if "dynamic" in order:
         values["dynamic"] = order["dynamic"]
@@ -120,6 +120,9 @@ def _order(part: Part) -> dict[str, Any]:
     selections = {name: one.source for name, one in row_sets_of(part).items() if one.source != name}
     if selections:  # which rows they have is in the catalog's fingerprint
         order["selections"] = selections
+    flats = {stream.name: list(stream.members) for stream in part.streams.values() if stream.is_flat}
+    if flats:
+        order["flats"] = flats
     tree = tree_of_part(part)
     if any(node.children for _, node in walk(tree)):
         order["tree"] = _tree(tree)

@@ -75,9 +75,10 @@ def only(
     left: dict[str, Share | Group] = {}
     for name, value in children.items():
         if isinstance(value, Group):
-            inner = only(value.children, keep)
+            key = "children" if value.flat is None else "flat"
+            inner = only(value.children or {} if value.flat is None else value.flat, keep)
             if inner:
-                left[name] = value if inner == value.children else msgspec.structs.replace(value, children=inner)
+                left[name] = value if inner == getattr(value, key) else msgspec.structs.replace(value, **{key: inner})
         elif keep(name):
             left[name] = value
     return left if len(left) == len(children) else _as_ratios(left)

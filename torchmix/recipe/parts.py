@@ -68,6 +68,8 @@ class Part:
     """Order inside a source."""
     vocab_size: int | None
     """Size of the model's vocabulary, where it is known."""
+    allows_starving: bool
+    """Whether a stream may give less than a sample in the whole run."""
     one_pass: bool
     """Whether documents left when all sources have run out still make steps, the last one with padding."""
 
@@ -107,6 +109,7 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
         modules=recipe.modules,
         shuffle=recipe.shuffle,
         vocab_size=recipe.vocab_size,
+        allows_starving=recipe.starve == "allow",
         one_pass=one_pass,
     )
     streams = streams_of(part)

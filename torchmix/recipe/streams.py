@@ -81,7 +81,7 @@ def row_sets_of(part: HasMixture) -> dict[str, RowSet]:
     Children of a source that is cut are there where the mixture or a change of it names them. The catalog knows
     whether there are such rows.
     """
-    named = set(_names(part))
+    named = {*_names(part), *(member for _, _, flat in flats_of(part) for member in flat.flat or ())}
     children = {name: parts for name in named if (parts := _child(name, part.sources)) is not None}
     rests = {selection.source for selection in part.selections.values()} | {source for source, _ in children.values()}
     row_sets: dict[str, RowSet] = {}
@@ -103,18 +103,54 @@ def row_sets_of(part: HasMixture) -> dict[str, RowSet]:
 
 
 def streams_of(part: HasMixture) -> dict[str, Stream]:
-    """The streams of a part, by sorted name."""
-    return {
-        name: Stream(
+    """The streams of a part, by sorted name: its row sets, less those that only flats draw from; and the flats."""
+    row_sets, leaves, found = row_sets_of(part), set(_names(part)), dict[str, Stream]()
+    in_flats = set[str]()
+    for _, name, flat in flats_of(part):
+        members = sorted(flat.flat or ())
+        in_flats.update(members)
+        found[name] = Stream(
             name=name,
-            members=(name,),
-            sources=(rows.source,),
-            is_flat=False,
-            max_epochs=rows.max_epochs,
-            on_exhausted=rows.on_exhausted,
+            members=tuple(members),
+            sources=tuple(sorted({row_sets[member].source for member in members if member in row_sets})),
+            is_flat=True,
+            max_epochs=flat.max_epochs,
+            on_exhausted=flat.on_exhausted,
         )
-        for name, rows in row_sets_of(part).items()
-    }
+    for name, rows in row_sets.items():
+        if name in leaves or name not in in_flats:
+            found[name] = Stream(
+                name=name,
+                members=(name,),
+                sources=(rows.source,),
+                is_flat=False,
+                max_epochs=rows.max_epochs,
+                on_exhausted=rows.on_exhausted,
+            )
+    return {name: found[name] for name in sorted(found)}
+
+
+def leaves_of(part: HasMixture) -> set[str]:
+    """Names of the row sets that have a share of their own, at the start or after a change."""
+    return set(_names(part))
+
+
+def flats_of(part: HasMixture) -> Iterator[tuple[str, str, Group]]:
+    """Path of keys, name and content of each flat of a mixture and of its changes."""
+    yield from _flats_in(part.mixture, "mixture")
+    changes: tuple[Change, ...] = getattr(part, "schedule", ())
+    for number, change in enumerate(changes):
+        yield from _flats_in(change.mixture or {}, f"schedule[{number}].mixture")
+
+
+def _flats_in(children: Mapping[str, Share | Group] | Collection[str], where: str) -> Iterator[tuple[str, str, Group]]:
+    if not isinstance(children, Mapping):
+        return
+    for name, value in children.items():
+        if isinstance(value, Group):
+            if value.flat is not None:
+                yield f"{where}.{name}", name, value
+            yield from _flats_in(value.children or {}, f"{where}.{name}.children")
 
 
 def possible_names(part: HasMixture) -> list[str]:
@@ -152,6 +188,6 @@ def _names_in(children: Mapping[str, Share | Group] | Collection[str]) -> Iterat
     for name in children:
         value = children[name] if isinstance(children, Mapping) else None
         if isinstance(value, Group):
-            yield from _names_in(value.children)
+            yield from _names_in(value.children or {})
         else:
             yield name

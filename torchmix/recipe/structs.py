@@ -135,14 +135,20 @@ Share = str | int | float
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Several children of a mixture, with one share for all of them together."""
+    """Several children of a mixture, with one share for all of them together; or a flat, whose rows are one stream."""
 
     share: Share | None = None
     """Share of the group above. Left out where that group shares by sizes."""
-    children: dict[str, Share | Group] | tuple[str, ...]
+    children: dict[str, Share | Group] | tuple[str, ...] | None = None
     """Name to share in this group, or to a nested group. A list of names where the children share by sizes."""
+    flat: tuple[str, ...] | None = None
+    """In place of `children`: names of sources and selections whose rows are shuffled as if they were one source."""
     proportional: str | int | float | None = None
     """Children share in proportion to their tokens to this power, in [0, 1]; they then have no shares of their own."""
+    max_epochs: int | None = None
+    """Passes of training over a flat, at least 1, after which it is exhausted; None: no bound. Groups have none."""
+    on_exhausted: Literal["error", "renormalise"] = "error"
+    """As that of a source, for a flat."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
@@ -297,5 +303,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Processes for reading; a call or a flag may override it."""
     vocab_size: int | None = None
     """Size of the model's vocabulary, without padding: every token is below it. None: tokens are not checked."""
+    starve: Literal["error", "allow"] = "error"
+    """What `torchmix check` makes of a stream that gives less than a sample in the whole run."""
     per_token_loss: Literal["warn", "require"] = "warn"
     """What an adapter does where microbatches differ in tokens and its trainer would weight them equally."""

@@ -146,6 +146,12 @@ def test_a_catalog_of_other_settings_is_a_finding(tmp_path: Path, capsys: pytest
     assert values["sources"] == []
 
 
+def test_a_recipe_may_accept_a_source_of_less_than_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edits = (("79%", "79.9%"), ("tiny: 1%", "tiny: 0.1%"), ("seed: ", "starve: allow\nseed: "))
+    values = check(indexed(tmp_path, *edits), capsys, 0, "--steps", "20")
+    assert any("less than one sample of 256" in message for message in messages(values, "note", "sources.tiny"))
+
+
 def test_a_source_of_less_than_a_sample_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = indexed(tmp_path, ("79%", "79.9%"), ("tiny: 1%", "tiny: 0.1%"))
     values = check(recipe, capsys, 1, "--steps", "20")

@@ -69,7 +69,7 @@ def test_fractions_and_ratios_are_exact(tmp_path: Path, mixture: str, share: Fra
             "share of its own",
         ),
         ("{web: 50%, g: {share: 50%, childs: {german: 1}}}", "mixture.g.childs", "did you mean 'children'"),
-        ("{web: 50%, g: [german]}", "mixture.g", "a mapping with the keys share, children, proportional"),
+        ("{web: 50%, g: [german]}", "mixture.g", "a mapping with the keys share, children, flat, proportional"),
         ("{web: 1, g: {share: 1, children: {web: 1}}}", "mixture", "stands there twice"),
         ("{web: 1/0, german: 1}", "mixture.web", "divides by 0"),
         ("{web: .nan, german: 1}", "mixture.web", "no share"),

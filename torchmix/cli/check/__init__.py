@@ -1,5 +1,6 @@
 """torchmix check. Files in reading order:
 
+stream_facts.py         what is known of a stream before a run
 findings.py             what is wrong with the mixture, or worth knowing
 file_findings.py        what is wrong with files and columns
 vocabulary_findings.py  ids that the model does not have, or of two vocabularies

@@ -29,6 +29,7 @@ from torchmix.cli.check.findings import (
     sources_findings,
 )
 from torchmix.cli.check.image_findings import image_findings
+from torchmix.cli.check.stream_facts import values_of_stream
 from torchmix.cli.check.vocabulary_findings import vocabulary_findings
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.selections import print_selections, rows_and_tokens, selection_values
@@ -253,33 +254,5 @@ def _values(
             "selections": _selections(part, catalog),
             "open_document_bytes": open_document_bytes(part, catalog),
         }
-        for source in result.sources:
-            own = catalog.sources.get(source.name)
-            num_documents, num_tokens = rows_and_tokens(part, catalog, source.name)
-            values["sources"].append(
-                {
-                    "name": source.name,
-                    "share": source.share,
-                    "num_documents": num_documents,
-                    "num_empty": own.num_empty if own is not None else None,
-                    "num_bad_rows": own.num_bad_rows if own is not None else None,
-                    "bad_rows": [
-                        {"path": file.path, "row": bad.row, "reason": bad.reason}
-                        for file in (own.files if own is not None else ())
-                        for bad in file.bad_rows
-                    ],
-                    "num_tokens": num_tokens,
-                    "max_document_tokens": own.max_document_tokens if own is not None else None,
-                    "smallest_id": own.ids.smallest if own is not None and own.ids is not None else None,
-                    "largest_id": own.ids.largest if own is not None and own.ids is not None else None,
-                    "tokenizer_vocab_size": own.vocab_size if own is not None else None,
-                    "epoch_tokens": source.epoch_tokens,
-                    "first_step": source.first_step,
-                    "delivered_tokens": source.delivered_tokens,
-                    "epochs": source.epochs,
-                    "runs_out_step": source.runs_out_step,
-                    "most_repeats": source.most_repeats,
-                    "step_deviation": source.deviation,
-                }
-            )
+        values["sources"] += [values_of_stream(part, catalog, source) for source in result.sources]
     return values

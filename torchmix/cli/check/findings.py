@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.bad_rows import listed_text
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog, SourceCatalog
+from torchmix.cli.check.stream_facts import where_of_stream
 from torchmix.cli.selections import rows_and_tokens, shares_of_sources
 from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.formats.table import READ_AS
@@ -221,7 +222,7 @@ def forecast_findings(part: Part, result: Forecast) -> Iterator[Finding]:
                 f"one document comes up to {source.most_repeats} times in one step: an epoch has "
                 f"{count_text(source.epoch_tokens)} tokens, a step takes about {step_tokens}; a lower share avoids that"
             )
-            yield Finding(level=Level.NOTE, where=f"sources.{source.name}", message=message)
+            yield Finding(level=Level.NOTE, where=where_of_stream(part, source.name), message=message)
     yield from _low_fill(part, result)
     yield from _late_sources(result)
     yield from _uneven_sources(result)
@@ -307,9 +308,13 @@ def _starved(part: Part, result: Forecast, source: SourceForecast) -> Iterator[F
         message = (
             f"gives {count_text(int(tokens))} tokens in {count_text(result.num_steps)} steps, less than one sample of "
             f"{count_text(part.batch.length)}; a share of at least {percent_text(part.batch.length / all_tokens)}, "
-            f"or more steps, would give one"
+            f"or more steps, would give one{'' if part.allows_starving else '; `starve: allow` accepts it'}"
         )
-        yield Finding(level=Level.FINDING, where=f"sources.{source.name}", message=message)
+        yield Finding(
+            level=Level.NOTE if part.allows_starving else Level.FINDING,
+            where=where_of_stream(part, source.name),
+            message=message,
+        )
 
 
 def _runs_out(part: Part, result: Forecast, source: SourceForecast) -> Iterator[Finding]:
@@ -323,10 +328,10 @@ def _runs_out(part: Part, result: Forecast, source: SourceForecast) -> Iterator[
         message = (
             f"{fact}, and the run stops there; raise max_epochs, lower its share, or set on_exhausted: renormalise"
         )
-        yield Finding(level=Level.FINDING, where=f"sources.{source.name}", message=message)
+        yield Finding(level=Level.FINDING, where=where_of_stream(part, source.name), message=message)
     else:
         message = f"{fact}; from there on the other sources have its share"
-        yield Finding(level=Level.NOTE, where=f"sources.{source.name}", message=message)
+        yield Finding(level=Level.NOTE, where=where_of_stream(part, source.name), message=message)
 
 
 def _stops_by_error(part: Part, result: Forecast) -> bool:

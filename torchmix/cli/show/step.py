@@ -86,6 +86,7 @@ def samples_shown(
                     {
                         "slot": int(plan.slot[k]),
                         "offset": int(plan.sample_offset[k]),
+                        "stream": plan.streams[int(pieces.stream[k])],
                         "source": name,
                         "file": place.file,
                         "row": row,

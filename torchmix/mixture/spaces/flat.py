@@ -141,10 +141,6 @@ class _Cut:
         self.num_units = max(1, -(-space.num_rows // SMALL_UNIT_ROWS))
         self.window_units = self.num_units
         self.longest_tokens = space.longest_tokens
-        self._kept: Int64Array | None = None
-        """Rows that can be drawn; None if all can."""
-        if space.num_kept < space.num_rows:
-            self._kept = space.members(np.arange(space.num_units, dtype=np.int64)).rows
 
     @property
     def num_tokens(self) -> int:
@@ -154,9 +150,9 @@ class _Cut:
         starts = units * SMALL_UNIT_ROWS
         counts = np.minimum(self.num_rows - starts, SMALL_UNIT_ROWS)
         rows = ranges(starts, counts)
-        if self._kept is None:
+        if self.num_kept == self.num_rows:
             return Members(rows, None, len(rows))
-        is_kept = np.isin(rows, self._kept, assume_unique=True)
+        is_kept = self._space.keeps(rows)
         return Members(rows[is_kept], np.flatnonzero(is_kept), len(rows))
 
     def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
@@ -195,7 +191,12 @@ def windows_of_flat(children: Sequence[Space], window_pages: int) -> int:
         children: The spaces.
         window_pages: As `catalog.sizes.window_pages_of` gives it for the pages and tokens of all children together.
     """
-    return max(1, -(-sum(child.num_units for child in children) // window_pages))
+    return max(1, -(-sum(map(drawn_units, children)) // window_pages))
+
+
+def drawn_units(space: Space) -> int:
+    """Units that the rows that can be drawn would fill, if they lay together."""
+    return -(-space.num_units * space.num_kept // max(1, space.num_rows))
 
 
 def _by_source(parts: Iterable[tuple[int, Int64Array]]) -> list[tuple[int, Int64Array]]:

@@ -108,7 +108,8 @@ class SourceSpace:
             sizes: Its sizes.
             rows: The rows that are used, as (start, stop); others are drawn with no tokens. None: all are used.
         """
-        self._source, self.sizes = source, sizes
+        self.source = source
+        self.sizes = sizes
         self.num_rows = self.num_kept = sizes.num_documents
         self.num_units = sizes.num_pages
         self.window_units = sizes.window_pages
@@ -133,26 +134,26 @@ class SourceSpace:
         """See `Space`; lengths of rows that are not used are not read."""
         if self._used is None:
             return np.asarray(self.sizes.tokens[rows])
-        used = self.holds(self._source, rows)
+        used = self.holds(self.source, rows)
         tokens = np.zeros(len(rows), np.int32)
         tokens[used] = self.sizes.tokens[rows[used]]
         return tokens
 
     def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """See `Space`."""
-        return np.full(len(rows), self._source, np.int64), rows
+        return np.full(len(rows), self.source, np.int64), rows
 
     def pages(self, units: Int64Array) -> list[tuple[int, Int64Array]]:
         """See `Space`."""
         if self._used is not None:
             start, stop = self.used_units()
             units = units[(units >= start) & (units < stop)]
-        return [(self._source, units)] if len(units) else []
+        return [(self.source, units)] if len(units) else []
 
     def pages_of(self, rows: Int64Array) -> list[tuple[int, Int64Array]]:
         """See `Space`."""
-        rows = rows[self.holds(self._source, rows)]
-        return [(self._source, pages_of_rows(self.sizes, rows))] if len(rows) else []
+        rows = rows[self.holds(self.source, rows)]
+        return [(self.source, pages_of_rows(self.sizes, rows))] if len(rows) else []
 
     def keeps(self, rows: Int64Array) -> NDArray[np.bool_]:
         """See `Space`."""
@@ -161,7 +162,7 @@ class SourceSpace:
     def holds(self, source: int, rows: Int64Array) -> NDArray[np.bool_]:
         """See `Space`."""
         start, stop = self.used_rows()
-        held: NDArray[np.bool_] = (rows >= start) & (rows < stop) & (source == self._source)
+        held: NDArray[np.bool_] = (rows >= start) & (rows < stop) & (source == self.source)
         return held
 
     def lengths(self) -> Iterator[NDArray[np.int32]]:

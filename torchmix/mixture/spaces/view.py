@@ -12,6 +12,7 @@ window of the whole source: one percent of a source is shuffled as well as all o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,37 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.spaces.space import BLOCK_ROWS, Members, pages_of_rows, ranges, units_of_rows
 
 
+class RowRange:
+    """The rows from one to another, as an ascending array that takes no memory."""
+
+    dtype = np.dtype(np.int64)
+
+    def __init__(self, start: int, stop: int) -> None:
+        """Rows [start, stop)."""
+        self._start, self._stop = start, max(start, stop)
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            first, last, step = index.indices(len(self))
+            return np.arange(first, last, step, dtype=np.int64) + self._start
+        return index + self._start if not isinstance(index, int) or index >= 0 else index + self._stop
+
+    def searchsorted(self, values: Any) -> Any:
+        """As that of an array."""
+        return np.clip(values - self._start, 0, len(self))
+
+
+KeptRows = NDArray[np.integer] | RowRange
+"""Rows in ascending order, each once."""
+
+
 class ViewSpace:
     """The kept rows of one source; a unit is a page."""
 
-    def __init__(self, source: int, sizes: SourceSizes, kept: NDArray[np.integer], *, window_units: int) -> None:
+    def __init__(self, source: int, sizes: SourceSizes, kept: KeptRows, *, window_units: int) -> None:
         """Take a view of a source.
 
         Args:
@@ -46,8 +74,8 @@ class ViewSpace:
     def members(self, units: Int64Array) -> Members:
         """See `Space`."""
         starts, stops = self._rows_of(units)
-        first = np.searchsorted(self._kept, starts)
-        counts = np.searchsorted(self._kept, stops) - first
+        first = self._kept_before(starts)
+        counts = self._kept_before(stops) - first
         rows = np.asarray(self._kept[ranges(first, counts)], np.int64)
         lengths = stops - starts
         before = np.cumsum(lengths) - lengths
@@ -64,7 +92,7 @@ class ViewSpace:
     def pages(self, units: Int64Array) -> list[tuple[int, Int64Array]]:
         """See `Space`."""
         starts, stops = self._rows_of(units)
-        held = units[np.searchsorted(self._kept, stops) > np.searchsorted(self._kept, starts)]
+        held = units[self._kept_before(stops) > self._kept_before(starts)]
         return [(self._source, held)] if len(held) else []
 
     def pages_of(self, rows: Int64Array) -> list[tuple[int, Int64Array]]:
@@ -73,7 +101,7 @@ class ViewSpace:
 
     def keeps(self, rows: Int64Array) -> NDArray[np.bool_]:
         """See `Space`."""
-        at = np.minimum(np.searchsorted(self._kept, rows), max(0, len(self._kept) - 1))
+        at = np.minimum(self._kept_before(rows), max(0, len(self._kept) - 1))
         kept: NDArray[np.bool_] = self._kept[at] == rows if len(self._kept) else np.zeros(len(rows), np.bool_)
         return kept
 
@@ -93,6 +121,11 @@ class ViewSpace:
     def used_units(self) -> tuple[int, int]:
         """See `Space`."""
         return units_of_rows(self._sizes, *self.used_rows())
+
+    def _kept_before(self, rows: Int64Array) -> Int64Array:
+        """[n] kept rows before each row. Of one type with `kept`, or each call would copy all of it."""
+        found: Int64Array = self._kept.searchsorted(rows.astype(self._kept.dtype, copy=False))
+        return found
 
     def _rows_of(self, units: Int64Array) -> tuple[Int64Array, Int64Array]:
         first_row = self._sizes.first_row_of_page

@@ -2,6 +2,7 @@
 
 powers.py          sizes -> shares in proportion to a power of them
 tree.py            a tree of groups -> the exact share of each stream
+flats.py           what a flat may be
 groups.py          the recipe's `mixture` -> the tree
 changes.py         the recipe's `schedule` -> the trees that follow, and where they hold
 shares_of_part.py  a part of a recipe -> shares at the start, and stages

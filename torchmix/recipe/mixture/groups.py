@@ -96,6 +96,13 @@ def _node(name: str, weight: Fraction, value: Share | Group, where: str) -> Node
     if not isinstance(value, Group):
         return Node(name=name, weight=weight)
     place = f"{where}.{name}"
+    if value.flat is not None:
+        return Node(name=name, weight=weight)
+    if value.children is None:
+        raise RecipeError("the key is required and missing, in a group that is no `flat`", key_path(place, "children"))
+    for key in ("max_epochs", "on_exhausted"):
+        if getattr(value, key) != getattr(Group(), key):
+            raise RecipeError("a group has no such bound; sources, selections and flats have", f"{place}.{key}")
     exponent = None
     if value.proportional is not None:
         exponent = _exponent(value.proportional, key_path(place, "proportional"))

@@ -11,6 +11,7 @@ from fractions import Fraction
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.mixture.changes import Stage, stages_of_schedule
+from torchmix.recipe.mixture.flats import check_flats
 from torchmix.recipe.mixture.groups import tree_of
 from torchmix.recipe.mixture.tree import Node, stream_shares, with_sizes
 from torchmix.recipe.parts import Part
@@ -31,6 +32,7 @@ def tree_of_part(part: Mixed, where: str = "") -> Node:
     has_schedule = not isinstance(part, Evaluation) and bool(part.schedule)
     if not part.sources:
         raise RecipeError("names no source", key_path(where, "sources"))
+    check_flats(part, where)
     place = key_path(where, "mixture")
     return tree_of(part.mixture, streams_of(part), place, may_lack=has_schedule, known=possible_names(part))
 

@@ -1,0 +1,10 @@
+"""A few of the trial's recipes on every run."""
+
+from __future__ import annotations
+
+from tests.trials.mixing import try_recipe
+
+
+def test_random_mixtures_lose_and_repeat_nothing() -> None:
+    found = [try_recipe(3, number, steps=25) for number in range(16)]
+    assert all(sum(one[what] for one in found) > 3 for what in ("epochs", "resumed", "gone", "flats", "views"))
