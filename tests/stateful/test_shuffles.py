@@ -77,7 +77,9 @@ def test_every_source_gives_its_rows_as_the_recipe_says(job: Path) -> None:
 
 def scattered(folder: Path, method: str, cache: str) -> Path:
     """One source of 4000 documents, 100 a page, whose windows of pages fit the cache."""
-    make_tokens_file(folder / "web.parquet", random_tokens(1, 4000, mean_tokens=40, empty=0), page_bytes=18_000)
+    # With ids that need 4 bytes, as check assumes.
+    documents = random_tokens(1, 4000, mean_tokens=40, empty=0, vocabulary=10**6)
+    make_tokens_file(folder / "web.parquet", documents, page_bytes=18_000)
     path = folder / "recipe.yaml"
     path.write_text(
         f"version: 1\nseed: 1\nbatch: {{samples: 8, length: 256}}\n"

@@ -41,8 +41,9 @@ def main(recipe: str, loaders: str, how: str) -> None:
     if how == "suspend":
         held.append(source)
     if how == "lose":
-        (worker,) = workers_of_this_process()
-        os.kill(worker, signal.SIGKILL)
+        for _ in loader:  # each one that takes the place of another, too
+            for worker in workers_of_this_process():
+                os.kill(worker, signal.SIGKILL)
     if how == "fork":
         warnings.filterwarnings("ignore", category=DeprecationWarning)  # a fork of a process with threads: that is it
         if not (fork := os.fork()):
@@ -67,4 +68,4 @@ def main(recipe: str, loaders: str, how: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], sys.argv[2], sys.argv[3])

@@ -99,11 +99,12 @@ def test_the_worker_of_a_killed_process_ends_also_where_a_fork_of_it_lives_on(jo
         os.kill(fork, signal.SIGKILL)
 
 
-def test_a_killed_worker_is_told_with_its_signal(job: Path, tmp_path: Path) -> None:
+def test_workers_that_are_killed_one_after_the_other_are_told_with_the_signal(job: Path, tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         child = start_alone(processes, job, "node", "lose")
         assert child.wait(deadline_s=START_S) == 1, child.report()
-        assert re.search(r"WorkerLost: the worker process \d+, .* was ended by signal SIGKILL", child.stderr())
+        named = r"WorkerLost: the worker process \d+, .* was ended by signal SIGKILL.* the third of this node in \d+ s"
+        assert re.search(named, child.stderr()), child.report()
         wait_until(lambda: not child.session, deadline_s=END_S, what="end of all it has started")
 
 

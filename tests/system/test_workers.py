@@ -31,7 +31,7 @@ from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.worker import client
+from torchmix.steps.worker import host
 from torchmix.steps.worker.process import start_worker
 
 pytestmark = pytest.mark.system
@@ -107,13 +107,25 @@ def test_a_worker_does_not_load_torch_and_keeps_to_a_few_pieces_of_memory(job: P
     assert 1 <= maps.count("memfd:torchmix") <= 8
 
 
-def test_all_that_a_worker_made_is_given_though_it_has_ended(job: Path) -> None:
-    with build_loader(job, topology=Topology(), loaders="node", look_ahead=4, max_steps=8) as loader:
-        found = iter(loader)
-        next(found)
-        # It has made steps 6 and 7 while the loader holds 0 to 5, and nobody will hear the next request.
-        wait_until(lambda: not workers_of_this_process(), deadline_s=30, what="end of the worker")
-        assert sum(1 for _ in found) == 8 * 8 - 1
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_worker_is_replaced_and_the_steps_go_on(
+    job: Path, number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = run_job(job, Topology(), steps=STEPS)[0]
+    with build_loader(job, topology=Topology(), loaders="node", look_ahead=1, max_steps=STEPS) as loader:
+        iterator = iter(loader)
+        found = [next(iterator) for _ in range(13)]
+        (first,) = workers_of_this_process()
+        os.kill(first, number)
+        found += iterator
+        (second,) = workers_of_this_process()
+        assert loader.stats()["workers_lost"] == 1
+    assert same_microbatches(whole.microbatches, found)
+    assert second != first
+    [line] = [record.getMessage() for record in caplog.records if "node worker" in record.getMessage()]
+    assert f"the node worker {first} " in line
+    assert f"a new one, process {second}, goes on" in line
+    assert not workers_of_this_process()
 
 
 def test_a_worker_that_hangs_is_ended_with_its_loader(job: Path) -> None:
@@ -174,7 +186,7 @@ def test_a_worker_ends_in_peace_whatever_its_threads_are_doing() -> None:
     with theirs:
         code = (
             "from tests.support.busy_threads import leave_busy_threads; leave_busy_threads(8); "
-            f"from torchmix.steps.worker.main import main; main({theirs.fileno()}, [])"
+            f"from torchmix.steps.worker.main import main; main({theirs.fileno()}, [], 0)"
         )
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=LONG_S)
@@ -204,7 +216,7 @@ def test_a_worker_that_plans_its_way_to_a_far_start_ends_with_its_loader(
 ) -> None:
     killed, kill = [], subprocess.Popen.kill
     monkeypatch.setattr(subprocess.Popen, "kill", lambda process: (killed.append(process), kill(process)))
-    monkeypatch.setattr(client, "_END_S", 60.0)  # on a busy machine it may still be importing
+    monkeypatch.setattr(host, "END_S", 60.0)  # on a busy machine it may still be importing
     loader = build_loader(job, topology=Topology(), loaders="node", start_step=10**7)
     iter(loader)
     wait_until(lambda: len(workers_of_this_process()) == 1, deadline_s=30, what="the worker")
@@ -226,9 +238,7 @@ def test_a_stream_runs_and_resumes_in_a_worker_of_torch(job: Path) -> None:
             layout=Layout(),
             max_steps=None,
         )
-        return TorchdataLoader(
-            StepStream(settings), batch_size=None, num_loaders="node", multiprocessing_context="spawn"
-        )
+        return TorchdataLoader(StepStream(settings), batch_size=None, num_workers=1, multiprocessing_context="spawn")
 
     here = run_job(job, Topology(), steps=5)[0]
     first = loader()

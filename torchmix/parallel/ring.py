@@ -193,6 +193,11 @@ class RingWatch:
 
 def identity_of_this_process() -> RankIdentity:
     """Who this process is, as other ranks will name it."""
+    return identity_of_process(os.getpid())
+
+
+def identity_of_process(pid: int) -> RankIdentity:
+    """Who a process is that this one sees, itself or a child, in a namespace of pids that both share."""
     pid_space = ""
     try:
         # Where /proc was mounted in another namespace its numbers are not those that others know.
@@ -202,10 +207,8 @@ def identity_of_this_process() -> RankIdentity:
             pid_space = f"{boot} {Path('/proc/self/ns/pid').readlink()} uid:{os.geteuid()}"
     except OSError:
         pass  # not Linux, or /proc is hidden: silence decides alone
-    state = _stat_of(os.getpid())
-    return RankIdentity(
-        host=socket.gethostname(), pid=os.getpid(), started=state[1] if state else "", pid_space=pid_space
-    )
+    state = _stat_of(pid)
+    return RankIdentity(host=socket.gethostname(), pid=pid, started=state[1] if state else "", pid_space=pid_space)
 
 
 def evidence_of_process(identity: RankIdentity) -> Evidence:

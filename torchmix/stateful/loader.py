@@ -208,13 +208,15 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
     def stats(self) -> dict[str, Any]:
         """Figures of the step that the last microbatch belongs to.
 
-        `data_wait_s` (this step) and `total_data_wait_s` are seconds that the caller waited for data. After the first
+        `data_wait_s` (this step) and `total_data_wait_s` are seconds that the caller waited for data; `workers_lost`
+        counts the workers of this leader's node that were lost and replaced, 0 on a peer. After the first
         step the header adds `step`, `tokens_of_source`, `fill`, `balance_ratio` and `hash_order_ratio` (cost over its
         lower bound; 1 is best), `plan_s`, `read_s`, `build_s`, and the totals of the leader's reader since it started
         (`decode_amplification`, `bytes_read`, ...).
         """
-        waits = {"data_wait_s": self._wait_s, "total_data_wait_s": self._total_wait_s}
-        return {**(stats_of(self._header) if self._header is not None else {}), **waits}
+        lost = self.dataset.workers_lost if isinstance(self.dataset, StepStream) else 0
+        own = {"data_wait_s": self._wait_s, "total_data_wait_s": self._total_wait_s, "workers_lost": lost}
+        return {**(stats_of(self._header) if self._header is not None else {}), **own}
 
     def close(self) -> None:
         """Stop threads, the worker process and the exchange. All ranks of a job close; closing twice is fine."""
@@ -233,6 +235,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             raise
         if self._reports is not None:
             self._reports.close()
+        if isinstance(self.dataset, StepStream):
+            self.dataset.release()
         if self._liveness is not None:
             self._liveness.close()
         if self._fan_out is not None:

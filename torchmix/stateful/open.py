@@ -57,7 +57,8 @@ from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.worker.client import WorkerOptions
+from torchmix.steps.worker.host import NodeOptions
+from torchmix.steps.worker.open_node import open_node
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ def build_loader(
                 "start_step": start_step,
                 "padded_vocab_size": padded_vocab_size,
             }
-            words = {"part": part, "one_pass": str(one_pass), "loaders.where": means.where, "decisions": str(decisions)}
+            words = {"part": part, "one_pass": str(one_pass), "loaders": repr(means), "decisions": str(decisions)}
             facts = _facts(planned, tree, **numbers, **words, patience_s=patience_s)
             topology = tree.topology
             agree(store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=liveness.check)
@@ -200,10 +201,17 @@ def build_loader(
                 replayed=str(folder / decisions) if decisions is not None else "",
                 fleet=_fleet(means, folder),
             )
-            worker = None
+            node = None
             if means.where in ("node", "remote"):
-                worker = WorkerOptions(look_ahead=look_ahead, ignored_signals=tuple(worker_ignores))
-            stream = StepStream(settings, catalog=catalog if worker is None else None, worker=worker)
+                options = NodeOptions(
+                    ignored_signals=tuple(sorted(worker_ignores)), spares=means.spares, cpu=means.cpu or 0
+                )
+                if liveness is None:
+                    node = open_node(tree, options)
+                else:
+                    node = open_node(tree, options, store=store, check=liveness.check)
+            held = catalog if node is None else None
+            stream = StepStream(settings, catalog=held, node=node, consumer=tree.topology.rank, look_ahead=look_ahead)
         else:
             assert fan_out is not None
             stream = ReceivedSteps(fan_out)

@@ -1,8 +1,8 @@
 """StepStream: the steps of one replica as a torch dataset, made in this process or in a worker process.
 
 In: a part of a recipe with its catalog, the replica's number, and a state to start from. Out: `StepTensors`, each with
-a header that holds the state after it. Must hold: the steps are the same in either process; closing the stream ends the
-worker. Cost: that of `local_steps`.
+a header that holds the state after it. Must hold: the steps are the same in either process. Cost: that of
+`local_steps`.
 
 It is a torch IterableDataset with `state_dict` and `load_state_dict`, so a plain torchdata loader can run and resume it
 too.
@@ -10,6 +10,7 @@ too.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Iterator
 from multiprocessing.util import Finalize
 from typing import Any
@@ -25,26 +26,39 @@ from torchmix.steps.local_steps import local_steps
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import LoaderState, check_catalog, check_layout, decode_state, encode_state, start_state
 from torchmix.steps.stop_signal import StopSignal
-from torchmix.steps.worker.client import WorkerOptions, worker_steps
+from torchmix.steps.worker.client import worker_steps
+from torchmix.steps.worker.node import NodeHold
 
 
 class StepStream(IterableDataset[StepTensors]):
     """The steps of one replica, endless unless `max_steps` says otherwise."""
 
     def __init__(
-        self, settings: StreamSettings, *, catalog: Catalog | None = None, worker: WorkerOptions | None = None
+        self,
+        settings: StreamSettings,
+        *,
+        catalog: Catalog | None = None,
+        node: NodeHold | None = None,
+        consumer: int = 0,
+        look_ahead: int = 2,
     ) -> None:
-        """Keep the settings; nothing is opened or started yet.
+        """Keep the settings; nothing is opened yet.
 
         Args:
             settings: The settings that decide the steps.
             catalog: The part's catalog if it is open already, for the first `iter()` if that is in this process.
-            worker: Options of a worker process that makes the steps; None to make them in this process.
+            node: The worker that makes the steps, let go by `release`; None to make them in this process.
+            consumer: This leader's global rank, by which the worker knows it.
+            look_ahead: Finished steps that may wait in the worker, 1 or more.
         """
         super().__init__()
         self._settings = settings
         self._catalog = catalog
-        self._worker = worker
+        self._node = node
+        self._consumer, self._look_ahead = consumer, look_ahead
+        self._release = None if node is None else weakref.finalize(self, node.leave, farewell_s=0.0)
+        if self._release is not None:
+            self._release.atexit = False  # the host has its own end
         start = start_state(settings.layout, recipe=settings.part, step=settings.start_step)
         self._state = encode_state(start)
         self._last_header = b""
@@ -100,8 +114,18 @@ class StepStream(IterableDataset[StepTensors]):
             Finalize(None, self.close, exitpriority=1)
         return self._running
 
+    @property
+    def workers_lost(self) -> int:
+        """Workers of the node that were lost and replaced, as far as this rank has noticed."""
+        return 0 if self._node is None else self._node.num_lost
+
+    def release(self) -> None:
+        """Let go of the node's worker, which ends with the last loader that it serves. May be called again."""
+        if self._node is not None and self._release is not None and self._release.detach() is not None:
+            self._node.leave()
+
     def close(self) -> None:
-        """End the running iterator, with its files, threads and process. No other thread may be inside the iterator."""
+        """End the running iterator, with its files and threads. No other thread may be inside the iterator."""
         if self._running is not None:
             self._running.close()
             self._running = None
@@ -117,8 +141,10 @@ class StepStream(IterableDataset[StepTensors]):
 
     def _made(self) -> Generator[StepArrays, None, None]:
         state, stop = self.state_dict()["torchmix_state"], self._stop or StopSignal()
-        if self._worker is not None:
-            return worker_steps(self._settings, state, options=self._worker, stop=stop)
+        if self._node is not None:
+            return worker_steps(
+                self._settings, state, node=self._node, consumer=self._consumer, look_ahead=self._look_ahead, stop=stop
+            )
         catalog, self._catalog = self._catalog, None
         return local_steps(self._settings, state, catalog=catalog, is_stopped=stop.is_set)
 

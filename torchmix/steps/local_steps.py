@@ -1,6 +1,6 @@
-"""The steps of one replica, read in this process: the one place of this room that opens a catalog and a reader.
+"""The steps of replicas, read in this process: the one place of this room that opens a catalog and a reader.
 
-In: what a stream is made of, and a state to begin at. Out: `StepArrays`, as `replica_steps` makes them. Must hold: all
+In: what a stream is made of, and a state to begin at. Out: `StepArrays`, as `shared_steps` makes them. Must hold: all
 that was opened is closed when the generator is, or ends. Cost: that of opening, with the first step.
 """
 
@@ -21,7 +21,7 @@ from torchmix.reader.used_rows import used_rows
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.row_map import maps_of
 from torchmix.service.open_fleet import open_fleet_reader
-from torchmix.steps.replica_steps import StreamSettings, replica_steps
+from torchmix.steps.replica_steps import Consumer, Consumers, SharedStep, StreamSettings, shared_steps
 
 
 def local_steps(
@@ -32,7 +32,7 @@ def local_steps(
     memory: StepMemory | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[StepArrays, None, None]:
-    """The steps from a state on, with files opened here; arguments and errors as those of `replica_steps`.
+    """The steps of the settings' replica, from a state on; arguments and errors as those of `replica_steps`.
 
     Args:
         settings: What the steps follow from.
@@ -41,13 +41,31 @@ def local_steps(
         memory: Where the sequence fields' memory comes from; this process' own if None.
         is_stopped: Asked while a far start is planned.
     """
+    one = {0: Consumer(settings.replica, memory or StepMemory())}
+    steps = local_shared_steps(settings, state, catalog=catalog, consumers=lambda _: one, is_stopped=is_stopped)
+    try:
+        for step in steps:
+            yield step.arrays[0]
+    finally:
+        steps.close()
+
+
+def local_shared_steps(
+    settings: StreamSettings,
+    state: bytes,
+    *,
+    consumers: Consumers,
+    catalog: Catalog | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Generator[SharedStep, None, None]:
+    """The steps of several consumers, with files opened here; arguments and errors as those of `shared_steps`."""
     part = settings.part
     if catalog is None:
         catalog = open_part(Path(settings.catalog_folder), part)
     reader = _open_reader(settings, catalog)
     try:
-        yield from replica_steps(
-            settings, state, catalog=catalog, reader=reader, memory=memory or StepMemory(), is_stopped=is_stopped
+        yield from shared_steps(
+            settings, state, catalog=catalog, reader=reader, consumers=consumers, is_stopped=is_stopped
         )
     finally:
         reader.close()

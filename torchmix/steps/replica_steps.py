@@ -1,4 +1,4 @@
-"""The steps of one replica: planned, read and built, one global batch at a time.
+"""The steps of one replica, or of several: planned, read and built, one global batch at a time.
 
 In: what a stream is made of, a state to begin at, and a reader. Out: `StepArrays`, each with a header that holds the
 state after it. Must hold: the same steps in whatever process or thread this runs, and whoever reads; no torch. Cost:
@@ -10,8 +10,10 @@ all.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
-from torchmix.constructor.build import build, pieces_of_replica
+from torchmix.constructor.build import ReplicaPieces, build, pieces_of_replica
 from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.resets import NO_RESET
 from torchmix.errors import SourceExhausted
@@ -29,6 +31,7 @@ from torchmix.planner.cursor import Cursor
 from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
+from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
@@ -77,6 +80,30 @@ class StreamSettings:
     """Shared loaders to ask; None: files are read."""
 
 
+class Consumer(NamedTuple):
+    """Whoever gets a replica's step."""
+
+    replica: int
+    """Data-parallel rank, in [0, layout.dp)."""
+    memory: StepMemory
+    """Where the memory of the sequence fields comes from."""
+
+
+Consumers = Callable[[int], Mapping[int, Consumer]]
+"""Of a step's number: whom to build it for, each under a number of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SharedStep:
+    """A step as several consumers get it."""
+
+    step: int
+    order_digest: bytes
+    """Of all steps up to this one."""
+    arrays: Mapping[int, StepArrays]
+    """By the number of the consumer."""
+
+
 def replica_steps(
     settings: StreamSettings,
     state: bytes,
@@ -86,7 +113,7 @@ def replica_steps(
     memory: StepMemory,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[StepArrays, None, None]:
-    """The steps from a state on, endless unless `max_steps` or `one_pass` says otherwise.
+    """The steps of the settings' replica, endless unless `max_steps` or `one_pass` says otherwise.
 
     Args:
         settings: What the steps follow from.
@@ -100,10 +127,46 @@ def replica_steps(
         StateMismatch: The state is of another catalog.
         TorchmixError: A step cannot be planned or read.
     """
+    one = {0: Consumer(settings.replica, memory)}
+    steps = shared_steps(
+        settings, state, catalog=catalog, reader=reader, consumers=lambda _: one, is_stopped=is_stopped
+    )
+    try:
+        for step in steps:
+            yield step.arrays[0]
+    finally:
+        steps.close()
+
+
+def shared_steps(
+    settings: StreamSettings,
+    state: bytes,
+    *,
+    catalog: Catalog,
+    reader: StepReader,
+    consumers: Consumers,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Generator[SharedStep, None, None]:
+    """The steps of several consumers, each planned and read once for all of them.
+
+    Args:
+        settings: What the steps follow from; `replica` is not used.
+        state: An encoded `LoaderState` of the settings' part and layout.
+        catalog: The part's.
+        reader: Of the catalog's sources; the caller closes it, after these steps.
+        consumers: Asked for each step.
+        is_stopped: Asked while a far start is planned; True ends the steps before the first one.
+
+    Raises:
+        StateMismatch: The state is of another catalog.
+        TorchmixError: A step cannot be planned or read.
+    """
     start = decode_state(state, recipe=recipe_fingerprint(settings.part))
     log = log_of(settings.decisions, start.log_branch, replayed=settings.replayed, is_stopped=is_stopped)
     try:
-        yield from _steps(settings, start, log, catalog=catalog, reader=reader, memory=memory, is_stopped=is_stopped)
+        yield from _steps(
+            settings, start, log, catalog=catalog, reader=reader, consumers=consumers, is_stopped=is_stopped
+        )
     finally:
         if log is not None:
             log.close()
@@ -116,9 +179,9 @@ def _steps(
     *,
     catalog: Catalog,
     reader: StepReader,
-    memory: StepMemory,
+    consumers: Consumers,
     is_stopped: Callable[[], bool],
-) -> Generator[StepArrays, None, None]:
+) -> Generator[SharedStep, None, None]:
     part = settings.part
     fingerprint, keys = recipe_fingerprint(part), key_digests(recipe_keys(part))
     planner = open_planner(part, catalog, settings.layout, decisions=log)
@@ -137,7 +200,7 @@ def _steps(
     for plan, next_cursor, plan_s in _plans(planner, cursor, settings.max_steps):
         to_come = documents_to_come(planner, next_cursor)
         reader.hold(to_come.source, to_come.row, to_come.start)
-        step, read_s, build_s = read_and_build(settings, plan, reader, memory, masked=masked)
+        built, read_s, build_s = read_and_build(settings, plan, reader, consumers(plan.step), masked=masked)
         after = state_of_cursor(
             next_cursor,
             planner,
@@ -146,54 +209,97 @@ def _steps(
             keys=keys,
             log_branch=log.branch if log else "",
         )
-        header = encode_header(
-            plan,
-            encode_state(after),
-            first_microbatch=first_microbatch,
-            bad_tokens=_by_name(plan.sources, step.bad_tokens),
-            most_bad_tokens=bounds.after(after),
-            plan_s=plan_s,
-            read_s=read_s,
-            build_s=build_s,
-            reading=reader.stats(),
-        )
-        yield replace(step, header=header)
+        next_state, most_bad_tokens, reading = encode_state(after), bounds.after(after), reader.stats()
+        arrays = {}
+        for consumer, step in built.items():
+            header = encode_header(
+                plan,
+                next_state,
+                first_microbatch=first_microbatch,
+                bad_tokens=_by_name(plan.sources, step.bad_tokens),
+                most_bad_tokens=most_bad_tokens,
+                plan_s=plan_s,
+                read_s=read_s,
+                build_s=build_s,
+                reading=reading,
+            )
+            arrays[consumer] = replace(step, header=header)
+        yield SharedStep(step=plan.step, order_digest=plan.order_digest, arrays=arrays)
         first_microbatch = 0
         windows.follow(next_cursor)
 
 
 def read_and_build(
-    settings: StreamSettings, plan: StepPlan, reader: StepReader, memory: StepMemory, *, masked: Collection[str] = ()
-) -> tuple[StepArrays, float, float]:
-    """The replica's arrays of a step, and the seconds that reading and filling them took."""
-    batch = settings.part.batch
+    settings: StreamSettings,
+    plan: StepPlan,
+    reader: StepReader,
+    consumers: Mapping[int, Consumer],
+    *,
+    masked: Collection[str] = (),
+) -> tuple[dict[int, StepArrays], float, float]:
+    """Each consumer's arrays of a step, and the seconds that reading and filling all of them took."""
+    if not consumers:
+        return {}, 0.0, 0.0
+    length, packing = settings.part.batch.length, settings.part.packing
+    reset_ids = _reset_ids(settings.part, plan.sources)
     began = time.perf_counter()
-    pieces = pieces_of_replica(plan, settings.replica)
-    tokens = reader.read(
-        pieces.source,
-        pieces.row,
-        pieces.start,
-        pieces.tokens,
-        places=pieces.places(batch.length),
-        num_places=pieces.num_samples * batch.length,
-        epochs=pieces.epoch,
-    )
+    replicas = dict.fromkeys(replica for replica, _ in consumers.values())
+    pieces_of = {replica: pieces_of_replica(plan, replica) for replica in replicas}
+    tokens_of = _read_together(reader, pieces_of, length)
     read = time.perf_counter()
-    step = build(
-        pieces,
-        tokens.values,
-        tokens.successors,
-        unlabelled=tokens.unlabelled,
-        length=batch.length,
-        packing=settings.part.packing,
-        reset_ids=_reset_ids(settings.part, plan.sources),
-        memory=memory,
-        masked=masked,
+    built = {}
+    for consumer, (replica, memory) in consumers.items():
+        step = build(
+            pieces_of[replica],
+            tokens_of[replica].values,
+            tokens_of[replica].successors,
+            unlabelled=tokens_of[replica].unlabelled,
+            length=length,
+            packing=packing,
+            reset_ids=reset_ids,
+            memory=memory,
+            masked=masked,
+        )
+        modules = arrays_of_modules(plan, part=settings.part, places=settings.places, replica=replica, reader=reader)
+        built[consumer] = replace(step, modules=modules)
+    return built, read - began, time.perf_counter() - read
+
+
+def _read_together(reader: StepReader, pieces_of: Mapping[int, ReplicaPieces], length: int) -> dict[int, Tokens]:
+    """Tokens of each replica, asked for at once: a page that several of them need is decoded once."""
+    sizes = [pieces.num_samples * length for pieces in pieces_of.values()]
+    stops = list(accumulate(sizes))
+    starts = [stop - size for stop, size in zip(stops, sizes, strict=True)]
+
+    def of_all(name: str) -> NDArray[Any]:
+        return _joined([getattr(pieces, name) for pieces in pieces_of.values()])
+
+    tokens = reader.read(
+        of_all("source"),
+        of_all("row"),
+        of_all("start"),
+        of_all("tokens"),
+        places=_joined(
+            [pieces.places(length) + start for pieces, start in zip(pieces_of.values(), starts, strict=True)]
+        ),
+        num_places=stops[-1],
+        epochs=of_all("epoch"),
     )
-    modules = arrays_of_modules(
-        plan, part=settings.part, places=settings.places, replica=settings.replica, reader=reader
-    )
-    return replace(step, modules=modules), read - began, time.perf_counter() - read
+    found, first = {}, 0
+    for (replica, pieces), start, stop in zip(pieces_of.items(), starts, stops, strict=True):
+        last = first + len(pieces.row)
+        places = tokens.unlabelled
+        found[replica] = Tokens(
+            values=tokens.values[start:stop],
+            successors=tokens.successors[first:last],
+            unlabelled=None if places is None else places[(places >= start) & (places < stop)] - start,
+        )
+        first = last
+    return found
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _by_name(names: Sequence[str], tokens: NDArray[np.int64] | None) -> dict[str, int]:

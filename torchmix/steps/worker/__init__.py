@@ -1,11 +1,17 @@
-"""A process beside a leader that plans, reads and builds for it; it never loads torch.
+"""A process of a node that plans, reads and builds for its leaders; it never loads torch.
 
 In reading order:
 
+    channel.py         the road that messages travel: two connected sockets
     process.py         how such a process starts: as a new interpreter
-    messages.py        what is said between leader and worker
-    channel.py         the road that it travels: two connected sockets
-    shared_arrays.py   where the arrays of steps lie: memory that both processes have mapped
-    main.py            the worker's side
-    client.py          the leader's side
+    messages.py        what is said between host, members and worker
+    shared_arrays.py   where the arrays of steps lie: memory that worker and leader have mapped
+    shared_stream.py   the worker's side of a stream: made once, taken by several leaders
+    main.py            all that the worker does
+    judge.py           whether a worker is gone, stopped or stuck
+    last_words.py      what ended a worker, in words
+    host.py            starts the worker, and another in its place
+    node.py            a leader's hold on the worker of its node
+    open_node.py       which leaders share a worker, and how they come to it
+    client.py          the leader's side of a stream
 """

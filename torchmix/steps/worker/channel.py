@@ -27,7 +27,7 @@ _MAX_DESCRIPTORS = 250
 
 
 class Channel:
-    """One end. One thread sends and receives; any may shut it down."""
+    """One end. One thread sends and one receives; any may shut it down."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(True)
@@ -80,6 +80,10 @@ class Channel:
                 os.close(descriptor)
             raise open_files_limit()
         return message, descriptors
+
+    def fileno(self) -> int:
+        """Of the socket, for `select`; -1 once it is closed."""
+        return self._socket.fileno()
 
     def shut_down(self) -> None:
         """Let both sides meet the end of the channel, whatever they are waiting for."""

@@ -1,43 +1,49 @@
 """The worker's side: what runs in the process.
 
-In: the channel to the leader, which says what the stream is made of and where it begins. Out: a reply to each request.
-Must hold: it ends when the leader says so, goes or is killed, at the latest after the step at hand; what it fails with
-is the leader's to raise. Cost: that of planning, reading and building; arrays are built where the leader will find
-them.
+In: the road to the host, which gives the worker its members. Out: beats to the host, and replies to the requests of
+all streams. Must hold: it ends when the host says so, goes or is killed; what a stream fails with is its leaders' to
+raise; one stream does not wait for another. Cost: that of planning, reading and building; a thread for each stream, and
+this one, which passes requests on.
 """
 
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import sys
+import time
 import traceback
-from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NoReturn
 
-from torchmix.constructor.memory import StepMemory
-from torchmix.steps.local_steps import local_steps
+import pyarrow as pa
+
 from torchmix.steps.worker.channel import Channel
-from torchmix.steps.worker.messages import EndReply, StepRequest, decode_request, decode_start, encode, failed_reply
+from torchmix.steps.worker.messages import Start, WorkerBeat, decode_request, decode_start, encode
 from torchmix.steps.worker.process import ignore_signals
-from torchmix.steps.worker.shared_arrays import SharedArrays
+from torchmix.steps.worker.shared_stream import Seat, SharedStream
 
-_LOOK_S = 5.0
-"""Between two looks whether the leader lives: a fork of it may hold its end of the channel."""
+BEAT_S = 1.0
+GRAIN_NS = 20_000_000
+"""Time of processors that counts as progress: clocks read one after the other differ by less."""
 
 
-def main(end: int, ignored: Collection[int]) -> NoReturn:
+def main(end: int, ignored: Collection[int], cpu: int) -> NoReturn:
     """All that the process does.
 
     Args:
-        end: Descriptor of its end of the channel.
+        end: Descriptor of its end of the road to the host.
         ignored: Signals that do not end it.
+        cpu: Processors that its threads may use; 0: all.
     """
     code = 1
     try:
         ignore_signals(ignored)
+        if cpu:
+            pa.set_cpu_count(cpu)
+            pa.set_io_thread_count(cpu)
         with socket.socket(fileno=end) as ours:
             run_worker(Channel(ours))
         code = 0
@@ -52,67 +58,99 @@ def main(end: int, ignored: Collection[int]) -> NoReturn:
         os._exit(code)
 
 
-def run_worker(channel: Channel) -> None:
-    """Make steps for the leader until it asks for no more."""
-    try:
-        message, _ = channel.receive()
-    except EOFError:
-        return  # the leader has gone
-    start = decode_start(message)
-    requests, arrays = _Requests(channel), SharedArrays()
-    memory = StepMemory(arrays.allocate)
-    steps = local_steps(start.settings, start.state, memory=memory, is_stopped=requests.have_ended)
-    try:
-        while (request := requests.next()) is not None:
-            arrays.release(request.released)
-            try:
-                step = next(steps, None)
-            except Exception as error:  # the edge of a process: carried to the leader
-                channel.send(encode(failed_reply(error)))
-                return
-            if step is None:
-                channel.send(encode(EndReply()))
-                return
-            reply, descriptors = arrays.pack(step)
-            channel.send(encode(reply), descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
-    except EOFError:
-        pass  # the leader has gone
-    finally:
-        steps.close()
+def run_worker(host: Channel) -> None:
+    """Serve members until the host goes."""
+    _Service(host).run()
 
 
-class _Requests:
-    """What the leader asks for, and whether it still does."""
+class _Service:
+    """All roads of the process, and what to do when something comes."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, host: Channel) -> None:
+        self._host = host
         self._parent = os.getppid()
-        self._waiting: deque[StepRequest] = deque()
-        self._ended = False
+        self._selector = selectors.DefaultSelector()
+        self._streams: list[SharedStream] = []
+        self._num_beats = self._progress = 0
+        self._has_members = False
+        self._has_ended = False
 
-    def next(self) -> StepRequest | None:
-        """The next request; None once the leader has gone."""
-        while not self._waiting and not self._ended:
-            self._receive(_LOOK_S)
-        return None if self._ended else self._waiting.popleft()
+    def run(self) -> None:
+        self._listen(self._host, self._from_host)
+        beat_at_s = time.monotonic()
+        while not self._has_ended and os.getppid() == self._parent:
+            for key, _ in self._selector.select(max(0.0, beat_at_s - time.monotonic())):
+                if key.fd in self._selector.get_map():  # an earlier one of these may have ended it
+                    key.data()
+            if time.monotonic() >= beat_at_s:
+                beat_at_s = time.monotonic() + BEAT_S
+                self._beat()
 
-    def have_ended(self) -> bool:
-        """Whether the leader has gone. Looks, and does not wait."""
-        while not self._ended and self._receive(0):
-            pass
-        return self._ended
-
-    def _receive(self, timeout_s: float) -> bool:
-        """Whether a request has come."""
+    def _beat(self) -> None:
+        self._streams = [stream for stream in self._streams if stream.thread.is_alive()]
+        if not self._has_members:
+            return  # nobody reads it yet
+        self._num_beats += 1
+        # Less what this thread takes for its beats.
+        taken_ns = time.process_time_ns() - time.thread_time_ns()
+        self._progress = max(self._progress, taken_ns // GRAIN_NS)
+        is_asked = any(stream.is_asked for stream in self._streams)
         try:
-            message, _ = self._channel.receive(timeout_s)
-        except TimeoutError:
-            self._ended = os.getppid() != self._parent
-            return False
+            self._host.send(encode(WorkerBeat(count=self._num_beats, is_asked=is_asked, progress=self._progress)))
         except EOFError:
-            self._ended = True
-            return False
-        self._waiting.append(decode_request(message))
-        return True
+            self._has_ended = True
+
+    def _listen(self, channel: Channel, then: Callable[[Channel], None]) -> None:
+        self._selector.register(channel, selectors.EVENT_READ, lambda: then(channel))
+
+    def _forget(self, channel: Channel) -> None:
+        self._selector.unregister(channel)
+        channel.close()
+
+    def _from_host(self, host: Channel) -> None:
+        try:
+            _, descriptors = host.receive()
+        except EOFError:
+            self._has_ended = True
+            return
+        self._has_members = True
+        for descriptor in descriptors:
+            self._listen(Channel(socket.socket(fileno=descriptor)), self._from_member)
+
+    def _from_member(self, member: Channel) -> None:
+        try:
+            _, descriptors = member.receive()
+        except EOFError:
+            self._forget(member)
+            return
+        for descriptor in descriptors:
+            self._listen(Channel(socket.socket(fileno=descriptor)), self._start)
+
+    def _start(self, channel: Channel) -> None:
+        try:
+            start = decode_start(channel.receive()[0])
+        except EOFError:
+            self._forget(channel)
+            return
+        stream, seat = self._seat(start, channel)
+        self._selector.modify(channel, selectors.EVENT_READ, lambda: self._ask(stream, seat, channel))
+
+    def _seat(self, start: Start, channel: Channel) -> tuple[SharedStream, Seat]:
+        """A place at a stream that is there, or else at a new one."""
+        for stream in self._streams:
+            if (seat := stream.join(start, channel)) is not None:
+                return stream, seat
+        stream = SharedStream(start)
+        self._streams.append(stream)
+        seat = stream.join(start, channel)
+        assert seat is not None, "the first leader's state is the stream's"
+        return stream, seat
+
+    def _ask(self, stream: SharedStream, seat: Seat, channel: Channel) -> None:
+        try:
+            request = decode_request(channel.receive()[0])
+        except EOFError:
+            stream.leave(seat)
+            self._forget(channel)
+            return
+        stream.ask(seat, request)

@@ -1,8 +1,9 @@
-"""What a leader and its worker process say to each other.
+"""What the processes of a node say to each other.
 
-In and out: Structs, as msgpack. The leader says where to start, and then asks for steps one by one, ahead of need; the
-worker answers each request with a step, with the end of the stream, or with why it failed. Must hold: nothing in a
-message is executable. Cost: some microseconds a step.
+In and out: Structs, as msgpack. Three roads lead to a worker: from the host, which started it and gives it its members;
+from each member, which opens streams; and a road for each stream, on which a leader says where to begin and then asks
+for steps one by one, ahead of need. The worker answers each request with a step, with the end of the stream, or with
+why it failed. Must hold: nothing in a message is executable. Cost: some microseconds a step.
 """
 
 from __future__ import annotations
@@ -14,13 +15,67 @@ from torchmix.parallel.error_form import ErrorForm
 from torchmix.steps.replica_steps import StreamSettings
 
 
+class AddMember(msgspec.Struct, frozen=True, kw_only=True, tag="member"):
+    """Host to worker: a leader to serve; the worker's end of its road comes along as a descriptor."""
+
+
+class WorkerBeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
+    """Worker to host, once a second: a sign of life."""
+
+    count: int
+    """Grows with every beat."""
+    is_asked: bool
+    """Whether a leader waits for a step that is not made yet."""
+    progress: int
+    """Grows with whatever is done for the steps, counted in time of processors."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """Member to host, first: who it is."""
+
+    rank: int
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    """Host to member, first."""
+
+    replica_of: dict[int, int]
+    """Of all members, by global rank."""
+
+
+class NewWorker(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
+    """Host to member: a worker to use from now on; the member's end of the road to it comes along as a descriptor."""
+
+    generation: int
+    """Workers that the node has had before."""
+    pid: int
+
+
+class NodeLost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
+    """Host to member: there is no worker, and there will be none."""
+
+    text: str
+
+
+class OpenStream(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
+    """Member to worker: a stream; the worker's end of its road comes along as a descriptor."""
+
+
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leader says first."""
+    """What a leader says first about a stream."""
 
     settings: StreamSettings
     """What the steps follow from."""
     state: bytes
-    """Where to begin."""
+    """Before the first step that is asked for."""
+    consumer: int
+    """Which of the leaders of the node this is, by its global rank."""
+    replica_of: dict[int, int]
+    """Of all leaders of the node, which ask for the same steps."""
+    look_ahead: int
+    """Finished steps that may wait."""
+    resumes_at: bytes = b""
+    """After the loss of a worker: the state before the oldest step that another leader of the node may still miss."""
 
 
 class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,10 +135,14 @@ class FailedReply(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 Reply = StepReply | EndReply | FailedReply
+HostReply = Welcome | NewWorker | NodeLost
 encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_request = msgspec.msgpack.Decoder(StepRequest).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
+decode_hello = msgspec.msgpack.Decoder(Hello).decode
+decode_beat = msgspec.msgpack.Decoder(WorkerBeat).decode
+decode_host_reply = msgspec.msgpack.Decoder(HostReply).decode
 
 
 class InWorker(Exception):

@@ -10,6 +10,7 @@ process. Not a fork: of a process that runs threads, gloo or CUDA it may deadloc
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -17,31 +18,39 @@ import sys
 from collections.abc import Collection
 from multiprocessing.spawn import get_executable
 
+THREAD_VARIABLES = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS")
+"""Of Hugging Face's tokenizers, and of libraries that are built with OpenMP, as some builds of numpy."""
 _CODE = (
-    "import sys; end, ignored, *sys.path = sys.argv[1:]; "
-    "from torchmix.steps.worker.main import main; main(int(end), [*map(int, ignored.split())])"
+    "import sys; end, ignored, cpu, *sys.path = sys.argv[1:]; "
+    "from torchmix.steps.worker.main import main; main(int(end), [*map(int, ignored.split())], int(cpu))"
 )
 
 
-def start_worker(end: socket.socket, *, ignored_signals: Collection[int] = ()) -> subprocess.Popen[bytes]:
-    """Start a worker that waits for its `Start` message.
+def start_worker(end: socket.socket, *, ignored_signals: Collection[int] = (), cpu: int = 0) -> subprocess.Popen[bytes]:
+    """Start a worker that waits for its members.
 
     Args:
         end: The worker's end of the channel; the caller closes it here.
         ignored_signals: Signals that do not end it.
+        cpu: Processors that threads of libraries in it may use; 0: all.
 
     Raises:
         OSError: It cannot be started.
     """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     numbers = " ".join(str(int(number)) for number in ignored_signals)
-    command = [get_executable() or sys.executable, *flags, "-c", _CODE, str(end.fileno()), numbers, *sys.path]
+    command = [get_executable() or sys.executable, *flags, "-c", _CODE, str(end.fileno()), numbers, str(cpu), *sys.path]
     # A process is born with the signals blocked that its parent's thread blocks.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ignored_signals)
     try:
-        return subprocess.Popen(command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL)
+        return subprocess.Popen(command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, env=_environment(cpu))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _environment(cpu: int) -> dict[str, str] | None:
+    """That of this process, with the number of threads for libraries that read it as they are loaded."""
+    return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(cpu))} if cpu else None
 
 
 def ignore_signals(numbers: Collection[int]) -> None:

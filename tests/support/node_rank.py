@@ -1,0 +1,55 @@
+"""A rank whose leader reads through the worker of its node: `python -m tests.support.node_rank RECIPE STEPS TP CP PP`.
+
+The environment's FAULTS, as `3:SIGKILL 7:SIGSTOP`, has the host send these signals to its worker as it comes to these
+microbatches. Prints, as the last line, JSON: a hash of every tensor, the digest, the workers that this rank started,
+and the figures of the loader.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+
+import torchmix
+from tests.support.loaders import FIELDS
+from tests.support.processes import workers_of_this_process
+
+
+def hash_of(microbatch: torchmix.Microbatch, into: hashlib._Hash) -> None:
+    """Add every tensor of a microbatch."""
+    for name in FIELDS:
+        tensor = getattr(microbatch, name)
+        into.update(name.encode() if tensor is None else tensor.contiguous().numpy().tobytes())
+
+
+def main(recipe: str, steps: int, tp: int, cp: int, pp: int) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    faults = dict(fault.split(":") for fault in os.environ.get("FAULTS", "").split())
+    dist.init_process_group("gloo")
+    topology = torchmix.Topology.from_torchrun(tp=tp, cp=cp, pp=pp)
+    found, started = hashlib.sha256(), set()
+    with torchmix.build_loader(recipe, topology=topology, loaders="node", max_steps=steps) as loader:
+        for number, microbatch in enumerate(loader):
+            dist.all_reduce(torch.tensor([number]))
+            hash_of(microbatch, found)
+            workers = workers_of_this_process()
+            started |= set(workers)
+            if str(number) in faults:
+                for worker in workers:
+                    os.kill(worker, getattr(signal, faults[str(number)]))
+        stats = {name: value for name, value in loader.stats().items() if isinstance(value, int | float)}
+        digest = loader.order_digest
+    left = workers_of_this_process()
+    print(json.dumps({"hash": found.hexdigest(), "digest": digest, "started": len(started), "left": left, **stats}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

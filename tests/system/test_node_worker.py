@@ -1,0 +1,212 @@
+"""One worker a node: shared by its leaders, replaced when it is lost, each page decoded once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.catalogs import open_catalog
+from tests.support.files import make_tokens_file, random_texts, random_tokens
+from tests.support.json_lines import framed, json_lines
+from tests.support.loaders import Rank, run_job, write_job
+from tests.support.node_rank import hash_of
+from tests.support.processes import Child, Processes, wait_until
+from tests.support.worlds import run_ranks
+from torchmix.indexing.scan import index_recipe
+from torchmix.parallel.fan_out import local_world
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.topology import Topology
+from torchmix.reader.decode_count import DecodeCount
+from torchmix.recipe.load import load_recipe
+from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.stateful.open import build_loader
+
+pytestmark = pytest.mark.system
+STEPS = 12
+DEADLINE_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp("job"))
+
+
+def planned(job: Path, topology: Topology) -> list[tuple[str, str]]:
+    """Of each rank, a hash of all tensors and the digest, as threads of leaders make them."""
+
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        found = hashlib.sha256()
+        for microbatch in loader:
+            hash_of(microbatch, found)
+        rank.result = found.hexdigest(), loader.order_digest
+
+    return [rank.result for rank in run_job(job, topology, program=program, max_steps=STEPS)]
+
+
+def start(processes: Processes, job: Path, topology: Topology, **environment: str) -> list[Child]:
+    sizes = map(str, (STEPS, topology.tp, topology.cp, topology.pp))
+    program = ("-m", "tests.support.node_rank", str(job), *sizes)
+    return processes.start_ranks(*program, world_size=topology.world_size, environment=environment)
+
+
+def results(ranks: list[Child]) -> list[dict[str, Any]]:
+    for rank in ranks:
+        assert rank.wait(deadline_s=DEADLINE_S) == 0, rank.report()
+    for rank in ranks:
+        wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all that a rank has started")
+    return [json.loads(rank.stdout().splitlines()[-1]) for rank in ranks]
+
+
+def given(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(rank["hash"], rank["digest"]) for rank in found]
+
+
+@pytest.mark.parametrize(
+    "topology", [Topology(dp=4), Topology(tp=2, dp=2), Topology(cp=2, dp=2), Topology(pp=2, dp=2)], ids=str
+)
+def test_leaders_of_a_machine_share_a_worker(job: Path, tmp_path: Path, topology: Topology) -> None:
+    with Processes(tmp_path) as processes, tempfile.TemporaryDirectory() as folder:
+        found = results(start(processes, job, topology, TMPDIR=folder))
+        assert not list(Path(folder).iterdir()), "nothing is left behind"
+    assert given(found) == planned(job, topology)
+    assert [rank["started"] for rank in found] == [1, 0, 0, 0]
+    assert not any(rank["left"] for rank in found)
+
+
+@pytest.mark.parametrize("faults", ["0:SIGSTOP", "5:SIGKILL 15:SIGSTOP"])
+def test_a_lost_worker_is_replaced_for_all_leaders(job: Path, tmp_path: Path, faults: str) -> None:
+    topology = Topology(dp=4)
+    count = len(faults.split())
+    with Processes(tmp_path) as processes:
+        ranks = start(processes, job, topology, FAULTS=faults)
+        found = results(ranks)
+        lines = [line for line in ranks[0].stderr().splitlines() if line.startswith("the node worker")]
+    assert given(found) == planned(job, topology)
+    assert len(lines) == count, ranks[0].report()
+    assert all("goes on in its place for 4 leaders" in line for line in lines)
+    assert found[0]["started"] == 1 + count
+    assert [rank["workers_lost"] for rank in found] == [count] * 4
+
+
+def test_leaders_of_one_replica_share_its_steps_too(job: Path) -> None:
+    tree = ClientPlaceTree.from_topology(Topology(pp=2, dp=2), leaders="stage")
+
+    def consume(loader: StatefulDataLoader) -> tuple[str, Any]:
+        with loader:
+            found = hashlib.sha256()
+            for microbatch in loader:
+                hash_of(microbatch, found)
+            return found.hexdigest(), loader.stats()["plan_s"]
+
+    def given_by(loaders: str) -> list[tuple[str, Any]]:
+        ends = enumerate(local_world(tree))
+        options = {"loaders": loaders, "max_steps": STEPS}
+        return run_ranks(
+            [build_loader(job, topology=tree.with_rank(rank), fan_out=end, **options) for rank, end in ends],
+            consume,
+            deadline_s=DEADLINE_S,
+        )
+
+    shared, alone = given_by("node"), given_by("in_process")
+    assert [tensors for tensors, _ in shared] == [tensors for tensors, _ in alone]
+    assert len({seconds for _, seconds in shared}) == 1, "each step was planned once, for all four leaders"
+    assert len({seconds for _, seconds in alone}) == 4
+
+
+def test_nodes_may_be_smaller_than_a_machine(job: Path, tmp_path: Path) -> None:
+    topology = Topology(dp=4)
+    with Processes(tmp_path) as processes:
+        ranks = processes.start_ranks(
+            "-c",
+            "import os, sys; os.environ['TORCHMIX_NODE'] = str(int(os.environ['RANK']) // 2); "
+            f"from tests.support.node_rank import main; main({str(job)!r}, {STEPS}, 1, 1, 1)",
+            world_size=4,
+        )
+        found = results(ranks)
+    assert given(found) == planned(job, topology)
+    assert [rank["started"] for rank in found] == [1, 0, 1, 0]
+
+
+def test_a_leader_that_cannot_connect_starts_its_own_and_says_so(job: Path, tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)  # longer than the name of a socket may be
+    deep.mkdir(parents=True)
+    topology = Topology(dp=2)
+    with Processes(tmp_path) as processes:
+        ranks = start(processes, job, topology, TMPDIR=str(deep))
+        found = results(ranks)
+        said = ranks[1].stderr()
+    assert given(found) == planned(job, topology)
+    assert [rank["started"] for rank in found] == [1, 1]
+    assert "rank 1 cannot reach the worker of rank 0" in said
+    assert not list(deep.iterdir())
+
+
+HOOK = """
+import os
+from torchmix.reader.decode_count import DecodeCount
+add = DecodeCount.add
+def noted(self, key):
+    with open(os.environ["DECODES"], "a") as file:
+        file.write(f"{key}\\n")
+    add(self, key)
+DecodeCount.add = noted
+"""
+"""Runs as an interpreter starts, and notes each page that it decodes."""
+
+READING = """\
+version: 1
+seed: 3
+batch: {samples: 16, length: 64}
+sources:
+  lists: {path: "lists-*.parquet", tokens: input_ids}
+  lines: {path: lines.jsonl.gz, text: text, tokenizer: bytes}
+  books: {path: books.parquet, tokens: input_ids}
+mixture: {lists: 40%, lines: 30%, books: 30%}
+shuffle: {window_pages: 8}
+read: {cache: 160KiB}
+"""
+
+
+def write_reading(folder: Path) -> Path:
+    """Sources that no process maps, of more windows than fit the cache; one has documents of 300 samples."""
+    for number in range(2):
+        make_tokens_file(folder / f"lists-{number}.parquet", random_tokens(number, 1500), codec="zstd", page_bytes=900)
+    lines = framed(json_lines(random_texts(7, 1200)), ".gz", mean_bytes=900, at_lines=True)
+    (folder / "lines.jsonl.gz").write_bytes(lines)
+    books = [*random_tokens(9, 30, mean_tokens=500.0, empty=0.0), list(range(64 * 300))]
+    make_tokens_file(folder / "books.parquet", books, codec="zstd", page_bytes=900)
+    path = folder / "recipe.yaml"
+    path.write_text(READING)
+    index_recipe(load_recipe(path), folder)
+    return path
+
+
+@pytest.mark.parametrize(("loaders", "least", "most"), [("node", 1.0, 1.25), ("in_process", 6.0, 9.0)])
+def test_a_page_is_decoded_once_for_all_leaders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaders: str, least: float, most: float
+) -> None:
+    recipe, decodes = write_reading(tmp_path), tmp_path / "decodes"
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
+    paths = [str(tmp_path / "hook"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("DECODES", str(decodes))
+    add = DecodeCount.add
+
+    def noted(self: DecodeCount, key: int) -> None:
+        with decodes.open("a") as file:
+            file.write(f"{key}\n")
+        add(self, key)
+
+    monkeypatch.setattr(DecodeCount, "add", noted)
+    run_job(recipe, Topology(dp=8), keep=False, one_pass=True, loaders=loaders)
+    found = decodes.read_text().split()
+    assert least <= len(found) / len(set(found)) <= most
+    catalog = open_catalog(load_recipe(recipe), tmp_path)
+    assert len(set(found)) == sum(source.pages.num_pages for source in catalog.sources.values())

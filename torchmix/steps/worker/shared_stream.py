@@ -1,0 +1,205 @@
+"""A stream that several leaders of a node take their steps from: planned once, read once, built for each.
+
+In: what the steps follow from, a state to begin at, and the leaders of the node. Out: replies to the leaders'
+requests, by a thread of the worker. Must hold: each leader gets every step from its own state on, in order, whoever
+else asks, comes late or leaves; a step is planned and read once for all who need it. A leader that has not come yet
+finds its steps waiting, a few of them at most; beyond that it gets a stream of its own when it comes. Cost: that of the
+steps.
+
+After the loss of a worker leaders come back at different steps. The first to come says from where others may still
+need steps, so the stream begins there: those steps are planned once more, and built for the others alone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from torchmix.constructor.arrays import StepArrays
+from torchmix.constructor.memory import StepMemory
+from torchmix.steps.local_steps import local_shared_steps
+from torchmix.steps.replica_steps import Consumer
+from torchmix.steps.state import LoaderState, decode_state
+from torchmix.steps.worker.channel import Channel
+from torchmix.steps.worker.messages import EndReply, FailedReply, Start, StepRequest, encode, failed_reply
+from torchmix.steps.worker.shared_arrays import SharedArrays
+
+SKEW_STEPS = 4
+"""Leaders compare each step before the next one is taken, so none has taken as many more than another."""
+
+
+@dataclass(eq=False)
+class Seat:
+    """A leader's place at the stream."""
+
+    replica: int
+    next_step: int
+    """The first step that its leader still needs."""
+    channel: Channel | None = None
+    """To its leader; None before it has come."""
+    has_left: bool = False
+    requests: deque[StepRequest] = field(default_factory=deque)
+    built: deque[StepArrays] = field(default_factory=deque)
+    """Steps that nobody has asked for yet."""
+
+    def __post_init__(self) -> None:
+        self.arrays = SharedArrays()
+        self.memory = StepMemory(self.arrays.allocate)
+
+
+class SharedStream:
+    """The steps of one part of a recipe, for the leaders of a node."""
+
+    def __init__(self, start: Start) -> None:
+        """Take the first leader's settings; `join` follows, for it too."""
+        self._settings = replace(start.settings, replica=0)
+        self._resumes = bool(start.resumes_at)
+        self._base = start.resumes_at or start.state
+        first = self._decoded(self._base)
+        self._seats = {consumer: Seat(replica, first.step) for consumer, replica in start.replica_of.items()}
+        self._most_waiting = start.look_ahead + SKEW_STEPS
+        self._digest_before = {first.step: first.order_digest}
+        """Order digest of the steps before a step, as far as it is known."""
+        self._end: EndReply | FailedReply | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="torchmix-steps", daemon=True)
+
+    @property
+    def thread(self) -> threading.Thread:
+        """The one that makes the steps; started with the first seat that is taken."""
+        return self._thread
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a leader waits."""
+        return any(seat.requests for seat in self._seats.values() if not seat.has_left)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody is there. One that has been left by all will not be used again."""
+        return not any(seat.channel is not None and not seat.has_left for seat in self._seats.values())
+
+    def join(self, start: Start, channel: Channel) -> Seat | None:
+        """Take the place of a leader that begins; None if these are not its steps, or not any more."""
+        seat = self._seats.get(start.consumer)
+        if seat is None or seat.replica != start.settings.replica or seat.channel is not None or seat.has_left:
+            return None
+        if replace(start.settings, replica=0) != self._settings or bool(start.resumes_at) != self._resumes:
+            return None
+        with self._changed:
+            if self._thread.ident is not None and self.is_empty:
+                return None  # it ends
+            if self._resumes:
+                state = self._decoded(start.state)
+                digest = self._digest_before.get(state.step, state.order_digest)
+                if state.step < min(self._digest_before) or digest != state.order_digest:
+                    return None
+                seat.next_step = state.step
+            elif start.state != self._base:
+                return None
+            seat.channel = channel
+            self._changed.notify_all()
+        if self._thread.ident is None:
+            self._thread.start()
+        return seat
+
+    def ask(self, seat: Seat, request: StepRequest) -> None:
+        """Note a request of the seat's leader."""
+        with self._changed:
+            seat.requests.append(request)
+            self._changed.notify_all()
+
+    def leave(self, seat: Seat) -> None:
+        """The seat's leader has gone, or needs no more."""
+        with self._changed:
+            seat.has_left = True
+            self._changed.notify_all()
+
+    def _decoded(self, state: bytes) -> LoaderState:
+        return decode_state(state, recipe=self._settings.part)
+
+    def _run(self) -> None:
+        steps = local_shared_steps(
+            self._settings, self._base, consumers=self._consumers_of, is_stopped=lambda: self.is_empty
+        )
+        try:
+            while self._await_request():
+                self._serve()
+                if not self._is_behind():
+                    continue
+                try:
+                    made = next(steps, None)
+                except Exception as error:  # the edge of a thread: carried to the leaders
+                    self._end = failed_reply(error)
+                    continue
+                if made is None:
+                    self._end = EndReply()
+                    continue
+                with self._changed:
+                    self._digest_before[made.step + 1] = made.order_digest
+                    if len(self._digest_before) > 2 * self._most_waiting:
+                        del self._digest_before[min(self._digest_before)]
+                    for consumer, arrays in made.arrays.items():
+                        self._keep(self._seats[consumer], arrays)
+        finally:
+            steps.close()
+
+    def _await_request(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_empty or self.is_asked)
+            return not self.is_empty
+
+    def _is_behind(self) -> bool:
+        """Whether a request waits for a step that is not made."""
+        waits = any(seat.requests and not seat.built for seat in self._seats.values() if not seat.has_left)
+        return waits and self._end is None
+
+    def _consumers_of(self, step: int) -> dict[int, Consumer]:
+        """Whom to build a step for."""
+        with self._changed:
+            return {
+                consumer: Consumer(seat.replica, seat.memory)
+                for consumer, seat in self._seats.items()
+                if not seat.has_left and seat.next_step <= step
+            }
+
+    def _keep(self, seat: Seat, arrays: StepArrays) -> None:
+        if seat.has_left or arrays.step < seat.next_step:
+            return
+        seat.built.append(arrays)
+        if seat.channel is None and len(seat.built) > self._most_waiting:
+            seat.has_left = True  # it takes other steps, or none
+            seat.built.clear()
+
+    def _serve(self) -> None:
+        """Answer what can be answered."""
+        for seat in self._seats.values():
+            while not seat.has_left and seat.requests:
+                while seat.built and seat.built[0].step < seat.next_step:
+                    seat.built.popleft()
+                if not seat.built and self._end is None:
+                    break
+                assert seat.channel is not None
+                seat.arrays.release(seat.requests.popleft().released)
+                try:
+                    if seat.built:
+                        self._give(seat, seat.channel)
+                    elif self._end is not None:
+                        seat.channel.send(encode(self._end))
+                        seat.requests.clear()
+                except EOFError:
+                    self.leave(seat)
+            if seat.has_left:
+                seat.built.clear()
+                seat.requests.clear()
+
+    def _give(self, seat: Seat, channel: Channel) -> None:
+        reply, descriptors = seat.arrays.pack(seat.built.popleft())
+        seat.next_step = reply.step + 1
+        try:
+            channel.send(encode(reply), descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
