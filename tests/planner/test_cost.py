@@ -8,6 +8,7 @@ from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.planner.cost import CostModel, cost_model
+from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.planner import Planner
 from torchmix.recipe.balance.structs import Balance, Model
 
@@ -77,8 +78,8 @@ def test_the_vocabulary_of_the_recipe_is_that_of_a_model_that_says_none() -> Non
     without = cost_model(plain, boundaries="document")
     assert cost_model(plain, boundaries="document", vocab_size=128_256) == cost_model(LLAMA_8B, boundaries="document")
     assert cost_model(msgspec.structs.replace(LLAMA_8B, vocab=0), boundaries="document", vocab_size=9) == without
-    planner = planner_with(vocab_size=1_000)
-    assert planner._cost.per_token == planner_with(vocab_size=None)._cost.per_token + 1_000
+    costs = [backbone_cost(planner_with(vocab_size=size).part) for size in (1_000, None)]
+    assert costs[0].per_token == costs[1].per_token + 1_000
 
 
 def planner_with(*, vocab_size: int | None) -> Planner:

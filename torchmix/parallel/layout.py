@@ -29,6 +29,8 @@ class Layout:
     """Context-parallel ranks."""
     pp: int = field(default=1, compare=False)
     """Pipeline stages."""
+    broadcast_at: Literal["TP"] | None = field(default=None, compare=False)
+    """The axis along which the trainer sends what the first rank gets."""
 
     def __str__(self) -> str:
         return f"dp {self.dp} x micro_batch_size {self.micro_batch_size}"

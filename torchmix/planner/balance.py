@@ -63,7 +63,7 @@ def in_hash_order(num_samples: int, layout: Layout) -> Placement:
     )
 
 
-def in_rows(cost_of_sample: Int64Array, layout: Layout) -> Placement:
+def in_rows(cost_of_sample: Int64Array, layout: Layout, *, microbatches: str = "unimodal") -> Placement:
     """Place samples of like cost into the same microbatch of all ranks.
 
     Samples are sorted by cost and cut into blocks of dp samples. This minimises the sum, over blocks, of the largest
@@ -75,6 +75,7 @@ def in_rows(cost_of_sample: Int64Array, layout: Layout) -> Placement:
     Args:
         cost_of_sample: int64 [G]; ties go to the lower sample number, then the lower rank.
         layout: What the samples are placed on.
+        microbatches: `unimodal`, with small ones at both ends; else the costliest row is the first.
     """
     num_samples = len(cost_of_sample)
     num_microbatches, dp = layout.num_microbatches(num_samples), layout.dp
@@ -92,14 +93,15 @@ def in_rows(cost_of_sample: Int64Array, layout: Layout) -> Placement:
         dealt += least_loaded
     rank, microbatch = np.empty(num_samples, np.int64), np.empty(num_samples, np.int64)
     rank[by_cost] = dealt
-    microbatch[by_cost] = np.repeat(_small_at_both_ends(num_microbatches), layout.row_samples)
+    in_time = small_at_both_ends(num_microbatches) if microbatches == "unimodal" else np.arange(num_microbatches)
+    microbatch[by_cost] = np.repeat(in_time, layout.row_samples)
     bin_of_sample = rank * num_microbatches + microbatch
     slot = np.empty(num_samples, np.int64)
     slot[np.argsort(bin_of_sample, kind="stable")] = np.arange(num_samples) % layout.micro_batch_size
     return Placement(dp_rank_of_sample=rank, microbatch_of_sample=microbatch, slot_of_sample=slot)
 
 
-def _small_at_both_ends(count: int) -> Int64Array:
+def small_at_both_ends(count: int) -> Int64Array:
     """Microbatch of each row, for rows in descending order of cost: the most expensive row is in the middle."""
     rows = np.arange(count, dtype=np.int64)
     in_time = np.concatenate([rows[1::2][::-1], rows[0::2]])

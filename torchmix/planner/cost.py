@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import PlanError, RecipeError
-from torchmix.recipe.balance.structs import EncoderModel, Model
+from torchmix.recipe.balance.structs import EncoderModel, FittedCost, Model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +24,10 @@ class CostModel:
     per_pair: int
     whole_sample: bool
     """Attention spans the whole sample (`boundaries: none`), not each document."""
+
+    def __call__(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [n] cost of pieces by their tokens, without padding."""
+        return tokens * (self.per_token + self.per_pair * tokens)
 
     def check_fits(self, *, num_samples: int, length: int) -> None:
         """Refuse a model for which the cost of a whole batch would not fit 64 bits.
@@ -53,28 +57,33 @@ class CostModel:
         Returns:
             int64 [num_samples].
         """
-        if self.whole_sample:
+        if self.whole_sample:  # whatever lies in it
             return np.full(num_samples, self.per_token * length + self.per_pair * length * length, np.int64)
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens * tokens)])
         edges = np.searchsorted(sample, np.arange(num_samples + 1))
         return self.per_token * length + self.per_pair * np.diff(before[edges])
 
 
-def cost_model(model: Model | None, *, boundaries: str, vocab_size: int | None = None) -> CostModel:
+def cost_model(
+    model: Model | None, *, boundaries: str, vocab_size: int | None = None, fitted: FittedCost | None = None
+) -> CostModel:
     """The cost model of a dense causal transformer.
 
     Floating-point operations per token and layer: 4h^2 + 4h x h_kv for the attention's projections (h_kv is the width
     of keys or values), and 6h x ffn for a gated MLP. Per pair of tokens and layer: 2h (4h, and half of the pairs are
-    masked). The output layer adds 2h x vocab per token; a model without `vocab` takes the recipe's `vocab_size`. All
-    terms are divided by 2h and summed over the layers, so they are integers.
+    masked). With `experts_per_token` the MLP counts as often. The output layer adds 2h x vocab per token; a model
+    without `vocab` takes the recipe's `vocab_size`. All terms are divided by 2h and summed over the layers, so they are
+    integers.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, per document.
     """
     whole_sample = boundaries == "none"
+    if fitted is not None:
+        return CostModel(per_token=fitted.per_token, per_pair=fitted.per_pair, whole_sample=whole_sample)
     if model is None:
         return CostModel(per_token=1, per_pair=0, whole_sample=whole_sample)
     kv_hidden = model.hidden * (model.kv_heads or model.heads) // model.heads
-    per_layer = 2 * model.hidden + 2 * kv_hidden + 3 * model.ffn
+    per_layer = 2 * model.hidden + 2 * kv_hidden + 3 * model.ffn * (model.experts_per_token or 1)
     vocab = (vocab_size or 0) if model.vocab is None else model.vocab
     return CostModel(per_token=model.layers * per_layer + vocab, per_pair=model.layers, whole_sample=whole_sample)
 

@@ -7,7 +7,7 @@ equal at every layout. Cost: a few array operations; none for a recipe without m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -48,14 +48,14 @@ class Items:
 class ItemsOfModule:
     """Finds the items of one module in the pieces of a step."""
 
-    def __init__(self, name: str, module: Module, sources: tuple[str, ...], sizes: Mapping[str, SourceSizes]) -> None:
+    def __init__(self, name: str, module: Module, sources: tuple[str, ...], sizes: Sequence[SourceSizes]) -> None:
         """Look the module's columns up.
 
         Args:
             name: The module's name, for errors.
             module: From the recipe.
             sources: [S] sorted names of the sources of the part.
-            sizes: Of each of them.
+            sizes: [S] of each of them.
 
         Raises:
             RecipeError: A source lacks the column, or no source has such items.
@@ -68,7 +68,7 @@ class ItemsOfModule:
         """Of each source with documents for the module: a column of sizes, or None for tokens."""
         self._tables: dict[int, tuple[ItemTable, Int64Array]] = {}
         for s in chosen:
-            of_source = sizes[sources[s]]
+            of_source = sizes[s]
             if module.items == "document":
                 self._columns[s] = None if module.sizes == "tokens" else self._column(s, of_source.columns)
             elif table := of_source.items.get(module.items):

@@ -47,6 +47,8 @@ class ItemPlan:
     sample, offset).
     """
 
+    unit: str
+    """What an item is: `document` or `image`."""
     axis: GridAxis
     """Whose consumers they are."""
     num_consumers: int

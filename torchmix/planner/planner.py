@@ -11,6 +11,7 @@ never on the layout. Cost: see docs/performance.md; the first step after a start
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -23,26 +24,16 @@ from torchmix.mixture.draw import Draw, Position, draw, exhausted_error
 from torchmix.mixture.next_windows import NextWindows
 from torchmix.mixture.stretches import Stretches, joined
 from torchmix.parallel.layout import Layout
-from torchmix.planner import balance, pack
+from torchmix.planner import pack
 from torchmix.planner.asking import DrawnTokens, ask_less
-from torchmix.planner.cost import cost_model
 from torchmix.planner.cursor import UNDECIDED, Cursor, Decided, Decision, DecisionRecords, decided_at
-from torchmix.planner.items import ItemsOfModule
+from torchmix.planner.graph.drawn_step import DrawnStep
+from torchmix.planner.graph.strategy import backbone_cost, strategy_cache, strategy_of
 from torchmix.planner.names import PieceNames
 from torchmix.planner.pack import Packed, Pieces
-from torchmix.planner.place_items import ItemPlacer
-from torchmix.planner.plan import (
-    START_DIGEST,
-    ItemPlan,
-    ModulePlan,
-    StepPlan,
-    order_digest,
-    plan_digest,
-    plan_digest_of_modules,
-)
+from torchmix.planner.plan import START_DIGEST, StepPlan, order_digest
 from torchmix.planner.shares_of_step import SharesOfStep
 from torchmix.planner.stream_order import NO_VIEWS, order_of_stream, stream_fingerprint, tokens_of_streams
-from torchmix.recipe.balance.modules import BACKBONE
 from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
@@ -79,7 +70,8 @@ class Planner:
             DocumentTooLong: `overflow: error`, and a document exceeds a sample.
             PlanError: A stream would give no tokens at all.
             CatalogMissing: A source has no sizes.
-            RecipeError: The model is so large that the cost of a batch exceeds 64 bits.
+            RecipeError: The model is so large that the cost of a batch exceeds 64 bits; a strategy cannot be imported;
+                a module's column of sizes does not exist.
         """
         for stage in stages_of(part.batch):
             layout.num_microbatches(stage.samples)
@@ -111,12 +103,9 @@ class Planner:
         self._coming = ComingPieces()
         self._next_windows = NextWindows(self.orders, self.max_epochs)
         self._names = PieceNames({name: part.streams[name].sources for name in self.streams}, self.sources)
-        self._cost = cost_model(part.balance.model, boundaries=part.packing.boundaries, vocab_size=part.vocab_size)
-        self._cost.check_fits(num_samples=most_samples(part.batch), length=part.batch.length)
-        self._modules = tuple(
-            (ItemsOfModule(name, module, self.sources, sizes), ItemPlacer.of(name, module))
-            for name, module in sorted(part.modules.items())
-        )
+        backbone_cost(part).check_fits(num_samples=most_samples(part.batch), length=part.batch.length)
+        self._strategy = strategy_of(part, layout)
+        self._kept = strategy_cache(part, self.sources, self.sizes)
         concat = part.packing.method == "concat"
         self.align_tokens = 1 if concat else part.packing.align_tokens
         """A piece takes a multiple of this many tokens in its sample."""
@@ -141,12 +130,10 @@ class Planner:
         packed, drawn, asked, after = self._fold(cursor)
         digest = after.order_digest
         num_samples, length = samples_of_step(self.part.batch, cursor.step), self.part.batch.length
-        cost = self._cost.of_samples(packed.pieces.tokens, packed.sample, num_samples=num_samples, length=length)
-        module = self._place(cost)
-        others = self._place_items(packed, module)
         pieces = packed.pieces
         ends_document = pieces.start + pieces.tokens == pieces.document_tokens
-        plan = StepPlan(
+        make = partial(
+            StepPlan,
             step=cursor.step,
             streams=self.streams,
             sources=self.sources,
@@ -154,7 +141,6 @@ class Planner:
             sample=packed.sample,
             slot=packed.slot,
             sample_offset=packed.sample_offset,
-            modules={BACKBONE: module, **others},
             capacity_tokens=num_samples * length,
             asked_tokens=asked,
             drawn_tokens=self._by_stream(drawn),
@@ -162,9 +148,20 @@ class Planner:
             pool_tokens=self._by_stream(packed.pool),
             num_tokens_global=int(pieces.tokens.sum()) - int(np.count_nonzero(ends_document)),
             order_digest=digest,
-            plan_digest=plan_digest_of_modules(plan_digest(digest, module.placement, module.layout), others),
         )
-        return plan, after
+        drawn_step = DrawnStep(
+            packed=packed,
+            num_samples=num_samples,
+            length=length,
+            layout=self.layout,
+            schedule=(self.part.mixture, self.part.schedule),
+            sources=self.sources,
+            sizes=self.sizes,
+            order_digest=digest,
+            make=make,
+            kept=self._kept,
+        )
+        return self._strategy(drawn_step), after
 
     def skip(self, cursor: Cursor) -> Cursor:
         """The next cursor, as `step` returns it, without placing the step.
@@ -266,23 +263,6 @@ class Planner:
                 step=step,
             )
         return pack.renumber(packed, seed=seed, step=step, num_samples=num_samples)
-
-    def _place(self, cost_of_sample: Int64Array) -> ModulePlan:
-        layout = self.layout
-        if self.part.balance.method == "rows":
-            placement = balance.in_rows(cost_of_sample, layout)
-        else:
-            placement = balance.in_hash_order(len(cost_of_sample), layout)
-        report = balance.report(cost_of_sample, placement, layout)
-        return ModulePlan(layout=layout, placement=placement, balance=report)
-
-    def _place_items(self, packed: Packed, samples: ModulePlan) -> dict[str, ItemPlan]:
-        return {
-            placer.name: placer.place(
-                found.of_step(packed.pieces, packed.sample, packed.sample_offset), samples.placement, samples.layout
-            )
-            for found, placer in self._modules
-        }
 
     def _aligned_sum(self, tokens: Int64Array) -> int:
         # A stretch is split into whole samples and a rest, so rounding up the whole stretch gives the same sum.

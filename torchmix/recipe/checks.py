@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.balance.modules import check_modules
+from torchmix.recipe.balance.modules import check_balance, check_modules
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.held_out import check_hold_out
 from torchmix.recipe.mixture.dynamic import dynamic_of
@@ -57,9 +57,7 @@ def _check_numbers(recipe: Recipe) -> None:
         default = ", the default," if packing.align_tokens == Packing().align_tokens else ""
         message = f"{packing.align_tokens}{default} does not divide batch.length {batch.length}; choose a divisor of it"
         raise RecipeError(message, "packing.align_tokens")
-    if balance.method == "rows" and model is None:
-        message = "method rows needs the model's dimensions: model: {layers: , hidden: , ffn: , heads: }"
-        raise RecipeError(message, "balance.model")
+    check_balance(balance)
     if model is not None:
         for name in ("layers", "hidden", "ffn", "heads"):
             check_range(getattr(model, name), f"balance.model.{name}", 1)

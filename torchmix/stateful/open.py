@@ -32,6 +32,7 @@ from torchmix.indexing.wanted_rows import wanted_rows
 from torchmix.parallel.agreement import agree, failures_told
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.modules.broadcast import tree_with_broadcast
 from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces, check_scopes, layout_of
 from torchmix.parallel.open_liveness import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
@@ -144,7 +145,8 @@ def build_loader(
             padded_vocab_size=padded_vocab_size,
         )
         _check_patience(patience_s)
-        layout = layout_of(tree, micro_batch_size=micro_batch_size)
+        tree = tree_with_broadcast(tree, planned.balance.broadcast_at)
+        layout = layout_of(tree, micro_batch_size=micro_batch_size, broadcast_at=planned.balance.broadcast_at)
         check_scopes(planned.modules, tree)
         for stage in stages_of(planned.batch):
             layout.num_microbatches(stage.samples)
@@ -196,7 +198,7 @@ def build_loader(
                 start_step=start_step,
                 padded_vocab_size=padded_vocab_size,
                 catalog=catalog.fingerprint,
-                places=RankPlaces.of_tree(tree) if planned.modules else ONE_PLACE,
+                places=RankPlaces.of_tree(tree) if planned.modules or planned.balance.strategy else ONE_PLACE,
                 decisions=str(log_folder) if log_folder else "",
                 replayed=str(folder / decisions) if decisions is not None else "",
                 fleet=_fleet(means, folder),

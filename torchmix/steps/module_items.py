@@ -39,7 +39,7 @@ def arrays_of_modules(
     for name, module in plan.item_modules.items():
         align_tokens = slice_align(part.packing)
         routes = route_table(plan, module, places, replica, length=part.batch.length, align_tokens=align_tokens)
-        if part.modules[name].items == "document":
+        if module.unit == "document":
             values = _documents(plan, module, replica, reader)
         else:
             assert reader.images is not None, "a source has images"

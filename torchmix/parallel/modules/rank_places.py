@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -82,7 +83,14 @@ def check_scopes(modules: Mapping[str, Module], tree: ClientPlaceTree) -> None:
             )
 
 
-def layout_of(tree: ClientPlaceTree, *, micro_batch_size: int) -> Layout:
+def layout_of(tree: ClientPlaceTree, *, micro_batch_size: int, broadcast_at: Literal["TP"] | None = None) -> Layout:
     """The grid of a job that samples and items are placed on."""
     sizes = tree.topology
-    return Layout(dp=sizes.dp, micro_batch_size=micro_batch_size, tp=sizes.tp, cp=sizes.cp, pp=sizes.pp)
+    return Layout(
+        dp=sizes.dp,
+        micro_batch_size=micro_batch_size,
+        tp=sizes.tp,
+        cp=sizes.cp,
+        pp=sizes.pp,
+        broadcast_at=broadcast_at,
+    )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.balance.structs import EncoderModel, Module
+from torchmix.recipe.balance.structs import Balance, EncoderModel, Module
 from torchmix.recipe.build import nearest
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.shares import parse_fraction
@@ -19,7 +19,9 @@ BACKBONE = "backbone"
 """The module that computes every token of a sample; every recipe has it."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,23}")
 """A module's name is part of the names of arrays that travel."""
-ITEM_METHODS = ("lpt", "none")
+METHODS = ("rows", "lpt", "karmarkar_karp", "zigzag", "none")
+"""How samples are balanced, and items shared out; `rows` is for samples."""
+ITEM_METHODS = METHODS[1:]
 """How items of a module are shared out."""
 
 
@@ -54,12 +56,37 @@ def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> No
                 )
             if not 0 <= parse_fraction(module.near_text, f"{where}.near_text") <= 10:
                 raise RecipeError(f"{module.near_text} is out of range; as 5%, up to 1000%", f"{where}.near_text")
+        if module.group_size is not None and module.group_size < 1:
+            raise RecipeError(f"{module.group_size} is out of range; it must be at least 1", f"{where}.group_size")
         if module.cap is not None:
             if module.model is None:
                 raise RecipeError("needs the module's model, from which the bytes of an item follow", f"{where}.cap")
             parse_bytes(module.cap, where=f"{where}.cap")
         if module.model is not None:
             _check_encoder(module.model, f"{where}.model")
+
+
+def check_balance(balance: Balance) -> None:
+    """Check how samples are balanced; raises a RecipeError at the first fault."""
+    if ":" not in balance.method and balance.method not in METHODS:
+        message = f"{balance.method!r} is not one of {', '.join(METHODS)}{nearest(balance.method, METHODS)}"
+        raise RecipeError(message, "balance.method")
+    if balance.method == "rows" and balance.model is None and balance.cost is None:
+        message = "method rows needs the model's dimensions: model: {layers: , hidden: , ffn: , heads: }"
+        raise RecipeError(message, "balance.model")
+    if balance.strategy is not None and balance.strategy.count(":") != 1:
+        raise RecipeError(f"{balance.strategy!r} is no module:function", "balance.strategy")
+    if balance.group_size is not None and balance.group_size < 1:
+        raise RecipeError(f"{balance.group_size} is out of range; it must be at least 1", "balance.group_size")
+    if balance.cost is not None:
+        for key in ("per_token", "per_pair"):
+            value = getattr(balance.cost, key)
+            if not 0 <= value < 1 << 40:
+                raise RecipeError(f"{value} is out of range; it must be in [0, 2^40)", f"balance.cost.{key}")
+        if balance.cost.per_token + balance.cost.per_pair == 0:
+            raise RecipeError("both are 0; one must be above", "balance.cost")
+    if balance.model is not None and (balance.model.experts_per_token or 1) < 1:
+        raise RecipeError("0 is out of range; it must be at least 1", "balance.model.experts_per_token")
 
 
 def _check_encoder(model: EncoderModel, where: str) -> None:

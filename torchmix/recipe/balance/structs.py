@@ -27,15 +27,41 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     vocab: int | None = None
     """Size of the vocabulary; None: the recipe's `vocab_size`, if it has one. 0 leaves the output layer out of the
     cost."""
+    experts_per_token: int | None = None
+    """Experts that compute each token, each of width `ffn`; None: the feed-forward block is dense."""
+
+
+class FittedCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The cost of a sample as it was measured; `torchmix calibrate` fits it to timings."""
+
+    per_token: int
+    """Of each token of a sample, padding included."""
+    per_pair: int
+    """Of the square of the tokens of each piece."""
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which rank and microbatch a sample goes to; never which samples there are."""
 
-    method: Literal["rows", "none"] = "none"
-    """`rows` gives all ranks similar work in every microbatch and needs `model`; `none` keeps hash order."""
+    method: str = "none"
+    """`rows` gives all ranks similar work in every microbatch and needs `model`; `none` keeps hash order. Also `lpt`,
+    `karmarkar_karp`, `zigzag`, or `module:function`."""
+    level: Literal["both", "bucket", "bin"] = "both"
+    """What may change: rank and microbatch of a sample, its rank alone (`bucket`), or its microbatch alone (`bin`)."""
+    objective: Literal["rows", "max", "rank", "pipeline"] = "rows"
+    """What a placement is judged by; one that is worse than hash order is not used."""
+    microbatches: Literal["unimodal", "descending", "keep"] = "unimodal"
+    """The order of microbatches: small ones at both ends, costly ones first, or as the method gives them."""
+    group_size: int | None = None
+    """Neighbouring ranks that balance among themselves, at least 1; None: all ranks do."""
     model: Model | None = None
     """Dimensions for the cost of a sample."""
+    cost: FittedCost | None = None
+    """The cost as it was measured, instead of what follows from `model`."""
+    strategy: str | None = None
+    """`module:function` of a strategy, which decides instead of these keys; importable wherever steps are planned."""
+    broadcast_at: Literal["TP"] | None = None
+    """`TP`: only the first TP rank gets tokens and labels, and the trainer sends them to the others."""
 
 
 class EncoderModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +107,8 @@ class Module(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How items are shared out: a method of balance, or `module:function`."""
     scope: Literal["step", "microbatch"] = "step"
     """Whether all items of a step are computed together, or those of each microbatch of the backbone."""
+    group_size: int | None = None
+    """Neighbouring consumers that share items among themselves, at least 1; None: all do."""
     cap: str | int | None = None
     """Most bytes of activations of one consumer at a time, text such as 4GiB or a number; needs `model`."""
     near_text: str | None = None

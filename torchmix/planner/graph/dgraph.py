@@ -1,0 +1,263 @@
+"""DGraph: who computes what of a step, said in a few chained calls.
+
+In: a drawn step. Out: a graph over its samples, or over items in them, that knows more after each call; at the end, a
+`StepPlan`. Must hold: a graph is a value, and each call gives a new one; no call changes which pieces are in which
+sample. Cost: struct of arrays; that of the method.
+
+    graph = step.graph("tokens").mix(step.schedule).distribute("DP").cost(flops(model)).balance("rows")
+    plan = graph.plan()
+
+Source: MegaScale-Data (arXiv 2504.09844), sections 4.1 and 4.2, whose primitives these are. There buffers of samples
+are balanced after they are fetched; here sizes, before anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.errors import PlanError
+from torchmix.parallel.layout import GridAxis
+from torchmix.planner.cost import CostModel
+from torchmix.planner.graph.drawing import drawing_of
+from torchmix.planner.graph.drawn_step import DrawnStep
+from torchmix.planner.graph.items import ItemBalance, place_items
+from torchmix.planner.graph.samples import SampleBalance, place_samples
+from torchmix.planner.graph.states import states_of
+from torchmix.planner.items import Items
+from torchmix.planner.methods.objectives import OBJECTIVES
+from torchmix.planner.methods.own_method import OwnMethod
+from torchmix.planner.plan import ItemPlan, ModulePlan, StepPlan
+from torchmix.recipe.balance.modules import METHODS
+from torchmix.recipe.build import nearest
+
+UNITS = ("sample", "document", "image")
+AXES = ("DP", "CP", "WORLD")
+LEVELS = ("both", "bucket", "bin")
+MICROBATCHES = ("unimodal", "descending", "keep")
+SCOPES = ("step", "microbatch")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DGraph:
+    """The samples of a step, or the items in them, on their way to consumers."""
+
+    step: DrawnStep
+    unit: str
+    """sample, document or image."""
+    column: str
+    """The column of sizes that costs are a function of."""
+    sources: tuple[str, ...] | None
+    """Sources whose pieces count; None: all."""
+    items: Items | None
+    """The items; None for samples."""
+    axis: GridAxis | None = None
+    group_size: int | None = None
+    costs: Int64Array | None = None
+    """int64 [n] of each sample or item."""
+    memory: Int64Array | None = None
+    """int64 [n] bytes of each sample or item; None where nobody has said."""
+    options: SampleBalance | ItemBalance | None = None
+    placed: ModulePlan | ItemPlan | None = None
+    """Where samples or items are computed; None before `balance`, and for items of microbatches before `plan`."""
+    broadcast: str | None = None
+
+    def mix(self, schedule: object) -> DGraph:
+        """Say by which schedule the step was drawn.
+
+        Raises:
+            PlanError: It is not the recipe's: the fold has drawn, and a strategy only places.
+        """
+        if schedule is not self.step.schedule and schedule != self.step.schedule:
+            raise PlanError(
+                "mix: the step was drawn by the recipe's mixture and schedule; another schedule goes into the recipe"
+            )
+        return self
+
+    def distribute(self, axis: str, group_size: int | None = None) -> DGraph:
+        """Say who the consumers are.
+
+        Args:
+            axis: `DP`, `CP` or `WORLD`; samples go to `DP`, because all ranks of a replica compute the same ones.
+            group_size: Consumers of a group, inside which items are balanced; None: all consumers.
+        """
+        _check_word("distribute: axis", axis, AXES)
+        if self.unit == "sample" and axis != "DP":
+            raise PlanError(f"distribute: samples of fixed length go to DP, not to {axis}; items may go there")
+        if group_size is not None and (type(group_size) is not int or group_size < 1):
+            raise PlanError(f"distribute: group_size={group_size!r} must be an int of at least 1")
+        return replace(self, axis=axis, group_size=group_size)  # type: ignore[arg-type]
+
+    def cost(self, fn: Callable[[Int64Array], Any], memory: Callable[[Int64Array], Any] | None = None) -> DGraph:
+        """Say what a size costs.
+
+        Args:
+            fn: Called with int64 [n] sizes, gives int64 [n]. A sample costs the sum over its pieces; `flops(model)`
+                counts its padding, too.
+            memory: Likewise, bytes of activations.
+
+        Raises:
+            PlanError: A function gives floats, negative numbers, or too large ones.
+        """
+        costs = self._of_units(fn, "cost")
+        return replace(self, costs=costs, memory=None if memory is None else self._of_units(memory, "memory"))
+
+    def balance(
+        self,
+        method: str = "rows",
+        level: str = "both",
+        objective: str = "rows",
+        cap: int | None = None,
+        scope: str = "step",
+        microbatches: str = "unimodal",
+        near_text: float | None = None,
+    ) -> DGraph:
+        """Place samples or items. Whatever costs more than hash order by the objective is not taken.
+
+        Args:
+            method: `rows` (samples), `lpt`, `karmarkar_karp`, `zigzag`, `none`, or `module:function`.
+            level: Of samples: `both`, `bucket` (which rank) or `bin` (which microbatch).
+            objective: `rows`, `max`, `rank` or `pipeline`.
+            cap: Most bytes of a bin.
+            scope: Of items: those of a whole `step` together, or of each `microbatch`.
+            microbatches: Of samples: `unimodal`, `descending`, or `keep` what the method gives.
+            near_text: Of items, with `lpt`: how much costlier the costliest consumer may be so that items are computed
+                in the replica of their text, 0.05 for 5 %.
+
+        Raises:
+            PlanError: A word is unknown; something is missing; the cap is too small.
+        """
+        words = (("level", level, LEVELS), ("objective", objective, OBJECTIVES), ("scope", scope, SCOPES))
+        for name, word, valid in (*words, ("microbatches", microbatches, MICROBATCHES)):
+            _check_word(f"balance: {name}", word, valid)
+        if ":" not in method:
+            _check_word("balance: method", method, METHODS)
+        if self.axis is None or self.costs is None:
+            missing = "distribute(axis)" if self.axis is None else "cost(fn)"
+            raise PlanError(f"balance: call {missing} before it")
+        if cap is not None and self.memory is None:
+            raise PlanError("balance: a cap needs cost(fn, memory=...), which says how many bytes an item takes")
+        own: str | OwnMethod = self.step.own_method(method) if ":" in method else method
+        if self.items is not None:
+            of_items = ItemBalance(
+                axis=self.axis,
+                method=own,
+                scope=scope,
+                objective=objective,
+                cap=cap,
+                group_size=self.group_size,
+                near_text=near_text,
+            )
+            return replace(self, options=of_items)
+        of_samples = SampleBalance(
+            method=own,
+            level=level,  # type: ignore[arg-type]
+            objective=objective,
+            microbatches=microbatches,  # type: ignore[arg-type]
+            group_size=self.group_size,
+            cap=cap,
+        )
+        memory = np.zeros_like(self.costs) if self.memory is None else self.memory
+        placement, report = place_samples(self.costs, memory, self.step.layout, of_samples)
+        placed = ModulePlan(layout=self.step.layout, placement=placement, balance=report)
+        return replace(self, options=of_samples, placed=placed)
+
+    def broadcast_at(self, axis: str) -> DGraph:
+        """Say that the trainer sends what it gets along an axis: ranks behind its first one fetch nothing.
+
+        Raises:
+            PlanError: Ranks are served otherwise; the recipe's `balance.broadcast_at` says how.
+        """
+        _check_word("broadcast_at: axis", axis, ("TP",))
+        if self.step.layout.tp > 1 and self.step.layout.broadcast_at != axis:
+            raise PlanError(
+                f"broadcast_at: all TP ranks are served; write `balance: {{broadcast_at: {axis}}}` in the recipe, "
+                f"which every rank knows before the first step"
+            )
+        return replace(self, broadcast=axis)
+
+    def plan(self) -> StepPlan:
+        """The plan of the step, of a graph over samples.
+
+        Raises:
+            PlanError: It is a graph over items, or it is not balanced.
+        """
+        return plan_of_graphs(self.step, self, {})
+
+    def states(self) -> dict[str, NDArray[Any]]:
+        """The road of each piece of a balanced graph over samples, as `states_of` gives it."""
+        return states_of(self.plan())
+
+    def draw(self, microbatch: int = 0) -> str:
+        """One microbatch of a balanced graph over samples as SVG: its pieces from their sources to their ranks."""
+        return drawing_of(self.plan(), microbatch)
+
+    def item_plan(self, backbone: ModulePlan, name: str = "") -> ItemPlan:
+        """Where the items of this graph are computed, next to a backbone; `name` is the module's, for errors.
+
+        Raises:
+            PlanError: It is a graph over samples, or it is not balanced.
+        """
+        if self.items is None or not isinstance(self.options, ItemBalance):
+            raise PlanError(
+                "a module needs a graph over items that is balanced: step.graph(column, unit=...) ... balance()"
+            )
+        assert self.costs is not None
+        memory = np.zeros_like(self.costs) if self.memory is None else self.memory
+        options = replace(self.options, name=name)
+        return place_items(
+            self.items, self.costs, memory, backbone.placement, self.step.layout, options, unit=self.unit
+        )
+
+    def _of_units(self, fn: Callable[[Int64Array], Any], what: str) -> Int64Array:
+        if self.items is not None:
+            return _checked(fn(self.items.size), len(self.items), what)
+        packed = self.step.packed
+        tokens, sample = packed.pieces.tokens, packed.sample
+        if self.sources is not None:
+            chosen = np.isin(packed.pieces.source, [self.step.sources.index(name) for name in self.sources])
+            tokens, sample = tokens[chosen], sample[chosen]
+        if isinstance(fn, CostModel):
+            return fn.of_samples(tokens, sample, num_samples=self.step.num_samples, length=self.step.length)
+        of_piece = _checked(fn(tokens), len(tokens), what)
+        sums = np.zeros(self.step.num_samples, np.int64)
+        np.add.at(sums, sample, of_piece)
+        return sums
+
+
+def plan_of_graphs(step: DrawnStep, backbone: DGraph, modules: Mapping[str, DGraph]) -> StepPlan:
+    """The plan of a step from a balanced graph over its samples, and graphs over items by module.
+
+    Raises:
+        PlanError: A graph is of the wrong kind, or is not balanced.
+    """
+    if not isinstance(backbone.placed, ModulePlan):
+        raise PlanError("the backbone needs a graph over samples that is balanced: step.graph('tokens') ... balance()")
+    placed = backbone.placed
+    return step.planned(placed, {name: graph.item_plan(placed, name) for name, graph in modules.items()})
+
+
+def _checked(values: Any, count: int, what: str) -> Int64Array:
+    found = np.asarray(values)
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise PlanError(
+            f"{what}: the function gives {found.dtype} {list(found.shape)}, not a whole number for each of {count} "
+            f"sizes; round floats where they are made"
+        )
+    if count and int(found.min()) < 0:
+        raise PlanError(
+            f"{what}: the function gives {int(found.min())} for entry {int(found.argmin())}; 0 is the least"
+        )
+    if count and int(found.max()) * count >= 1 << 62:
+        raise PlanError(f"{what}: {int(found.max())} for each of {count} would exceed 62 bits; use a coarser unit")
+    return found.astype(np.int64)
+
+
+def _check_word(where: str, word: object, valid: tuple[str, ...]) -> None:
+    if word not in valid:
+        raise PlanError(f"{where} {word!r} is not one of {', '.join(valid)}{nearest(word, valid)}")

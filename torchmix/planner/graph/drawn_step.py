@@ -1,0 +1,109 @@
+"""A step that is drawn and packed, and not yet placed: what a strategy of balance begins with.
+
+In: the samples of a step, and all that its plan says beside who computes what. Out: graphs over its samples or items,
+and the finished plan. Must hold: which pieces are in which sample is decided; a strategy cannot change it. Cost: none
+until a graph is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torchmix.catalog.sizes import SourceSizes
+from torchmix.errors import PlanError
+from torchmix.parallel.layout import Layout
+from torchmix.planner.items import Items, ItemsOfModule
+from torchmix.planner.methods.own_method import OwnMethod
+from torchmix.planner.pack import Packed
+from torchmix.planner.plan import (
+    ItemPlan,
+    ModulePlan,
+    StepPlan,
+    plan_digest,
+    plan_digest_of_modules,
+)
+from torchmix.recipe.balance.modules import BACKBONE
+from torchmix.recipe.balance.structs import Module
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StrategyCache:
+    """What the steps of a planner share. It decides nothing."""
+
+    finders: dict[tuple[str, str, tuple[str, ...] | None], ItemsOfModule] = field(default_factory=dict)
+    """What finds items, by unit, column and sources."""
+    methods: dict[str, OwnMethod] = field(default_factory=dict)
+    """The user's methods, by name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DrawnStep:
+    """A step whose samples are packed."""
+
+    packed: Packed
+    num_samples: int
+    """G."""
+    length: int
+    """Tokens of a sample."""
+    layout: Layout
+    schedule: object
+    """The recipe's mixture and schedule, which the step was drawn by."""
+    sources: tuple[str, ...]
+    """[S] sorted names."""
+    sizes: tuple[SourceSizes, ...]
+    """[S] of each source."""
+    order_digest: bytes
+    """Of all steps up to and including this one."""
+    make: Callable[..., StepPlan]
+    """Called with `modules` and `plan_digest`: the plan."""
+    kept: StrategyCache
+    """What strategies of earlier steps have looked up."""
+
+    def items(
+        self, unit: str, column: str, sources: tuple[str, ...] | None = None, *, module: str | None = None
+    ) -> Items:
+        """The items of a kind in this step.
+
+        Args:
+            unit: `document` or `image`.
+            column: Column of sizes.
+            sources: Names of the sources whose items count; None for all.
+            module: Name of the module in the recipe, for errors.
+
+        Raises:
+            RecipeError: There is no such column, or no such source.
+            PlanError: An item does not lie in one piece.
+        """
+        key = (unit, column, sources)
+        if key not in self.kept.finders:
+            about = Module(items=unit, sizes=column, sources=sources)  # type: ignore[arg-type]
+            self.kept.finders[key] = ItemsOfModule(module or unit, about, self.sources, self.sizes)
+        packed = self.packed
+        return self.kept.finders[key].of_step(packed.pieces, packed.sample, packed.sample_offset)
+
+    def own_method(self, name: str) -> OwnMethod:
+        """A method of the user's, imported once.
+
+        Raises:
+            RecipeError: It cannot be imported.
+        """
+        if name not in self.kept.methods:
+            self.kept.methods[name] = OwnMethod(name, "method")
+        return self.kept.methods[name]
+
+    def planned(self, backbone: ModulePlan, modules: Mapping[str, ItemPlan]) -> StepPlan:
+        """The plan of this step.
+
+        Args:
+            backbone: Where the samples are computed.
+            modules: Where items are computed, by module.
+
+        Raises:
+            PlanError: The name of a module is taken.
+        """
+        if BACKBONE in modules:
+            raise PlanError(f"{BACKBONE} is the module of samples; name the others otherwise")
+        digest = plan_digest(self.order_digest, backbone.placement, backbone.layout)
+        ordered = dict(sorted(modules.items()))
+        return self.make(modules={BACKBONE: backbone, **ordered}, plan_digest=plan_digest_of_modules(digest, ordered))

@@ -1,0 +1,186 @@
+"""Items -> consumers: which rank computes which item of a module.
+
+In: the items of a step, what they cost, and the placement of the backbone. Out: an `ItemPlan`. Must hold: every item is
+placed once; the bytes of a consumer stay below the cap; the placement never costs more than hash order. Cost: that of
+the method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchmix.array_types import Int64Array
+from torchmix.errors import PlanError
+from torchmix.parallel.layout import GridAxis, Layout
+from torchmix.planner.balance import BalanceReport, Placement
+from torchmix.planner.items import Items
+from torchmix.planner.methods.bins import lpt_within, sums_of_bins
+from torchmix.planner.methods.dealing import deal_to_groups, groups_of_bins, zigzag
+from torchmix.planner.methods.karmarkar_karp import karmarkar_karp
+from torchmix.planner.methods.lpt import lpt
+from torchmix.planner.methods.near_home import lpt_near_home
+from torchmix.planner.methods.objectives import objective_of
+from torchmix.planner.methods.own_method import OwnMethod
+from torchmix.planner.plan import ItemPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemBalance:
+    """How the items of a module are shared out."""
+
+    axis: GridAxis
+    method: str | OwnMethod = "lpt"
+    """lpt, karmarkar_karp, zigzag, none, or the user's; `rows` means lpt, as items fill rows of any size."""
+    scope: str = "step"
+    objective: str = "rows"
+    cap: int | None = None
+    """Most bytes of a consumer at a time."""
+    group_size: int | None = None
+    """Consumers of a group; None: all are one."""
+    near_text: float | None = None
+    """How much costlier than lpt the costliest consumer may be so that items stay with their text, 0.05 for 5 %."""
+    name: str = ""
+    """The module's name, for errors."""
+
+
+def place_items(
+    items: Items,
+    cost: Int64Array,
+    memory: Int64Array,
+    samples: Placement,
+    layout: Layout,
+    options: ItemBalance,
+    *,
+    unit: str,
+) -> ItemPlan:
+    """Place the items of a step.
+
+    Args:
+        items: [n] of the module.
+        cost: int64 [n].
+        memory: int64 [n] bytes of each item; zeros where no cap is given.
+        samples: Where the backbone computes each sample.
+        layout: Sizes of the job.
+        options: How.
+        unit: What an item is.
+
+    Raises:
+        PlanError: An item exceeds the cap, or all of them do; rows would travel inside a pipeline's schedule.
+    """
+    if options.scope == "microbatch" and layout.pp > 1:
+        raise PlanError(f"items of microbatches need one pipeline stage, the job has {layout.pp}; write scope: step")
+    num_consumers = layout.dp * layout.consumers_of_replica(options.axis)
+    num_bins = int(samples.microbatch_of_sample.max()) + 1 if options.scope == "microbatch" else 1
+    bin_of_item = np.zeros(len(items), np.int64)
+    if options.scope == "microbatch":
+        bin_of_item = samples.microbatch_of_sample[items.sample]
+    hashed = np.arange(len(items)) % num_consumers
+    consumer = hashed if options.method == "none" else np.zeros(len(items), np.int64)
+    for number in np.unique(bin_of_item).tolist() if options.method != "none" else ():
+        mine = np.flatnonzero(bin_of_item == number)
+        try:
+            home = samples.dp_rank_of_sample[items.sample[mine]]
+            consumer[mine] = _shared_out(cost[mine], memory[mine], num_consumers, options, home, layout.dp)
+        except PlanError as error:
+            raise PlanError(f"module {options.name or unit}: {error}") from None
+    costs = [_judged(cost, each, bin_of_item, num_consumers, num_bins, options) for each in (consumer, hashed)]
+    hash_fits = _most_bytes(memory, hashed, bin_of_item, num_consumers, num_bins) <= (options.cap or 1 << 62)
+    if options.method == "none" and not hash_fits:
+        raise PlanError(
+            f"module {options.name or unit}: in hash order a consumer takes more than the cap of {options.cap} bytes; "
+            f"write a method that balances, such as lpt"
+        )
+    took_hash_order = costs[0] > costs[1] and hash_fits
+    if took_hash_order:
+        consumer, costs = hashed, [costs[1], costs[1]]
+    return ItemPlan(
+        unit=unit,
+        axis=options.axis,
+        num_consumers=num_consumers,
+        num_bins=num_bins,
+        items=items,
+        consumer_of_item=consumer,
+        bin_of_item=bin_of_item,
+        slot_of_item=slots_of(consumer * num_bins + bin_of_item),
+        cost_of_item=cost,
+        balance=BalanceReport(
+            cost=costs[0],
+            hash_order_cost=costs[1],
+            lower_bound=_lower_bound(cost, bin_of_item, num_consumers, num_bins, options.objective),
+            took_hash_order=took_hash_order,
+        ),
+    )
+
+
+def slots_of(place: Int64Array) -> Int64Array:
+    """Index of each item among those of one place, in ascending order of items."""
+    order = np.argsort(place, kind="stable")
+    ordered = place[order]
+    slot = np.empty(len(place), np.int64)
+    slot[order] = np.arange(len(place)) - np.searchsorted(ordered, ordered)
+    return slot
+
+
+def _shared_out(
+    cost: Int64Array, memory: Int64Array, num_bins: int, options: ItemBalance, home: Int64Array, num_homes: int
+) -> Int64Array:
+    """Consumer of each item of one bin; homes are the replicas that have its text."""
+    if options.near_text is not None:
+        near = lpt_near_home(cost, home, num_bins, num_homes, part=options.near_text)
+        if options.cap is None or sums_of_bins(memory, near, num_bins).max(initial=0) <= options.cap:
+            return near
+    group_size = options.group_size
+    if group_size is None or group_size >= num_bins:
+        return _in_group(cost, memory, num_bins, options)
+    group_of_bin = groups_of_bins(num_bins, group_size)
+    group = deal_to_groups(cost, group_of_bin)
+    found = np.empty(len(cost), np.int64)
+    for number in range(int(group_of_bin.max()) + 1):
+        mine, bins = np.flatnonzero(group == number), np.flatnonzero(group_of_bin == number)
+        found[mine] = bins[_in_group(cost[mine], memory[mine], len(bins), options)]
+    return found
+
+
+def _in_group(cost: Int64Array, memory: Int64Array, num_bins: int, options: ItemBalance) -> Int64Array:
+    method, cap = options.method, options.cap
+    if isinstance(method, OwnMethod):
+        return method(cost, memory, num_buckets=num_bins, bins=1, items_per_bin=None, cap=cap)
+    if method == "karmarkar_karp":
+        found = karmarkar_karp(cost, num_bins)
+    else:
+        found = zigzag(cost, num_bins) if method == "zigzag" else lpt(cost, num_bins)
+    if cap is not None and sums_of_bins(memory, found, num_bins).max() > cap:
+        return lpt_within(cost, memory, num_bins, cap)
+    return found
+
+
+def _judged(
+    cost: Int64Array,
+    consumer: Int64Array,
+    bin_of_item: Int64Array,
+    num_consumers: int,
+    num_bins: int,
+    options: ItemBalance,
+) -> int:
+    sums = sums_of_bins(cost, consumer * num_bins + bin_of_item, num_consumers * num_bins)
+    return objective_of(sums.reshape(num_consumers, num_bins), options.objective)
+
+
+def _most_bytes(
+    memory: Int64Array, consumer: Int64Array, bin_of_item: Int64Array, num_consumers: int, num_bins: int
+) -> int:
+    return int(sums_of_bins(memory, consumer * num_bins + bin_of_item, num_consumers * num_bins).max())
+
+
+def _lower_bound(cost: Int64Array, bin_of_item: Int64Array, num_consumers: int, num_bins: int, objective: str) -> int:
+    """No placement costs less, since the bin of each item is given: each bin costs its mean and its costliest item."""
+    largest = np.zeros(num_bins, np.int64)
+    np.maximum.at(largest, bin_of_item, cost)
+    least = np.maximum(-(-sums_of_bins(cost, bin_of_item, num_bins) // num_consumers), largest)
+    if objective == "max":
+        return max(1, int(least.max()))
+    if objective == "rank":
+        return max(1, int(cost.max(initial=0)), -(-int(cost.sum()) // num_consumers))
+    return max(1, int(least.sum()))

@@ -1,0 +1,188 @@
+"""Strategies: who computes what of each step, from the recipe's `balance` and `modules` or from a function of the user.
+
+In: a part of a recipe, and drawn steps. Out: plans. Must hold: a plan follows from the step and the layout alone. Cost:
+that of the graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.sizes import SourceSizes
+from torchmix.errors import PlanError
+from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.topology import Topology
+from torchmix.planner.cost import CostModel, EncoderCost, cost_model, encoder_cost
+from torchmix.planner.graph.dgraph import DGraph
+from torchmix.planner.graph.drawn_step import DrawnStep, StrategyCache
+from torchmix.planner.graph.step import StrategyStep
+from torchmix.planner.items import ItemsOfModule
+from torchmix.planner.methods.own_method import imported
+from torchmix.planner.plan import StepPlan
+from torchmix.recipe.balance.structs import EncoderModel, Model, Module
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.parts import Part
+from torchmix.recipe.shares import parse_fraction
+
+Strategy = Callable[[DrawnStep], StepPlan]
+
+
+class StrategyModel:
+    """The recipe's dimensions, as strategies get them: of the backbone, and `model.NAME` of each module."""
+
+    def __init__(self, part: Part) -> None:
+        """`part`: of the recipe."""
+        self.backbone: Model | None = part.balance.model
+        self.cost = backbone_cost(part)
+        self._modules = part.modules
+
+    def __getattr__(self, name: str) -> EncoderModel | None:
+        if name.startswith("_") or name not in self._modules:
+            raise AttributeError(f"the recipe has no module {name!r}; it has {', '.join(self._modules) or 'none'}")
+        return self._modules[name].model
+
+
+def backbone_cost(part: Part) -> CostModel:
+    """What samples cost by a recipe."""
+    return cost_model(
+        part.balance.model, boundaries=part.packing.boundaries, vocab_size=part.vocab_size, fitted=part.balance.cost
+    )
+
+
+def flops(model: StrategyModel) -> CostModel:
+    """The cost of the backbone by the recipe's dimensions, for `DGraph.cost`."""
+    return model.cost
+
+
+def activations(model: StrategyModel) -> Callable[[Int64Array], Int64Array]:
+    """Bytes of activations of the backbone, of pieces by their tokens; zeros without dimensions.
+
+    Two bytes a number, without recomputing: per token and layer 2 (6h + 2 h_kv + 3 ffn).
+    """
+    dimensions = model.backbone
+    if dimensions is None:
+        return np.zeros_like
+    kv_hidden = dimensions.hidden * (dimensions.kv_heads or dimensions.heads) // dimensions.heads
+    ffn = dimensions.ffn * (dimensions.experts_per_token or 1)
+    of_token = 2 * dimensions.layers * (6 * dimensions.hidden + 2 * kv_hidden + 3 * ffn)
+    return lambda tokens: tokens * of_token
+
+
+def vit_flops(model: EncoderModel | None) -> Callable[[Int64Array], Int64Array]:
+    """The cost of items of a module by its dimensions, for `DGraph.cost`; the size itself without them."""
+    return encoder_cost(model).of_items
+
+
+def strategy_of(part: Part, layout: Layout) -> Strategy:
+    """The strategy of a part: the recipe's function, or the chain that its keys stand for.
+
+    Raises:
+        RecipeError: The function cannot be imported.
+    """
+    if part.balance.strategy is not None:
+        return OwnStrategy(part, layout)
+    return KeyStrategy(part)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ModuleKeys:
+    module: Module
+    cost: EncoderCost
+    cap: int | None
+    near_text: float | None
+
+
+def strategy_cache(part: Part, sources: tuple[str, ...], sizes: Sequence[SourceSizes]) -> StrategyCache:
+    """What the steps of a planner share, with the columns of the recipe's modules looked up.
+
+    Args:
+        part: Of the recipe.
+        sources: [S] sorted names.
+        sizes: [S] of each.
+
+    Raises:
+        RecipeError: A module's column does not exist.
+    """
+    cache = StrategyCache()
+    for name, module in sorted(part.modules.items()):
+        key = (module.items, module.sizes, module.sources)
+        cache.finders[key] = ItemsOfModule(name, module, sources, sizes)
+    return cache
+
+
+class KeyStrategy:
+    """The chain that the keys of a recipe stand for."""
+
+    def __init__(self, part: Part) -> None:
+        """`part`: of the recipe."""
+        self._balance = part.balance
+        self._cost = backbone_cost(part)
+        self._modules = {name: _keys_of(name, module) for name, module in sorted(part.modules.items())}
+
+    def __call__(self, drawn: DrawnStep) -> StepPlan:
+        """The plan of a step; errors as those of `DGraph`."""
+        step, keys = StrategyStep(drawn=drawn), self._balance
+        graph = step.graph("tokens").mix(step.schedule).distribute("DP", group_size=keys.group_size).cost(self._cost)
+        graph = graph.balance(keys.method, level=keys.level, objective=keys.objective, microbatches=keys.microbatches)
+        return step.plan(graph, **{name: self._items(step, name, each) for name, each in self._modules.items()})
+
+    def _items(self, step: StrategyStep, name: str, keys: _ModuleKeys) -> DGraph:
+        module = keys.module
+        graph = step.graph(module.sizes, module.sources, unit=module.items, module=name)
+        graph = graph.distribute(module.axis, group_size=module.group_size)
+        graph = graph.cost(keys.cost.of_items, memory=keys.cost.bytes_of_items)
+        return graph.balance(module.method, scope=module.scope, cap=keys.cap, near_text=keys.near_text)
+
+
+def _keys_of(name: str, module: Module) -> _ModuleKeys:
+    cap = None if module.cap is None else parse_bytes(module.cap, where=f"modules.{name}.cap")
+    near = None if module.near_text is None else float(parse_fraction(module.near_text, f"modules.{name}.near_text"))
+    return _ModuleKeys(module=module, cost=encoder_cost(module.model), cap=cap, near_text=near)
+
+
+class OwnStrategy:
+    """A function of the user: `strategy(step, tree, model) -> DGraph | StepPlan`."""
+
+    def __init__(self, part: Part, layout: Layout) -> None:
+        """Import the function; `RecipeError` if that fails."""
+        assert part.balance.strategy is not None
+        self._name = part.balance.strategy
+        self._function = imported(self._name, "balance.strategy")
+        sizes = Topology(tp=layout.tp, cp=layout.cp, pp=layout.pp, dp=layout.dp)
+        self._tree = ClientPlaceTree.from_topology(sizes)
+        self._model = StrategyModel(part)
+        self._was_asked_twice = False
+
+    def __call__(self, drawn: DrawnStep) -> StepPlan:
+        """The plan of a step.
+
+        Raises:
+            PlanError: The function gives something else, the plan of another step, or another plan when it is asked
+                again.
+        """
+        plan = self._asked(drawn)
+        if not self._was_asked_twice:
+            self._was_asked_twice = True
+            again = self._asked(drawn)
+            if again.plan_digest != plan.plan_digest:
+                raise PlanError(
+                    f"the strategy {self._name} answers otherwise when it is asked again: plan digests "
+                    f"{plan.plan_digest.hex()} and {again.plan_digest.hex()}; it must depend on its arguments alone"
+                )
+        return plan
+
+    def _asked(self, drawn: DrawnStep) -> StepPlan:
+        found: Any = self._function(StrategyStep(drawn=drawn), self._tree, self._model)
+        if isinstance(found, DGraph):
+            found = found.plan()
+        if not isinstance(found, StepPlan):
+            raise PlanError(f"the strategy {self._name} gives {type(found).__name__}, not a DGraph or a StepPlan")
+        if found.order_digest != drawn.order_digest:
+            raise PlanError(f"the strategy {self._name} gives the plan of another step: {found.step}")
+        return found
