@@ -37,6 +37,7 @@ hold_out: {validation: {web: 10%}}
 packing: {align_tokens: 1}
 shuffle: {window_pages: 4}
 """
+GROUP = "rest: {share: 60%, children: {web: 1, web/b: 2}}"
 
 
 @pytest.fixture
@@ -117,10 +118,20 @@ def test_a_state_belongs_to_the_rows_that_it_was_saved_with(recipe: Path) -> Non
         run_job(recipe, Topology(dp=1), steps=1, micro_batch_size=8, state=first.state)
 
 
+def test_a_split_cuts_selections_and_what_they_leave_as_it_cuts_their_source(recipe: Path) -> None:
+    text = TEXT.replace("hold_out: {validation: {web: 10%}}", "split: [3, 1]").replace(GROUP, "web: 60%")
+    recipe.write_text(text)
+    index(recipe)
+    lengths = [len(ids) for ids in make_rows(0, ROWS)["ids"].to_pylist()]
+    for part, rows in (("train", range(3 * ROWS // 4)), ("validation", range(3 * ROWS // 4, ROWS))):
+        rank = run_job(recipe, Topology(dp=1), part=part, one_pass=True, micro_batch_size=8)[0]
+        assert rows_in(rank.microbatches) == {row: lengths[row] for row in rows}, part
+
+
 def test_a_loader_indexes_what_its_recipe_selects(tmp_path: Path) -> None:
     write_rows(tmp_path / "web" / "a" / "0.parquet", 0, 200)
     path = tmp_path / "recipe.yaml"
-    path.write_text(TEXT.replace("{rest: {share: 60%, children: {web: 1, web/b: 2}}, german: 40%}", "{german: 1}"))
+    path.write_text(TEXT.replace(f"{{{GROUP}, german: 40%}}", "{german: 1}"))
     counts = rows_in(run_job(path, Topology(dp=1), steps=3, micro_batch_size=8)[0].microbatches)
     german = {row for row in range(200) if row % 4 == 0}
     assert counts and set(counts) <= german

@@ -173,7 +173,7 @@ class ViewEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     left: dict[str, int]
     """Rows that it would have, and leaves to a narrower view, by the name of that."""
     file: str | None
-    """File of the rows' numbers, in the catalog's `arrays`; null where all rows of the source are kept."""
+    """File of the rows' numbers, in the catalog's `arrays`; null for a source that has all of its rows."""
     arrays: dict[str, ArrayEntry]
     """Entry of each array, by its name."""
 

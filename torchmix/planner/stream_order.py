@@ -124,7 +124,10 @@ def _space_of_member(part: Part, name: str, sizes: Mapping[str, SourceSizes], vi
     numbers = sorted(part.sources)
     if name in views:
         view = views[name]
-        return ViewSpace(numbers.index(view.source), sizes[view.source], view.kept, window_units=view.window_units)
+        bounds = rows_of(part.sources[view.source], sizes[view.source].num_documents)
+        first, last = np.searchsorted(view.kept, bounds)
+        kept = view.kept[first:last]
+        return ViewSpace(numbers.index(view.source), sizes[view.source], kept, window_units=view.window_units)
     if name not in part.sources:
         raise CatalogMissing(f"the catalog does not have the rows of {name!r}; run `torchmix index` with this recipe")
     rows = rows_of(part.sources[name], sizes[name].num_documents)

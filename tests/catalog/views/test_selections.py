@@ -73,6 +73,12 @@ def test_allowed_overlaps_stay(tmp_path: Path) -> None:
     assert "web" not in world.open().views, "all rows need no view"
 
 
+def test_a_selection_may_keep_all_rows(tmp_path: Path) -> None:
+    world = web(tmp_path, ["all"], all={"from": "web", "where": "tokens > 0"})
+    world.index()
+    assert np.asarray(world.open().views["all"].kept).tolist() == list(range(500))
+
+
 def test_the_fingerprint_is_of_the_rows_and_not_of_the_text(tmp_path: Path) -> None:
     web(tmp_path, ["german"], german=GERMAN).index()
     first = web(tmp_path, ["german"], german=GERMAN).open()

@@ -63,7 +63,8 @@ def views_of_manifest(
             rows = PropertyRows(folder, sources[name], properties.get(name), path_properties_of(wanted.source))
             built = build_views(rows, wanted, may_be_empty=part.part != "train")
             for view, kept in built.items():
-                of_part[view] = _write(folder, wanted, sources[name], kept, made_of)
+                may_lack_rows = view == name  # a source as it is needs none to be written
+                of_part[view] = _write(folder, wanted, sources[name], kept, made_of, may_lack_rows=may_lack_rows)
     return {part: dict(sorted(views[part].items())) for part in sorted(views) if views[part]}
 
 
@@ -75,7 +76,9 @@ def _made_of(wanted: SourceViews, source: SourceCatalog, properties: PropertiesE
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
-def _write(folder: Path, wanted: SourceViews, source: SourceCatalog, kept: KeptRows, made_of: str) -> ViewEntry:
+def _write(
+    folder: Path, wanted: SourceViews, source: SourceCatalog, kept: KeptRows, made_of: str, *, may_lack_rows: bool
+) -> ViewEntry:
     sizes = source.sizes
     window = window_units_of_view(
         num_pages=sizes.num_pages,
@@ -84,7 +87,7 @@ def _write(folder: Path, wanted: SourceViews, source: SourceCatalog, kept: KeptR
         window_pages=sizes.window_pages,
     )
     tokens = sizes.tokens[kept.rows]
-    is_whole = len(kept.rows) == sizes.num_documents
+    is_whole = may_lack_rows and len(kept.rows) == sizes.num_documents
     path = folder / ARRAYS_FOLDER / f"{wanted.name}.{secrets.token_hex(4)}"
     arrays = {}
     if not is_whole:
