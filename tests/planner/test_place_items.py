@@ -101,12 +101,6 @@ def test_images_lie_where_their_tokens_do() -> None:
         assert np.array_equal(items.sample, plan.sample[items.piece])
 
 
-def test_an_image_that_is_cut_is_named() -> None:
-    sizes = {**SIZES, "books": with_images(SIZES["books"], each=1, tokens=260)}
-    with pytest.raises(PlanError, match=r"module encoder: image \d+ of source 'books', row \d+, has tokens 0 to 260"):
-        plans_of(with_module(items="image"), sizes)
-
-
 def test_a_column_of_documents_counts_for_their_pieces() -> None:
     sizes = {name: replace(each, columns={"bytes": each.tokens * 5}) for name, each in SIZES.items()}
     for plan in plans_of(with_module(sizes="bytes"), sizes):
@@ -139,3 +133,35 @@ def test_a_cap_is_hard() -> None:
     assert bytes_of_consumer.max() <= total // 8 * 5 // 4
     with pytest.raises(PlanError, match=r"module encoder: item \d+ takes \d+ bytes"):
         plans_of(with_module(model=VIT, cap=total // 9))
+
+
+@pytest.mark.parametrize("axis", ["DP", "WORLD"])
+def test_near_text_keeps_items_in_the_replica_of_their_text(axis: str) -> None:
+    sizes = {name: with_images(one) for name, one in SIZES.items()}
+    at_home: dict[str | None, list[float]] = {}
+    for near in (None, "20%"):
+        recipe = with_module(items="image", sizes="patches", axis=axis, near_text=near)
+        for plan in plans_of(recipe, sizes, dp=4, tp=2):
+            module = item_plan(plan)
+            replica = module.consumer_of_item * 4 // module.num_consumers
+            home = plan.placement.dp_rank_of_sample[module.items.sample]
+            at_home.setdefault(near, []).append(float((replica == home).mean()))
+            assert module.balance.cost <= 1.21 * module.balance.lower_bound + 68
+    assert np.mean(at_home["20%"]) > np.mean(at_home[None]) + 0.15, at_home
+
+
+@pytest.mark.parametrize(
+    ("near_text", "method", "told"), [("5%", "none", "of the method lpt"), ("-1%", "lpt", "range")]
+)
+def test_near_text_is_checked(near_text: str, method: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        with_module(method=method, near_text=near_text)
+
+
+def test_an_item_across_the_end_of_a_piece_is_left_out() -> None:
+    sizes = {name: with_images(one, each=3, tokens=one.longest_tokens // 4) for name, one in SIZES.items()}
+    for plan in plans_of(with_module(items="image", sizes="patches"), sizes):
+        items = item_plan(plan).items
+        start = plan.sample_offset[items.piece]
+        assert (items.offset >= start).all()
+        assert (items.offset + items.tokens <= start + plan.pieces.tokens[items.piece]).all()

@@ -50,15 +50,14 @@ def decode_image(content: bytes | memoryview, *, most_pixels: int, alpha: Alpha 
     header = header_of(content)
     check_pixels(header, most_pixels)
     try:
-        with image_module.open(io.BytesIO(content)) as opened:
-            found = opened.size
-            if found != (header.stored_width, header.stored_height):
-                raise ImageUnreadable(
-                    f"its header says {header.stored_width} x {header.stored_height} pixels, its decoder "
-                    f"{found[0]} x {found[1]}"
-                )
-            opened.load()
-            image = _in_rgb(opened, alpha)
+        opened = image_module.open(io.BytesIO(content))
+        if opened.size != (header.stored_width, header.stored_height):
+            raise ImageUnreadable(
+                f"its header says {header.stored_width} x {header.stored_height} pixels, its decoder "
+                f"{opened.width} x {opened.height}"
+            )
+        opened.load()
+        image = _in_rgb(opened, alpha)
     except ImageUnreadable:
         raise
     except MemoryError:
@@ -97,4 +96,4 @@ def _in_rgb(image: Any, alpha: Alpha) -> Any:
             return with_alpha.convert("RGB")
         white = image_module.new("RGBA", with_alpha.size, (255, 255, 255, 255))
         return image_module.alpha_composite(white, with_alpha).convert("RGB")
-    return image.copy() if mode == "RGB" else image.convert("RGB")
+    return image if mode == "RGB" else image.convert("RGB")
