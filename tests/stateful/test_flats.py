@@ -67,3 +67,26 @@ def test_check_and_show_know_flats(tmp_path: Path, capsys: pytest.CaptureFixture
     assert line.split()[1:3] == ["80", "%"] and "2,109" in line, "900 + 500 + 700 + 9 documents"
     assert main(["show", str(job), "--step", "1", "--json"]) == 0
     assert '"stream": "all"' in capsys.readouterr().out
+
+
+def test_a_split_gives_a_flat_the_used_rows_of_each_part(tmp_path: Path) -> None:
+    job = flat_job(tmp_path)
+    job.write_text(job.read_text() + "split: [90, 10]\n")
+    given: dict[str, list[tuple[str, int, int, str]]] = {}
+    for part, more in (("train", ["--steps", "20"]), ("validation", ["--one-pass"])):
+        out = tmp_path / part
+        assert main(["plan", str(job), "--part", part, *more, "--out", str(out)]) == 0
+        pieces = pq.read_table(out / "pieces.parquet").to_pylist()
+        given[part] = [(one["source"], one["row"], one["start"], one["stream"]) for one in pieces]
+    held = {(source, row) for source, row, _, _ in given["validation"]}
+    assert not held & {(source, row) for source, row, _, _ in given["train"]}
+    in_flat = [place for place in given["validation"] if place[3] == "all"]
+    assert len(in_flat) == len(set(in_flat)), "no piece comes twice in a pass"
+    rows = {name: {row for source, row, _, stream in in_flat if source == name} for name in ("prose", "tiny", "web")}
+    assert rows["prose"] == set(range(630, 700)) and rows["tiny"] == {8}
+    documents = [len(one) for name in ("web-0", "web-1") for one in tokens_of(tmp_path / f"{name}.parquet")]
+    assert rows["web"] == {row for row in range(1260, 1400) if documents[row]}
+
+
+def tokens_of(path: Path) -> list[list[int]]:
+    return pq.read_table(path)["input_ids"].to_pylist()
