@@ -57,6 +57,8 @@ from torchmix.stateful.reports import open_reports
 from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.cursor_bounds import MAX_STEPS
+from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
+from torchmix.steps.node_limits import processors
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.host import NodeOptions
 from torchmix.steps.worker.open_node import open_node
@@ -203,10 +205,15 @@ def build_loader(
                 replayed=str(folder / decisions) if decisions is not None else "",
                 fleet=_fleet(means, folder),
             )
+            here = leaders_here(tree, is_job=liveness is not None)
+            samples = samples_of_leaders(planned, dp=tree.topology.dp, num_leaders=here)
+            memory_budget(
+                planned, catalog, whole.read, means, samples_here=samples, num_leaders=here, look_ahead=look_ahead
+            ).check()
             node = None
             if means.where in ("node", "remote"):
                 options = NodeOptions(
-                    ignored_signals=tuple(sorted(worker_ignores)), spares=means.spares, cpu=means.cpu or 0
+                    ignored_signals=tuple(sorted(worker_ignores)), spares=means.spares, cpu=means.cpu or processors()
                 )
                 if liveness is None:
                     node = open_node(tree, options)

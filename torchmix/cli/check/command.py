@@ -29,6 +29,7 @@ from torchmix.cli.check.findings import (
     sources_findings,
 )
 from torchmix.cli.check.image_findings import image_findings
+from torchmix.cli.check.memory_findings import budget_of, memory_findings
 from torchmix.cli.check.stream_facts import values_of_stream
 from torchmix.cli.check.vocabulary_findings import vocabulary_findings
 from torchmix.cli.groups import group_values, print_groups
@@ -107,6 +108,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     result: Forecast | None = None
     if catalog is not None:
         findings += sources_findings(part, catalog, whole.read)
+        budget = budget_of(whole, part, catalog)
+        findings += memory_findings(budget)
         findings += image_findings(part, catalog, shares_at_start(part, catalog))
         sizes = {name: source.sizes for name, source in catalog.sources.items()}
         total = min(arguments.steps, SIMULATED_STEPS)
@@ -127,6 +130,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     else:
         if catalog is not None and result is not None:
             _print_sources(part, catalog, result, explain=arguments.explain)
+            print(f"memory of a node that reads everything, at most: {budget.text()}\n")
             print_selections(_selections(part, catalog), explain=arguments.explain)
         _print_findings(findings)
     return code

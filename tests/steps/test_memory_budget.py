@@ -1,0 +1,82 @@
+"""The sum of what reading takes, and the error where it is too much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.catalogs import open_catalog
+from tests.support.loaders import write_job
+from torchmix.errors import RecipeError
+from torchmix.parallel.topology import Topology
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
+from torchmix.recipe.structs import Loaders
+from torchmix.stateful.open import build_loader
+from torchmix.steps.memory_budget import MemoryBudget, memory_budget, samples_of_leaders
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return write_job(tmp_path)
+
+
+def budget_of(job: Path, *, num_leaders: int = 1, look_ahead: int = 2, **loaders: Any) -> MemoryBudget:
+    recipe = load_recipe(job)
+    return memory_budget(
+        part_of(recipe, "train"),
+        open_catalog(recipe, job.parent),
+        recipe.read,
+        Loaders(**loaders),
+        samples_here=8,
+        num_leaders=num_leaders,
+        look_ahead=look_ahead,
+    )
+
+
+def test_a_node_has_one_cache_and_one_process_whatever_leaders_it_has(job: Path) -> None:
+    one, eight = budget_of(job), budget_of(job, num_leaders=8)
+    assert one == eight
+    assert eight.sum_bytes == sum(eight.terms.values())
+
+
+def test_leaders_that_read_themselves_have_a_cache_each_and_no_process(job: Path) -> None:
+    one, eight = (budget_of(job, where="in_process", num_leaders=number) for number in (1, 8))
+    assert eight.terms["read.cache"] == 8 * one.terms["read.cache"]
+    assert "processes" not in one.terms
+
+
+def test_spares_and_steps_count(job: Path) -> None:
+    few, many = budget_of(job), budget_of(job, spares=2, look_ahead=6)
+    assert many.terms["processes"] == 3 * few.terms["processes"]
+    assert 6 * many.terms["steps"] == 14 * few.terms["steps"]
+
+
+def test_a_cache_counts_as_much_as_there_is_to_keep(job: Path) -> None:
+    small = budget_of(job).terms["read.cache"]
+    assert small < 2**22, "of these files, not the gibibyte that the cache may have"
+
+
+def test_a_budget_that_cannot_hold_is_added_up(job: Path) -> None:
+    with pytest.raises(RecipeError, match=r"loaders\.memory: .*processes 96\.0 MiB \+ read\.cache .* = .*is 50\.0 MiB"):
+        budget_of(job, memory="50MiB").check()
+    budget_of(job, memory="1GiB").check()
+
+
+def test_the_job_s_own_limit_counts_where_none_is_given(job: Path) -> None:
+    budget = budget_of(job)
+    assert not budget.is_given
+    assert budget.limit_bytes > budget.sum_bytes
+
+
+def test_a_loader_says_so_before_it_starts_anything(job: Path) -> None:
+    with pytest.raises(RecipeError, match=r"loaders\.memory: reading may take processes"):
+        build_loader(job, topology=Topology(), loaders="node,memory=50MiB")
+
+
+def test_samples_of_the_leaders_of_a_node(job: Path) -> None:
+    part = part_of(load_recipe(job), "train")
+    assert samples_of_leaders(part, dp=4, num_leaders=2) == 4
+    assert samples_of_leaders(part, dp=2, num_leaders=8) == 8

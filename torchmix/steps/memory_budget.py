@@ -1,0 +1,131 @@
+"""What reading takes of a node's memory at most, added up before the run.
+
+In: a recipe's part with its catalog, and how it is to be read. Out: the terms of the sum, by name; an error where they
+are more than the budget. Must hold: every term is an upper bound, except the first, which is measured; the catalog and
+mapped files are the kernel's, and are not counted. Cost: some operations a source.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from torchmix.catalog.store import Catalog, SourceCatalog
+from torchmix.errors import RecipeError
+from torchmix.formats.table import READ_AS
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.reader.rows.kept_ids import MEMORY_BYTES
+from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
+from torchmix.recipe.parts import Part
+from torchmix.recipe.ramp import most_samples
+from torchmix.recipe.structs import Loaders, Read
+from torchmix.steps.node_limits import memory_bytes
+
+PROCESS_BYTES = 96 << 20
+"""A worker process with its imports, its buffers and the allocator's slack; measured 40 to 90 MiB."""
+COMPANION_BYTES = 128 << 20
+"""Of dictionary pages and the like, which a reader keeps beside the pages that it decodes."""
+DECODED_BYTES = 8
+"""Of a token in a decoded page, at most."""
+STEP_TOKEN_BYTES = 10
+"""Of a token of a built step: 8 of tokens and labels, and what spans take."""
+ROW_BYTES = 24
+"""Of a row in the order of a window."""
+ROW_WINDOW = 16_384
+"""Rows of a window that is not made of pages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryBudget:
+    """The terms of a node, in bytes, and what there is."""
+
+    terms: dict[str, int]
+    limit_bytes: int
+    is_given: bool
+    """Whether the recipe or a call says the limit; else it is what the job may use."""
+
+    @property
+    def sum_bytes(self) -> int:
+        """All terms."""
+        return sum(self.terms.values())
+
+    def text(self) -> str:
+        """The sum, spelled out."""
+        parts = " + ".join(f"{name} {bytes_text(value)}" for name, value in self.terms.items())
+        return f"{parts} = {bytes_text(self.sum_bytes)}"
+
+    def check(self) -> None:
+        """Refuse a budget that cannot hold.
+
+        Raises:
+            RecipeError: With all terms.
+        """
+        if self.sum_bytes <= self.limit_bytes:
+            return
+        what = f"loaders.memory is {bytes_text(self.limit_bytes)}"
+        if not self.is_given:
+            what = f"this job may use {bytes_text(self.limit_bytes)} (its control group, or the machine)"
+        message = (
+            f"reading may take {self.text()} of a node, and {what}. Lower read.cache, look_ahead or "
+            f"shuffle.window_bytes (which changes the order), or give it more"
+        )
+        raise RecipeError(message, "loaders.memory")
+
+
+def memory_budget(
+    part: Part, catalog: Catalog, read: Read, loaders: Loaders, *, samples_here: int, num_leaders: int, look_ahead: int
+) -> MemoryBudget:
+    """What the reading of a part may take of a node.
+
+    Args:
+        part: What is read.
+        catalog: The part's.
+        read: The recipe's.
+        loaders: As they are used.
+        samples_here: Samples of a global batch that the node's leaders get together.
+        num_leaders: Leaders on the node.
+        look_ahead: Finished steps that may wait on each rank.
+    """
+    is_node = loaders.where != "in_process"
+    readers = 1 if is_node else num_leaders
+    sources = [catalog.sources[name] for name in part.sources]
+    decoded = sum(source.num_tokens for source in sources if READ_AS[source.format].type_in_file is None)
+    cache = min(parse_bytes(read.cache, where="read.cache"), DECODED_BYTES * decoded)
+    rows = sum(_rows_of_window(source, by_page=part.shuffle.method == "page") for source in sources)
+    terms = {
+        "processes": PROCESS_BYTES * (1 + loaders.spares) if is_node else 0,
+        "read.cache": readers * cache,
+        "dictionaries": readers * min(COMPANION_BYTES, DECODED_BYTES * decoded),
+        "kept documents": readers * min(MEMORY_BYTES, DECODED_BYTES * decoded),
+        "orders of windows": readers * 2 * ROW_BYTES * rows,
+        "steps": (2 * look_ahead + 2) * STEP_TOKEN_BYTES * samples_here * part.batch.length,
+    }
+    return MemoryBudget(
+        terms={name: value for name, value in terms.items() if value},
+        limit_bytes=memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory"),
+        is_given=loaders.memory is not None,
+    )
+
+
+def samples_of_leaders(part: Part, *, dp: int, num_leaders: int) -> int:
+    """Samples of the largest global batch that some leaders get, each with a replica of its own."""
+    return -(-most_samples(part.batch) * min(dp, num_leaders) // dp)
+
+
+def leaders_here(tree: ClientPlaceTree, *, is_job: bool) -> int:
+    """Leaders on this machine: by torchrun's variables where ranks are processes, else all."""
+    if not is_job:
+        return len(tree.leaders)
+    try:
+        first = tree.topology.rank - int(os.environ["LOCAL_RANK"])
+        ranks = range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+    except (KeyError, ValueError):
+        return 1
+    return max(1, sum(rank in ranks for rank in tree.leaders))
+
+
+def _rows_of_window(source: SourceCatalog, *, by_page: bool) -> int:
+    if not by_page:
+        return min(ROW_WINDOW, source.num_documents)
+    num_pages = max(1, source.sizes.num_pages)
+    return -(-source.num_documents * min(num_pages, source.sizes.window_pages) // num_pages)
