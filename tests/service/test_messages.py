@@ -197,7 +197,7 @@ def test_a_reply_with_other_rows_is_refused(arrays: dict[str, Any]) -> None:
 def test_arrays_in_memory_that_is_not_aligned_are_copied() -> None:
     arrays = {"ids": np.arange(5, dtype=np.int64)}
     header, body = encode(PieceReply(number=1, forms=forms_of(arrays)), arrays)
-    shifted = bytearray(b"x") + body
+    shifted = bytearray(b"x") + bytes(body)
     _, found = decode_of_loader([header, memoryview(shifted)[1:]])
     assert found["ids"].flags.aligned and found["ids"].tolist() == [0, 1, 2, 3, 4]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,3 +233,11 @@ def test_a_client_whose_key_is_added_later_is_let_in(world, catalog, key_folders
         (tmp_path / "k" / "client-new.secret").chmod(0o600)
         with fleet_reader(catalog, [loader.endpoint], keys=client_keys(tmp_path / "k" / "client-new.secret")) as reader:
             assert reader.stats()["loaders_ready"] == 1
+
+
+def test_a_loader_that_has_nothing_to_do_sleeps(world, catalog, folder):
+    with several(world, catalog, folder / "s", 1) as [server], fleet_reader(catalog, [server.endpoint]) as reader:
+        read_with_successors(reader, random_pieces(world, np.random.default_rng(1), 50))
+        turns = server.num_turns
+        time.sleep(0.5)
+        assert server.num_turns - turns < 100

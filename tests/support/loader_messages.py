@@ -62,7 +62,7 @@ def decoder_of(message: Any) -> Callable[..., tuple[Any, Any]]:
     return decode_of_client if is_of_client else decode_of_loader
 
 
-def damaged(frames: Sequence[bytes | bytearray], chance: random.Random) -> list[bytes]:
+def damaged(frames: Sequence[bytes | memoryview], chance: random.Random) -> list[bytes]:
     """Frames with bits flipped, bytes cut off or added, or a frame lost or repeated."""
     found = [bytes(frame) for frame in frames]
     at = chance.choice([k for k, frame in enumerate(found) if frame])

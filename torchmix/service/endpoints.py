@@ -145,6 +145,8 @@ def check_ipc(endpoint: str) -> None:
     Raises:
         OptionError: The path is too long or taken, or its folder is not of this user alone.
     """
+    if not endpoint.startswith("ipc://"):
+        return
     path = Path(endpoint.removeprefix("ipc://"))
     if len(os.fsencode(path)) > MOST_IPC_BYTES:
         raise OptionError(

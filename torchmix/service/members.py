@@ -39,8 +39,8 @@ LOOK_S = 1.0
 """Between two looks for loaders that have come or gone."""
 REFUSED_S = 3.0
 """A handshake also fails where a loader ends meanwhile: so it is tried again before all count as lost."""
-AGAIN_S = 10.0
-"""Between two tries of a loader that refuses."""
+AGAIN_S = 5.0
+"""After so long a connection to a loader that does not answer, or refuses, is made again."""
 _PAUSE_S = 0.5
 """After so long without a turn, this process itself did not run."""
 
@@ -181,7 +181,8 @@ class FleetMembers:
         """Connect to loaders that have come, and end the connections to those that are there no more."""
         known, now = set(self._endpoints.now()), self.clock()
         for one in self.all.values():
-            if one.state == "refused" and now - one.tried_s > AGAIN_S:  # its keys may have been mended
+            # Keys may have been mended; and ZeroMQ does not connect again where what came was no ZMTP.
+            if one.state != "ready" and now - max(one.tried_s, one.since_s) > AGAIN_S:
                 one.tried_s = now
                 self.links.shut(one.endpoint)
                 self.links.open(one.endpoint)

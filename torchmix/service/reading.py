@@ -56,7 +56,7 @@ class ReadingThread:
         self._came = threading.Condition()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="torchmix-read", daemon=True)
-        self.done: deque[tuple[bytes, tuple[bytes, bytearray] | None]] = deque()
+        self.done: deque[tuple[bytes, tuple[bytes, memoryview] | None]] = deque()
         """Senders of requests that are done with, and their replies; None where nobody waits for one."""
         self.waiting_bytes = 0
         """Planned bytes of all requests that are not done with."""
@@ -120,7 +120,7 @@ class ReadingThread:
                 return None
             return self._asked.popleft() if self._asked else self._ahead.popleft()
 
-    def _read(self, work: Work) -> tuple[bytes, bytearray]:
+    def _read(self, work: Work) -> tuple[bytes, memoryview]:
         try:
             arrays = self._served.read(work.catalog, work.arrays)
             return encode(PieceReply(number=work.number, forms=forms_of(arrays)), arrays)

@@ -93,8 +93,7 @@ class LoaderServer:
                 f"{bind} is reached from other machines: loaders listen there only with keys. Make some with "
                 "torchmix keys DIR --clients N, and pass --keys DIR; or bind to 127.0.0.1"
             )
-        if bind.startswith("ipc://"):
-            check_ipc(bind)
+        check_ipc(bind)
         self._zmq = zmq
         self._served, self._window_bytes, self._most_waiting = served, window_bytes, waiting_bytes
         self._allowed = keys
@@ -112,6 +111,7 @@ class LoaderServer:
         self._clients: dict[bytes, _Client] = {}
         self._reading = ReadingThread(served, self._poke)
         self._is_stopping = False
+        self.num_turns = 0  # times that it woke up
         self._counts = dict.fromkeys(("accepted", "replies", "busy", "refused", "dropped", "bad_messages", "denied"), 0)
         self._bytes_sent = 0
         self._name = f"{socket.gethostname()}:{os.getpid()}"
@@ -130,19 +130,17 @@ class LoaderServer:
         zmq = self._zmq
         self._reading.start()
         poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
-        if self._zap is not None:
-            poller.register(self._zap, zmq.POLLIN)
-        if stop_when_readable is not None:
-            poller.register(stop_when_readable, zmq.POLLIN)
+        for one in (self._socket, self._woken.fileno(), self._zap, stop_when_readable):
+            if one is not None:
+                poller.register(one, zmq.POLLIN)  # of a socket of Python the number comes back
         parent = os.getppid()
         try:
             while not self._is_stopping:
+                self.num_turns += 1
                 ready = {each for each, _ in poller.poll(_LOOK_S * 1000)}
                 if stop_when_readable in ready or os.getppid() != parent:
                     break
-                if self._woken in ready:
+                if self._woken.fileno() in ready:
                     self._woken.recv(4096)
                 if self._zap in ready:
                     self._let_in()
@@ -312,7 +310,7 @@ class LoaderServer:
             )
         )
 
-    def _send(self, sender: bytes, frames: tuple[bytes, bytearray]) -> None:
+    def _send(self, sender: bytes, frames: tuple[bytes, memoryview]) -> None:
         try:
             self._socket.send_multipart([sender, *frames], self._zmq.NOBLOCK, copy=False)
             self._bytes_sent += len(frames[1])
