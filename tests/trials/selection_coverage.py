@@ -1,4 +1,4 @@
-"""What each stream gives in a pass, over random recipes with selections, children and hold-outs, as one JSON.
+"""What streams give in a pass, over random recipes with selections, children, flats, hold-outs and splits, as JSON.
 
     python -m tests.trials.selection_coverage --seed 1 --count 200 --out coverage.json
 
@@ -77,9 +77,12 @@ def make_recipe(draw: random.Random, folder: Path) -> tuple[dict[str, Any], list
     half = len(names) // 2
     mixture: dict[str, Any] = dict.fromkeys(names, 1)
     if half:
-        group = {"share": 3, "children": dict.fromkeys(names[:half], 2)}
+        group = {"share": 3, **draw.choice([{"children": dict.fromkeys(names[:half], 2)}, {"flat": names[:half]}])}
         mixture = {"group": group, **dict.fromkeys(names[half:], 1)}
+        for name in group.get("flat", ()):  # a flat has each row once
+            sources.get(name, {}).pop("overlap", None)
     held = {part: {"web": f"{draw.choice([1, 10, 40])}%"} for part in PARTS[1:] if draw.random() < 0.6}
+    split = {"split": [draw.choice([1, 3]), 1]} if not held and draw.random() < 0.5 else {}
     recipe = {
         "version": 1,
         "seed": draw.randrange(1 << 30),
@@ -88,7 +91,7 @@ def make_recipe(draw: random.Random, folder: Path) -> tuple[dict[str, Any], list
         "shuffle": {"window_pages": draw.choice([1, 3, 256])},
         "sources": sources,
         "mixture": mixture,
-        **({"hold_out": held} if held else {}),
+        **({"hold_out": held} if held else split),
     }
     return recipe, rows
 
@@ -96,7 +99,8 @@ def make_recipe(draw: random.Random, folder: Path) -> tuple[dict[str, Any], list
 def streams_of(recipe: dict[str, Any], rows: list[Row]) -> dict[str, set[int]] | None:
     """The rows of each stream before rows are held out; None where one has none."""
     sources, named = recipe["sources"], dict(recipe["mixture"])
-    named |= named.pop("group", {}).get("children", {})
+    group = named.pop("group", {})
+    named |= dict.fromkeys(group.get("children", group.get("flat", ())))
     found: dict[str, set[int]] = {}
     for name in named:
         if name == "web":
@@ -120,12 +124,18 @@ def streams_of(recipe: dict[str, Any], rows: list[Row]) -> dict[str, set[int]] |
     return left if all(left.values()) and all(found.values()) else None
 
 
-def bands_of(recipe: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """The hashes that each part has."""
+def parts_of(recipe: dict[str, Any], rows: list[Row]) -> dict[str, set[int]]:
+    """The rows that each part has, of all."""
+    if "split" in recipe:
+        border = round(recipe["split"][0] / sum(recipe["split"]) * len(rows))
+        return {"train": set(range(border)), "validation": set(range(border, len(rows)))}
     held = recipe.get("hold_out", {})
     low, high = (float(held.get(part, {"web": "0%"})["web"][:-1]) / 100 for part in PARTS[1:])
     bands = {"train": (low, 1 - high), "validation": (0.0, low), "test": (1 - high, 1.0)}
-    return {part: bands[part] for part in ("train", *held)}
+    return {
+        part: {number for number, row in enumerate(rows) if bands[part][0] <= row["hash"] < bands[part][1]}
+        for part in ("train", *held)
+    }
 
 
 def given(path: Path, part: str) -> dict[str, Counter[int]]:
@@ -148,15 +158,19 @@ def try_recipe(seed: int, number: int) -> dict[str, Any]:
         path = folder / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe))
         assert sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet")) == len(rows)
-        streams, bands = streams_of(recipe, rows), bands_of(recipe)
+        streams, parts = streams_of(recipe, rows), parts_of(recipe, rows)
+        held_all = "split" not in recipe and not all(of & parts["train"] for of in (streams or {}).values())
+        flat = recipe["mixture"].get("group", {}).get("flat", ())
+        if streams is not None and flat and not held_all:
+            streams["group"] = set().union(*(streams.pop(name) for name in flat))
         expected = {
             part: {
-                stream: {row: len(rows[row]["ids"]) for row in of_stream if low <= rows[row]["hash"] < high}
+                stream: {row: len(rows[row]["ids"]) for row in of_stream & of_part}
                 for stream, of_stream in (streams or {}).items()
             }
-            for part, (low, high) in bands.items()
+            for part, of_part in parts.items()
         }
-        if streams is None or not all(expected["train"].values()):
+        if streams is None or held_all:
             try:
                 index(path)
             except RecipeError as error:
