@@ -38,6 +38,7 @@ def default_args(**changes: Any) -> SimpleNamespace:
     args: dict[str, Any] = {
         "data_recipe": "recipe.yaml",
         "data_loaders": "in_process",
+        "data_accept_edit": None,
         "data_leaders": "replica",
         "data_look_ahead": 2,
         "data_patience": None,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchmix import __version__
-from torchmix.cli import index, keys, properties, query, reframe, serve
+from torchmix.cli import diff, index, keys, properties, query, reframe, serve
 from torchmix.cli.check import command as check
 from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
@@ -31,6 +31,7 @@ VERBS = (
     ("query", query),
     ("plan", plan),
     ("show", show),
+    ("diff", diff),
     ("serve", serve),
     ("keys", keys),
     ("reframe", reframe),
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         one = verbs.add_parser(
             name, help=verb.HELP, description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.", epilog=EXIT_CODES
         )
-        if verb not in (init, properties, reframe):
+        if verb not in (diff, init, properties, reframe):
             one.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe in YAML")
         one.add_argument("--json", action="store_true", help="print one JSON object")
         loudness = one.add_mutually_exclusive_group()

@@ -69,6 +69,13 @@ def _with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "node, or `in_process`, in threads of each leader. Other keys of `loaders` follow as `node,memory=8GiB`.",
     )
     group.add_argument(
+        "--data-accept-edit",
+        default=None,
+        metavar="WORD",
+        help="Go on with a recipe that was edited since the checkpoint: the word that the refusal, or torchmix diff, "
+        "names.",
+    )
+    group.add_argument(
         "--data-leaders",
         choices=get_args(LeaderChoice),
         default="replica",

@@ -30,6 +30,7 @@ from torchmix.errors import RecipeError, StateError, StateMismatch
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, step_after_samples
 from torchmix.recipe.structs import Batch
+from torchmix.steps.edits import state_for
 from torchmix.steps.state import LoaderState, decode_state
 
 ATTRIBUTE = "torchmix_state"
@@ -150,7 +151,7 @@ def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: s
     found = []
     for text in loaded.states:
         data = _bytes_of(text)
-        state = _decoded(data, recipe)
+        state = _decoded(data, recipe, getattr(args, "data_accept_edit", None))
         samples = samples_before(batch, state.step)
         if samples == consumed and state.microbatch == 0:
             return RunStart(step=state.step, state=data, reason="continuing from the checkpoint")
@@ -162,8 +163,10 @@ def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: s
     )
 
 
-def _decoded(data: bytes, recipe: str | Part) -> LoaderState:
+def _decoded(data: bytes, recipe: str | Part, accept_edit: str | None) -> LoaderState:
     try:
+        if isinstance(recipe, Part):
+            return state_for(data, recipe, accept_edit=accept_edit)
         return decode_state(data, recipe=recipe)
     except StateMismatch as error:
         raise StateMismatch(

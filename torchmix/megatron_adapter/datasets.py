@@ -190,7 +190,7 @@ class _Job:
         )
         self._loaders.append(loader)
         if start.state is not None:
-            loader.load_state_dict({"torchmix_state": start.state})
+            loader.load_state_dict({"torchmix_state": start.state}, accept_edit=args.data_accept_edit)
         remember(args, loader.state_dict()["torchmix_state"])  # Megatron may save before the first step
         self._report_sources("train", self._recipe)
         tokens = FirstStepTokens() if self._counts_tokens() else None

@@ -46,8 +46,9 @@ from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.step_in_use import Microbatches, StepInUse
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.stateful.waiting import PATIENCE_S, await_end, await_item
+from torchmix.steps.edits import state_for
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
-from torchmix.steps.state import check_layout, decode_state, encode_state, start_state, step_start
+from torchmix.steps.state import check_layout, encode_state, start_state
 from torchmix.steps.stop_signal import StopSignal
 
 
@@ -129,7 +130,9 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             state = msgspec.structs.replace(state, microbatch=self._step.num_used, plan_digest=digest)
         return {"torchmix_state": encode_state(state)}
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, from_step_start: bool = False) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, from_step_start: bool = False, accept_edit: str | None = None
+    ) -> None:
         """Continue from a state; every rank of the job calls this with the same one.
 
         Prefetched steps are discarded. Existing iterators stay valid and continue from the state.
@@ -138,15 +141,15 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             state_dict: From `state_dict()` of any rank.
             from_step_start: Go back to the start of the step that the state was saved in. Its consumed microbatches
                 come again. A state inside a step needs this to resume at another layout.
+            accept_edit: The word that a refusal of an edited recipe names: shares, a schedule, sources that come or go.
 
         Raises:
             StateError: The value is no state, or it belongs to another version, recipe, catalog (only leaders check
                 the catalog) or (inside a step) layout. The loader keeps its position.
         """
         self._check_open()
-        state = decode_state(state_bytes(state_dict), recipe=self._part)
-        if from_step_start:
-            state = step_start(state)
+        data = state_bytes(state_dict)
+        state = state_for(data, self._part, from_step_start=from_step_start, accept_edit=accept_edit)
         check_layout(state, self._part.batch, self._layout)
         if isinstance(self.dataset, StepStream):
             self.dataset.check_state(state)

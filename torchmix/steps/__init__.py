@@ -2,6 +2,7 @@
 
 cursor_bounds.py  what a cursor may hold, from the recipe and the catalog
 state.py          all that a run must keep of its data plane, as bytes
+edits.py          a recipe that changes between a save and a load: what may, and the state under it
 cursor_state.py   a cursor -> the state that keeps it, and back
 header.py         what travels with a step's tensors
 bad_tokens.py     how many tokens a run may read in vain

@@ -23,6 +23,7 @@ from torchmix.planner.shares_of_step import NOT_DECIDED
 from torchmix.recipe.build import listed
 from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.steps.cursor_bounds import check_bad_tokens, check_cursor, check_step, pieces_of_columns
+from torchmix.steps.edits import reconciled
 from torchmix.steps.state import (
     MOST_KEYS,
     DecisionState,
@@ -99,6 +100,8 @@ def cursor_of_state(
                 return None
             cursor = planner.skip(cursor)
         return cursor
+    if state.edited_from:
+        state = reconciled(state, planner, catalog=catalog)
     check_catalog(state, catalog)
     _check_streams(state, planner)
     pool = {name: np.array(getattr(state.pool, name), np.int64) for name in PoolState.__struct_fields__}

@@ -125,6 +125,8 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of the records of the policy's log that these shares follow from; empty where there are none yet."""
     log_length: _Int = 0
     """Number of these records."""
+    edited_from: _Fingerprint = ""
+    """Fingerprint of the recipe whose streams these are, where an edit was accepted and no step planned since."""
     log_branch: _Fingerprint = ""
     """The branch of the log that they were read from, and that has the decisions which do not hold yet."""
 
@@ -219,6 +221,18 @@ def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
         StateMismatch: Saved with another recipe.
         StateError: Not a state, or damaged.
     """
+    state = read_state(data)
+    check_recipe_of(state, recipe)
+    return state
+
+
+def read_state(data: bytes) -> LoaderState:
+    """A state of any recipe.
+
+    Raises:
+        StateVersion: Another version of the format.
+        StateError: Not a state, or damaged.
+    """
     head = len(_MAGIC) + 1
     if len(data) > MAX_STATE_BYTES:
         raise StateError(f"{len(data)} bytes are no torchmix state, which has at most {MAX_STATE_BYTES}")
@@ -237,6 +251,15 @@ def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StateError(f"the state does not decode: {error}; use another checkpoint") from error
     _check_parts(state)
+    return state
+
+
+def check_recipe_of(state: LoaderState, recipe: str | Part) -> None:
+    """Refuse a state of another recipe; see `decode_state`.
+
+    Raises:
+        StateMismatch: Says which keys differ.
+    """
     fingerprint, keys = _identity(recipe)
     if state.recipe != fingerprint:
         differing = differing_keys(keys, state.recipe_keys, state.source_names) if keys else []
@@ -249,7 +272,6 @@ def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
             f"the state was saved with recipe {state.recipe}, this recipe is {fingerprint}: {what}. Restore that, or "
             f"start a new run"
         )
-    return state
 
 
 def _identity(recipe: str | Part) -> tuple[str, dict[str, str]]:

@@ -1,0 +1,216 @@
+"""Edits of a recipe between a save and a load: what may change, the word that accepts it, and the state under it.
+
+In: a state, and a recipe that differs from the one it was saved with. Out: a word, and once that is given, the state of
+the edited run. Must hold: an edit is accepted by its own word alone; streams that are in both recipes keep their
+places, what they owe and what waits in the pool, so nothing of them is lost or comes twice. Cost: that of the state.
+
+May change: shares, groups and the schedule; sources may come and go. What comes begins at its first epoch and owes
+nothing. What goes takes its pieces in the pool along. Seed, batch, shuffle, packing, and how a source that stays is
+read, may not change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+
+import msgspec
+
+from torchmix.errors import StateMismatch
+from torchmix.planner.planner import Planner
+from torchmix.recipe.build import listed
+from torchmix.recipe.fingerprint import differing_keys, key_digests, recipe_fingerprint, recipe_keys
+from torchmix.recipe.parts import Part
+from torchmix.steps.state import (
+    MOST_KEYS,
+    LoaderState,
+    PoolState,
+    StreamState,
+    check_recipe_of,
+    read_state,
+    step_start,
+)
+
+logger = logging.getLogger(__name__)
+
+EDITABLE = ("mixture", "schedule")
+_OF_SOURCE = "sources."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What a state knows of its recipe."""
+
+    recipe: str
+    """Fingerprint."""
+    digests: bytes
+    """`key_digests` of its keys."""
+    sources: list[str]
+    """Sorted names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edit:
+    """How a recipe differs from that of a state."""
+
+    word: str
+    """16 hex digits that accept this edit and no other."""
+    changed: tuple[str, ...]
+    """Keys that differ and may."""
+    added: tuple[str, ...]
+    """Sources that only the recipe has."""
+    removed: tuple[str, ...]
+    """Sources that only the state has."""
+    refused: tuple[str, ...]
+    """Keys that differ and may not."""
+
+    @property
+    def text(self) -> str:
+        """What the edit does, for a message."""
+        parts = [f"{', '.join(self.changed)} changed"] if self.changed else []
+        parts += [f"{listed(names, MOST_KEYS)} {what}" for names, what in self._sources() if names]
+        return "; ".join(parts)
+
+    def _sources(self) -> tuple[tuple[tuple[str, ...], str], ...]:
+        return (self.added, "added"), (self.removed, "removed")
+
+
+def state_for(data: bytes, part: Part, *, from_step_start: bool = False, accept_edit: str | None = None) -> LoaderState:
+    """The state that a loader of a part goes on from.
+
+    Args:
+        data: Bytes of `encode_state`, from a file that may be anything.
+        part: In use.
+        from_step_start: Go back to the start of the step that the state was saved in.
+        accept_edit: The word of an edit; another recipe is refused without it.
+
+    Raises:
+        StateVersion: Another version of the format.
+        StateMismatch: Saved with another recipe; where that is an edit that can be accepted, the message has its word.
+        StateError: Not a state, or damaged.
+    """
+    state = read_state(data)
+    if from_step_start:
+        state = step_start(state)
+    fingerprint = recipe_fingerprint(part)
+    if state.recipe == fingerprint:
+        return state
+    keys = recipe_keys(part)
+    if not state.streams or (edit := edit_of(_identity(state), fingerprint=fingerprint, keys=keys)).refused:
+        check_recipe_of(state, part)
+    if accept_edit != edit.word:
+        given = f"accept_edit={accept_edit!r} accepts another edit. " if accept_edit is not None else ""
+        raise StateMismatch(
+            f"{given}the state was saved with recipe {state.recipe}, this recipe is {fingerprint}: {edit.text}. To go "
+            f"on from step {state.step} with this edit, call load_state_dict(state, accept_edit={edit.word!r}); "
+            f"nothing that was given before comes again"
+        )
+    return accepted(state, edit, fingerprint=fingerprint, digests=key_digests(keys))
+
+
+def edit_of(before: Identity, *, fingerprint: str, keys: dict[str, str]) -> Edit:
+    """How a recipe differs from another one.
+
+    Args:
+        before: What is known of the other one.
+        fingerprint: Of the recipe in use.
+        keys: Its `recipe_keys`.
+    """
+    differing = differing_keys(keys, before.digests, before.sources)
+    was = set(before.sources)
+    now = {key.removeprefix(_OF_SOURCE) for key in keys if key.startswith(_OF_SOURCE)}
+    added = {f"{_OF_SOURCE}{name}" for name in now - was}
+    removed = {f"{_OF_SOURCE}{name}" for name in was - now}
+    allowed = {*EDITABLE, *added, *removed}
+    return Edit(
+        word=hashlib.sha256(f"torchmix-edit {before.recipe} {fingerprint}".encode()).hexdigest()[:16],
+        changed=tuple(key for key in differing if key in EDITABLE),
+        added=tuple(sorted(now - was)),
+        removed=tuple(sorted(was - now)),
+        refused=tuple(key for key in differing if key not in allowed) or (() if differing else ("unknown keys",)),
+    )
+
+
+def accepted(state: LoaderState, edit: Edit, *, fingerprint: str, digests: bytes) -> LoaderState:
+    """The state under the edited recipe; planning brings its streams in line, see `reconciled`.
+
+    Raises:
+        StateMismatch: The state lies inside a step, which was planned before the edit.
+    """
+    if state.microbatch:
+        raise StateMismatch(
+            f"the state was saved inside step {state.step}, which was planned before the edit; go back to the start of "
+            f"the step with load_state_dict(state, from_step_start=True, accept_edit={edit.word!r})"
+        )
+    return msgspec.structs.replace(
+        state, recipe=fingerprint, recipe_keys=digests, edited_from=state.edited_from or state.recipe
+    )
+
+
+def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderState:
+    """An accepted state with the streams of the edited recipe.
+
+    Args:
+        state: From `accepted`.
+        planner: Of the edited recipe.
+        catalog: Fingerprint of its catalog.
+
+    Raises:
+        StateMismatch: A stream that stays has other rows than it had.
+    """
+    found = {stream.name: stream for stream in state.streams}
+    prints = dict(zip(planner.streams, planner.fingerprints, strict=True))
+    others = [name for name, stream in found.items() if name in prints and prints[name] != stream.fingerprint]
+    if others:
+        raise StateMismatch(
+            f"{listed(others, MOST_KEYS)} had other rows when the state was saved: files or selections changed. An "
+            f"edit changes shares, and adds or removes whole sources; restore the files"
+        )
+    new = dict.fromkeys(("epoch", "window", "offset", "debt", "residue", "era"), 0)
+    streams = [found.get(name) or StreamState(name=name, fingerprint=prints[name], **new) for name in planner.streams]
+    has_plain_streams = planner.streams_are_sources
+    pool, dropped = _pool(state, planner)
+    if dropped:
+        logger.warning("%d deferred pieces go with the streams that the edit removes", dropped)
+    return msgspec.structs.replace(
+        state,
+        catalog=catalog,
+        streams=streams,
+        sources=[] if has_plain_streams else list(planner.sources),
+        pool=pool,
+        decisions=[decision for decision in state.decisions if decision.name in prints],
+        bad_tokens={name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources},
+        edited_from="",
+    )
+
+
+def _identity(state: LoaderState) -> Identity:
+    return Identity(recipe=state.recipe, digests=state.recipe_keys, sources=state.source_names)
+
+
+def _pool(state: LoaderState, planner: Planner) -> tuple[PoolState, int]:
+    """Pieces of streams that stay, with the numbers that streams and sources have now; and how many go."""
+    stream_number = {name: s for s, name in enumerate(planner.streams)}
+    source_number = {name: s for s, name in enumerate(planner.sources)}
+    before = state.source_names
+    rows = []
+    for values in zip(
+        state.pool.stream,
+        state.pool.source or state.pool.stream,
+        state.pool.epoch,
+        state.pool.row,
+        state.pool.start,
+        state.pool.tokens,
+        state.pool.drawn_step,
+        strict=True,
+    ):
+        stream, source = state.streams[values[0]].name, before[values[1]]
+        if stream in stream_number and source in source_number:
+            rows.append((stream_number[stream], source_number[source], *values[2:]))
+    columns: list[list[int]] = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(7)]
+    names = ("stream", "source", "epoch", "row", "start", "tokens", "drawn_step")
+    kept = dict(zip(names, columns, strict=True))
+    if planner.streams_are_sources:
+        kept["source"] = []
+    return PoolState(**kept), len(state.pool.row) - len(rows)
