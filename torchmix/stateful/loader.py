@@ -124,10 +124,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last microbatch handed out: bytes at 'torchmix_state', equal on all ranks."""
-        state = self._state
-        if self._step is not None and self._step.num_used > state.microbatch:
-            digest = self._step.header.plan_digest
-            state = msgspec.structs.replace(state, microbatch=self._step.num_used, plan_digest=digest)
+        state = self._state if self._step is None else self._step.state_within(self._state)
         return {"torchmix_state": encode_state(state)}
 
     def load_state_dict(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from torchmix.constructor.fields import Microbatch
 from torchmix.steps.header import StepHeader
 from torchmix.steps.state import LoaderState
@@ -23,6 +25,12 @@ class StepInUse:
     state_after: LoaderState
     num_used: int
     """Microbatches handed out, including those before a state that was loaded inside the step."""
+
+    def state_within(self, before: LoaderState) -> LoaderState:
+        """The state after the microbatches handed out; `before`: the one that the step began with."""
+        if self.num_used <= before.microbatch:
+            return before
+        return msgspec.structs.replace(before, microbatch=self.num_used, plan_digest=self.header.plan_digest)
 
 
 class Microbatches:
