@@ -7,7 +7,8 @@
 In: names of scripts in this folder. Out: `runs/benchmarks/NAME.json`: the command, the commit, the machine, seconds,
 what was printed, its tables and its own JSON. Must hold: a script that fails is said and ends the run with its exit
 code after the others have run; the file of an earlier run stays then. A page takes the tables of `NAME` between the
-lines `<!-- benchmark NAME -->` and `<!-- end -->`, so no figure in it is copied by hand. Cost: that of the scripts.
+lines `<!-- benchmark NAME -->` and `<!-- end -->`, or the second one alone with `<!-- benchmark NAME 2 -->`, so no
+figure in it is copied by hand. Cost: that of the scripts.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ HERE = Path(__file__).parent
 KEPT = HERE.parent / "runs" / "benchmarks"
 PARTS = {"megatron_data", "megatron_rival", "process_trees", "run", "steady_rivals", "synthetic"}
 """What others import, and this file."""
+PLACE = r"<!-- benchmark (\w+)(?: ([1-9]))? -->\n.*?<!-- end -->"
+"""Of a page: what a benchmark's tables, or one of them, are written between."""
 PACKAGES = ("torch", "numpy", "pyarrow", "torchdata", "megatron-core")
 
 
@@ -116,13 +119,16 @@ def fill(page: str, records: dict[str, Any]) -> tuple[str, list[str]]:
     missing = []
 
     def replace(match: re.Match[str]) -> str:
-        record = records.get(match[1])
-        if record is None or not record["tables"]:
-            missing.append(match[1])
+        name, number = match[1], match[2]
+        tables = records.get(name, {"tables": []})["tables"]
+        if number is not None:
+            tables = tables[int(number) - 1 : int(number)]
+        if not tables:
+            missing.append(name)
             return match[0]
-        return f"<!-- benchmark {match[1]} -->\n\n{markdown(record['tables'])}\n\n<!-- end -->"
+        return f"<!-- benchmark {name}{f' {number}' if number else ''} -->\n\n{markdown(tables)}\n\n<!-- end -->"
 
-    return re.sub(r"<!-- benchmark (\w+) -->\n.*?<!-- end -->", replace, page, flags=re.DOTALL), missing
+    return re.sub(PLACE, replace, page, flags=re.DOTALL), missing
 
 
 def _commit() -> str:

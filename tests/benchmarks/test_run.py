@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,26 @@ def test_a_run_is_kept_and_a_page_takes_its_tables(
     assert runner.main() == 1 and "other: nothing was kept" in capfd.readouterr().err
     text = page.read_text()
     assert "| 512 | 3 | 4 |\n\n| name | share |\n|---|---|\n" in text and "old" not in text and "kept" in text
+
+
+def test_a_page_may_take_one_table_of_several(runner: ModuleType) -> None:
+    records = {"mine": {"tables": runner.tables_of(PRINTED)}}
+    page = "<!-- benchmark mine 2 -->\nold\n<!-- end -->\n<!-- benchmark mine 3 -->\nkept\n<!-- end -->"
+    text, missing = runner.fill(page, records)
+    assert missing == ["mine"]
+    assert text == (
+        "<!-- benchmark mine 2 -->\n\n| name | share |\n|---|---|\n| a | 1 % |\n\n<!-- end -->\n"
+        "<!-- benchmark mine 3 -->\nkept\n<!-- end -->"
+    )
+
+
+def test_places_of_the_page_are_of_benchmarks_and_hold_tables(runner: ModuleType) -> None:
+    page = (PATH.parents[1] / "docs" / "performance.md").read_text(encoding="utf-8")
+    places = list(re.finditer(runner.PLACE, page, flags=re.DOTALL))
+    assert len(places) == page.count("<!-- benchmark ") == page.count("<!-- end -->") >= 3
+    for place in places:
+        assert (PATH.parent / f"{place[1]}.py").is_file(), place[1]
+        assert len(runner.tables_of(place[0])) == 1, place[0]
 
 
 def test_every_script_is_a_benchmark_or_a_part_of_one() -> None:

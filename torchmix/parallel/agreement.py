@@ -43,6 +43,7 @@ def agree(
     world_size: int,
     facts: Mapping[str, str],
     check: Callable[[], None] = lambda: None,
+    what: str = "build_loader",
 ) -> None:
     """Compare what this rank was given with rank 0, and wait for all. A collective: all ranks call it, in one order.
 
@@ -52,6 +53,7 @@ def agree(
         world_size: Ranks of the job.
         facts: Name -> value, as a message may show them; the names are the same on all ranks of one torchmix.
         check: Raises while this waits, if there is something else that ends the job.
+        what: The call that asks, for messages.
 
     Raises:
         RecipeError: This rank differs from rank 0; names what, with both values.
@@ -74,7 +76,7 @@ def agree(
         if differences:
             more = f" and {len(differences) - MOST_DIFFERENCES} more" if len(differences) > MOST_DIFFERENCES else ""
             error = RecipeError(
-                f"build_loader: rank {rank} was given other values than rank 0: "
+                f"{what}: rank {rank} was given other values than rank 0: "
                 f"{'; '.join(differences[:MOST_DIFFERENCES])}{more}. Give all ranks the same"
             )
             _tell(store, error, rank=rank, number=number)

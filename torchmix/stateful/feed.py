@@ -9,7 +9,9 @@ an unused loader can be collected. Cost: pinning copies a step once.
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -74,7 +76,20 @@ def end_feed(feed: Ahead[StepTensors]) -> bool:
     return feed.close(0.0)
 
 
-def abandon(feed: Ahead[StepTensors], *, is_waited_for: bool) -> None:
+def end_with(owner: object, feed: Ahead[StepTensors], *, is_waited_for: bool) -> weakref.finalize[..., Any]:
+    """End a feed when its owner is collected, if nobody has closed it; `detach` what this returns to prevent that.
+
+    The thread that collects the owner must not wait, except at the interpreter's exit: a thread that still runs there
+    may abort the process. In a larger job liveness informs the other ranks.
+    """
+    last_resort = weakref.finalize(owner, _abandon, feed, is_waited_for=is_waited_for)
+    last_resort.atexit = False
+    if is_waited_for:
+        atexit.register(feed.close, PATIENCE_S)
+    return last_resort
+
+
+def _abandon(feed: Ahead[StepTensors], *, is_waited_for: bool) -> None:
     """End the feed of a loader that was collected, possibly during the interpreter's exit."""
     if not end_feed(feed) and is_waited_for:
         atexit.register(feed.close, PATIENCE_S)

@@ -21,34 +21,30 @@ import os
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-import msgspec
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from torchmix.constructor.fields import Microbatch, StepTensors
 from torchmix.errors import LengthUnknown, LoaderClosed
 from torchmix.parallel.fan_out import FanOut
-from torchmix.parallel.layout import Layout
-from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.topology import Topology
 from torchmix.planner.plan import START_DIGEST
-from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, samples_of_step
 from torchmix.stateful.ahead import Ahead
-from torchmix.stateful.feed import abandon, end_feed, feed_of_rank
+from torchmix.stateful.feed import end_feed, end_with, feed_of_rank
 from torchmix.stateful.reports import Reports
-from torchmix.stateful.serve import ReceivedSteps
+from torchmix.stateful.reshard import Reshard, Seating, SharedParts, agreed_places, at_layout, reseat
 from torchmix.stateful.step_in_use import Microbatches, StepInUse
 from torchmix.stateful.stream import StepStream, state_bytes
-from torchmix.stateful.waiting import PATIENCE_S, await_end, await_item
+from torchmix.stateful.waiting import await_end, await_item
 from torchmix.steps.edits import state_for
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
-from torchmix.steps.state import check_layout, encode_state, start_state
+from torchmix.steps.state import check_layout, decode_state, encode_state, start_state
 from torchmix.steps.stop_signal import StopSignal
 
 
@@ -57,58 +53,45 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def __init__(
         self,
-        stream: StepStream | ReceivedSteps,
+        seating: Seating,
         *,
-        part: Part,
-        tree: ClientPlaceTree,
-        layout: Layout,
+        shared: SharedParts,
         look_ahead: int = 2,
         start_step: int = 0,
         stop_step: int | None = None,
-        fan_out: FanOut | None = None,
-        liveness: Liveness | None = None,
         reports: Reports | None = None,
     ) -> None:
         """Wrap a stream; nothing starts before the first `iter()`.
 
         Args:
-            stream: `StepStream` on a leader, `ReceivedSteps` on a peer.
-            part: The part of the recipe that is read.
-            tree: The job's place tree, seen from this rank.
-            layout: What the samples of each step are placed on.
+            seating: This rank's place in the job, with its stream and its exchange.
+            shared: What the loader keeps at every layout; its liveness is closed with the loader.
             look_ahead: Finished steps that may wait, 1 or more.
             start_step: The step to begin at, if no state is loaded.
             stop_step: The step before which the stream ends; None if it is not known.
-            fan_out: The exchange with the other ranks; None in a job of one rank.
-            liveness: Reports lost ranks; closed with the loader.
             reports: Takes losses to the part's policy; None without one.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata makes the call
             super().__init__(
-                stream,
+                seating.stream,
                 batch_size=None,
                 num_workers=0,  # the stream has its own worker: torch's would load torch, and copy each step
                 collate_fn=_as_it_is,
                 snapshot_every_n_steps=1,
                 generator=torch.Generator(),  # a generator of its own leaves the trainer's random numbers alone
             )
-        self._tree = tree
-        self._leader = tree.leader_of(tree.topology.rank)
-        self._part = part
-        self._layout = layout
+        self._sit(seating)
+        self._shared, self._part, self._liveness = shared, shared.part, shared.liveness
         self._look_ahead = look_ahead
-        self._fan_out = fan_out
-        self._liveness = liveness
         self._reports, self._has_branch = reports, False
         # The state before the step that is being consumed, or the loaded state if it lies inside that step.
         self._start_step, self._stop_step = start_step, stop_step
-        self._state = start_state(layout, recipe=part, step=start_step)
+        self._state = start_state(seating.layout, recipe=shared.part, step=start_step)
         self._step: StepInUse | None = None
         self._header: StepHeader | None = None
         self._feed: Ahead[StepTensors] | None = None
-        self._ended = False
-        self._closed = False
+        self._ended = self._closed = False
         self._process = os.getpid()
         self._wait_s = self._total_wait_s = 0.0
 
@@ -148,12 +131,10 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         data = state_bytes(state_dict)
         state = state_for(data, self._part, from_step_start=from_step_start, accept_edit=accept_edit)
         check_layout(state, self._part.batch, self._layout)
-        if isinstance(self.dataset, StepStream):
-            self.dataset.check_state(state)
+        self.dataset.check_state(state)
         was_running = self._feed is not None
         self._stop_feed()
-        dp, micro_batch_size = self._layout.dp, self._layout.micro_batch_size
-        self._state = msgspec.structs.replace(state, dp=dp, micro_batch_size=micro_batch_size)
+        self._state = at_layout(state, self._layout)
         self._step = self._header = None
         self._ended = self._has_branch = False
         if was_running:
@@ -176,6 +157,40 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         """
         if self._reports is not None:
             self._reports.report(step, losses)
+
+    def reshard(
+        self,
+        topology: Topology | ClientPlaceTree,
+        at_step: int,
+        *,
+        micro_batch_size: int | None = None,
+        fan_out: FanOut | None = None,
+    ) -> None:
+        """Go on at another layout, as a job that resumes there would; all ranks call it between two steps.
+
+        Args:
+            topology: The new sizes, of the same ranks.
+            at_step: The first step at the new layout, which must be the next one.
+            micro_batch_size: Samples of a microbatch from then on; None: as many as before.
+            fan_out: The new exchange, for a loader that was built with a `fan_out`.
+
+        Raises:
+            StateError, TopologyError, OptionError, RecipeError: A value does not fit, or is not that of rank 0.
+        """
+        self._check_open()
+        state = decode_state(state_bytes(self.state_dict()), recipe=self._part)
+        size = micro_batch_size or self._layout.micro_batch_size
+        asked = Reshard(topology=topology, at_step=at_step, micro_batch_size=size, fan_out=fan_out)
+        places = agreed_places(self._shared, self._tree, asked, state)
+        was_running = self._feed is not None
+        self._sit(reseat(self._shared, self.dataset, *places, self._fan_out, fan_out, stop=self._stop_feed))
+        self._state = at_layout(state, self._layout)
+        if was_running:
+            self._start_feed()
+
+    def _sit(self, seating: Seating) -> None:
+        object.__setattr__(self, "dataset", seating.stream)  # torch's class would refuse a second one
+        self._tree, self._layout, self._fan_out = seating.tree, seating.layout, seating.fan_out
 
     @property
     def order_digest(self) -> str:
@@ -203,19 +218,18 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
     @property
     def num_microbatches(self) -> int:
         """Microbatches, on each rank, of the step that is being consumed; at a boundary, of the next step."""
-        return self._microbatches_of(self._state.step)
+        return self._layout.num_microbatches(samples_of_step(self._part.batch, self._state.step))
 
     def stats(self) -> dict[str, Any]:
         """Figures of the step that the last microbatch belongs to.
 
         `data_wait_s` (this step) and `total_data_wait_s` are seconds that the caller waited for data; `workers_lost`
-        counts the workers of this leader's node that were lost and replaced, 0 on a peer. After the first
-        step the header adds `step`, `tokens_of_source`, `fill`, `balance_ratio` and `hash_order_ratio` (cost over its
-        lower bound; 1 is best), `plan_s`, `read_s`, `build_s`, and the totals of the leader's reader since it started
-        (`decode_amplification`, `bytes_read`, ...).
+        counts the workers of this leader's node that were lost and replaced, 0 on a peer. After the first step the
+        header adds `step`, `tokens_of_source`, `fill`, `balance_ratio`, `hash_order_ratio` (cost over its lower bound;
+        1 is best), `plan_s`, `read_s`, `build_s`, and the totals of the leader's reader since it started.
         """
-        lost = self.dataset.workers_lost if isinstance(self.dataset, StepStream) else 0
-        own = {"data_wait_s": self._wait_s, "total_data_wait_s": self._total_wait_s, "workers_lost": lost}
+        waits = {"data_wait_s": self._wait_s, "total_data_wait_s": self._total_wait_s}
+        own = {**waits, "workers_lost": self.dataset.workers_lost}
         return {**(stats_of(self._header) if self._header is not None else {}), **own}
 
     def close(self) -> None:
@@ -233,10 +247,9 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             if self._liveness is not None:
                 self._liveness.post_abort(error)
             raise
+        self.dataset.release()
         if self._reports is not None:
             self._reports.close()
-        if isinstance(self.dataset, StepStream):
-            self.dataset.release()
         if self._liveness is not None:
             self._liveness.close()
         if self._fan_out is not None:
@@ -262,9 +275,6 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._feed is not None:
             self._feed.close(timeout_s=0)
 
-    def _microbatches_of(self, step: int) -> int:
-        return self._layout.num_microbatches(samples_of_step(self._part.batch, step))
-
     def _next(self) -> Microbatch | None:
         self._check_open()
         if self._step is None:
@@ -275,8 +285,9 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             if self._reports is not None:
                 self._reports.check_reported(self._state.step)
             assert self._feed is not None
-            giver = "its own reader" if self._tree.is_leader else f"its leader, rank {self._leader}"
-            who = f"rank {self._tree.topology.rank} has waited %.0f s for step {self._state.step} from {giver}"
+            rank = self._tree.topology.rank
+            giver = "its own reader" if self._tree.is_leader else f"its leader, rank {self._tree.leader_of(rank)}"
+            who = f"rank {rank} has waited %.0f s for step {self._state.step} from {giver}"
             arrived = await_item(self._feed, who=who, liveness=self._liveness)
             self._wait_s = time.perf_counter() - began
             self._total_wait_s += self._wait_s
@@ -303,27 +314,16 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._reports is not None and not self._has_branch:
             self._state, self._has_branch = self._reports.begin(self._state), True
         stream = self.dataset
-        assert isinstance(stream, StepStream | ReceivedSteps)
         stop = StopSignal()
         if isinstance(stream, StepStream):
             stream.load_state_dict(self.state_dict())
             stream.stop_when(stop)
+        bad, part = self._state.bad_tokens, self._part
         steps = feed_of_rank(
-            self._start_torch,
-            stream,
-            fan_out=self._fan_out,
-            tree=self._tree,
-            part=self._part,
-            bad_tokens=self._state.bad_tokens,
+            self._start_torch, stream, fan_out=self._fan_out, tree=self._tree, part=part, bad_tokens=bad
         )
         self._feed = Ahead(steps, depth=self._look_ahead, name="torchmix-feed", on_close=stop.set)
-        # This ends a loader that nobody closes. The thread that collects it must not wait, except at the interpreter's
-        # exit: a thread that still runs there may abort the process. In a larger job liveness informs the other ranks.
-        is_alone = self._fan_out is None
-        self._last_resort = weakref.finalize(self, abandon, self._feed, is_waited_for=is_alone)
-        self._last_resort.atexit = False
-        if is_alone:
-            atexit.register(self._feed.close, PATIENCE_S)
+        self._last_resort = end_with(self, self._feed, is_waited_for=self._fan_out is None)
 
     def _start_torch(self) -> Any:
         """torchdata's iterator over the stream. The iterator and the loader hold no reference to each other."""

@@ -8,7 +8,6 @@ lock builds a missing catalog, and the others wait.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Collection, Mapping
@@ -25,15 +24,14 @@ from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog
 from torchmix.catalog.views.wanted import views_of
 from torchmix.catalog.vocabulary import check_vocabulary
-from torchmix.constructor.context_parallel import check_context_parallel
 from torchmix.errors import OptionError, TopologyError
 from torchmix.indexing.scan import catalog_if_any, ensure_catalog
 from torchmix.indexing.wanted_rows import wanted_rows
 from torchmix.parallel.agreement import agree, failures_told
 from torchmix.parallel.fan_out import FanOut, open_fan_out
+from torchmix.parallel.layout import Layout
 from torchmix.parallel.liveness import Liveness
-from torchmix.parallel.modules.broadcast import tree_with_broadcast
-from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces, check_scopes, layout_of
+from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
 from torchmix.parallel.open_liveness import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import SHORTEST_PATIENCE_S, patience_of
@@ -45,7 +43,6 @@ from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.loaders import loaders_of
 from torchmix.recipe.options import true_or_false
 from torchmix.recipe.parts import Part, part_of, with_all_sources
-from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.source.bad_rows import max_bad_of
 from torchmix.recipe.source.resets import resets_positions, sources_with_resets
 from torchmix.recipe.structs import Loaders, Recipe
@@ -54,9 +51,10 @@ from torchmix.service.keys import client_keys
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.reports import open_reports
-from torchmix.stateful.serve import ReceivedSteps
+from torchmix.stateful.reshard import SharedParts, facts_of_places, places_of
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.cursor_bounds import MAX_STEPS
+from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
 from torchmix.steps.node_limits import processors
 from torchmix.steps.replica_steps import StreamSettings
@@ -138,7 +136,6 @@ def build_loader(
         _check_topology(topology)
         if topology is None:
             topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
-        tree = topology if isinstance(topology, ClientPlaceTree) else ClientPlaceTree.from_topology(topology)
         _check_numbers(
             micro_batch_size=micro_batch_size,
             look_ahead=look_ahead,
@@ -147,17 +144,7 @@ def build_loader(
             padded_vocab_size=padded_vocab_size,
         )
         _check_patience(patience_s)
-        tree = tree_with_broadcast(tree, planned.balance.broadcast_at)
-        layout = layout_of(tree, micro_batch_size=micro_batch_size, broadcast_at=planned.balance.broadcast_at)
-        check_scopes(planned.modules, tree)
-        for stage in stages_of(planned.batch):
-            layout.num_microbatches(stage.samples)
-        check_context_parallel(
-            tree.topology.cp,
-            length=planned.batch.length,
-            packing=planned.packing,
-            resetting=list(sources_with_resets(planned.sources)),
-        )
+        tree, layout = places_of(topology, micro_batch_size, planned)
         if job_size not in (None, 1) and tree.topology.world_size == 1:
             text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
             logger.warning(text, job_size)
@@ -183,8 +170,8 @@ def build_loader(
         if planned.dynamic is not None and decisions is None:
             log_folder = folder / planned.dynamic.decisions
             reports = open_reports(planned, tree, log_folder, base=folder, fan_out=fan_out, store=store)
-        stream: StepStream | ReceivedSteps
-        if tree.is_leader:
+
+        def stream_of_leader(tree: ClientPlaceTree, layout: Layout, held: HeldReader) -> StepStream:
             catalog = _catalog(planned, whole, folder)
             rows = {name: source.num_documents for name, source in catalog.sources.items()}
             check_rows_of_part(whole, part, rows)
@@ -219,21 +206,16 @@ def build_loader(
                     node = open_node(tree, options)
                 else:
                     node = open_node(tree, options, store=store, check=liveness.check)
-            held = catalog if node is None else None
-            stream = StepStream(settings, catalog=held, node=node, consumer=tree.topology.rank, look_ahead=look_ahead)
-        else:
-            assert fan_out is not None
-            stream = ReceivedSteps(fan_out)
+            own, rank = catalog if node is None else None, tree.topology.rank
+            return StepStream(settings, catalog=own, node=node, consumer=rank, look_ahead=look_ahead, held=held)
+
+        shared = SharedParts(part=planned, stream_of_leader=stream_of_leader, store=store, liveness=liveness)
         return StatefulDataLoader(
-            stream,
-            part=planned,
-            tree=tree,
-            layout=layout,
+            shared.seat(tree, layout, fan_out, HeldReader()),
+            shared=shared,
             look_ahead=look_ahead,
             start_step=start_step,
             stop_step=None if one_pass else max_steps,
-            fan_out=fan_out,
-            liveness=liveness,
             reports=reports,
         )
     except BaseException as error:
@@ -279,8 +261,6 @@ def _topology_in(job_size: int) -> Topology:
 
 def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) -> dict[str, str]:
     """Values that must be equal on all ranks, and whose difference would otherwise show only after it has done harm."""
-    sizes = tree.topology
-    places = repr((tree.leader_of_rank, tree.replica_of_rank, tree.role_of_rank))
     return {
         "torchmix": __version__,
         **recipe_keys(planned),
@@ -290,8 +270,7 @@ def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) 
         "resets": _resets(planned),
         "balance": msgspec.json.encode(planned.balance).decode(),
         "modules": msgspec.json.encode(planned.modules, order="sorted").decode(),
-        "topology": f"tp {sizes.tp} x cp {sizes.cp} x pp {sizes.pp} x dp {sizes.dp}",
-        "leaders, replicas and roles": hashlib.sha256(places.encode()).hexdigest()[:16],
+        **facts_of_places(tree),
         **{name: str(value) for name, value in options.items()},
     }
 

@@ -28,6 +28,7 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.parts import Part
 from torchmix.steps.bad_tokens import BadTokens, masked_of
 from torchmix.steps.header import StepHeader, decode_header, encode
+from torchmix.steps.state import LoaderState
 
 
 def serve_steps(
@@ -140,6 +141,20 @@ class ReceivedSteps(IterableDataset[StepTensors]):
             mine = tree.ranks_of_role(leader, tree.role).index(tree.topology.rank)
             yield replace(step, modules=share_of_ranks(step.modules, [mine])) if step.modules else step
         self._ended = True
+
+    @property
+    def workers_lost(self) -> int:
+        """None: a peer has no worker."""
+        return 0
+
+    def check_state(self, state: LoaderState) -> None:
+        """Accept any state: leaders compare it with the catalog."""
+
+    def keep_reader(self) -> None:
+        """Do nothing: a peer reads nothing."""
+
+    def release(self) -> None:
+        """Do nothing: a peer holds nothing but the exchange, which is the loader's."""
 
     def hear_out(self) -> None:
         """Discard the steps that the leader still sends, up to the end of the stream."""

@@ -22,7 +22,7 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
 from torchmix.errors import OptionError, StateError
 from torchmix.steps.header import decode_header
-from torchmix.steps.local_steps import local_steps
+from torchmix.steps.local_steps import HeldReader, local_steps
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import LoaderState, check_catalog, check_layout, decode_state, encode_state, start_state
 from torchmix.steps.stop_signal import StopSignal
@@ -41,6 +41,7 @@ class StepStream(IterableDataset[StepTensors]):
         node: NodeHold | None = None,
         consumer: int = 0,
         look_ahead: int = 2,
+        held: HeldReader | None = None,
     ) -> None:
         """Keep the settings; nothing is opened yet.
 
@@ -50,12 +51,15 @@ class StepStream(IterableDataset[StepTensors]):
             node: The worker that makes the steps, let go by `release`; None to make them in this process.
             consumer: This leader's global rank, by which the worker knows it.
             look_ahead: Finished steps that may wait in the worker, 1 or more.
+            held: What an earlier stream of this process has read, for steps that are made here.
         """
         super().__init__()
         self._settings = settings
         self._catalog = catalog
         self._node = node
         self._consumer, self._look_ahead = consumer, look_ahead
+        self._held = held or HeldReader()
+        self._held.is_kept = False
         self._release = None if node is None else weakref.finalize(self, node.leave, farewell_s=0.0)
         if self._release is not None:
             self._release.atexit = False  # the host has its own end
@@ -119,8 +123,19 @@ class StepStream(IterableDataset[StepTensors]):
         """Workers of the node that were lost and replaced, as far as this rank has noticed."""
         return 0 if self._node is None else self._node.num_lost
 
+    def keep_reader(self) -> None:
+        """Let what is read in this process outlive the running iterator, for `hand_over`."""
+        self._held.is_kept = True
+
+    def hand_over(self) -> HeldReader:
+        """Release this stream, and return what it has read in this process."""
+        held, self._held = self._held, HeldReader()
+        self.release()
+        return held
+
     def release(self) -> None:
         """Let go of the node's worker, which ends with the last loader that it serves. May be called again."""
+        self._held.close()
         if self._node is not None and self._release is not None and self._release.detach() is not None:
             self._node.leave()
 
@@ -146,7 +161,7 @@ class StepStream(IterableDataset[StepTensors]):
                 self._settings, state, node=self._node, consumer=self._consumer, look_ahead=self._look_ahead, stop=stop
             )
         catalog, self._catalog = self._catalog, None
-        return local_steps(self._settings, state, catalog=catalog, is_stopped=stop.is_set)
+        return local_steps(self._settings, state, catalog=catalog, is_stopped=stop.is_set, held=self._held)
 
 
 def state_bytes(state_dict: dict[str, Any]) -> bytes:

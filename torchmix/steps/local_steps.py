@@ -24,6 +24,32 @@ from torchmix.service.open_fleet import open_fleet_reader
 from torchmix.steps.replica_steps import Consumer, Consumers, SharedStep, StreamSettings, shared_steps
 
 
+class HeldReader:
+    """A reader that outlives its stream, for the next stream of the same part, at another layout."""
+
+    def __init__(self) -> None:
+        """Hold nothing; a stream's reader is closed with the stream, unless `is_kept` is set before."""
+        self.is_kept = False
+        self._held: tuple[Catalog, StepReader] | None = None
+
+    def take(self) -> tuple[Catalog, StepReader] | None:
+        """The catalog and the reader, if there are any; the taker closes the reader, or gives it back."""
+        held, self._held = self._held, None
+        return held
+
+    def give_back(self, catalog: Catalog, reader: StepReader) -> None:
+        """Keep a reader that a stream has done with, or close it."""
+        if self.is_kept:
+            self._held = catalog, reader
+        else:
+            reader.close()
+
+    def close(self) -> None:
+        """Close what is held."""
+        if (held := self.take()) is not None:
+            held[1].close()
+
+
 def local_steps(
     settings: StreamSettings,
     state: bytes,
@@ -31,6 +57,7 @@ def local_steps(
     catalog: Catalog | None = None,
     memory: StepMemory | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
+    held: HeldReader | None = None,
 ) -> Generator[StepArrays, None, None]:
     """The steps of the settings' replica, from a state on; arguments and errors as those of `replica_steps`.
 
@@ -40,9 +67,12 @@ def local_steps(
         catalog: The part's, where it is open already.
         memory: Where the sequence fields' memory comes from; this process' own if None.
         is_stopped: Asked while a far start is planned.
+        held: Gives the reader of an earlier stream, and takes it afterwards.
     """
     one = {0: Consumer(settings.replica, memory or StepMemory())}
-    steps = local_shared_steps(settings, state, catalog=catalog, consumers=lambda _: one, is_stopped=is_stopped)
+    steps = local_shared_steps(
+        settings, state, catalog=catalog, consumers=lambda _: one, is_stopped=is_stopped, held=held
+    )
     try:
         for step in steps:
             yield step.arrays[0]
@@ -57,18 +87,24 @@ def local_shared_steps(
     consumers: Consumers,
     catalog: Catalog | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
+    held: HeldReader | None = None,
 ) -> Generator[SharedStep, None, None]:
     """The steps of several consumers, with files opened here; arguments and errors as those of `shared_steps`."""
-    part = settings.part
-    if catalog is None:
-        catalog = open_part(Path(settings.catalog_folder), part)
-    reader = _open_reader(settings, catalog)
+    holder = HeldReader() if held is None else held
+    catalog, reader = holder.take() or _opened(settings, catalog)
     try:
         yield from shared_steps(
             settings, state, catalog=catalog, reader=reader, consumers=consumers, is_stopped=is_stopped
         )
     finally:
-        reader.close()
+        holder.give_back(catalog, reader)
+
+
+def _opened(settings: StreamSettings, catalog: Catalog | None) -> tuple[Catalog, StepReader]:
+    part = settings.part
+    if catalog is None:
+        catalog = open_part(Path(settings.catalog_folder), part)
+    return catalog, _open_reader(settings, catalog)
 
 
 def _open_reader(settings: StreamSettings, catalog: Catalog) -> StepReader:

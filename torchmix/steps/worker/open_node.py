@@ -44,10 +44,10 @@ _PAUSE_S = 0.05
 _LOOK_S = 0.5
 _HIGHEST_PATH_BYTES = 107
 _lock = threading.Lock()
-_open: list[tuple[object, NodeOptions, NodeHold]] = []
-"""Those that this process holds, with the store each is for."""
-_num_opened = 0
-"""Times this process has asked the store for one; equal on all leaders."""
+_open: list[tuple[object, NodeOptions, str, NodeHold]] = []
+"""Those that this process holds, with the store and the leaders each is for."""
+_num_opened: dict[str, int] = {}
+"""Times this process has asked the store for one, for each set of leaders; equal on all of these."""
 
 NodeStore: TypeAlias = Any
 """Torch's `Store`, of which `set`, `get`, `check` and `timeout` are used; its type is not imported here."""
@@ -74,15 +74,18 @@ def open_node(
         RankLost: A leader of this node has not come within the store's timeout.
     """
     with _lock:
-        _open[:] = [entry for entry in _open if not entry[2].is_closed]
-        for of_store, of_options, node in _open:
-            if of_store is store and of_options == options:
+        leaders = _short(repr((tree.leader_of_rank, tree.replica_of_rank)))
+        _open[:] = [entry for entry in _open if not entry[3].is_closed]
+        for of_store, of_options, of_leaders, node in _open:
+            if of_store is store and (of_options, of_leaders) == (options, leaders):
                 return node.join()
         if store is None:
             node = _own_node(options, {rank: tree.replica_of_rank[rank] for rank in tree.leaders})
         else:
-            node = _node_of_job(tree, options, store, check)
-        _open.append((store, options, node))
+            _num_opened[leaders] = _num_opened.get(leaders, 0) + 1
+            prefix = f"torchmix/node/{leaders}/{_num_opened[leaders]}"
+            node = _node_of_job(tree, options, store, prefix, check)
+        _open.append((store, options, leaders, node))
         return node.join()
 
 
@@ -105,10 +108,10 @@ def _own_node(options: NodeOptions, replica_of: dict[int, int]) -> NodeHold:
     return NodeHold(_admitted(host), replica_of=replica_of, host=host)
 
 
-def _node_of_job(tree: ClientPlaceTree, options: NodeOptions, store: NodeStore, check: Callable[[], None]) -> NodeHold:
-    global _num_opened
-    _num_opened += 1
-    prefix, own = f"torchmix/node/{_num_opened}", tree.topology.rank
+def _node_of_job(
+    tree: ClientPlaceTree, options: NodeOptions, store: NodeStore, prefix: str, check: Callable[[], None]
+) -> NodeHold:
+    own = tree.topology.rank
     name = node_name()
     store.set(f"{prefix}/who/{own}", name)
     if own == tree.leaders[0]:
