@@ -21,7 +21,20 @@ from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe, recipe_directory
 
 PAGES = sorted([*ROOT.glob("*.md"), *(path for room in ("docs", "examples") for path in (ROOT / room).rglob("*.md"))])
-VERBS = ("init", "check", "index", "properties", "query", "plan", "show", "diff", "serve", "keys", "reframe")
+VERBS = (
+    "init",
+    "check",
+    "index",
+    "properties",
+    "query",
+    "plan",
+    "show",
+    "diff",
+    "serve",
+    "keys",
+    "calibrate",
+    "reframe",
+)
 OTHERS_NAMES = {"PackedSeqParams", "FileMetaData", "SchemaElement", "FirstFitPackingConfig"}
 """Of Megatron, Parquet and Grain."""
 PACKAGE_TEXT = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "torchmix").rglob("*.py"))

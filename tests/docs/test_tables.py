@@ -109,7 +109,7 @@ def test_the_words_of_the_recipe_table_are_the_valid_ones() -> None:
         for field in msgspec.structs.fields(kind)
     }
     found = {key: words for key, words in valid.items() if words}
-    assert {"packing.method", "packing.overflow", "balance.method", "sources.NAME.on_exhausted"} <= set(found)
+    assert {"packing.method", "packing.overflow", "balance.level", "sources.NAME.on_exhausted"} <= set(found)
     assert {key: documented[key] for key in found} == found
 
 

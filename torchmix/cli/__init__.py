@@ -10,6 +10,7 @@ properties.py torchmix properties add: a table of further properties
 keys.py      torchmix keys: the keys of shared loaders and of their clients
 serve.py     torchmix serve: shared loaders
 diff.py      torchmix diff: what an edit changes, and the word that accepts it
+calibrate.py torchmix calibrate: the cost of a sample from timings
 reframe.py   torchmix reframe: a compressed file in small frames
 main.py      arguments, errors, exit codes
 """

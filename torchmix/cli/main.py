@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchmix import __version__
-from torchmix.cli import diff, index, keys, properties, query, reframe, serve
+from torchmix.cli import calibrate, diff, index, keys, properties, query, reframe, serve
 from torchmix.cli.check import command as check
 from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
@@ -34,6 +34,7 @@ VERBS = (
     ("diff", diff),
     ("serve", serve),
     ("keys", keys),
+    ("calibrate", calibrate),
     ("reframe", reframe),
 )
 EXIT_CODES = "exit codes: 0 ok, 1 findings, 2 usage or recipe, 3 data"

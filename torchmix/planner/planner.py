@@ -127,14 +127,18 @@ class Planner:
         Raises:
             SourceExhausted: A stream with `on_exhausted: error` cannot give what it owes, or none can.
         """
-        packed, drawn, asked, after = self._fold(cursor)
-        digest = after.order_digest
-        num_samples, length = samples_of_step(self.part.batch, cursor.step), self.part.batch.length
+        packed, drawn, asked, after = self.fold(cursor)
+        drawn_step = self.drawn_step(cursor.step, packed, drawn, asked, after.order_digest)
+        return self._strategy(drawn_step), after
+
+    def drawn_step(self, step: int, packed: Packed, drawn: Pieces, asked: Int64Array, order_digest: bytes) -> DrawnStep:
+        """What a strategy begins with, from the results of `fold`."""
+        num_samples, length = samples_of_step(self.part.batch, step), self.part.batch.length
         pieces = packed.pieces
         ends_document = pieces.start + pieces.tokens == pieces.document_tokens
         make = partial(
             StepPlan,
-            step=cursor.step,
+            step=step,
             streams=self.streams,
             sources=self.sources,
             pieces=pieces,
@@ -147,9 +151,9 @@ class Planner:
             delivered_tokens=self._by_stream(pieces),
             pool_tokens=self._by_stream(packed.pool),
             num_tokens_global=int(pieces.tokens.sum()) - int(np.count_nonzero(ends_document)),
-            order_digest=digest,
+            order_digest=order_digest,
         )
-        drawn_step = DrawnStep(
+        return DrawnStep(
             packed=packed,
             num_samples=num_samples,
             length=length,
@@ -157,11 +161,14 @@ class Planner:
             schedule=(self.part.mixture, self.part.schedule),
             sources=self.sources,
             sizes=self.sizes,
-            order_digest=digest,
+            order_digest=order_digest,
             make=make,
             kept=self._kept,
         )
-        return self._strategy(drawn_step), after
+
+    def order_digest_of(self, cursor: Cursor, packed: Packed) -> bytes:
+        """Order digest of all steps up to the one at a cursor, with these samples."""
+        return order_digest(cursor.order_digest, cursor.step, packed, self._names.of(packed.pieces))
 
     def skip(self, cursor: Cursor) -> Cursor:
         """The next cursor, as `step` returns it, without placing the step.
@@ -169,9 +176,9 @@ class Planner:
         Raises:
             SourceExhausted: As `step`.
         """
-        return self._fold(cursor)[-1]
+        return self.fold(cursor)[-1]
 
-    def _fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Int64Array, Cursor]:
+    def fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Int64Array, Cursor]:
         """The result that no layout changes: samples, pieces drawn, tokens asked of each stream, next cursor."""
         decided = cursor.decided
         if self._deciding is not None and self.decisions is not None:
@@ -179,7 +186,7 @@ class Planner:
         new, asked, position, decisions, drawn = self._draw(cursor, decided)
         self._next_windows.follow(cursor.position, position, asked)
         packed = self._pack(cursor, new)
-        digest = order_digest(cursor.order_digest, cursor.step, packed, self._names.of(packed.pieces))
+        digest = self.order_digest_of(cursor, packed)
         after = Cursor(
             step=cursor.step + 1,
             position=position,

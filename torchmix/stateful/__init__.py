@@ -13,6 +13,7 @@ In reading order:
     loader.py          StatefulDataLoader
     metrics.py         the figures of stats(), flat or for Prometheus
     open.py            build_loader
+    doors.py           tokens and tensors of a plan, for those who program the parts directly
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def read_and_build(
     if not consumers:
         return {}, 0.0, 0.0
     length, packing = settings.part.batch.length, settings.part.packing
-    reset_ids = _reset_ids(settings.part, plan.sources)
+    reset_ids = reset_ids_of(settings.part, plan.sources)
     began = time.perf_counter()
     replicas = dict.fromkeys(replica for replica, _ in consumers.values())
     pieces_of = {replica: pieces_of_replica(plan, replica) for replica in replicas}
@@ -307,7 +307,7 @@ def _by_name(names: Sequence[str], tokens: NDArray[np.int64] | None) -> dict[str
     return {} if tokens is None else {name: count for name, count in zip(names, tokens.tolist(), strict=True) if count}
 
 
-def _reset_ids(part: Part, sources: Sequence[str]) -> Int64Array | None:
+def reset_ids_of(part: Part, sources: Sequence[str]) -> Int64Array | None:
     """The `reset_id` of each source, as `build` takes them."""
     ids = sources_with_resets(part.sources)
     return np.array([ids.get(name, NO_RESET) for name in sources]) if ids else None

@@ -1,0 +1,217 @@
+"""Low-level doors of planning: what is at hand for a step as columns, and a plan of one's own from it.
+
+In: a planner and a cursor; then the sample of each piece, and placements. Out: `Summary`, `StepPlan`, the next cursor.
+Must hold: the draw is the recipe's, since other steps depend on it; a plan made here keeps every rule that those behind
+it rely on, or is an error that names the first broken one. Cost: that of planning a step, and a check of its arrays.
+
+A plan that packs otherwise than the recipe has another order digest, so a job resumes such steps only by this road.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.errors import PlanError
+from torchmix.parallel.layout import Layout
+from torchmix.planner.balance import BalanceReport, Placement, report
+from torchmix.planner.cursor import Cursor
+from torchmix.planner.graph.items import slots_of
+from torchmix.planner.graph.strategy import backbone_cost
+from torchmix.planner.pack import Packed, Pieces, aligned
+from torchmix.planner.plan import ItemPlan, ModulePlan, StepPlan
+from torchmix.planner.planner import Planner
+from torchmix.recipe.balance.modules import BACKBONE
+from torchmix.recipe.ramp import samples_of_step
+
+DEFERRED = -1
+"""The sample of a piece that waits for the next step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Summary:
+    """The pieces at hand for a step: the pool's and the drawn ones, as the recipe cuts them."""
+
+    columns: Mapping[str, NDArray[Any]]
+    """[n] each, int64 but `source`, which is text: `source`, `row`, `epoch`, `start`, `tokens`, `drawn_step`,
+    `document_tokens`; and the recipe's own packing: `sample`, DEFERRED for what waits, and `slot`."""
+    num_samples: int
+    """G of the step."""
+    length: int
+    """Tokens of a sample."""
+    planner: Planner
+    cursor: Cursor
+    pieces: Pieces
+    drawn: Pieces
+    asked_tokens: Int64Array
+    after: Cursor
+    """The cursor after the step with the recipe's packing."""
+
+
+def summary_buffer(planner: Planner, cursor: Cursor) -> Summary:
+    """What is at hand for the step at a cursor.
+
+    Raises:
+        SourceExhausted: As `Planner.step`.
+    """
+    packed, drawn, asked, after = planner.fold(cursor)
+    pieces = Pieces.concatenate([packed.pieces, packed.pool])
+    waiting = np.full(len(packed.pool), DEFERRED, np.int64)
+    columns: dict[str, NDArray[Any]] = {
+        each.name: getattr(pieces, each.name) for each in fields(Pieces) if each.name not in ("source", "stream")
+    }
+    columns["source"] = np.array(planner.sources)[pieces.source]
+    columns["sample"] = np.concatenate([packed.sample, waiting])
+    columns["slot"] = np.concatenate([packed.slot, waiting])
+    return Summary(
+        columns=columns,
+        num_samples=samples_of_step(planner.part.batch, cursor.step),
+        length=planner.part.batch.length,
+        planner=planner,
+        cursor=cursor,
+        pieces=pieces,
+        drawn=drawn,
+        asked_tokens=asked,
+        after=after,
+    )
+
+
+def plan_raw(
+    summary: Summary,
+    sample_of_piece: Int64Array,
+    placements: Mapping[str, Placement | ItemPlan],
+    *,
+    slot_of_piece: Int64Array | None = None,
+) -> StepPlan:
+    """The plan in which each piece is in the sample that one says, and each sample where one says.
+
+    Args:
+        summary: From `summary_buffer`.
+        sample_of_piece: int64 [n] in [0, G), or DEFERRED.
+        placements: `backbone`: where each sample is computed. Other modules: an `ItemPlan`, from `DGraph.item_plan`.
+        slot_of_piece: int64 [n] order of the pieces in their samples; None: as in the columns.
+
+    Raises:
+        PlanError: A rule is broken; names the first piece, sample or bin that breaks it.
+    """
+    planner = summary.planner
+    packed = _packed(summary, sample_of_piece, slot_of_piece)
+    if BACKBONE not in placements:
+        raise PlanError(f"plan_raw: placements lack {BACKBONE!r}, which computes the samples")
+    placement = placements[BACKBONE]
+    if not isinstance(placement, Placement):
+        raise PlanError(f"plan_raw: {BACKBONE} needs a Placement, not {type(placement).__name__}")
+    _check_placement(placement, summary.num_samples, planner.layout)
+    digest = planner.order_digest_of(summary.cursor, packed)
+    drawn = planner.drawn_step(summary.cursor.step, packed, summary.drawn, summary.asked_tokens, digest)
+    cost = backbone_cost(planner.part).of_samples(
+        packed.pieces.tokens, packed.sample, num_samples=summary.num_samples, length=summary.length
+    )
+    balance: BalanceReport = report(cost, placement, planner.layout)
+    backbone = ModulePlan(layout=planner.layout, placement=placement, balance=balance)
+    modules: dict[str, ItemPlan] = {}
+    for name, module in placements.items():
+        if name == BACKBONE:
+            continue
+        if not isinstance(module, ItemPlan):
+            raise PlanError(f"plan_raw: module {name} needs an ItemPlan, not {type(module).__name__}")
+        _check_items(name, module, packed)
+        modules[name] = module
+    return drawn.planned(backbone, modules)
+
+
+def cursor_after(summary: Summary, plan: StepPlan, sample_of_piece: Int64Array) -> Cursor:
+    """The cursor behind a step that `plan_raw` has planned: what was deferred is in its pool."""
+    waits = np.flatnonzero(np.asarray(sample_of_piece) == DEFERRED)
+    return replace(summary.after, pool=summary.pieces.take(waits), order_digest=plan.order_digest)
+
+
+def placement_of(dp_rank_of_sample: Int64Array, microbatch_of_sample: Int64Array) -> Placement:
+    """A placement from the rank and microbatch of each sample; slots follow the numbers of samples."""
+    rank, microbatch = (np.asarray(column, np.int64) for column in (dp_rank_of_sample, microbatch_of_sample))
+    place = rank * (int(microbatch.max(initial=0)) + 1) + microbatch
+    return Placement(dp_rank_of_sample=rank, microbatch_of_sample=microbatch, slot_of_sample=slots_of(place))
+
+
+def _packed(summary: Summary, sample_of_piece: Int64Array, slot_of_piece: Int64Array | None) -> Packed:
+    count, num_samples = len(summary.pieces), summary.num_samples
+    sample = _integers("sample_of_piece", sample_of_piece, count)
+    slot = np.arange(count) if slot_of_piece is None else _integers("slot_of_piece", slot_of_piece, count)
+    outside = (sample < DEFERRED) | (sample >= num_samples)
+    if outside.any():
+        piece = int(np.argmax(outside))
+        raise PlanError(f"plan_raw: piece {piece} is in sample {sample[piece]}; samples are 0 to {num_samples - 1}")
+    placed = np.flatnonzero(sample != DEFERRED)
+    placed = placed[np.lexsort((placed, slot[placed], sample[placed]))]
+    pieces, sample_of_placed = summary.pieces.take(placed), sample[placed]
+    tokens = aligned(pieces.tokens, summary.planner.align_tokens)
+    ends = np.cumsum(tokens)
+    first = np.searchsorted(sample_of_placed, sample_of_placed)
+    offset = ends - tokens - (ends - tokens)[first] if len(placed) else ends
+    too_long = offset + tokens > summary.length
+    if too_long.any():
+        at = int(np.argmax(too_long))
+        raise PlanError(
+            f"plan_raw: sample {sample_of_placed[at]} holds more than {summary.length} tokens with piece "
+            f"{placed[at]}, which ends at {int(offset[at] + tokens[at])}, aligned to {summary.planner.align_tokens}"
+        )
+    return Packed(
+        pieces=pieces,
+        sample=sample_of_placed,
+        slot=np.arange(len(placed)) - first,
+        sample_offset=offset,
+        pool=summary.pieces.take(np.flatnonzero(sample == DEFERRED)),
+    )
+
+
+def _check_placement(placement: Placement, num_samples: int, layout: Layout) -> None:
+    num_rows = layout.num_microbatches(num_samples)
+    rank = _integers("dp_rank_of_sample", placement.dp_rank_of_sample, num_samples)
+    microbatch = _integers("microbatch_of_sample", placement.microbatch_of_sample, num_samples)
+    slot = _integers("slot_of_sample", placement.slot_of_sample, num_samples)
+    for name, column, count in (("rank", rank, layout.dp), ("microbatch", microbatch, num_rows)):
+        outside = (column < 0) | (column >= count)
+        if outside.any():
+            sample = int(np.argmax(outside))
+            raise PlanError(f"plan_raw: sample {sample} has {name} {column[sample]}; there are 0 to {count - 1}")
+    place = rank * num_rows + microbatch
+    held = np.bincount(place, minlength=layout.dp * num_rows)
+    if (held != layout.micro_batch_size).any():
+        bin_rank, bin_microbatch = divmod(int(np.argmax(held != layout.micro_batch_size)), num_rows)
+        raise PlanError(
+            f"plan_raw: microbatch {bin_microbatch} of rank {bin_rank} has "
+            f"{held[bin_rank * num_rows + bin_microbatch]} samples; each has {layout.micro_batch_size}"
+        )
+    if not np.array_equal(slot, slots_of(place)):
+        sample = int(np.argmax(slot != slots_of(place)))
+        raise PlanError(
+            f"plan_raw: sample {sample} has slot {slot[sample]}; samples of a microbatch are in ascending order"
+        )
+
+
+def _check_items(name: str, module: ItemPlan, packed: Packed) -> None:
+    items = module.items
+    inside = (items.piece >= 0) & (items.piece < len(packed.pieces))
+    if not inside.all() or not np.array_equal(packed.sample[items.piece], items.sample):
+        raise PlanError(f"plan_raw: items of module {name} are not of these samples; make its graph over this step")
+    for what, column, count in (
+        ("consumer", module.consumer_of_item, module.num_consumers),
+        ("bin", module.bin_of_item, module.num_bins),
+    ):
+        found = _integers(f"{what}_of_item", column, len(items))
+        if len(found) and not 0 <= found.min() <= found.max() < count:
+            raise PlanError(f"plan_raw: module {name} has items at {what} {found.max()}; there are 0 to {count - 1}")
+
+
+def _integers(name: str, values: Any, count: int) -> Int64Array:
+    found = np.asarray(values)
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise PlanError(
+            f"plan_raw: {name} is {found.dtype} {list(found.shape)}, not a whole number for each of {count}"
+        )
+    return found.astype(np.int64)

@@ -1,0 +1,91 @@
+"""Low-level doors of loading: the tokens of a plan for one consumer, and the tensors of one role.
+
+In: a plan, from a planner, a strategy or `plan_raw`; a reader. Out: what the loader would hand out. Must hold: for a
+plan of the planner these are the loader's tensors, bit for bit. Cost: that of reading and building, in this thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.constructor.build import ReplicaPieces, build, pieces_of_replica
+from torchmix.constructor.context_parallel import cp_slices, share_of
+from torchmix.constructor.fields import StepTensors
+from torchmix.errors import TopologyError
+from torchmix.parallel.place_tree import Role
+from torchmix.planner.plan import StepPlan
+from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.reader.protocol import StepReader
+from torchmix.recipe.parts import Part
+from torchmix.steps.replica_steps import reset_ids_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PlannedTokens:
+    """The tokens of one data-parallel rank's samples in a step."""
+
+    pieces: ReplicaPieces
+    tokens: Tokens
+    """Values at the places of `pieces`, and the successor of each piece."""
+
+    @property
+    def values(self) -> NDArray[np.integer]:
+        """[samples x length] ids; arbitrary in padding."""
+        return self.tokens.values
+
+
+def loader_do_plan(plan: StepPlan, reader: StepReader, consumer: int) -> PlannedTokens:
+    """Read what one data-parallel rank's samples hold.
+
+    Args:
+        plan: The step.
+        reader: Of the plan's sources.
+        consumer: Data-parallel rank.
+
+    Raises:
+        TopologyError: There is no such rank.
+        CatalogError: What a reader raises.
+    """
+    if not 0 <= consumer < plan.layout.dp:
+        raise TopologyError(f"loader_do_plan: there is no consumer {consumer}; the plan has 0 to {plan.layout.dp - 1}")
+    pieces = pieces_of_replica(plan, consumer)
+    length = plan.capacity_tokens // plan.num_samples
+    tokens = reader.read(
+        pieces.source,
+        pieces.row,
+        pieces.start,
+        pieces.tokens,
+        places=pieces.places(length),
+        num_places=pieces.num_samples * length,
+    )
+    return PlannedTokens(pieces=pieces, tokens=tokens)
+
+
+def constructor_do_plan(plan: StepPlan, tokens: PlannedTokens, role: Role, *, part: Part, cp: int = 1) -> StepTensors:
+    """The tensors of one role of the rank that the tokens are of, for all microbatches of the step.
+
+    Args:
+        plan: The step.
+        tokens: From `loader_do_plan`.
+        role: Stage, and slice of the sequence in [0, cp).
+        part: Of the recipe: its packing decides boundaries and positions.
+        cp: Context-parallel ranks.
+
+    Raises:
+        TopologyError: The samples do not divide by cp.
+        CorruptPage: A token is no id.
+    """
+    length = plan.capacity_tokens // plan.num_samples
+    arrays = build(
+        tokens.pieces,
+        tokens.tokens.values,
+        tokens.tokens.successors,
+        length=length,
+        packing=part.packing,
+        reset_ids=reset_ids_of(part, plan.sources),
+    )
+    whole = StepTensors.from_arrays(arrays)
+    return share_of(whole, role, cp_slices(whole, cp, length=length, packing=part.packing))
