@@ -50,7 +50,7 @@ format: venv
 	$(BIN)/ruff format
 
 docs: $(VENV)/.documents
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html is built"
 
 venv: $(VENV)/.installed

@@ -42,6 +42,7 @@ setup(
         "PyYAML>=6",
         "tqdm>=4.64",
         "duckdb>=1.2",
+        "pyzmq>=26",
     ],
     extras_require={
         "test": [
@@ -50,7 +51,6 @@ setup(
             "tokenizers>=0.20",
             "tiktoken>=0.8",
             "fsspec>=2024.2",
-            "pyzmq>=26",
             # The S3 server of the tests: what moto[server] adds for other services is left out.
             "moto[s3]>=5",
             "flask>=2.2",
@@ -61,7 +61,6 @@ setup(
         "tokenizers": ["tokenizers>=0.20"],
         "tiktoken": ["tiktoken>=0.8"],
         "images": ["Pillow>=10.2"],
-        "loaders": ["pyzmq>=26"],
         "hf": ["fsspec>=2024.2", "huggingface_hub>=0.24"],
         "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.27"],
         "megatron": ["megatron-core>=0.16,<0.17"],

@@ -43,7 +43,7 @@ from torchmix.service.served import ServedCatalogs
 
 logger = logging.getLogger(__name__)
 
-NEEDS_ZMQ = "shared loaders need the package pyzmq: pip install 'torchmix[loaders]'"
+NEEDS_ZMQ = "shared loaders need the package pyzmq: pip install pyzmq"
 WAITING_BYTES = 256 << 20
 """Planned bytes of requests that wait to be read, of all clients together."""
 SILENT_CLIENT_S = 120.0
