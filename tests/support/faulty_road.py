@@ -78,6 +78,6 @@ class FaultyRoad:
                     content = bytes(altered)
                 other.sendall(content * 2 if fault == "repeat" else content)
         for end in (one, other):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # an end that has gone cannot be shut down, and is closed all the same
                 end.shutdown(socket.SHUT_RDWR)
-                end.close()
+            end.close()

@@ -28,7 +28,7 @@ from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 
 pytestmark = pytest.mark.system
-STEPS = 12
+STEPS = 24
 DEADLINE_S = 240.0
 
 

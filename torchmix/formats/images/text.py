@@ -85,7 +85,7 @@ class ImageTexts:
         """
         if self.tables is None:
             raise SourceUnreadable(
-                f"source {self.name!r} has images, which an index of shards does not find; run a plain torchmix index"
+                f"source {self.name!r} has images, which an index of shards does not find; run torchmix index"
             )
         table, faults = self.tables(str(path))
         sizes = self.rule.sizes(np.maximum(table.sizes["width"], 1), np.maximum(table.sizes["height"], 1))
