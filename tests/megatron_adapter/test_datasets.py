@@ -85,6 +85,13 @@ def test_steps_come_in_order_and_leave_their_state(folder: Path, num_chunks: int
             len(run.train[0])  # type: ignore[arg-type]
 
 
+def test_a_policy_that_nobody_would_tell_losses_is_refused(folder: Path) -> None:
+    path = folder / "dynamic.yaml"
+    path.write_text((folder / "recipe.yaml").read_text() + "dynamic: {policy: odm}\n")
+    with installed(args_for(path), core=True), pytest.raises(RecipeError, match="does not report yet"):
+        Run(args_for(path))
+
+
 def test_a_checkpoint_goes_on_with_the_next_step(folder: Path) -> None:
     args = args_for(folder / "recipe.yaml")
     with installed(args, core=True):

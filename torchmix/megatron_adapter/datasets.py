@@ -172,6 +172,12 @@ class _Job:
 
         args = self._args
         part = part_of(self._recipe, "train")
+        if part.dynamic is not None:  # the trainer would wait for decisions that nobody takes
+            raise RecipeError(
+                "a policy needs the losses of each step, which the adapter of Megatron does not report yet; leave "
+                "`dynamic` out, or give a `schedule`",
+                "dynamic",
+            )
         start = start_of_run(args, self._batch, watch_checkpoints(checkpointing), recipe=part)
         self._agree_on(start.step, start.state)
         print_rank_0(f" > torchmix: the data begin at step {start.step}: {start.reason}")
