@@ -13,11 +13,13 @@ import logging
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
 
 import torchmix
+from tests.support.deadlines import stretched
 from tests.support.loaders import FIELDS
 from tests.support.processes import workers_of_this_process
 
@@ -34,15 +36,21 @@ def main(recipe: str, steps: int, tp: int, cp: int, pp: int) -> None:
     faults = dict(fault.split(":") for fault in os.environ.get("FAULTS", "").split())
     dist.init_process_group("gloo")
     topology = torchmix.Topology.from_torchrun(tp=tp, cp=cp, pp=pp)
-    found, started = hashlib.sha256(), set()
+    found, started, hit = hashlib.sha256(), set[int](), set[int]()
     with torchmix.build_loader(recipe, topology=topology, loaders="node", max_steps=steps) as loader:
         for number, microbatch in enumerate(loader):
             dist.all_reduce(torch.tensor([number]))
             hash_of(microbatch, found)
             workers = workers_of_this_process()
             started |= set(workers)
-            if str(number) in faults:
-                for worker in workers:
+            if str(number) in faults and started:
+                # The steps at hand may have been made before the fault before: then a new worker comes yet.
+                deadline = time.monotonic() + stretched(60)
+                while not (living := set(workers_of_this_process()) - hit) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                started |= living
+                hit |= living
+                for worker in living:
                     os.kill(worker, getattr(signal, faults[str(number)]))
         stats = {name: value for name, value in loader.stats().items() if isinstance(value, int | float)}
         digest = loader.order_digest
