@@ -47,7 +47,7 @@ QWEN_2_5 = EncoderModel(
     out=WIDTH_OUT,
 )
 PIXEL_BYTES = 2 * 3 * 14 * 14 * 2
-"""Of a patch in bfloat16, with the frame doubled in time, as Hugging Face's processor gives it."""
+"""A patch in bfloat16, with its frame doubled in time, takes these bytes: so Hugging Face's processor gives it."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ KEPT = HERE.parent / "runs" / "benchmarks"
 PARTS = {"megatron_data", "megatron_rival", "process_trees", "run", "steady_rivals", "synthetic"}
 """What others import, and this file."""
 PLACE = r"<!-- benchmark (\w+)(?: ([1-9]))? -->\n.*?<!-- end -->"
-"""Of a page: what a benchmark's tables, or one of them, are written between."""
+"""The markers in a page, and what stands between them: all tables of a benchmark, or the one with this number."""
 PACKAGES = ("torch", "numpy", "pyarrow", "torchdata", "megatron-core")
 
 

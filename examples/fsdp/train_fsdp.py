@@ -101,7 +101,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dp = int(os.environ["WORLD_SIZE"]) // arguments.tp
     mesh = init_device_mesh(kind, (dp, arguments.tp), mesh_dim_names=("dp_shard", "tp"))
-    torch.manual_seed(recipe.seed)  # every rank begins with the same weights, of which it keeps its shards
+    torch.manual_seed(recipe.seed)  # every rank begins with the same weights and keeps its shards of them
     model = parallel(Transformer(vocab=arguments.vocab, length=recipe.batch.length).to(device), mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)  # parameters lie on two meshes
 

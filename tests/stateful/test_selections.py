@@ -141,7 +141,7 @@ LICENCES = ["MIT", "Apache-2.0", "GPL-3.0", "CC-BY"]
 
 
 def test_mixtera_figure_2_a_licence_filter_and_70_to_30(tmp_path: Path) -> None:
-    """Two sets of Python and JavaScript, of which only permissive licences count, mixed 70:30.
+    """Python and JavaScript under permissive licences are mixed 70:30.
 
     Source: figure 2 of Mixtera (Böther et al., 2025): a query keeps licences, a mixture of two languages is 70:30.
     """

@@ -3,7 +3,8 @@
     RANK=.. WORLD_SIZE=.. MASTER_..=.. python -m tests.support.module_rank RECIPE OUT TP CP PP STEPS
 
 In: a recipe with a module `query`. Out: OUT/RANK.npz with the gradients of this rank, summed over the steps: `encoder`,
-`embedding`, and the two matrices of the MLP, of which a TP rank has a part. Rows of the encoder replace embeddings.
+`embedding`, and the two matrices of the MLP; a TP rank has a part of each matrix. Rows of the encoder replace
+embeddings.
 A pipeline has two stages, which send activations by microbatch; each microbatch has its own backward.
 """
 

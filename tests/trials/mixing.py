@@ -223,7 +223,7 @@ def check_ledger(
     rows: dict[str, Rows],
     counted: dict[str, list[int]],
 ) -> int:
-    """Nothing twice, nothing of other rows; and nothing lost of whole epochs, of which the number is returned."""
+    """No row comes twice, no other row comes, and whole epochs lose none; returns the number of whole epochs."""
     whole = 0
     for (stream, epoch), documents in given.items():
         for (source, row), spans in documents.items():

@@ -27,7 +27,7 @@ from torchmix.steps.state import (
     LoaderState,
     PoolState,
     StreamState,
-    check_recipe_of,
+    other_recipe,
     read_state,
     step_start,
 )
@@ -97,8 +97,9 @@ def state_for(data: bytes, part: Part, *, from_step_start: bool = False, accept_
     if state.recipe == fingerprint:
         return state
     keys = recipe_keys(part)
-    if not state.streams or (edit := edit_of(_identity(state), fingerprint=fingerprint, keys=keys)).refused:
-        check_recipe_of(state, part)
+    edit = edit_of(_identity(state), fingerprint=fingerprint, keys=keys)
+    if not state.streams or edit.refused:
+        raise other_recipe(state, part)
     if accept_edit != edit.word:
         given = f"accept_edit={accept_edit!r} accepts another edit. " if accept_edit is not None else ""
         raise StateMismatch(

@@ -222,7 +222,8 @@ def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
         StateError: Not a state, or damaged.
     """
     state = read_state(data)
-    check_recipe_of(state, recipe)
+    if state.recipe != (recipe if isinstance(recipe, str) else recipe_fingerprint(recipe)):
+        raise other_recipe(state, recipe)
     return state
 
 
@@ -254,24 +255,19 @@ def read_state(data: bytes) -> LoaderState:
     return state
 
 
-def check_recipe_of(state: LoaderState, recipe: str | Part) -> None:
-    """Refuse a state of another recipe; see `decode_state`.
-
-    Raises:
-        StateMismatch: Says which keys differ.
-    """
+def other_recipe(state: LoaderState, recipe: str | Part) -> StateMismatch:
+    """The error for a state of another recipe: it says which keys differ, where `recipe` is a part."""
     fingerprint, keys = _identity(recipe)
-    if state.recipe != fingerprint:
-        differing = differing_keys(keys, state.recipe_keys, state.source_names) if keys else []
-        what = "something that decides the order differs (seed, batch, sources' columns, shares, packing or shuffle)"
-        if differing:
-            gone = "gone" if state.streams else "others"
-            now = [f"{name} (now {_cut(keys.get(name, gone))})" for name in differing]
-            what = f"of what decides the order, these keys differ: {listed(now, MOST_KEYS)}"
-        raise StateMismatch(
-            f"the state was saved with recipe {state.recipe}, this recipe is {fingerprint}: {what}. Restore that, or "
-            f"start a new run"
-        )
+    differing = differing_keys(keys, state.recipe_keys, state.source_names) if keys else []
+    what = "something that decides the order differs (seed, batch, sources' columns, shares, packing or shuffle)"
+    if differing:
+        gone = "gone" if state.streams else "others"
+        now = [f"{name} (now {_cut(keys.get(name, gone))})" for name in differing]
+        what = f"of what decides the order, these keys differ: {listed(now, MOST_KEYS)}"
+    return StateMismatch(
+        f"the state was saved with recipe {state.recipe}, this recipe is {fingerprint}: {what}. Restore that, or "
+        f"start a new run"
+    )
 
 
 def _identity(recipe: str | Part) -> tuple[str, dict[str, str]]:

@@ -35,7 +35,7 @@ LATE = 0.01
 FIRST_STEPS = 10
 """Steps in which no source is late, however short the run."""
 FAR = 0.5
-"""Of a share, by which a source's part of single steps may differ from it."""
+"""A source comes unevenly if its part of single steps differs from its share by more than this part of the share."""
 SHOWN_SOURCES = 5
 """Sources that a finding of several names."""
 SHOWN_ROWS = 10

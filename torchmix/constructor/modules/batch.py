@@ -35,7 +35,7 @@ class ModuleBatch:
     def cu_seqlens(self) -> torch.Tensor:
         """int32, 0 and cumulative units: the segments within which units attend to each other.
 
-        A segment is an item, [n + 1]; of images it is a tile, or a frame, of which `grid_thw` counts several.
+        A segment is an item, [n + 1]. An image has a segment for each tile or frame that `grid_thw` counts.
         """
         grid = self.arrays.get("grid_thw")
         if grid is None:
