@@ -39,8 +39,8 @@ ROOMS = (
     "service",
     "constructor",
     "steps",
-    "stateful",
     "lineage",
+    "stateful",
     "megatron_adapter",
     "cli",
 )
@@ -62,8 +62,8 @@ TORCH_FREE_FILES_BELOW = (
     "constructor/modules/routes.py",
     "constructor/modules/arrays.py",
 )
-TORCH_FREE_ROOMS_BELOW = ("steps",)
-"""What a worker process imports."""
+TORCH_FREE_ROOMS_BELOW = ("steps", "lineage")
+"""What a worker process or the command line imports."""
 ROOMS_OF_THE_RECIPE = ("recipe", "indexing", "planner", "stateful", "megatron_adapter", "cli")
 """The others take what they need of it."""
 BANNED_MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

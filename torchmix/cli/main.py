@@ -21,6 +21,7 @@ from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
 from torchmix.cli.show import command as show
 from torchmix.cli.terminal import ExitCode, print_json
+from torchmix.cli.trace import command as trace
 from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
 
 VERBS = (
@@ -31,6 +32,7 @@ VERBS = (
     ("query", query),
     ("plan", plan),
     ("show", show),
+    ("trace", trace),
     ("diff", diff),
     ("serve", serve),
     ("keys", keys),

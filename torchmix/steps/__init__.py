@@ -16,5 +16,5 @@ memory_budget.py  what reading takes of a node at most, added up
 replica_steps.py  the steps of one replica: planned, read and built
 local_steps.py    the same, with a reader of this process
 
-Then worker/: a process beside a leader that makes its steps.
+Then history/: the steps of a run over its edits; and worker/: a process beside a leader that makes its steps.
 """

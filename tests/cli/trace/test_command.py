@@ -1,0 +1,116 @@
+"""`torchmix trace`: what it finds is what a loader hands out, by the tokens themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.loaders import run_job
+from tests.support.numbered_rows import ROWS, delivered, traced, write_numbered
+from torchmix.cli.main import main
+from torchmix.parallel.topology import Topology
+
+Capture = pytest.CaptureFixture[str]
+STEPS = 40
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    return write_numbered(tmp_path, "{web: 70%, code: 30%}")
+
+
+def trace(capsys: Capture, *words: object) -> dict[str, Any]:
+    assert main(["trace", *map(str, words), "--json"]) == 0
+    values: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return values
+
+
+def every_row(folder: Path) -> Path:
+    path = folder / "rows.txt"
+    path.write_text("".join(f"{name}:{row}\n" for name in ("web", "code") for row in range(ROWS)))
+    return path
+
+
+def test_all_documents_are_in_the_steps_in_which_they_were_delivered(recipe: Path, capsys: Capture) -> None:
+    [rank] = run_job(recipe, Topology(), steps=STEPS)
+    found = trace(capsys, recipe, "--list", every_row(recipe.parent), "--steps", STEPS)
+    assert traced(found["pieces"]) == delivered(rank.microbatches)
+    assert max(piece["epoch"] for piece in found["pieces"]) > 0, "documents come again"
+
+
+def test_a_state_ends_the_steps_and_tells_what_was_from_what_will_be(
+    recipe: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    [rank] = run_job(recipe, Topology(), steps=10)
+    state = tmp_path / "state.bin"
+    state.write_bytes(rank.state["torchmix_state"])
+    given = delivered(rank.microbatches)
+    name, row = min(given[4])
+    was = trace(capsys, recipe, "--state", state, "--row", f"{name}:{row}")
+    assert was["stop"] == 10
+    assert traced(was["pieces"]) == {
+        step: {(name, row): counts[name, row]} for step, counts in given.items() if (name, row) in counts
+    }
+    assert main(["trace", str(recipe), "--state", str(state), "--steps", "200", "--row", f"{name}:{row}"]) == 0
+    text = capsys.readouterr().out
+    assert " was " in text and " will be " in text and "1 of 1 documents are in" in text
+
+
+def test_an_id_stands_for_the_rows_that_have_it(recipe: Path, capsys: Capture) -> None:
+    by_row = trace(capsys, recipe, "--row", "web:17", "--steps", STEPS)
+    by_id = trace(capsys, recipe, "--id", "https://17.example", "--steps", STEPS)
+    assert by_id["pieces"] == by_row["pieces"] != []
+
+
+def test_a_step_has_the_documents_that_were_delivered(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    [rank] = run_job(recipe, Topology(), steps=6)
+    out, deny = tmp_path / "made" / "step.parquet", tmp_path / "deny.parquet"
+    trace(capsys, recipe, "--step", 5, "--out", out, "--deny-from", deny)
+    table = pq.read_table(out)
+    assert traced(table.to_pylist()) == {5: delivered(rank.microbatches)[5]}
+    for source, row, name in zip(*(table[column].to_pylist() for column in ("source", "row", "id")), strict=True):
+        assert name == (f"https://{row}.example" if source == "web" else None)
+    denied = pq.read_table(deny)
+    assert denied.column_names == ["source", "row"]
+    rows = list(zip(denied["source"].to_pylist(), denied["row"].to_pylist(), strict=True))
+    assert rows == sorted(delivered(rank.microbatches)[5])
+
+
+def test_a_deny_list_of_named_documents_needs_no_steps(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "deny.parquet"
+    words = ["--row", "code:3", "--id", "https://9.example", "--row", "web:9", "--deny-from", out]
+    found = trace(capsys, recipe, *words)
+    assert found["files"] == [str(out)] and "pieces" not in found
+    assert pq.read_table(out).to_pylist() == [{"source": "code", "row": 3}, {"source": "web", "row": 9}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--row", "wob:3", "--steps", "2"], "there is no source 'wob' (did you mean 'web'?)"),
+        (["--row", f"web:{ROWS}", "--steps", "2"], f"'web' has {ROWS} rows"),
+        (["--row", "web", "--steps", "2"], "is no row of a source; write it as web:1234"),
+        (["--id", "https://nowhere", "--steps", "2"], "no row has the id 'https://nowhere'; looked at the rows of web"),
+        (["--row", "web:1"], "give --state FILE"),
+        (["--steps", "3"], "name documents with --row, --id or --list, or a step with --step"),
+        (["--row", "web:1", "--step", "3"], "name documents with --row, --id or --list, or a step with --step"),
+        (["--row", "web:1", "--out", "x", "--deny-from", "y"], "--out writes what was found in steps"),
+        (["--list", "nowhere.txt", "--steps", "2"], "No such file"),
+    ],
+)
+def test_what_is_not_there_is_named(recipe: Path, words: list[str], said: str, capsys: Capture) -> None:
+    assert main(["trace", str(recipe), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_state_whose_run_had_other_steps_is_refused(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    [rank] = run_job(recipe, Topology(), steps=6)
+    state = tmp_path / "state.bin"
+    state.write_bytes(rank.state["torchmix_state"])
+    write_numbered(tmp_path, "{web: 50%, code: 50%}")
+    assert main(["trace", str(recipe), "--row", "web:1", "--state", str(state)]) == 3
+    assert "the state was saved with recipe" in capsys.readouterr().err

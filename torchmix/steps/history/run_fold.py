@@ -1,0 +1,106 @@
+"""The steps of a run, planned one after another, each by the recipe that the run had then.
+
+In: segments of a run, from where an edit took hold to the next one, and a layout. Out: plans, or pieces alone. Must
+hold: they are the steps that the run was given, since the planner of the run makes them, and an edit goes the road that
+it goes in a loader. Cost: planning of every step from the first segment on, and opening the catalog of each segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torchmix.catalog.store import Catalog
+from torchmix.errors import StateMismatch
+from torchmix.parallel.layout import Layout
+from torchmix.planner.cursor import Cursor, DecisionRecords
+from torchmix.planner.pack import Packed
+from torchmix.planner.plan import StepPlan
+from torchmix.planner.planner import ONE_RANK, Planner, open_planner
+from torchmix.recipe.parts import Part
+from torchmix.steps.cursor_state import cursor_of_state
+from torchmix.steps.state import LoaderState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Segment:
+    """Steps of a run that one recipe made."""
+
+    part: Part
+    catalog: Catalog
+    """Of that time."""
+    state: LoaderState | None = None
+    """The accepted state at which the recipe took hold; None at the run's beginning."""
+
+    @property
+    def step(self) -> int:
+        """Its first step."""
+        return 0 if self.state is None else self.state.step
+
+
+class RunFold:
+    """Where planning stands, and the planner that is next."""
+
+    def __init__(
+        self, segments: Sequence[Segment], layout: Layout = ONE_RANK, *, decisions: DecisionRecords | None = None
+    ) -> None:
+        """Begin at the first segment.
+
+        Args:
+            segments: One or more, by ascending step.
+            layout: What samples are placed on.
+            decisions: The log of the run's policy, where it has one.
+
+        Raises:
+            StateError: The first segment's state does not fit its catalog.
+        """
+        self._layout, self._decisions = layout, decisions
+        self._coming = list(segments)[::-1]
+        self.planner: Planner
+        """Of the step at the cursor."""
+        self.cursor: Cursor
+        """Before the next step."""
+        self._open(self._coming.pop())
+
+    def plan(self) -> StepPlan:
+        """The next step, placed; errors as `Planner.step`."""
+        self._turn()
+        plan, self.cursor = self.planner.step(self.cursor)
+        return plan
+
+    def pack(self) -> Packed:
+        """The samples of the next step, not placed; errors as `Planner.step`."""
+        self._turn()
+        packed, _, _, self.cursor = self.planner.fold(self.cursor)
+        return packed
+
+    def skip_to(self, step: int, *, is_stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Pass over the steps before one; False where `is_stopped` ended it."""
+        while self.cursor.step < step:
+            if is_stopped():
+                return False
+            self.pack()
+        self._turn()
+        return True
+
+    def _turn(self) -> None:
+        """Go over to the segment that begins at the cursor, if one does."""
+        while self._coming and self._coming[-1].step == self.cursor.step:
+            segment = self._coming.pop()
+            assert segment.state is not None, "only a run's first segment begins without a state"
+            if segment.state.order_digest != self.cursor.order_digest:
+                raise StateMismatch(
+                    f"the steps before step {segment.step} give digest {self.cursor.order_digest.hex()}, and the edit "
+                    f"at that step was of a run with {segment.state.order_digest.hex()}"
+                )
+            self._open(segment)
+
+    def _open(self, segment: Segment) -> None:
+        decisions = None if segment.part.dynamic is None else self._decisions
+        self.planner = open_planner(segment.part, segment.catalog, self._layout, decisions=decisions)
+        if segment.state is None:
+            self.cursor = self.planner.start()
+            return
+        cursor = cursor_of_state(segment.state, self.planner, catalog=segment.catalog.fingerprint)
+        assert cursor is not None, "nothing stops it"
+        self.cursor = cursor
