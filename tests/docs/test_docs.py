@@ -30,6 +30,7 @@ VERBS = (
     "plan",
     "show",
     "diff",
+    "trace",
     "serve",
     "keys",
     "calibrate",
