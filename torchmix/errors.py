@@ -16,7 +16,8 @@
     |-- PlanError                       a step that cannot be planned
     |   |-- SourceExhausted             a source gave its `max_epochs` and the recipe says `error`
     |   |-- DocumentTooLong             `overflow: error` met a document longer than a sample
-    |   `-- PlanDiverged                two leaders planned the same step differently
+    |   |-- PlanDiverged                two leaders planned the same step differently
+    |   `-- PlanFilesError              a plan on disk that is damaged, or of another recipe or catalog
     |-- TopologyError (ValueError)      sizes that do not divide, ranks that do not exist
     |-- StateError (ValueError)         a state that this loader cannot continue from
     |   |-- StateVersion                written by another format version
@@ -115,6 +116,10 @@ class DocumentTooLong(PlanError):
 
 class PlanDiverged(PlanError):
     """Two leaders hold different plans of the same step."""
+
+
+class PlanFilesError(PlanError):
+    """A plan on disk is missing, damaged or cut, or is of another recipe, catalog or part."""
 
 
 class TopologyError(TorchmixError, ValueError):

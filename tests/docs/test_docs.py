@@ -156,7 +156,14 @@ def test_every_verb_and_file_and_class_named_exists(page: Path) -> None:
         faults += [f"torchmix {verb}" for verb in verbs if verb not in VERBS]
         for name in re.findall(r"[\w./]+\.(?:py|md|yaml|json)\b", part):
             folders = (page.parent, ROOT, ROOT / "torchmix", ROOT / "torchmix" / "parallel")
-            outside = name in ("recipe.yaml", "manifest.json", "tokenizer.json", "pretrain_gpt.py", "__init__.py")
+            outside = name in (
+                "recipe.yaml",
+                "manifest.json",
+                "plan.json",
+                "tokenizer.json",
+                "pretrain_gpt.py",
+                "__init__.py",
+            )
             outside = outside or name in ("metadataset.yaml", "shares.yaml", "old.yaml")
             if not outside and not any((folder / name).exists() for folder in folders):
                 faults.append(name)

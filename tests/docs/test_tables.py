@@ -15,7 +15,6 @@ import pytest
 from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry, ViewEntry
-from torchmix.cli.plan.files import PIECES_SCHEMA, STEPS_SCHEMA
 from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, SPAN_FIELDS
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.array_form import DTYPES
@@ -36,6 +35,8 @@ from torchmix.recipe.structs import (
     Source,
 )
 from torchmix.steps.header import StepHeader
+from torchmix.steps.replay.manifest import PlanManifest
+from torchmix.steps.replay.tables import SCHEMAS
 from torchmix.steps.state import STATE_VERSION, LoaderState, PoolState, StreamState
 
 TEXT = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
@@ -190,8 +191,14 @@ def test_the_wire_table_is_an_envelope() -> None:
     )
 
 
-@pytest.mark.parametrize(("file", "schema"), [("pieces.parquet", PIECES_SCHEMA), ("steps.parquet", STEPS_SCHEMA)])
+@pytest.mark.parametrize(("file", "schema"), SCHEMAS.items())
 def test_the_columns_of_plan_files_are_those_of_the_tables(file: str, schema: pa.Schema) -> None:
     text = section("Plan files")
     rows = table(text[text.index(f"`{file}` has") :], "column | type")
     assert [(names(name)[0], kind) for name, kind, _ in rows] == [(field.name, str(field.type)) for field in schema]
+
+
+def test_the_keys_of_plan_json_are_those_of_the_table() -> None:
+    text = section("Plan files")
+    rows = table(text[text.index("`plan.json` is") :], "key | type")
+    assert [names(key)[0] for key, _, _ in rows] == list(PlanManifest.__struct_fields__)

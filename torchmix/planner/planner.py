@@ -27,7 +27,7 @@ from torchmix.parallel.layout import Layout
 from torchmix.planner import pack
 from torchmix.planner.asking import DrawnTokens, ask_less
 from torchmix.planner.cursor import UNDECIDED, Cursor, Decided, Decision, DecisionRecords, decided_at
-from torchmix.planner.graph.drawn_step import DrawnStep
+from torchmix.planner.graph.drawn_step import DrawnStep, TokensOfStep
 from torchmix.planner.graph.strategy import backbone_cost, strategy_cache, strategy_of
 from torchmix.planner.names import PieceNames
 from torchmix.planner.pack import Packed, Pieces
@@ -128,11 +128,19 @@ class Planner:
             SourceExhausted: A stream with `on_exhausted: error` cannot give what it owes, or none can.
         """
         packed, drawn, asked, after = self.fold(cursor)
-        drawn_step = self.drawn_step(cursor.step, packed, drawn, asked, after.order_digest)
-        return self._strategy(drawn_step), after
+        tokens = self.tokens_of_step(packed, drawn, asked)
+        return self.placed(self.drawn_step(cursor.step, packed, tokens, after.order_digest)), after
 
-    def drawn_step(self, step: int, packed: Packed, drawn: Pieces, asked: Int64Array, order_digest: bytes) -> DrawnStep:
-        """What a strategy begins with, from the results of `fold`."""
+    def placed(self, drawn: DrawnStep) -> StepPlan:
+        """The plan of a step whose samples are packed, for this planner's layout."""
+        return self._strategy(drawn)
+
+    def tokens_of_step(self, packed: Packed, drawn: Pieces, asked: Int64Array) -> TokensOfStep:
+        """What each stream was asked for and gave, from the results of `fold`."""
+        return TokensOfStep(asked=asked, drawn=self._by_stream(drawn), pool=self._by_stream(packed.pool))
+
+    def drawn_step(self, step: int, packed: Packed, tokens: TokensOfStep, order_digest: bytes) -> DrawnStep:
+        """What a strategy begins with."""
         num_samples, length = samples_of_step(self.part.batch, step), self.part.batch.length
         pieces = packed.pieces
         ends_document = pieces.start + pieces.tokens == pieces.document_tokens
@@ -146,10 +154,10 @@ class Planner:
             slot=packed.slot,
             sample_offset=packed.sample_offset,
             capacity_tokens=num_samples * length,
-            asked_tokens=asked,
-            drawn_tokens=self._by_stream(drawn),
+            asked_tokens=tokens.asked,
+            drawn_tokens=tokens.drawn,
             delivered_tokens=self._by_stream(pieces),
-            pool_tokens=self._by_stream(packed.pool),
+            pool_tokens=tokens.pool,
             num_tokens_global=int(pieces.tokens.sum()) - int(np.count_nonzero(ends_document)),
             order_digest=order_digest,
         )
@@ -166,9 +174,9 @@ class Planner:
             kept=self._kept,
         )
 
-    def order_digest_of(self, cursor: Cursor, packed: Packed) -> bytes:
-        """Order digest of all steps up to the one at a cursor, with these samples."""
-        return order_digest(cursor.order_digest, cursor.step, packed, self._names.of(packed.pieces))
+    def order_digest_of(self, previous: bytes, step: int, packed: Packed) -> bytes:
+        """Order digest of all steps up to one with these samples; `previous`: of those before it."""
+        return order_digest(previous, step, packed, self._names.of(packed.pieces))
 
     def skip(self, cursor: Cursor) -> Cursor:
         """The next cursor, as `step` returns it, without placing the step.
@@ -186,7 +194,7 @@ class Planner:
         new, asked, position, decisions, drawn = self._draw(cursor, decided)
         self._next_windows.follow(cursor.position, position, asked)
         packed = self._pack(cursor, new)
-        digest = self.order_digest_of(cursor, packed)
+        digest = self.order_digest_of(cursor.order_digest, cursor.step, packed)
         after = Cursor(
             step=cursor.step + 1,
             position=position,

@@ -107,8 +107,9 @@ def plan_raw(
     if not isinstance(placement, Placement):
         raise PlanError(f"plan_raw: {BACKBONE} needs a Placement, not {type(placement).__name__}")
     _check_placement(placement, summary.num_samples, planner.layout)
-    digest = planner.order_digest_of(summary.cursor, packed)
-    drawn = planner.drawn_step(summary.cursor.step, packed, summary.drawn, summary.asked_tokens, digest)
+    digest = planner.order_digest_of(summary.cursor.order_digest, summary.cursor.step, packed)
+    tokens = planner.tokens_of_step(packed, summary.drawn, summary.asked_tokens)
+    drawn = planner.drawn_step(summary.cursor.step, packed, tokens, digest)
     cost = backbone_cost(planner.part).of_samples(
         packed.pieces.tokens, packed.sample, num_samples=summary.num_samples, length=summary.length
     )

@@ -57,6 +57,7 @@ from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
 from torchmix.steps.node_limits import processors
+from torchmix.steps.replay.manifest import check_plan_of, read_manifest
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.host import NodeOptions
 from torchmix.steps.worker.open_node import open_node
@@ -83,6 +84,7 @@ def build_loader(
     padded_vocab_size: int | None = None,
     worker_ignores: Collection[int] = (),
     decisions: str | Path | None = None,
+    replay: str | Path | None = None,
     fan_out: FanOut | None = None,
 ) -> StatefulDataLoader:
     """The loader of this rank. Every rank of the job calls this with equal values; close the loader, or use `with`.
@@ -111,6 +113,8 @@ def build_loader(
         worker_ignores: Signals that do not end the worker process, such as SIGTERM in a job that saves on SIGTERM.
         decisions: Replay: folder or file of the log of an earlier run, relative to the recipe's folder. Its decisions
             hold, and the recipe's policy is not asked.
+        replay: Folder that `torchmix plan --out` wrote, relative to the recipe's folder. Its steps are given without
+            being planned, placed for this layout; behind the last one steps are planned.
         fan_out: An exchange with the other ranks that the caller has made, such as `torchmix.parallel.local_world`
             for a whole job in one process.
 
@@ -121,7 +125,7 @@ def build_loader(
         TopologyError: Sizes do not divide, `align_tokens` does not suit cp, or the number of ranks is not that of
             torch.distributed.
         CatalogError: Files are missing, unreadable or changed.
-        PlanError: A source has no row in this part.
+        PlanError: A source has no row in this part; the plan to replay is damaged, or of another recipe or catalog.
         RankLost: Another rank failed, or did not come, before the loaders were built.
     """
     is_job = dist.is_available() and dist.is_initialized()
@@ -144,6 +148,8 @@ def build_loader(
             padded_vocab_size=padded_vocab_size,
         )
         _check_patience(patience_s)
+        if replay is not None and planned.dynamic is not None:
+            raise OptionError("build_loader: replay gives steps of a recipe without a policy; use decisions=...")
         tree, layout = places_of(topology, micro_batch_size, planned)
         if job_size not in (None, 1) and tree.topology.world_size == 1:
             text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
@@ -161,8 +167,8 @@ def build_loader(
                 "start_step": start_step,
                 "padded_vocab_size": padded_vocab_size,
             }
-            words = {"part": part, "one_pass": str(one_pass), "loaders": repr(means), "decisions": str(decisions)}
-            facts = _facts(planned, tree, **numbers, **words, patience_s=patience_s)
+            words: dict[str, Any] = {"part": part, "one_pass": one_pass, "decisions": decisions, "replay": replay}
+            facts = _facts(planned, tree, **numbers, **words, loaders=repr(means), patience_s=patience_s)
             topology = tree.topology
             agree(store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=liveness.check)
             fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
@@ -176,6 +182,8 @@ def build_loader(
             rows = {name: source.num_documents for name, source in catalog.sources.items()}
             check_rows_of_part(whole, part, rows)
             check_vocabulary(whole.vocab_size, catalog, padded_vocab_size=padded_vocab_size)
+            if replay is not None:
+                check_plan_of(read_manifest(folder / replay), planned, catalog.fingerprint, folder=folder / replay)
             settings = StreamSettings(
                 part=planned,
                 base=str(folder),
@@ -190,6 +198,7 @@ def build_loader(
                 places=RankPlaces.of_tree(tree) if planned.modules or planned.balance.strategy else ONE_PLACE,
                 decisions=str(log_folder) if log_folder else "",
                 replayed=str(folder / decisions) if decisions is not None else "",
+                recorded=str(folder / replay) if replay is not None else "",
                 fleet=_fleet(means, folder),
             )
             here = leaders_here(tree, is_job=liveness is not None)
@@ -259,7 +268,7 @@ def _topology_in(job_size: int) -> Topology:
     return topology
 
 
-def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | None) -> dict[str, str]:
+def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | Path | None) -> dict[str, str]:
     """Values that must be equal on all ranks, and whose difference would otherwise show only after it has done harm."""
     return {
         "torchmix": __version__,

@@ -13,6 +13,7 @@ step_images.py    images of items: read, decoded and cut into patches
 module_items.py   what the ranks of a replica compute of modules: read, and routed
 node_limits.py    what the kernel lets a job use of a machine
 memory_budget.py  what reading takes of a node at most, added up
+replay/           a plan on disk, and steps made from it
 replica_steps.py  the steps of one replica: planned, read and built
 local_steps.py    the same, with a reader of this process
 

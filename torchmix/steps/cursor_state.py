@@ -104,10 +104,22 @@ def cursor_of_state(
         state = reconciled(state, planner, catalog=catalog)
     check_catalog(state, catalog)
     _check_streams(state, planner)
+    cursor = recorded_cursor(state, planner)
+    check_cursor(cursor, planner)
+    check_bad_tokens(state.bad_tokens, state.step, planner)
+    return cursor
+
+
+def recorded_cursor(state: LoaderState, planner: Planner) -> Cursor:
+    """The cursor of a state that has streams, which are the planner's; its values are not looked at.
+
+    Raises:
+        StateError: The pool has a row that does not exist.
+    """
     pool = {name: np.array(getattr(state.pool, name), np.int64) for name in PoolState.__struct_fields__}
     if planner.streams_are_sources:
         pool["source"] = pool["stream"]
-    cursor = Cursor(
+    return Cursor(
         step=state.step,
         position=Position(
             **{
@@ -123,9 +135,6 @@ def cursor_of_state(
             shares=state.shares or NOT_DECIDED, length=state.log_length, digest=state.log_digest.hex() or LOG_START
         ),
     )
-    check_cursor(cursor, planner)
-    check_bad_tokens(state.bad_tokens, state.step, planner)
-    return cursor
 
 
 def _check_streams(state: LoaderState, planner: Planner) -> None:

@@ -43,6 +43,7 @@ from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 from torchmix.steps.decisions import EndedLog, FollowedLog, StoppedWaiting, log_of
 from torchmix.steps.header import encode_header
 from torchmix.steps.module_items import arrays_of_modules
+from torchmix.steps.replay.read import RecordedPlan, open_recorded_plan
 from torchmix.steps.state import LoaderState, decode_state, encode_state
 from torchmix.steps.windows_ahead import WindowsAhead
 
@@ -76,6 +77,8 @@ class StreamSettings:
     """Folder of the log that the part's policy writes, where it has one."""
     replayed: str = ""
     """Folder or file of a log whose decisions are taken again in place of a policy's."""
+    recorded: str = ""
+    """Folder of a plan on disk, whose steps are given without being planned."""
     fleet: FleetSettings | None = None
     """Shared loaders to ask; None: files are read."""
 
@@ -163,30 +166,38 @@ def shared_steps(
     """
     start = decode_state(state, recipe=recipe_fingerprint(settings.part))
     log = log_of(settings.decisions, start.log_branch, replayed=settings.replayed, is_stopped=is_stopped)
+    recorded: RecordedPlan | None = None
     try:
+        planner = open_planner(settings.part, catalog, settings.layout, decisions=log)
+        recorded = open_recorded_plan(settings.recorded, planner, catalog.fingerprint)
         yield from _steps(
-            settings, start, log, catalog=catalog, reader=reader, consumers=consumers, is_stopped=is_stopped
+            settings, start, planner, recorded, log, catalog, reader, consumers=consumers, is_stopped=is_stopped
         )
     finally:
-        if log is not None:
-            log.close()
+        for opened in (recorded, log):
+            if opened is not None:
+                opened.close()
 
 
 def _steps(
     settings: StreamSettings,
     start: LoaderState,
+    planner: Planner,
+    recorded: RecordedPlan | None,
     log: FollowedLog | EndedLog | None,
-    *,
     catalog: Catalog,
     reader: StepReader,
+    *,
     consumers: Consumers,
     is_stopped: Callable[[], bool],
 ) -> Generator[SharedStep, None, None]:
     part = settings.part
     fingerprint, keys = recipe_fingerprint(part), key_digests(recipe_keys(part))
-    planner = open_planner(part, catalog, settings.layout, decisions=log)
     try:
-        cursor = cursor_of_state(start, planner, catalog=catalog.fingerprint, is_stopped=is_stopped)
+        if recorded is not None:
+            cursor = recorded.cursor_of_state(start, is_stopped=is_stopped)
+        else:
+            cursor = cursor_of_state(start, planner, catalog=catalog.fingerprint, is_stopped=is_stopped)
     except SourceExhausted:
         if not part.one_pass:
             raise
@@ -197,7 +208,7 @@ def _steps(
     bounds = BadTokenBounds(part, catalog)
     windows = WindowsAhead(planner, reader)
     first_microbatch = start.microbatch
-    for plan, next_cursor, plan_s in _plans(planner, cursor, settings.max_steps):
+    for plan, next_cursor, plan_s in _plans(planner, cursor, settings.max_steps, recorded):
         to_come = documents_to_come(planner, next_cursor)
         reader.hold(to_come.source, to_come.row, to_come.start)
         built, read_s, build_s = read_and_build(settings, plan, reader, consumers(plan.step), masked=masked)
@@ -314,13 +325,14 @@ def reset_ids_of(part: Part, sources: Sequence[str]) -> Int64Array | None:
 
 
 def _plans(
-    planner: Planner, cursor: Cursor, max_steps: int | None
+    planner: Planner, cursor: Cursor, max_steps: int | None, recorded: RecordedPlan | None
 ) -> Generator[tuple[StepPlan, Cursor, float], None, None]:
-    """Plans from the cursor on, each with the cursor after it and the seconds it took."""
+    """Plans from the cursor on, each with the cursor after it and its seconds; those on disk, where there are."""
     while max_steps is None or cursor.step < max_steps:
         began = time.perf_counter()
         try:
-            plan, cursor = planner.step(cursor)
+            made_by = recorded if recorded is not None and recorded.has(cursor.step) else planner
+            plan, cursor = made_by.step(cursor)
         except StoppedWaiting:
             return
         except SourceExhausted:

@@ -14,12 +14,12 @@ import pytest
 from tests.support.catalogs import open_catalog
 from tests.support.projects import make_indexed_project, make_project
 from torchmix.cli.main import main
-from torchmix.cli.plan import files as plan_files
 from torchmix.parallel.layout import Layout
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
+from torchmix.steps.replay import write as plan_files
 
 PIECE_COLUMNS = [
     "step",
@@ -81,7 +81,9 @@ def test_pieces_are_those_of_the_plan(recipe: Path, tmp_path: Path, capsys: pyte
     out = tmp_path / "new" / "out"
     layout = {"dp": 4, "micro_batch_size": 2}
     values = plan(recipe, capsys, "--steps", "6", "--dp", "4", "--micro-batch-size", "2", "--out", str(out))
-    assert values["files"] == [str(out / "pieces.parquet"), str(out / "steps.parquet")]
+    assert values["files"] == [
+        str(out / name) for name in ("pieces.parquet", "steps.parquet", "states.parquet", "plan.json")
+    ]
     table = pq.read_table(out / "pieces.parquet")
     assert table.column_names == PIECE_COLUMNS
     assert all(
@@ -212,7 +214,7 @@ def test_where_the_data_ends_the_steps_before_are_shown_and_no_file_is_left(
     assert "source 'code' has given its max_epochs (1)" in output.err
     assert "fill" in output.out
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    assert sorted(before) == ["pieces.parquet", "steps.parquet"]
+    assert sorted(before) == ["pieces.parquet", "plan.json", "states.parquet", "steps.parquet"]
 
 
 def test_without_a_catalog_the_remedy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

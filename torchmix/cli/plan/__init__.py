@@ -1,7 +1,6 @@
 """torchmix plan. Files in reading order:
 
 summary.py  steps of a plan, summed
-files.py    every piece of a plan, as Parquet
 tree.py     who reads in a job, and who is served
 command.py  the steps of a run before it runs
 """

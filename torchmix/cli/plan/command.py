@@ -17,7 +17,6 @@ from pathlib import Path
 from torchmix.catalog.open_part import open_part
 from torchmix.cli.decisions import add_decisions, decisions_of
 from torchmix.cli.groups import group_values, print_groups
-from torchmix.cli.plan.files import paths_of, write_plan_files
 from torchmix.cli.plan.summary import PlanSummary, print_summary
 from torchmix.cli.plan.tree import add_tree, tree_lines, tree_of, tree_values
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
@@ -30,6 +29,8 @@ from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import samples_of_step
+from torchmix.steps.replay.tables import paths_of
+from torchmix.steps.replay.write import write_plan_files
 
 HELP = "show what the steps of a run will hold"
 
@@ -45,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--micro-batch-size", type=at_least(1), default=1, metavar="B", help="samples of a microbatch (default 1)"
     )
     add_decisions(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write pieces.parquet and steps.parquet here")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write the plan here, as Parquet, to look at or to replay"
+    )
     add_tree(parser)
     add_explain(parser)
 
@@ -76,12 +79,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         bar = stack.enter_context(
             progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet)
         )
-        files = stack.enter_context(write_plan_files(arguments.out)) if arguments.out is not None else None
+        files = None
+        if arguments.out is not None:
+            files = stack.enter_context(write_plan_files(arguments.out, planner, catalog.fingerprint))
         cursor = planner.start()
         for step in range(stop):
-            began = time.perf_counter()
+            began, before = time.perf_counter(), cursor
             try:
-                plan, cursor = planner.step(cursor)
+                plan, cursor = planner.step(before)
             except PlanError:  # the data ended: what there is before it is still worth a look
                 if has_ended := one_pass and step > arguments.start:
                     break
@@ -94,7 +99,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             else:
                 summary.add(plan, time.perf_counter() - began)
                 if files is not None:
-                    files.add(plan)
+                    files.add(plan, before, cursor)
             bar.update()
     values = {
         "recipe": str(arguments.recipe),
@@ -123,7 +128,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if has_ended:
         print(f"\none pass: after step {last} every document has been given once")
     if arguments.out is not None:
-        print(f"\nwrote {' and '.join(values['files'])}")
+        print(f"\nwrote {', '.join(path.name for path in paths_of(arguments.out))} to {arguments.out}")
     return ExitCode.OK
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError
 from torchmix.parallel.layout import Layout
@@ -35,6 +36,17 @@ class StrategyCache:
     """What finds items, by unit, column and sources."""
     methods: dict[str, OwnMethod] = field(default_factory=dict)
     """The user's methods, by name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokensOfStep:
+    """Tokens of each stream in a step; int64 [S] each."""
+
+    asked: Int64Array
+    """Charged to it."""
+    drawn: Int64Array
+    pool: Int64Array
+    """Deferred to the next step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
