@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from tests.support.image_sources import CONTAINERS, RULES, TOKEN, ImageRow, make_rows, write_source
+from tests.support.image_sources import (
+    CONTAINERS,
+    OF_SEVERAL,
+    RULES,
+    TOKEN,
+    ImageRow,
+    make_image_rows,
+    make_rows,
+    write_source,
+)
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, SourceUnreadable, TorchmixError
@@ -51,50 +61,78 @@ def documents(catalog: Catalog, folder: Path, name: str) -> list[list[int]]:
     return [read.values[place : place + n].tolist() for place, n in zip(places.tolist(), tokens.tolist(), strict=True)]
 
 
-def wanted(row: ImageRow, tokens: int) -> list[int]:
-    """The ids of a row, by hand."""
+def wanted(row: ImageRow, tokens: list[int]) -> list[int]:
+    """The ids of a row, by hand; `tokens` of each of its images."""
     if row.text is None:
         return []
-    parts = row.text.split("<image>") if "<image>" in row.text or row.image is None else ["", row.text]
+    parts = row.marked.split("<image>")
     ids = [*parts[0].encode()]
-    for part in parts[1:]:
-        ids += [TOKEN] * tokens + [*part.encode()]
+    for count, part in zip(tokens, parts[1:], strict=True):
+        ids += [TOKEN] * count + [*part.encode()]
     return [*ids, 256]
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize(
+    ("container", "rule"),
+    [*((container, rule) for container in CONTAINERS for rule in RULES), *((each, "dynamic") for each in OF_SEVERAL)],
+)
 def test_texts_and_images_of_every_container(tmp_path: Path, container: str, rule: str) -> None:
-    files = [make_rows(number, 40) for number in range(2)]
+    make = make_image_rows if container in OF_SEVERAL else make_rows
+    files = [make(number, 40) for number in range(2)]
     recipe = recipe_of(pairs=write_source(tmp_path, "pairs", container, files, rule))
     catalog = index_recipe(recipe, tmp_path)
     rows = [row for file in files for row in file]
     table = catalog.sources["pairs"].sizes.items["image"]
-    assert np.diff(table.first_item_of_row).tolist() == [int(row.image is not None) for row in rows]
-    with_image = [row for row in rows if row.image is not None]
+    assert np.diff(table.first_item_of_row).tolist() == [len(row.images) for row in rows]
+    all_images = [image for row in rows for image in row.images]
     images = recipe.sources["pairs"].images
     assert images is not None
     size_rule = rule_of(images, "images")
-    for number, row in enumerate(with_image):
-        assert row.image is not None
-        with Image.open(io.BytesIO(row.image)) as opened:
+    for number, image in enumerate(all_images):
+        with Image.open(io.BytesIO(image)) as opened:
             width, height = ImageOps.exif_transpose(opened).size
         assert (table.sizes["width"][number], table.sizes["height"][number]) == (width, height)
         sizes = size_rule.sizes(np.array([width]), np.array([height]))
         assert (table.tokens[number], table.sizes["patches"][number]) == (sizes.tokens[0], sizes.patches[0])
-        assert table.sizes["bytes"][number] == len(row.image)
-    tokens_of_row = np.zeros(len(rows), np.int64)
-    tokens_of_row[np.repeat(np.arange(len(rows)), np.diff(table.first_item_of_row))] = table.tokens
+        assert table.sizes["bytes"][number] == len(image)
+    first = np.asarray(table.first_item_of_row).tolist()
+    tokens = [table.tokens[start:stop].tolist() for start, stop in pairwise(first)]
     held = documents(catalog, tmp_path, "pairs")
-    assert held == [wanted(row, int(n)) for row, n in zip(rows, tokens_of_row, strict=True)]
-    with_places = np.flatnonzero(np.diff(table.first_item_of_row))
-    for number, row_number in enumerate(with_places.tolist()):
-        offset, count = int(table.offset[number]), int(table.tokens[number])
-        assert set(held[row_number][offset : offset + count]) == {TOKEN}
-        assert held[row_number].count(TOKEN) == count
+    assert held == [wanted(row, counts) for row, counts in zip(rows, tokens, strict=True)]
+    for row_number, ids in enumerate(held):
+        places = [
+            range(int(table.offset[i]), int(table.offset[i]) + int(table.tokens[i]))
+            for i in range(first[row_number], first[row_number + 1])
+        ]
+        assert [place for of_image in places for place in of_image] == np.flatnonzero(np.array(ids) == TOKEN).tolist()
     reader = ImageReader(catalog, tmp_path)
-    order = np.random.default_rng(1).permutation(len(with_image))
-    assert [bytes(value) for value in reader.read("pairs", order)] == [with_image[i].image for i in order.tolist()]
+    order = np.random.default_rng(1).permutation(len(all_images))
+    assert [bytes(value) for value in reader.read("pairs", order)] == [all_images[i] for i in order.tolist()]
+    reader.close()
+
+
+@pytest.mark.parametrize(("text", "markers"), [("<image>", 1), ("<image><image><image> x", 3)])
+@pytest.mark.parametrize("container", OF_SEVERAL)
+def test_another_number_of_markers_is_named(tmp_path: Path, container: str, text: str, markers: int) -> None:
+    images = tuple(row.images[0] for row in make_rows(5, 9) if row.images)[:2]
+    rows = [ImageRow(text="<image> and <image>", images=images), ImageRow(text=text, images=images)]
+    source = write_source(tmp_path, "pairs", container, [rows], "dynamic")
+    with pytest.raises(SourceUnreadable, match=f"row 1 has {markers} markers '<image>' and 2 images"):
+        index_recipe(recipe_of(pairs=source), tmp_path)
+
+
+def test_the_second_image_of_a_row_may_be_the_bad_one(tmp_path: Path) -> None:
+    good = tuple(row.images[0] for row in make_rows(5, 9) if row.images)[:2]
+    rows = [ImageRow(text=f"text {i}", images=good) for i in range(4)]
+    rows[2] = ImageRow(text="bad", images=(good[0], b"no image at all"))
+    source = write_source(tmp_path, "pairs", "lists", [rows], "dynamic")
+    with pytest.raises(SourceUnreadable, match="row 2: its image 1: it is no image"):
+        index_recipe(recipe_of(pairs=source), tmp_path)
+    catalog = index_recipe(recipe_of(pairs=source | {"bad_rows": "mask", "max_bad": "30%"}), tmp_path)
+    assert (catalog.sources["pairs"].sizes.tokens > 0).tolist() == [True, True, False, True]
+    assert "its image 1: it is no image" in catalog.sources["pairs"].files[0].bad_rows[0].reason
+    reader = ImageReader(catalog, tmp_path)
+    assert [bytes(value) for value in reader.read("pairs", np.array([7, 4]))] == [good[1], good[0]]
     reader.close()
 
 
@@ -114,8 +152,8 @@ def test_images_and_texts_may_count_files_in_other_orders(tmp_path: Path) -> Non
 
 
 def test_a_bad_image_is_named_or_its_row_masked(tmp_path: Path) -> None:
-    rows = [ImageRow(text=f"text {i}", image=row.image) for i, row in enumerate(make_rows(3, 8))]
-    rows[4] = ImageRow(text="bad", image=b"no image at all")
+    rows = [ImageRow(text=f"text {i}", images=row.images) for i, row in enumerate(make_rows(3, 8))]
+    rows[4] = ImageRow(text="bad", images=(b"no image at all",))
     source = write_source(tmp_path, "pairs", "parquet", [rows], "dynamic")
     with pytest.raises(SourceUnreadable, match=r"row 4: its image: it is no image that Pillow reads"):
         index_recipe(recipe_of(pairs=source), tmp_path)
@@ -138,7 +176,8 @@ def test_a_missing_file_of_an_image_is_named(tmp_path: Path) -> None:
 
 
 def test_more_markers_than_images_are_named(tmp_path: Path) -> None:
-    rows = [ImageRow(text="<image> <image>", image=make_rows(5, 3)[0].image or make_rows(6, 9)[1].image)]
+    images = next(row.images for row in make_rows(5, 9) if row.images)
+    rows = [ImageRow(text="<image> <image>", images=images)]
     source = write_source(tmp_path, "pairs", "parquet", [rows], "dynamic")
     with pytest.raises(SourceUnreadable, match=r"row 0 has 2 markers '<image>' and 1 images"):
         index_recipe(recipe_of(pairs=source), tmp_path)

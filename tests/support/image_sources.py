@@ -18,6 +18,8 @@ from tests.support.tar_shards import write_shard
 
 TOKEN = 300
 CONTAINERS = ("parquet", "struct", "webdataset", "jsonl")
+OF_SEVERAL = ("lists", "structs", "members", "paths")
+"""Containers whose rows have any number of images."""
 RULES: dict[str, dict[str, Any]] = {
     "dynamic": {"patch": 4, "merge": 2, "min_pixels": 64, "max_pixels": 1024},
     "tiles": {"patch": 4, "merge": 2, "tiles": {"size": 16, "min": 1, "max": 4}},
@@ -27,10 +29,33 @@ RULES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRow:
-    """A row: its text, and the bytes of its image or None."""
+    """A row: its text, and the bytes of its images."""
 
     text: str | None
-    image: bytes | None
+    images: tuple[bytes, ...] = ()
+
+    @property
+    def image(self) -> bytes | None:
+        """The first one."""
+        return self.images[0] if self.images else None
+
+    @property
+    def marked(self) -> str:
+        """The text with a marker for each image."""
+        text = self.text or ""
+        return text if "<image>" in text else "<image>" * len(self.images) + text
+
+
+def make_image_rows(seed: int, count: int, *, most_images: int = 3, most_side: int = 60) -> list[ImageRow]:
+    """Rows with up to so many images; texts with markers, and without."""
+    rng = np.random.default_rng(seed)
+    singles = [row.images[0] for row in make_rows(seed, 3 * count, most_side=most_side) if row.images]
+    rows: list[ImageRow] = []
+    for _ in range(count):
+        images = tuple(singles[i] for i in rng.integers(0, len(singles), int(rng.integers(0, most_images + 1))))
+        words = ["".join(rng.choice(list("abcdefg "), int(rng.integers(0, 12)))) for _ in range(len(images) + 1)]
+        rows.append(ImageRow(text=("" if rng.random() < 0.3 else "<image>").join(words), images=images))
+    return rows
 
 
 def make_rows(seed: int, count: int, *, most_side: int = 90) -> list[ImageRow]:
@@ -40,7 +65,7 @@ def make_rows(seed: int, count: int, *, most_side: int = 90) -> list[ImageRow]:
     for number in range(count):
         words = "".join(rng.choice(list("abcdefg "), int(rng.integers(0, 30))))
         if rng.random() < 0.2:
-            rows.append(ImageRow(text=words, image=None))
+            rows.append(ImageRow(text=words))
             continue
         width, height = (int(side) for side in rng.integers(5, most_side, 2))
         file = io.BytesIO()
@@ -49,7 +74,7 @@ def make_rows(seed: int, count: int, *, most_side: int = 90) -> list[ImageRow]:
         Image.fromarray(random_pixels(rng, width, height)).save(file, kind, **options)
         place = int(rng.integers(0, len(words) + 1))
         text = words if rng.random() < 0.3 else f"{words[:place]}<image>{words[place:]}"
-        rows.append(ImageRow(text=text, image=file.getvalue()))
+        rows.append(ImageRow(text=text, images=(file.getvalue(),)))
     return rows
 
 
@@ -68,6 +93,28 @@ def write_source(folder: Path, name: str, container: str, files: list[list[Image
             table = pa.table({"text": [row.text for row in rows], images["column"]: values})
             pq.write_table(table, path.with_suffix(".parquet"), data_page_size=4096, row_group_size=16)
             source["path"] = f"{name}/*.parquet"
+        elif container in ("lists", "structs"):
+            lists: list[Any] = [list(row.images) or (None if i % 2 else []) for i, row in enumerate(rows)]
+            kind: pa.DataType = pa.binary()
+            if container == "structs":
+                kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+                lists = [value and [{"bytes": image, "path": None} for image in value] for value in lists]
+            else:  # a null is no image
+                lists = [[None, *value] if value and i % 3 == 0 else value for i, value in enumerate(lists)]
+            held = {"text": [row.text for row in rows], "image": pa.array(lists, pa.list_(kind))}
+            pq.write_table(pa.table(held), path.with_suffix(".parquet"), data_page_size=4096, row_group_size=16)
+            source["path"] = f"{name}/*.parquet"
+        elif container == "members":
+            samples = []
+            for i, row in enumerate(rows):
+                of_row = {f"{k}.jpg": image for k, image in enumerate(row.images)}
+                text = {"json": json.dumps({"caption": row.text}).encode()}  # before, or between the images
+                samples.append(
+                    (f"d/{'long-' * 30 if i % 4 == 0 else ''}{i}", text | of_row if i % 2 else of_row | text)
+                )
+            write_shard(path.with_suffix(".tar"), samples)
+            source |= {"path": f"{name}/*.tar", "text": "json.caption"}
+            images["column"] = "*.jpg|*.png"
         elif container == "webdataset":
             samples = [
                 (f"d/{i}", {"txt": (row.text or "").encode(), "jpg": row.image or b""}) for i, row in enumerate(rows)
@@ -78,12 +125,13 @@ def write_source(folder: Path, name: str, container: str, files: list[list[Image
         else:
             lines = []
             for i, row in enumerate(rows):
-                held = None if row.image is None else f"{number}/{i}.bin"
-                if row.image is not None:
-                    place = folder / name / "files" / str(held)
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    place.write_bytes(row.image)
-                lines.append(json.dumps({"text": row.text, "image": held}))
+                named = [f"{number}/{i}{'' if not k else f'-{k}'}.bin" for k in range(len(row.images))]
+                for place, image in zip(named, row.images, strict=True):
+                    file = folder / name / "files" / place
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(image)
+                value = named if container == "paths" else next(iter(named), None)
+                lines.append(json.dumps({"text": row.text, "image": value}))
             path.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
             source["path"] = f"{name}/*.jsonl"
             images["folder"] = f"{name}/files"

@@ -17,7 +17,7 @@ import yaml
 from PIL import Image, ImageOps
 
 from tests.support.image_rank import checksum
-from tests.support.image_sources import RULES, TOKEN, ImageRow, make_rows, write_source
+from tests.support.image_sources import OF_SEVERAL, RULES, TOKEN, ImageRow, make_image_rows, make_rows, write_source
 from tests.support.processes import Processes
 
 STEPS = 3
@@ -31,8 +31,12 @@ def write_project(folder: Path, containers: list[str], *, rule: str = "dynamic")
     for number, container in enumerate(containers):
         name = f"s{number}"
         unique = [
-            ImageRow(text=f"{name}-{i}:{row.text}", image=row.image)
-            for i, row in enumerate(make_rows(number, 60, most_side=70))
+            ImageRow(text=f"{name}-{i}:{row.text}", images=row.images)
+            for i, row in enumerate(
+                make_image_rows(number, 60, most_images=2, most_side=70)
+                if container in OF_SEVERAL
+                else make_rows(number, 60, most_side=70)
+            )
         ]
         sources[name] = write_source(folder, name, container, [unique[:25], unique[25:]], rule)
         rows[name] = {(row.text or "").replace("<image>", ""): row for row in unique}
@@ -106,15 +110,17 @@ def check(folder: Path, ranks: int, tp: int, rows: dict[str, dict[str, ImageRow]
             text = bytes(ids[(ids != TOKEN) & (ids != 256)].astype(np.uint8)).decode()
             row = by_text[text]
             wanted = np.zeros((len(ids), 2))
-            if row.image is not None:
-                patches, count = patches_of(row.image, rule)
-                marked = row.text if "<image>" in (row.text or "") else f"<image>{row.text}"
-                place = len((marked or "").partition("<image>")[0])
-                assert np.flatnonzero(ids == TOKEN).tolist() == list(range(place, place + count)), text
+            place, parts, of_tokens = 0, row.marked.split("<image>"), list[int]()
+            for part, image in zip(parts, row.images, strict=False):
+                patches, count = patches_of(image, rule)
+                place += len(part)
                 wanted[place : place + count, 0] = checksum(patches)
                 wanted[place : place + count, 1] = np.arange(count) + 1
+                of_tokens += range(place, place + count)
+                place += count
                 seen.append(checksum(patches))
-                num_with_images += 1
+            assert np.flatnonzero(ids == TOKEN).tolist() == of_tokens, text
+            num_with_images += bool(row.images)
             np.testing.assert_array_equal(placed[start : end + 1], wanted)
             following = np.append(ids[1:], -1)
             np.testing.assert_array_equal(
@@ -134,6 +140,7 @@ def check(folder: Path, ranks: int, tp: int, rows: dict[str, dict[str, ImageRow]
     [
         (["parquet", "webdataset", "jsonl", "struct"], "dynamic", 1, 4),
         (["webdataset", "parquet"], "tiles", 2, 4),
+        (["lists", "members", "structs", "paths"], "dynamic", 1, 2),
     ],
 )
 def test_every_tensor_is_what_pillow_makes(

@@ -17,7 +17,7 @@ import msgspec
 from torchmix.catalog.sizes import window_pages_of
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.source.bad_rows import masks_bad_rows, max_bad_of
-from torchmix.recipe.source.format import format_of, paths_of
+from torchmix.recipe.source.format import FORMATS, format_of, paths_of
 from torchmix.recipe.source.image_structs import Images
 from torchmix.recipe.source.row_map import takes_of
 from torchmix.recipe.structs import Shuffle, Source
@@ -66,8 +66,9 @@ class SourceSettings:
 
     def window_pages(self, *, num_pages: int, num_tokens: int) -> int:
         """Pages of the source's shuffle window."""
+        most_pages = self.most_pages * FORMATS[self.format].pages_as_one
         return window_pages_of(
-            num_pages=num_pages, num_tokens=num_tokens, most_pages=self.most_pages, most_bytes=self.most_bytes
+            num_pages=num_pages, num_tokens=num_tokens, most_pages=most_pages, most_bytes=self.most_bytes
         )
 
 

@@ -1,8 +1,9 @@
 """What a Parquet column may hold, and its rows as documents.
 
 In: the Arrow schema of a file and a column's name; Arrow arrays of that column. Out: which leaf of the file it is, or a
-clear error; `Documents`, or their lengths alone. Two kinds: `tokens`, integers of any width in lists, used as they are,
-and `text`, a string or binary that the tokenizer turns into ids. Must hold: a row's tokens are all integers of all its
+clear error; `Documents`, or their lengths alone. Three kinds: `tokens`, integers of any width in lists, used as they
+are; `text`, a string or binary that the tokenizer turns into ids; and `values`, strings or binaries, one or a list of
+them a row, whose bytes are a document end to end. Must hold: a row's tokens are all integers of all its
 lists, in order, however lists and structs are nested; a null row or list holds none; a null in an integer's place, or
 in that of a struct around it, is an error that names its row. Cost: tokens are not copied, only their offsets widened;
 text as its tokenizer.
@@ -26,11 +27,12 @@ from torchmix.errors import SourceUnreadable
 from torchmix.formats.seen_ids import SeenIds, see_ids
 from torchmix.formats.source import Documents
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.images.raw_bytes import RawBytes
 from torchmix.transform.maps.map_encoder import MapEncoder
 from torchmix.transform.row_encoder import RowEncoder, TextEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
-Kind = Literal["tokens", "text"]
+Kind = Literal["tokens", "text", "values"]
 
 TOKENS_TRANSFORM_ID = "tokens-1"
 
@@ -71,6 +73,8 @@ def find_leaf(schema: pa.Schema, column: str, kind: Kind, where: str) -> int:
     if kind == "text" and not is_text:
         hint = "; use `tokens` for it, without a tokenizer" if is_tokens else ""
         raise SourceUnreadable(f"{where}: {held}, not a string{hint}")
+    if kind == "values" and str(leaf.type) not in _TEXT_TYPES:
+        raise SourceUnreadable(f"{where}: {held}, not a string or binary, nor a list of them")
     return found[0]
 
 
@@ -100,14 +104,14 @@ def transform_id_of(kind: Kind, tokenizer: Tokenizer, map: MapEncoder | None) ->
     """What turns rows into tokens, with its version; of texts the tokenizer's."""
     if map is not None:
         return map.transform_id
-    return tokenizer.transform_id if kind == "text" else TOKENS_TRANSFORM_ID
+    return TOKENS_TRANSFORM_ID if kind == "tokens" else tokenizer.transform_id
 
 
 def row_encoder_of(kind: Kind, tokenizer: Tokenizer, map: MapEncoder | None) -> RowEncoder | None:
     """What turns rows into tokens; None where they are tokens."""
     if map is not None:
         return map
-    return TextEncoder(tokenizer) if kind == "text" else None
+    return None if kind == "tokens" else TextEncoder(tokenizer)
 
 
 def to_documents(arrays: list[pa.Array], kind: Kind, where: str, first_row: int) -> Documents:
@@ -122,7 +126,10 @@ def to_documents(arrays: list[pa.Array], kind: Kind, where: str, first_row: int)
     """
     parts = []
     for array in arrays:
-        parts.append(_text_documents(array) if kind == "text" else _list_documents(array, where, first_row))
+        if kind == "values":
+            parts.append(_value_documents(array))
+        else:
+            parts.append(_text_documents(array) if kind == "text" else _list_documents(array, where, first_row))
         first_row += len(array)
     return join_documents(parts)
 
@@ -138,10 +145,25 @@ def join_documents(parts: list[Documents]) -> Documents:
     )
 
 
-def count_tokens(array: pa.Array, kind: Kind, where: str, first_row: int, tokenizer: Tokenizer = BYTES) -> Int64Array:
-    """Tokens of each row, [rows]; as `to_documents`, without making them."""
+def count_tokens(
+    array: pa.Array, kind: Kind, where: str, first_row: int, tokenizer: Tokenizer = BYTES, *, num_opening: int = 0
+) -> Int64Array:
+    """Tokens of each row, [rows]; as `to_documents`, without making them.
+
+    Args:
+        array, kind, where, first_row: As `to_documents`.
+        tokenizer: Of texts and values.
+        num_opening: 1 where the first row is one value that is not in the file, and the end of the row before.
+    """
     if kind == "text":
         return tokenizer.count_tokens(_texts(array), where, first_row)
+    if kind == "values":
+        offsets, values = _values(array)
+        lists = pa.LargeListArray.from_arrays(pa.array(offsets), values)
+        assert isinstance(tokenizer, RawBytes), "values have no other"
+        counts = tokenizer.count_values(lists, first_row, goes_on=num_opening > 0)
+        counts[:num_opening] += 1  # the value that is not in the file has no bytes, and is one to the caller
+        return counts
     return np.diff(_list_documents(array, where, first_row).offsets)
 
 
@@ -152,7 +174,7 @@ def see_rows(array: pa.Array, kind: Kind, where: str, first_row: int, *, num_ope
         array, kind, where, first_row: As `to_documents`.
         num_opening: Ids before all others that are not the file's.
     """
-    if kind == "text":
+    if kind != "tokens":
         return None
     documents = _list_documents(array, where, first_row)
     return see_ids(documents.values[num_opening:], documents.offsets - num_opening, first_row)
@@ -160,7 +182,7 @@ def see_rows(array: pa.Array, kind: Kind, where: str, first_row: int, *, num_ope
 
 def vocab_size_of(kind: Kind, tokenizer: Tokenizer, map: MapEncoder | None) -> int | None:
     """Ids of the tokenizer of texts; None where a column holds ids, or the ids are a function's."""
-    return tokenizer.vocab_size if kind == "text" and map is None else None
+    return tokenizer.vocab_size if kind != "tokens" and map is None else None
 
 
 def count_values(array: pa.Array) -> Int64Array:
@@ -196,6 +218,25 @@ def _text_documents(array: pa.Array) -> Documents:
     if offsets[-1] > offsets[0]:  # Arrow may leave out the buffer of no bytes
         values = np.frombuffer(byte_buffer, np.uint8)[offsets[0] : offsets[-1]]
     return Documents(values=values, offsets=offsets - offsets[0])
+
+
+def _value_documents(array: pa.Array) -> Documents:
+    """Bytes of the values of each row; a null has none."""
+    offsets, values = _values(array)
+    inner = _text_documents(values)
+    return Documents(values=inner.values, offsets=inner.offsets[offsets])
+
+
+def _values(array: pa.Array) -> tuple[Int64Array, pa.Array]:
+    """Where the values of each row begin, [rows + 1], and all values, as `_texts`."""
+    offsets = np.arange(len(array) + 1)
+    while isinstance(array.type, (*_LISTS, pa.StructType)):
+        if isinstance(array.type, pa.StructType):
+            array = _child(array)
+        else:
+            inner, array = _entries(array)
+            offsets = inner[offsets]
+    return offsets, _texts(array)
 
 
 def _list_documents(array: pa.Array, where: str, first_row: int) -> Documents:

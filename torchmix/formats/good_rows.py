@@ -45,7 +45,7 @@ def look_at_rows(
         SourceUnreadable: A row is bad, and nobody takes it.
     """
     try:
-        tokens = count_tokens(array, kind, where, first_row, tokenizer)
+        tokens = count_tokens(array, kind, where, first_row, tokenizer, num_opening=num_opening)
         seen = see_rows(array, kind, where, first_row, num_opening=num_opening)
         if bad is not None and seen is not None and seen.outside is not None:
             raise SourceUnreadable(f"{where}: holds the token {seen.outside.token}; ids go from 0 to {MOST_ID}")
@@ -87,8 +87,8 @@ def documents_of_run(arrays: list[pa.Array], kind: Kind, where: str, run: PageRu
     Raises:
         SourceUnreadable: A row is bad that was not when it was indexed.
     """
-    is_text = kind == "text"  # whose bytes may be any
-    if is_text or run.tokens is None or not passes_over_rows(run) or sum(map(len, arrays)) != len(run.tokens):
+    is_free = kind != "tokens"  # whose bytes may be any
+    if is_free or run.tokens is None or not passes_over_rows(run) or sum(map(len, arrays)) != len(run.tokens):
         return to_documents(arrays, kind, where, run.first_row)
     parts: list[Documents] = []
     lengths = np.zeros(len(run.tokens), np.int64)

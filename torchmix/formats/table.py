@@ -203,7 +203,7 @@ def _source_with_images(
         folder = None if images.folder is None else place_of(tokenizers.directory, images.folder)
 
         def make_column(column: str, raw: RawBytes) -> FormatSource:
-            return make(name=owner, column=column, kind="text", tokenizer=raw)
+            return make(name=owner, column=column, kind="values", tokenizer=raw)
 
         return ImageColumn(name=name, images=images, folder=folder, rule=rule, make=make_column)
     assert reading.tokenizer is not None, "a recipe with images has texts"

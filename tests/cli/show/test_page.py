@@ -23,7 +23,7 @@ def write_recipe(folder: Path, *, length: int) -> dict[str, list[ImageRow]]:
     sources: dict[str, Any] = {}
     for name, most_side in (("large", 90), ("small", 10)):
         rows[name] = [
-            ImageRow(text=f"<b>&{name}-{i} {row.text}", image=row.image)
+            ImageRow(text=f"<b>&{name}-{i} {row.text}", images=row.images)
             for i, row in enumerate(make_rows(4, 60, most_side=most_side))
         ]
         sources[name] = write_source(folder, name, "parquet", [rows[name]], "dynamic")

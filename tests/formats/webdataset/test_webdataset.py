@@ -8,6 +8,7 @@ import json
 import tarfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from torchmix.formats.webdataset.members import members_of, samples_of
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
+from torchmix.recipe.structs import Shuffle
 
 LONG = "a/" + "long" * 40 + "é"
 SAMPLES = [
@@ -137,3 +139,9 @@ def test_members_of_a_mutated_shard_end_in_time() -> None:
             assert str(error).startswith("here: ")
             refused += 1
     assert refused > 30
+
+
+def test_a_window_has_64_samples_for_each_page_that_the_recipe_says(tmp_path: Path) -> None:
+    write_shard(tmp_path / "0.tar", [(f"s{i}", {"txt": b"some text"}) for i in range(300)])
+    recipe = msgspec.structs.replace(recipe_of("*.tar", text="txt"), shuffle=Shuffle(window_pages=3))
+    assert index_recipe(recipe, tmp_path).sources["web"].sizes.window_pages == 3 * 64

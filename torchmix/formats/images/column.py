@@ -1,6 +1,7 @@
-"""The column of images of a source, as a source of its own: a document is the bytes of a row's image.
+"""The column of images of a source, as a source of its own: a document is the bytes of a row.
 
-In: the format's own source of that column. Out: `FileScan` with the sizes of all images as items, and later the bytes
+In: the format's own source of that column, in which a row has one image, several or none. A document is the bytes of
+the images of its row, end to end. Out: `FileScan` with the sizes of all images as items, and later the bytes
 of any row. Must hold: rows are those of the texts. Cost: a scan reads the column and the headers in it.
 """
 

@@ -1,13 +1,14 @@
 """The images of one file, found while the column that holds them is scanned.
 
-In: values of the column by row: bytes of images, or paths of files. Out: an `ItemTable` of a file: sizes of each image
-from its header. Must hold: a null and an empty value are no image; a bad one has the width 0 and a reason. Cost: that
-of the headers; for paths a file is opened for each.
+In: the values of each row of the column: bytes of images, or paths of files. Out: an `ItemTable` of a file: sizes of
+each image from its header. Must hold: a null and an empty value are no image; a bad one has the width 0 and a reason.
+Cost: that of the headers; for paths a file is opened for each.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,32 +44,54 @@ class HeaderScan:
         self._rule = rule
         self._most_pixels = most_pixels
         self._masks_bad = masks_bad
-        self._found: dict[int, tuple[int, int, int, int]] = {}
-        """By row: width, height, bytes of the value, bytes of the image."""
+        self._found: dict[int, list[_FoundImage]] = {}
+        """By row: its images."""
+        self._bytes: dict[int, int] = {}
+        """By row: bytes of its values so far, where there are any."""
         self.faults: dict[int, str] = {}
 
-    def see(self, row: int, value: bytes) -> None:
-        """Look at the value of a row.
+    def see(self, row: int, values: list[bytes | None], goes_on: bool) -> None:
+        """Look at the values of a row.
+
+        Args:
+            row: Of the file.
+            values: Of the row; a null and an empty value are no image.
+            goes_on: They follow those that the row had before.
 
         Raises:
-            SourceUnreadable: It is no image, and bad ones are errors.
+            SourceUnreadable: One is no image, and bad ones are errors.
         """
-        if not value:
-            return
-        try:
-            header, num_bytes = self._header(value)
-            check_pixels(header, self._most_pixels)
-            fault = self._rule.fault(header.width, header.height)
-            if fault:
-                raise ImageUnreadable(fault)
-            self._found[row] = header.width, header.height, len(value), num_bytes
-        except (ImageUnreadable, SourceUnreadable) as error:
-            named = value.decode("utf-8", "replace")[:200] if self._folder is not None else ""
-            reason = f"its image {named!r}: {error}" if named else f"its image: {error}"
-            if not self._masks_bad:
-                raise SourceUnreadable(f"{self._where}: row {row}: {reason}") from None
-            self.faults[row] = reason
-            self._found[row] = 0, 0, len(value), 0
+        if not goes_on:
+            self._found.pop(row, None)
+            self._bytes.pop(row, None)
+            self.faults.pop(row, None)
+        for value in values:
+            if not value:
+                continue
+            offset = self._bytes.get(row, 0)
+            self._bytes[row] = offset + len(value)
+            found = self._found.setdefault(row, [])
+            try:
+                header, num_bytes = self._header(value)
+                check_pixels(header, self._most_pixels)
+                fault = self._rule.fault(header.width, header.height)
+                if fault:
+                    raise ImageUnreadable(fault)
+                found.append(_FoundImage(header.width, header.height, offset, len(value), num_bytes))
+            except (ImageUnreadable, SourceUnreadable) as error:
+                reason = self._reason(len(found), len(values) > 1 or goes_on, value, error)
+                if not self._masks_bad:
+                    raise SourceUnreadable(f"{self._where}: row {row}: {reason}") from None
+                self.faults.setdefault(row, reason)
+                found.append(_FoundImage(0, 0, offset, len(value), 0))
+
+    def _reason(self, number: int, is_one_of_several: bool, value: bytes, error: Exception) -> str:
+        which = f"its image {number}" if is_one_of_several else "its image"
+        return (
+            f"{which} {value.decode('utf-8', 'replace')[:200]!r}: {error}"
+            if self._folder is not None
+            else f"{which}: {error}"
+        )
 
     def _header(self, value: bytes) -> tuple[ImageHeader, int]:
         if self._folder is None:
@@ -78,19 +101,34 @@ class HeaderScan:
             return read_header(file.read, file.num_bytes), file.num_bytes
 
     def table(self, num_rows: int) -> ItemTable:
-        """The images of the file's rows; an image begins with its value."""
-        rows = np.array(sorted(self._found), np.int64)
-        columns = np.array([self._found[row] for row in rows.tolist()], np.int64).reshape(-1, 4)
+        """The images of the file's rows, in the order of their values; an image begins with its value."""
+        rows = sorted(row for row, found in self._found.items() if found)
+        counts = np.zeros(num_rows, np.int64)
+        counts[rows] = [len(self._found[row]) for row in rows]
+        columns = np.array([each for row in rows for each in self._found[row]], np.int64).reshape(
+            -1, len(_FoundImage._fields)
+        )
         return ItemTable(
-            first_item_of_row=np.searchsorted(rows, np.arange(num_rows + 1)).astype(np.int64),
-            offset=np.zeros(len(rows), np.int32),
-            tokens=columns[:, 2].astype(np.int32),
+            first_item_of_row=np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
+            offset=columns[:, 2].astype(np.int32),
+            tokens=columns[:, 3].astype(np.int32),
             sizes={
-                "bytes": columns[:, 3].astype(np.int64),
+                "bytes": columns[:, 4].astype(np.int64),
                 "height": columns[:, 1].astype(np.int32),
                 "width": columns[:, 0].astype(np.int32),
             },
         )
+
+
+class _FoundImage(NamedTuple):
+    """One image; a bad one has the width 0."""
+
+    width: int
+    height: int
+    offset: int
+    """Bytes of the row's values before its own."""
+    value_bytes: int
+    image_bytes: int
 
 
 def image_path(folder: Path | str, value: bytes) -> str:

@@ -36,6 +36,12 @@ class ImageTables:
                 raise CatalogError(f"source {name!r}: the images of {path} are not indexed; run torchmix index")
             file = files[path]
             table = source.sizes.items[IMAGE].of_rows(file.first_row, file.first_row + file.num_rows)
-            return table, {int(table.first_item_of_row[bad.row]): bad.reason for bad in file.bad_rows}
+            first = table.first_item_of_row
+            reasons = {
+                image: bad.reason
+                for bad in file.bad_rows
+                for image in range(int(first[bad.row]), int(first[bad.row + 1]))
+            }
+            return table, reasons
 
         return find

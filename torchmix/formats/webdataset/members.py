@@ -20,6 +20,8 @@ BLOCK_BYTES = 512
 _NAMED = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)", re.DOTALL)
 _MOST_NAME_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
+_OF_NEXT = (b"x", b"L", b"g")
+"""Kinds of headers that tell of the next member."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +32,13 @@ class Member:
     offset: int
     """First byte of its content; a header of BLOCK_BYTES lies before it."""
     num_bytes: int
+    begin: int
+    """First byte of its headers: a long name has one of its own."""
+
+    @property
+    def stop(self) -> int:
+        """The byte behind its content, without padding."""
+        return self.offset + self.num_bytes
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,15 +51,15 @@ class TarSample:
     """By suffix."""
 
 
-def samples_of(read: Read, num_bytes: int, where: str) -> Iterator[TarSample]:
-    """The samples of a tar file, in order.
+def samples_of(read: Read, num_bytes: int, where: str, *, is_part: bool = False) -> Iterator[TarSample]:
+    """The samples of a tar file, in order; `is_part`: of a part of it, in which the last member may be cut off.
 
     Raises:
         SourceUnreadable: It is compressed, no tar, or a suffix stands twice in a sample; `where` begins the message.
         CorruptPage: A header is damaged, or a member is cut off.
     """
     sample: TarSample | None = None
-    for member in members_of(read, num_bytes, where):
+    for member in members_of(read, num_bytes, where, is_part=is_part):
         match = _NAMED.fullmatch(member.name)
         if match is None:
             continue
@@ -66,9 +75,9 @@ def samples_of(read: Read, num_bytes: int, where: str) -> Iterator[TarSample]:
         yield sample
 
 
-def members_of(read: Read, num_bytes: int, where: str) -> Iterator[Member]:
+def members_of(read: Read, num_bytes: int, where: str, *, is_part: bool = False) -> Iterator[Member]:
     """The regular files of a tar; errors as `samples_of`."""
-    place, name, size = 0, "", -1
+    place, name, size, headers = 0, "", -1, 0
     last = "the first member"
     while place < num_bytes:
         block = read(place, BLOCK_BYTES)
@@ -85,7 +94,7 @@ def members_of(read: Read, num_bytes: int, where: str) -> Iterator[Member]:
             raise error(f"{where}: it {what}; name a WebDataset shard, or copy it again")
         kind = block[156:157]
         begin = place + BLOCK_BYTES
-        if kind in (b"x", b"L", b"g"):
+        if kind in _OF_NEXT:
             if held > _MOST_NAME_BYTES or begin + held > num_bytes:
                 raise CorruptPage(f"{where}: the name behind {last} is cut off; copy the shard again")
             content = read(begin, held)
@@ -98,14 +107,18 @@ def members_of(read: Read, num_bytes: int, where: str) -> Iterator[Member]:
             found, num = name or _name(block), held if size < 0 else size
             name, size = "", -1
             if begin + num > num_bytes:
+                if is_part:
+                    return
                 raise CorruptPage(
                     f"{where}: the member {found!r} at byte {place} is cut off: {num_bytes - begin} of {num} bytes are "
                     "there; copy the shard again"
                 )
             last, held = repr(found), num
             if kind in (b"0", b"\0", b"7"):
-                yield Member(name=found, offset=begin, num_bytes=num)
+                yield Member(name=found, offset=begin, num_bytes=num, begin=headers)
         place = begin + -(-held // BLOCK_BYTES) * BLOCK_BYTES
+        if kind not in _OF_NEXT:
+            headers = place
 
 
 def size_in_header(block: bytes | memoryview) -> int | None:

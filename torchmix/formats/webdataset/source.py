@@ -2,8 +2,10 @@
 
 In: a tar file's path; later the bytes of its pages. Out: `FileScan` and `Documents`, see source.py. Must hold: a row is
 a sample, and its page is the member with the 512 bytes of its header, so that reading a text touches no image beside
-it. A sample without the member, or whose member holds no text, is a bad row; its page is the header of its first
-member. Cost: a scan reads each header and the members of the column; the index keeps some 20 bytes a sample.
+it. Where a pattern names several members, the page reaches from the headers of the first to the end of the last. A
+sample without the member, or whose member holds no text, is a bad row; its page is the header of its first member. A
+sample without members of a pattern has none. Cost: a scan reads each header and the members of the column; the index
+keeps some 20 bytes a sample.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.maps.map_encoder import MapEncoder
 from torchmix.transform.row_encoder import RowEncoder
 from torchmix.transform.tokenizer import Tokenizer
+
+Values = list[bytes | None]
+"""Of one row; of a text at most one."""
 
 BATCH_BYTES = 1 << 20
 """Values that a scan looks at together, or one."""
@@ -90,7 +95,7 @@ class WebDatasetSource:
         """See `source.Source.scan`; `progress` is called after each batch."""
         where = self._where(path)
         self._check_kind(path)
-        pages, tokens, batch = _TarPages(), list[Int64Array](), list[bytes | None]()
+        pages, tokens, batch = _TarPages(), list[Int64Array](), list[Values]()
         batch_bytes = told_bytes = 0
         with opened(path, where) as file:
             num_bytes, digest = self.fingerprint(file, str(path))
@@ -98,7 +103,7 @@ class WebDatasetSource:
 
             def look() -> None:
                 nonlocal batch_bytes, told_bytes
-                array = pa.array(batch, pa.large_binary())
+                array = self._array(batch)
                 counts, _ = look_at_rows(array, self.kind, where, len(pages.offset) - len(batch), self.tokenizer, bad)
                 tokens.append(counts)
                 batch.clear()
@@ -108,10 +113,10 @@ class WebDatasetSource:
                     told_bytes = pages.offset[-1]
 
             for sample in samples_of(file.read, num_bytes, where):
-                page, value = self._read(file, sample, len(pages.offset), where, bad)
+                page, values = self._read(file, sample, len(pages.offset), where, bad)
                 pages.add(page.offset, page.content)
-                batch.append(value)
-                batch_bytes += len(value or b"")
+                batch.append(values)
+                batch_bytes += sum(len(value or b"") for value in values)
                 if batch_bytes >= BATCH_BYTES:
                     look()
             if batch:
@@ -133,27 +138,34 @@ class WebDatasetSource:
 
     def _read(
         self, file: RandomAccessFile, sample: TarSample, row: int, where: str, bad: BadRows | None
-    ) -> tuple[_TarPage, bytes | None]:
-        """The page of a sample, and its value; None where it is null or bad."""
-        member = self._value.member(sample)
-        if member is not None:
-            page = _TarPage(
-                offset=member.offset - BLOCK_BYTES,
-                content=file.read(member.offset - BLOCK_BYTES, BLOCK_BYTES + member.num_bytes),
-            )
-            try:
-                return page, self._value.value(page.content[BLOCK_BYTES:])
-            except ValueError as error:
-                fault = f"the member {member.name!r}: {error}"
+    ) -> tuple[_TarPage, Values]:
+        """The page of a sample, and its values; none where it is null or bad."""
+        members = self._value.members(sample)
+        if members:
+            first = members[0]
+            offset = first.begin if self._value.is_pattern else first.offset - BLOCK_BYTES
+            page = _TarPage(offset=offset, content=file.read(offset, members[-1].stop - offset))
+            values: Values = []
+            for member in members:
+                content = page.content[member.offset - offset : member.stop - offset]
+                try:
+                    values += self._value.values(content, self.kind)
+                except ValueError as error:
+                    fault = f"the member {member.name!r}: {error}"
+                    break
+            else:
+                return page, values
         else:
-            offset = sample.first.offset - BLOCK_BYTES
+            offset = sample.first.begin if self._value.is_pattern else sample.first.offset - BLOCK_BYTES
             page = _TarPage(offset=offset, content=file.read(offset, BLOCK_BYTES))
+            if self._value.is_pattern:
+                return page, []
             held = ", ".join(sorted(sample.members)) or "nothing"
             fault = f"the sample {sample.key!r} has no member {'|'.join(self._value.suffixes)}; it has {held}"
         if bad is None:
             raise SourceUnreadable(f"{where}: row {row}: {fault}; mend the shard, or name another member")
         bad.add(row, fault)
-        return page, None
+        return page, []
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
         """See `source.Source.properties`.
@@ -168,28 +180,51 @@ class WebDatasetSource:
         return list(map(self._documents, runs))
 
     def _documents(self, run: PageRun) -> Documents:
-        where, values = self._where(run.path), list[bytes | None]()
-        content, place = memoryview(run.pages), 0
+        where = self._where(run.path)
         try:
-            for row in range(run.num_rows):
-                is_bad = run.has_bad_rows and run.tokens is not None and not run.tokens[row]
-                size = size_in_header(content[place:])
-                if size is None:
-                    raise ValueError("no header of a member")
-                size = min(size, len(content) - place - BLOCK_BYTES) if run.num_rows == 1 else 0 if is_bad else size
-                member = bytes(content[place + BLOCK_BYTES : place + BLOCK_BYTES + size])
-                values.append(None if is_bad else self._value.value(member))
-                place += BLOCK_BYTES + size
-        except ValueError as error:
+            rows = self._rows_of_samples(run, where) if self._value.is_pattern else self._rows_of_members(run)
+        except (ValueError, CorruptPage, SourceUnreadable) as error:
             raise CorruptPage(
                 f"{where}: the member whose header is at byte {run.offset}, row {run.first_row}, does not decode: "
                 f"{error}; the file was altered after it was indexed: put it back, or run torchmix index"
             ) from None
-        array = pa.array(values, pa.large_binary())
-        return documents_of_run([array], self.kind, where, run)
+        return documents_of_run([self._array(rows)], self.kind, where, run)
+
+    def _rows_of_members(self, run: PageRun) -> list[Values]:
+        """The values of rows that are one member each."""
+        content, place, rows = memoryview(run.pages), 0, list[Values]()
+        for row in range(run.num_rows):
+            is_bad = run.has_bad_rows and run.tokens is not None and not run.tokens[row]
+            size = size_in_header(content[place:])
+            if size is None:
+                raise ValueError("no header of a member")
+            size = min(size, len(content) - place - BLOCK_BYTES) if run.num_rows == 1 else 0 if is_bad else size
+            member = bytes(content[place + BLOCK_BYTES : place + BLOCK_BYTES + size])
+            rows.append([] if is_bad else self._value.values(member, self.kind))
+            place += BLOCK_BYTES + size
+        return rows
+
+    def _rows_of_samples(self, run: PageRun, where: str) -> list[Values]:
+        """The values of rows that are several members each, from the first to the last."""
+        content, rows = memoryview(run.pages), list[Values]()
+        for sample in samples_of(lambda place, n: bytes(content[place : place + n]), len(content), where, is_part=True):
+            members = self._value.members(sample)
+            rows.append([bytes(content[member.offset : member.stop]) for member in members])
+        if len(rows) < run.num_rows:
+            rows.append([])  # the header alone of a sample without such members
+        if len(rows) != run.num_rows:
+            raise ValueError(f"{len(rows)} samples, not {run.num_rows}")
+        return rows
+
+    def _array(self, rows: list[Values]) -> pa.Array:
+        if self.kind == "values":
+            return pa.array(rows, pa.large_list(pa.large_binary()))
+        return pa.array([row[0] if row else None for row in rows], pa.large_binary())
 
     def _check_kind(self, path: str | Path) -> None:
-        if self.kind != "text":
+        if self.kind == "text" and self._value.is_pattern:
+            raise SourceUnreadable(f"{self._where(path)}: {self.column!r} is a pattern; a text is one member, name it")
+        if self.kind == "tokens":
             raise SourceUnreadable(f"{self._where(path)}: members hold texts; name one by text, with a tokenizer")
 
     def _where(self, path: str | Path) -> str:

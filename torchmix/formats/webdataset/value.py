@@ -1,19 +1,23 @@
-"""A member of a sample -> the text, or bytes, that a source reads of it.
+"""Members of a sample -> the text, or bytes, that a source reads of it.
 
-In: the column of the recipe. Out: which member it names, and the value in it. Must hold: `txt` is the member of that
-suffix, `json.a.b` the text at the keys `a` and `b` of the member `json`, and `jpg|png` the first of these members that
-a sample has. Cost: parsing the JSON.
+In: the column of the recipe. Out: which members it names, and the values in them. Must hold: `txt` is the member of
+that suffix, `json.a.b` the value at the keys `a` and `b` of the member `json`, `jpg|png` the first of these members
+that a sample has, and `*.jpg|*.png` all members whose suffix has one of these patterns, in the order of the file. Cost:
+parsing the JSON.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
+from torchmix.formats.column import Kind
 from torchmix.formats.webdataset.members import Member, TarSample
 
 JSON = "json"
+_PATTERN = frozenset("*?[")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,9 +25,11 @@ class MemberValue:
     """What a column names."""
 
     suffixes: tuple[str, ...]
-    """The member's; the first one that a sample has counts."""
+    """The member's; the first one that a sample has counts. Or patterns."""
     keys: tuple[str, ...] = ()
-    """Keys that lead to the text in a member of JSON."""
+    """Keys that lead to the value in a member of JSON."""
+    is_pattern: bool = False
+    """Whether all members with such a suffix count."""
 
     @classmethod
     def of(cls, column: str) -> MemberValue:
@@ -31,20 +37,28 @@ class MemberValue:
         head, _, rest = column.partition(".")
         if head.lower() == JSON and rest:
             return cls(suffixes=(JSON,), keys=tuple(rest.split(".")))
-        return cls(suffixes=tuple(suffix.strip().lstrip(".").lower() for suffix in column.split("|")))
+        suffixes = tuple(suffix.strip().lstrip(".").lower() for suffix in column.split("|"))
+        return cls(suffixes=suffixes, is_pattern=not _PATTERN.isdisjoint(column))
 
-    def member(self, sample: TarSample) -> Member | None:
-        """The member of a sample; None where it has none."""
-        return next((sample.members[suffix] for suffix in self.suffixes if suffix in sample.members), None)
+    def members(self, sample: TarSample) -> list[Member]:
+        """The members of a sample, in the order of the file."""
+        if self.is_pattern:
+            named = sample.members.items()
+            return [member for name, member in named if any(fnmatchcase(name, each) for each in self.suffixes)]
+        return [sample.members[suffix] for suffix in self.suffixes if suffix in sample.members][:1]
 
-    def value(self, content: bytes) -> bytes | None:
-        """The value of a member with this content; None for a null.
+    def values(self, content: bytes, kind: Kind) -> list[bytes | None]:
+        """The values of a member with this content; [None] for a null.
+
+        Args:
+            content: Of the member.
+            kind: What is wanted: a text, or of `values` one or a list of them.
 
         Raises:
-            ValueError: It is no JSON, or holds no text at the keys.
+            ValueError: It is no JSON, or holds no such thing at the keys.
         """
         if not self.keys:
-            return content
+            return [content]
         try:
             found: Any = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -53,8 +67,9 @@ class MemberValue:
             if not isinstance(found, dict) or key not in found:
                 raise ValueError(f"it has no key {key!r}")
             found = found[key]
-        if found is None:
-            return None
-        if not isinstance(found, str):
-            raise ValueError(f"{'.'.join(self.keys)} is a {type(found).__name__}, not a text")
-        return found.encode("utf-8", "replace")
+        several = found if kind == "values" and isinstance(found, list) else [found]
+        for value in several:
+            if value is not None and not isinstance(value, str):
+                what = f"{'.'.join(self.keys)} {'holds' if several is found else 'is'} a {type(value).__name__}"
+                raise ValueError(f"{what}, not a text")
+        return [None if value is None else value.encode("utf-8", "replace") for value in several]

@@ -24,6 +24,8 @@ class FormatNames:
     """How the paths of a source end that does not say its `format`."""
     has_columns: bool = True
     """A source names the column that holds its documents, and what turns text into ids."""
+    pages_as_one: int = 1
+    """Pages that count as one of `shuffle.window_pages`, where a page is a single row."""
 
 
 FORMATS: dict[str, FormatNames] = {
@@ -34,7 +36,7 @@ FORMATS: dict[str, FormatNames] = {
         suffixes=tuple(f"{lines}{codec}" for lines in (".jsonl", ".ndjson", ".json") for codec in ("", ".gz", ".zst")),
     ),
     "arrow": FormatNames(title="Arrow", suffixes=(".arrow", ".feather", ".ipc")),
-    "webdataset": FormatNames(title="WebDataset", suffixes=(".tar",)),
+    "webdataset": FormatNames(title="WebDataset", suffixes=(".tar",), pages_as_one=64),
 }
 """By the word that a recipe and the catalog use."""
 DEFAULT_FORMAT = "parquet"
