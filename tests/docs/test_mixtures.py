@@ -50,7 +50,7 @@ def test_the_page_shows_what_its_commands_print(
             same.append(squeezed(block))
             missing = [line for line in same[-1] if line not in printed]
             assert not missing, printed
-    assert len(same) == 7
+    assert len(same) == 8
 
 
 def test_shares_that_miss_something_are_the_error_of_the_page(

@@ -36,8 +36,8 @@ def group_values(part: Part, shares: Mapping[str, float], delivered: Mapping[str
     for path, node in walk(tree_of_part(part)):
         if node.children:
             names = streams_of(node)
-            tokens = sum(delivered[name] for name in names)
-            share = sum(shares[name] for name in names)
+            tokens = sum(delivered.get(name, 0) for name in names)  # a cell without rows is not among them
+            share = sum(shares.get(name, 0) for name in names)
             values.append(
                 {
                     "group": path,

@@ -85,7 +85,7 @@ class Forecast:
     alignment: float
     """Tokens of all documents drawn in the simulated steps over what they take when rounded up to `align_tokens`."""
     sources: tuple[SourceForecast, ...]
-    """By sorted name."""
+    """By sorted name; without cells that have no rows."""
 
     def is_exact(self, step: int) -> bool:
         """What happens in this step was planned, not estimated."""
@@ -133,6 +133,7 @@ def forecast(
             piece_tokens=float(seen.piece_tokens[s] / max(seen.num_pieces[s], 1)),
         )
         for s, name in enumerate(seen.planner.streams)
+        if seen.epoch_tokens[s]
     )
     length = part.batch.length
     return Forecast(
@@ -264,8 +265,9 @@ def _extrapolate(part: Part, seen: _Seen, num_steps: int) -> None:
     # What is delivered, not what is drawn: in the first steps the draw also fills the pool.
     now, stop = float(samples_before(batch, seen.steps)), float(samples_before(batch, num_steps))
     sample_tokens = seen.simulated_tokens / max(now, 1)
-    most = np.array([float(part.streams[name].max_epochs or math.inf) for name in names]) * seen.epoch_tokens
-    wait = {s: _wait(seen, s) for s in range(len(names)) if s not in seen.first_step}
+    most = np.array([float(part.streams[name].max_epochs or math.inf) for name in names])
+    most *= np.maximum(seen.epoch_tokens, 1)  # a cell without rows has none, and no share
+    wait = {s: _wait(seen, s) for s in range(len(names)) if s not in seen.first_step and seen.epoch_tokens[s]}
     while now < stop and seen.stop_step is None:
         shares = _shares(seen, _step_at(batch, now))
         if shares is None:

@@ -82,7 +82,8 @@ def order_of_stream(
     if overflow == "error" and has_long:
         _refuse_long_documents(part, name, space)
     drops = overflow == "drop" and has_long
-    if not _has_tokens(space.lengths(), at_most=length if drops else MAX_DOCUMENT_TOKENS):
+    is_absent = part.streams[name].is_cell and not space.num_tokens  # then it has no share, and is never drawn from
+    if not is_absent and not _has_tokens(space.lengths(), at_most=length if drops else MAX_DOCUMENT_TOKENS):
         raise _no_tokens(part, name, space, sizes)
     if not has_long or overflow not in ("truncate", "drop"):
         counted = None

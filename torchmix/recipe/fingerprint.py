@@ -136,11 +136,17 @@ def _order(part: Part) -> dict[str, Any]:
 
 
 def _tree(node: Node) -> list[Any]:
-    """Children of a group, each with its share of the group and its own children; then the power of sizes, if any."""
+    """Children of a group, each with its share of the group and its own children; then the power of sizes, if any.
+
+    Cells have no shares here; behind them stand those of each property's values.
+    """
     total = sum((child.weight for child in node.children), Fraction(0))
     children: list[Any] = []
     for child in node.children:
         children.append([child.name, str(child.weight / total), *([_tree(child)] if child.children else [])])
+    if node.grid is not None:
+        of_property = zip(node.grid.properties, node.grid.shares, strict=True)
+        children.append({name: {value: str(share) for value, share in shares.items()} for name, shares in of_property})
     return children if node.exponent is None else [*children, str(node.exponent)]
 
 

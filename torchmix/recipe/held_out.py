@@ -16,7 +16,8 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.build import nearest
 from torchmix.recipe.shares import numerators, parse_fraction, parse_share
 from torchmix.recipe.source.documents import PARTS
-from torchmix.recipe.structs import Group, Recipe, Share
+from torchmix.recipe.streams import BASE
+from torchmix.recipe.structs import Cells, Group, Recipe, Share
 
 Band = tuple[Fraction, Fraction]
 """Bounds (start, stop) of hashes, as parts of all of them; the stop is not included."""
@@ -74,7 +75,10 @@ def only(
         return tuple(name for name in children if keep(name))
     left: dict[str, Share | Group] = {}
     for name, value in children.items():
-        if isinstance(value, Group):
+        if isinstance(value, Group) and value.cells is not None:
+            if (cells := _cells_only(value.cells, keep)) is not None:
+                left[name] = value if cells == value.cells else msgspec.structs.replace(value, cells=cells)
+        elif isinstance(value, Group):
             key = "children" if value.flat is None else "flat"
             inner = only(value.children or {} if value.flat is None else value.flat, keep)
             if inner:
@@ -82,6 +86,18 @@ def only(
         elif keep(name):
             left[name] = value
     return left if len(left) == len(children) else _as_ratios(left)
+
+
+def _cells_only(cells: Cells, keep: Callable[[str], bool]) -> Cells | None:
+    """Cells of what is kept; None where nothing is."""
+    of = tuple(name for name in cells.of if keep(name))
+    if not of:
+        return None
+    shares = dict(cells.shares)
+    if BASE in shares and len(of) < len(cells.of):
+        left: dict[str, Share | Group] = {name: share for name, share in shares[BASE].items() if name in of}
+        shares[BASE] = {name: share for name, share in _as_ratios(left).items() if not isinstance(share, Group)}
+    return Cells(of=of, shares=shares)
 
 
 def _as_ratios(children: Mapping[str, Share | Group]) -> dict[str, Share | Group]:

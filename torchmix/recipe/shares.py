@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -84,3 +84,29 @@ def percent_text(share: Fraction) -> str:
         digits += 1
     whole, rest = divmod(scaled.numerator, 10**digits)
     return f"{whole}.{rest:0{digits}}%" if digits else f"{whole}%"
+
+
+def weights_of(shares: Mapping[str, Share], where: str) -> dict[str, Fraction]:
+    """The exact shares of the children of one group; ratios of numbers are not scaled yet.
+
+    Raises:
+        RecipeError: Percentages do not sum to 100 %, or stand beside numbers; or all shares are 0.
+    """
+    texts = [name for name, share in shares.items() if isinstance(share, str)]
+    weights = {name: parse_share(share, f"{where}.{name}") for name, share in shares.items()}
+    if texts and len(texts) < len(shares):
+        number = next(name for name in shares if name not in texts)
+        raise RecipeError(
+            f"{shares[number]} is a number, and {texts[0]} has a share as text; write all as text (70%), or all as "
+            "numbers, which are ratios",
+            f"{where}.{number}",
+        )
+    parts, whole = numerators(weights.values())
+    if texts and sum(parts) != whole:
+        total = Fraction(sum(parts), whole)
+        gap = "missing" if total < 1 else "too much"
+        message = f"the shares sum to {share_text(total)}, not 100%; {share_text(abs(1 - total))} is {gap}"
+        raise RecipeError(message, where)
+    if not any(parts):
+        raise RecipeError("all shares are 0", where)
+    return weights

@@ -1,21 +1,25 @@
 """The streams of a mixture: what holds a share, and draws from an order of its own; and the rows that they draw.
 
 In: sources, selections of their rows, and the names that the mixture and its changes give shares to. Out: a `RowSet` by
-name: a source, a selection, or a child of a source that is cut by `split_by`; and a `Stream` by name. Must hold: a
-stream has its own position, debt, epochs and bound on them; where its rows lie is the matter of its sources; a source
-needs no share of its own where a selection or a child of it is there. Cost: microseconds a name.
+name: a source, a selection, a child of a source that is cut by `split_by`, or a cell of any of these; and a `Stream` by
+name. Must hold: a stream has its own position, debt, epochs and bound on them; where its rows lie is the matter of its
+sources; a source needs no share of its own where a selection, a child or cells of it are there. Cost: microseconds a
+name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal, Protocol
 
-from torchmix.recipe.structs import Change, Group, Quantiles, Selection, Share, Source
+from torchmix.recipe.structs import Cells, Change, Group, Quantiles, Selection, Share, Source
 
 CHILD = "/"
 """Stands between a source and its child; no name that a user writes for a source contains it."""
+BASE = "source"
+"""The property of cells whose values are the names that they are cells of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +38,31 @@ class Stream:
     """Epochs that it gives, after which it has run out; None: no bound."""
     on_exhausted: Literal["error", "renormalise"]
     """After `max_epochs`: stop, or give its share to its siblings."""
+    is_cell: bool = False
+    """Whether it is a cell, which may have no rows; it then has no share either."""
 
     @property
     def is_source(self) -> bool:
         """Whether it has the name and the rows of a source; some may be held out."""
         return not self.is_flat and self.sources == (self.name,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """Where a cell lies."""
+
+    group: str
+    """The group that it is a child of."""
+    base: str
+    """The source, selection or child whose rows it has."""
+    values: tuple[tuple[str, str], ...]
+    """Property and value, by sorted property; of all properties with shares but `source`."""
+
+    @property
+    def name(self) -> str:
+        """The stream's: GROUP/BASE/VALUE/..., where a value has `%2F` for a slash, and `%25` for a percent sign."""
+        values = (value.replace("%", "%25").replace(CHILD, "%2F") for _, value in self.values)
+        return CHILD.join((self.group, self.base, *values))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +75,8 @@ class RowSet:
     """The expression of a selection."""
     child: str | None = None
     """Name of a child of a source that is cut, without that of the source."""
+    cell: Cell | None = None
+    """The cell that it is, if it is one: it has the rows that `where` and `child` leave and that lie in the cell."""
     overlap: Literal["exclude", "allow"] = "exclude"
     """As that of a selection; a source and its children say nothing."""
     max_epochs: int | None = None
@@ -78,16 +104,19 @@ class HasMixture(Protocol):
 def row_sets_of(part: HasMixture) -> dict[str, RowSet]:
     """What may have a share in a part, by sorted name, whether it has one or lacks it by mistake.
 
-    Children of a source that is cut are there where the mixture or a change of it names them. The catalog knows
-    whether there are such rows.
+    Children of a source that is cut are there where the mixture or a change of it names them. So are all cells. The
+    catalog knows whether there are such rows.
     """
     named = {*_names(part), *(member for _, _, flat in flats_of(part) for member in flat.flat or ())}
-    children = {name: parts for name in named if (parts := _child(name, part.sources)) is not None}
+    cells = {cell.name: cell for _, group, content in cells_of(part) for cell in cells_in(group, content)}
+    bases = {cell.base for cell in cells.values()}
+    children = {name: parts for name in {*named, *bases} if (parts := _child(name, part.sources)) is not None}
     rests = {selection.source for selection in part.selections.values()} | {source for source, _ in children.values()}
+    rests |= bases
     row_sets: dict[str, RowSet] = {}
-    for name, source in part.sources.items():
+    for name in part.sources:
         if name in named or name not in rests:
-            row_sets[name] = RowSet(source=name, max_epochs=source.max_epochs, on_exhausted=source.on_exhausted)
+            row_sets[name] = _all_rows(part, name)
     for name, one in part.selections.items():
         row_sets[name] = RowSet(
             source=one.source,
@@ -99,6 +128,12 @@ def row_sets_of(part: HasMixture) -> dict[str, RowSet]:
     for name, (base, child) in children.items():
         cut = part.sources[base]
         row_sets[name] = RowSet(source=base, child=child, max_epochs=cut.max_epochs, on_exhausted=cut.on_exhausted)
+    of_bases = {**{name: row_sets.get(name, _all_rows(part, name)) for name in bases & set(part.sources)}, **row_sets}
+    for name in bases - named - set(part.sources):  # has no share of its own, and lacks none
+        row_sets.pop(name, None)
+    for name, cell in cells.items():
+        if cell.base in of_bases:
+            row_sets[name] = replace(of_bases[cell.base], cell=cell)
     return {name: row_sets[name] for name in sorted(row_sets)}
 
 
@@ -126,6 +161,7 @@ def streams_of(part: HasMixture) -> dict[str, Stream]:
                 is_flat=False,
                 max_epochs=rows.max_epochs,
                 on_exhausted=rows.on_exhausted,
+                is_cell=rows.cell is not None,
             )
     return {name: found[name] for name in sorted(found)}
 
@@ -137,20 +173,41 @@ def leaves_of(part: HasMixture) -> set[str]:
 
 def flats_of(part: HasMixture) -> Iterator[tuple[str, str, Group]]:
     """Path of keys, name and content of each flat of a mixture and of its changes."""
-    yield from _flats_in(part.mixture, "mixture")
+    yield from ((path, name, one) for path, name, one in _groups_of(part) if one.flat is not None)
+
+
+def cells_of(part: HasMixture) -> Iterator[tuple[str, str, Cells]]:
+    """Path of keys, name and content of each group of cells of a mixture and of its changes."""
+    yield from ((path, name, one.cells) for path, name, one in _groups_of(part) if one.cells is not None)
+
+
+def cells_in(group: str, cells: Cells) -> Iterator[Cell]:
+    """The cells of a group, whether there are such rows or not."""
+    properties = sorted(set(cells.shares) - {BASE})
+    for base, *values in product(sorted(set(cells.of)), *(sorted(cells.shares[name]) for name in properties)):
+        yield Cell(group=group, base=base, values=tuple(zip(properties, values, strict=True)))
+
+
+def _groups_of(part: HasMixture) -> Iterator[tuple[str, str, Group]]:
+    """Path of keys, name and content of each group of a mixture and of its changes."""
+    yield from _groups_in(part.mixture, "mixture")
     changes: tuple[Change, ...] = getattr(part, "schedule", ())
     for number, change in enumerate(changes):
-        yield from _flats_in(change.mixture or {}, f"schedule[{number}].mixture")
+        yield from _groups_in(change.mixture or {}, f"schedule[{number}].mixture")
 
 
-def _flats_in(children: Mapping[str, Share | Group] | Collection[str], where: str) -> Iterator[tuple[str, str, Group]]:
+def _groups_in(children: Mapping[str, Share | Group] | Collection[str], where: str) -> Iterator[tuple[str, str, Group]]:
     if not isinstance(children, Mapping):
         return
     for name, value in children.items():
         if isinstance(value, Group):
-            if value.flat is not None:
-                yield f"{where}.{name}", name, value
-            yield from _flats_in(value.children or {}, f"{where}.{name}.children")
+            yield f"{where}.{name}", name, value
+            yield from _groups_in(value.children or {}, f"{where}.{name}.children")
+
+
+def _all_rows(part: HasMixture, source: str) -> RowSet:
+    one = part.sources[source]
+    return RowSet(source=source, max_epochs=one.max_epochs, on_exhausted=one.on_exhausted)
 
 
 def possible_names(part: HasMixture) -> list[str]:

@@ -134,6 +134,16 @@ Share = str | int | float
 """A percentage (`70%`) or a fraction (`1/3`) as text, or a number. Numbers are ratios, and never mix with text."""
 
 
+class Cells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shares of several properties at once, in place of the shares of children."""
+
+    of: tuple[str, ...]
+    """Names of the sources, selections and children of sources whose rows are in the cells."""
+    shares: dict[str, dict[str, Share]]
+    """Property to the shares of its values, which sum to 100 % or are ratios. The property `source` has the names of
+    `of` as its values. A cell is the rows of one of `of` with one value of each other property."""
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Several children of a mixture, with one share for all of them together; or a flat, whose rows are one stream."""
 
@@ -145,6 +155,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """In place of `children`: names of sources and selections whose rows are shuffled as if they were one source."""
     proportional: str | int | float | None = None
     """Children share in proportion to their tokens to this power, in [0, 1]; they then have no shares of their own."""
+    cells: Cells | None = None
+    """In place of `children`: shares of several properties at once."""
     max_epochs: int | None = None
     """Passes of training over a flat, at least 1, after which it is exhausted; None: no bound. Groups have none."""
     on_exhausted: Literal["error", "renormalise"] = "error"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.properties.expression import columns_of_expression, kept_rows
 from torchmix.catalog.properties.rows import PropertyRows
+from torchmix.catalog.views.cells import RowsOfCells
 from torchmix.catalog.views.cuts import rows_of_children
 from torchmix.catalog.views.hold_out import rows_in_band
 from torchmix.catalog.views.wanted import SourceViews
@@ -32,6 +33,8 @@ class KeptRows:
     """[K] rows of the source, ascending."""
     left: dict[str, int]
     """Rows that it leaves to a narrower set, by the name of that; a row may count for several."""
+    in_no_cell: int = 0
+    """With a cell: rows of what it is a cell of that are in no cell of its group."""
 
 
 def build_views(rows: PropertyRows, wanted: SourceViews, *, may_be_empty: bool) -> dict[str, KeptRows]:
@@ -43,12 +46,12 @@ def build_views(rows: PropertyRows, wanted: SourceViews, *, may_be_empty: bool) 
         may_be_empty: Whether a set may have no rows once others and held out rows are gone.
 
     Raises:
-        RecipeError: A property is missing, an expression is refused or does not fit, a set keeps nothing or leaves all
-            of its rows to others, or a child does not exist.
+        RecipeError: A property is missing, an expression is refused or does not fit, a set that is no cell keeps
+            nothing or leaves all of its rows to others, or a child does not exist.
     """
-    masks = _masks(rows, wanted)
+    masks, outside = _masks(rows, wanted)
     for name, mask in masks.items():
-        if not mask.any():
+        if not mask.any() and wanted.row_sets[name].cell is None:
             raise RecipeError(
                 f"keeps none of the {len(mask):,} rows of {wanted.name!r}; a row for which it is null is not kept",
                 _where(name, wanted.row_sets[name]),
@@ -65,7 +68,8 @@ def build_views(rows: PropertyRows, wanted: SourceViews, *, may_be_empty: bool) 
             if common := int(np.count_nonzero(masks[name] & masks[narrower])):
                 left[narrower] = common
                 mask &= ~masks[narrower]
-        if not mask.any():
+        is_cell = wanted.row_sets[name].cell is not None
+        if left and not mask.any() and not is_cell:
             others = ", ".join(left)
             raise RecipeError(
                 f"all of its {sizes[name]:,} rows are in {others}, too; write `overlap: allow` for a selection whose "
@@ -75,26 +79,38 @@ def build_views(rows: PropertyRows, wanted: SourceViews, *, may_be_empty: bool) 
         if held is not None:
             mask &= held
         kept = np.flatnonzero(mask)
-        if not len(kept) and not may_be_empty:
+        if not len(kept) and not may_be_empty and not is_cell:
             raise RecipeError(f"all of its {sizes[name]:,} rows are held out; hold out less", f"mixture.{name}")
-        found[name] = KeptRows(rows=kept, left=left)
+        found[name] = KeptRows(rows=kept, left=left, in_no_cell=outside.get(name, 0))
     return found
 
 
-def _masks(rows: PropertyRows, wanted: SourceViews) -> dict[str, Mask]:
-    """The rows that each set says it has."""
+def _masks(rows: PropertyRows, wanted: SourceViews) -> tuple[dict[str, Mask], dict[str, int]]:
+    """The rows that each set says it has; and for cells, how many rows are in no cell."""
     num_rows = rows.source.num_documents
     children = {name: one.child for name, one in wanted.row_sets.items() if one.child is not None}
     cut = rows_of_children(rows, wanted.source, list(children.values())) if children else {}
     masks: dict[str, Mask] = {}
+    in_cells = RowsOfCells(rows, [one.cell for one in wanted.row_sets.values() if one.cell is not None])
+    selected: dict[str, Mask] = {}
+    of_base: dict[tuple[str, str], Mask] = {}
     for name, one in wanted.row_sets.items():
         if one.where is not None:
-            masks[name] = _selected(rows, one.where, f"sources.{name}.where")
+            if one.where not in selected:
+                selected[one.where] = _selected(rows, one.where, f"sources.{one.cell.base if one.cell else name}.where")
+            mask = selected[one.where]
         elif one.child is not None:
-            masks[name] = cut[one.child]
+            mask = cut[one.child]
         else:
-            masks[name] = np.ones(num_rows, np.bool_)
-    return masks
+            mask = np.ones(num_rows, np.bool_)
+        masks[name] = mask
+        if one.cell is not None:
+            masks[name] = mask & in_cells.of(one.cell)
+            key = one.cell.group, one.cell.base
+            of_base[key] = of_base.get(key, mask) & ~masks[name]
+    cells = {name: one.cell for name, one in wanted.row_sets.items() if one.cell is not None}
+    counts = {key: int(np.count_nonzero(mask)) for key, mask in of_base.items()}
+    return masks, {name: counts[cell.group, cell.base] for name, cell in cells.items()}
 
 
 def _selected(rows: PropertyRows, text: str, where: str) -> Mask:

@@ -105,6 +105,7 @@ def _write(
         num_tokens=int(tokens.sum(dtype=np.int64)),
         max_document_tokens=int(tokens.max(initial=0)),
         left=kept.left,
+        in_no_cell=kept.in_no_cell,
         file=None if is_whole else path.name,
         arrays=arrays,
     )

@@ -40,6 +40,7 @@ class SourceViews:
     def definition(self) -> str:
         """16 hex digits over all that decides the rows, beside the data."""
         source = self.source
+        cells = {name: [one.cell.base, one.cell.values] for name, one in self.row_sets.items() if one.cell is not None}
         content = {
             "format": VIEWS_FORMAT,
             "sets": {name: [one.where, one.child, one.overlap] for name, one in self.row_sets.items()},
@@ -48,6 +49,7 @@ class SourceViews:
             "paths": path_properties_of(source),
             "split_by": msgspec.to_builtins(source.split_by),
             "patterns": paths_of(source),
+            **({"cells": cells} if cells else {}),
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]

@@ -18,6 +18,7 @@ from torchmix.catalog.open_part import open_part
 from torchmix.catalog.settings import SourceSettings, settings_of
 from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.catalog.views.wanted import PartViews, views_of
+from torchmix.cli.check.cell_findings import cell_findings
 from torchmix.cli.check.file_findings import file_findings
 from torchmix.cli.check.findings import (
     EXIT_CODE_OF_LEVEL,
@@ -110,6 +111,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         findings += sources_findings(part, catalog, whole.read)
         budget = budget_of(whole, part, catalog)
         findings += memory_findings(budget)
+        findings += cell_findings(part, catalog)
         findings += image_findings(part, catalog, shares_at_start(part, catalog))
         sizes = {name: source.sizes for name, source in catalog.sources.items()}
         total = min(arguments.steps, SIMULATED_STEPS)

@@ -52,7 +52,7 @@ def values_of_stream(part: Part, catalog: Catalog, forecast: SourceForecast) -> 
 
 def where_of_stream(part: Part, name: str) -> str:
     """Where a recipe says what a stream is."""
-    if not part.streams[name].is_flat:
+    if not part.streams[name].is_flat and not part.streams[name].is_cell:
         return f"sources.{name}"
     paths = (path for path, node in walk(tree_of_part(part)) if node.name == name and not node.children)
     return f"mixture.{next(paths, name)}"

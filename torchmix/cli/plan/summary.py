@@ -149,6 +149,7 @@ def print_summary(values: Mapping[str, Any], *, explain: bool = False) -> None:
             count_text(source["pool_tokens"]),
         )
         for source in values["sources"]
+        if source["epoch_tokens"]
     ]
     print_table(COLUMNS, rows, explain=explain)
     planning = values["planning_ms"]

@@ -2,5 +2,4 @@
 
 integers.py  exact shares -> integers that sum to 2^32
 schedule.py  shares over training -> the shares of a step
-cells.py     shares of several properties -> shares of the cells where they meet
 """

@@ -67,7 +67,7 @@ def dynamic_of(part: Recipe | Part) -> Deciding | None:
     what = f"the group {dynamic.at!r}" if path else "the mixture"
     if len(node.children) < 2:
         raise RecipeError(f"{what} has fewer than two children, so no share of it can change", "dynamic.at")
-    if node.exponent is not None:
+    if node.shares_by_size:
         raise RecipeError(f"the children of {what} share by their sizes; give them shares", "dynamic.at")
     without = [child.name for child in node.children if not child.weight]
     if without:
@@ -102,7 +102,7 @@ def with_decided(root: Node, path: tuple[str, ...], shares: Mapping[str, int]) -
     if path:
         children = tuple(with_decided(c, path[1:], shares) if c.name == path[0] else c for c in root.children)
         return replace(root, children=children)
-    if {child.name for child in root.children} != set(shares) or root.exponent is not None:
+    if {child.name for child in root.children} != set(shares) or root.shares_by_size:
         return root
     total = sum((child.weight for child in root.children), Fraction(0))
     whole = sum(shares.values())

@@ -13,9 +13,10 @@ from itertools import pairwise
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import listed, nearest
+from torchmix.recipe.mixture.cells import check_keys_beside_cells, grid_of
 from torchmix.recipe.mixture.powers import MOST_DENOMINATOR
 from torchmix.recipe.mixture.tree import SEPARATOR, Node, group, streams_of, walk
-from torchmix.recipe.shares import numerators, parse_share, share_text
+from torchmix.recipe.shares import parse_share, weights_of
 from torchmix.recipe.structs import Group, Share
 from torchmix.recipe.yaml_lines import key_path
 
@@ -76,7 +77,7 @@ def _group(
     if not isinstance(children, Mapping):
         raise RecipeError("a list of names has no shares; write NAME: SHARE, or add `proportional: 1`", where)
     shares = {child: _share_of(value, f"{where}.{child}") for child, value in children.items()}
-    weights = _weights(shares, where)
+    weights = weights_of(shares, where)
     return group(name, weight, [_node(child, weights[child], value, where) for child, value in children.items()])
 
 
@@ -98,8 +99,13 @@ def _node(name: str, weight: Fraction, value: Share | Group, where: str) -> Node
     place = f"{where}.{name}"
     if value.flat is not None:
         return Node(name=name, weight=weight)
+    if value.cells is not None:
+        check_keys_beside_cells(value, place)
+        grid = grid_of(name, value.cells, key_path(place, "cells"))
+        return group(name, weight, [Node(name=cell, weight=Fraction(1)) for cell in grid.values], grid=grid)
     if value.children is None:
-        raise RecipeError("the key is required and missing, in a group that is no `flat`", key_path(place, "children"))
+        message = "the key is required and missing, in a group that has neither `flat` nor `cells`"
+        raise RecipeError(message, key_path(place, "children"))
     for key in ("max_epochs", "on_exhausted"):
         if getattr(value, key) != getattr(Group(), key):
             raise RecipeError("a group has no such bound; sources, selections and flats have", f"{place}.{key}")
@@ -122,25 +128,3 @@ def _share_of(value: Share | Group, where: str) -> Share:
     if value.share is None:
         raise RecipeError("the key is required and missing", key_path(where, "share"))
     return value.share
-
-
-def _weights(shares: Mapping[str, Share], where: str) -> dict[str, Fraction]:
-    """The exact shares of the children of one group; ratios of numbers are not scaled yet."""
-    texts = [name for name, share in shares.items() if isinstance(share, str)]
-    weights = {name: parse_share(share, f"{where}.{name}") for name, share in shares.items()}
-    if texts and len(texts) < len(shares):
-        number = next(name for name in shares if name not in texts)
-        raise RecipeError(
-            f"{shares[number]} is a number, and {texts[0]} has a share as text; write all as text (70%), or all as "
-            "numbers, which are ratios",
-            f"{where}.{number}",
-        )
-    parts, whole = numerators(weights.values())
-    if texts and sum(parts) != whole:
-        total = Fraction(sum(parts), whole)
-        gap = "missing" if total < 1 else "too much"
-        message = f"the shares sum to {share_text(total)}, not 100%; {share_text(abs(1 - total))} is {gap}"
-        raise RecipeError(message, where)
-    if not any(parts):
-        raise RecipeError("all shares are 0", where)
-    return weights

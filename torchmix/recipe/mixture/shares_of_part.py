@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from torchmix.errors import RecipeError
+from torchmix.recipe.mixture.cells import check_cells
 from torchmix.recipe.mixture.changes import Stage, stages_of_schedule
 from torchmix.recipe.mixture.flats import check_flats
 from torchmix.recipe.mixture.groups import tree_of
@@ -33,6 +34,7 @@ def tree_of_part(part: Mixed, where: str = "") -> Node:
     if not part.sources:
         raise RecipeError("names no source", key_path(where, "sources"))
     check_flats(part, where)
+    check_cells(part, where)
     place = key_path(where, "mixture")
     return tree_of(part.mixture, streams_of(part), place, may_lack=has_schedule, known=possible_names(part))
 
@@ -53,18 +55,27 @@ def parse_shares(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | No
     """
     trees = trees_of(part, where, tokens=tokens)
     shares = _all_shares(part, trees[0])
-    for name in shares:
-        if not any(_all_shares(part, tree)[name] for tree in trees):
+    for name, stream in streams_of(part).items():
+        if not stream.is_cell and not any(_all_shares(part, tree)[name] for tree in trees):
             mixture = key_path(where, "mixture")
             raise RecipeError(f"the share of {name!r} is never above 0; remove the source instead", f"{mixture}.{name}")
     return shares
 
 
 def trees_of(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | None = None) -> list[Node]:
-    """The tree at the start, and that after each change; with weights by `tokens` where groups share by sizes."""
+    """The tree at the start, and that after each change; with weights by `tokens` where groups share by sizes.
+
+    Few rows are held out of a small cell, maybe none; so cells of other parts than training come as near to their
+    shares as they can.
+
+    Raises:
+        RecipeError: As `tree_of`, `stages_of_schedule` and `with_sizes`.
+    """
     sizes = dict.fromkeys(streams_of(part), 1) if tokens is None else tokens
-    root = tree_of_part(part, where)
-    return [with_sizes(tree, sizes) for tree in (root, *(stage.tree for stage in stages_of_part(part, where)))]
+    nearest_cells = isinstance(part, Evaluation) or (isinstance(part, Part) and part.name != "train")
+    trees = [(tree_of_part(part, where), key_path(where, "mixture"))]
+    trees += [(stage.tree, f"schedule[{number}].mixture") for number, stage in enumerate(stages_of_part(part, where))]
+    return [with_sizes(tree, sizes, place, nearest_cells=nearest_cells) for tree, place in trees]
 
 
 def stages_of_part(part: Mixed, where: str = "") -> tuple[Stage, ...]:

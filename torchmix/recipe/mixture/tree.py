@@ -17,10 +17,23 @@ from fractions import Fraction
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import nearest
+from torchmix.recipe.mixture.fit import fit_cells
 from torchmix.recipe.mixture.powers import power
 
 SEPARATOR = "."
 """Separates the names of a path; no name contains it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """The properties that the children of a group are cells of."""
+
+    properties: tuple[str, ...]
+    """Sorted."""
+    shares: tuple[Mapping[str, Fraction], ...]
+    """Of each value of each property; those of a property sum to 1."""
+    values: Mapping[str, tuple[str, ...]]
+    """Child to its value of each property."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,22 +48,43 @@ class Node:
     """Children of a group, by sorted name; empty for a stream."""
     exponent: Fraction | None = None
     """Exponent of a group whose children share by a power of their tokens, see `with_sizes`; it replaces weights."""
+    grid: Grid | None = None
+    """Of a group whose children are cells; they share by the fit of `with_sizes`, which replaces weights."""
+
+    @property
+    def shares_by_size(self) -> bool:
+        """Whether the shares of its children follow from their tokens, so that none can be set alone."""
+        return self.exponent is not None or self.grid is not None
 
 
-def group(name: str, weight: Fraction, children: Collection[Node], exponent: Fraction | None = None) -> Node:
+def group(
+    name: str, weight: Fraction, children: Collection[Node], exponent: Fraction | None = None, grid: Grid | None = None
+) -> Node:
     """A node with children, which stand by sorted name whatever the order in which they are given."""
     ordered = tuple(sorted(children, key=lambda node: node.name))
-    return Node(name=name, weight=weight, children=ordered, exponent=exponent)
+    return Node(name=name, weight=weight, children=ordered, exponent=exponent, grid=grid)
 
 
-def with_sizes(node: Node, tokens: Mapping[str, int]) -> Node:
-    """The tree with weights in the groups that share in proportion to sizes.
+def with_sizes(node: Node, tokens: Mapping[str, int], where: str, *, nearest_cells: bool = False) -> Node:
+    """The tree with weights in the groups that share by sizes.
 
     Args:
         node: The tree.
         tokens: Tokens of each stream.
+        where: Path of keys of the tree, for errors.
+        nearest_cells: Whether cells that cannot have their shares get the nearest ones that they can have.
+
+    Raises:
+        RecipeError: Shares of properties that the cells cannot have together.
     """
-    children = tuple(with_sizes(child, tokens) for child in node.children)
+    below = [(child, f"{where}.{child.name}{'.children' if child.grid is None else ''}") for child in node.children]
+    children = tuple(with_sizes(child, tokens, place, nearest_cells=nearest_cells) for child, place in below)
+    if node.grid is not None:
+        try:
+            weights = _weights_of_cells(node.grid, tokens, nearest_cells=nearest_cells)
+        except RecipeError as error:
+            raise RecipeError(error.message, f"{where}.cells.shares") from None
+        children = tuple(replace(child, weight=weights[child.name]) for child in children)
     if node.exponent is not None:
         powers = [power(sum(tokens[name] for name in streams_of(child)), node.exponent) for child in children]
         children = tuple(replace(child, weight=Fraction(p)) for child, p in zip(children, powers, strict=True))
@@ -58,8 +92,8 @@ def with_sizes(node: Node, tokens: Mapping[str, int]) -> Node:
 
 
 def by_sizes(root: Node) -> bool:
-    """Whether some group shares in proportion to sizes."""
-    return any(node.exponent is not None for _, node in walk(root))
+    """Whether some group shares by sizes."""
+    return any(node.shares_by_size for _, node in walk(root))
 
 
 def streams_of(root: Node) -> list[str]:
@@ -112,9 +146,22 @@ def with_shares(root: Node, changes: Mapping[str, Fraction]) -> Node:
         if path not in paths:
             raise RecipeError(f"the mixture has no {path!r}{nearest(path, paths)}")
     for path, node in walk(root):
-        if node.exponent is not None and any(change.startswith(f"{path}{SEPARATOR}") for change in changes):
+        if node.shares_by_size and any(change.startswith(f"{path}{SEPARATOR}") for change in changes):
             raise RecipeError(f"the children of {path!r} share by their sizes, so none of them can be set")
     return replace(root, children=_changed(root, "", changes))
+
+
+def _weights_of_cells(grid: Grid, tokens: Mapping[str, int], *, nearest_cells: bool) -> dict[str, Fraction]:
+    """The weight of each cell of a group; those that differ in no property with shares have them by their tokens."""
+    sizes: dict[tuple[str, ...], int] = {}
+    for name, values in grid.values.items():
+        sizes[values] = sizes.get(values, 0) + tokens[name]
+    shares = fit_cells(sizes, grid.properties, grid.shares, may_miss=nearest_cells).shares
+    weights = dict.fromkeys(grid.values, Fraction(0))
+    for name, values in grid.values.items():
+        if tokens[name]:
+            weights[name] = shares[values] * tokens[name] / sizes[values]
+    return weights
 
 
 def _share_out(node: Node, share: Fraction, gone: frozenset[str], shares: dict[str, Fraction]) -> None:

@@ -4,7 +4,7 @@ In: the tokens of each cell that exists, and for each property the share of each
 cell, so that the cells of a value sum to the share of that value, for every property at once; within these sums the
 cells keep the proportions of their sizes as far as possible. Must hold: integers alone decide, in one order, so every
 machine has the same shares. Cost: a pass over the cells for each property and round, some hundred rounds, when a
-catalog is opened; no step pays for it.
+planner is made; no step pays for it.
 
 The method is iterative proportional fitting (Deming and Stephan, 1940): each property in turn scales its cells to its
 shares, until all hold. Where no shares of the existing cells satisfy all properties, it does not converge; the error
@@ -36,7 +36,11 @@ class Fit:
 
 
 def fit_cells(
-    sizes: Mapping[tuple[str, ...], int], properties: Sequence[str], shares: Sequence[Mapping[str, Fraction]]
+    sizes: Mapping[tuple[str, ...], int],
+    properties: Sequence[str],
+    shares: Sequence[Mapping[str, Fraction]],
+    *,
+    may_miss: bool = False,
 ) -> Fit:
     """Fit the shares of cells.
 
@@ -46,6 +50,8 @@ def fit_cells(
         properties: Names of the properties, for errors.
         shares: For each property, the share of each of its values, above 0; they sum to 1. A cell with another value
             gets nothing.
+        may_miss: Whether cells that cannot have the shares get the nearest ones that they can have, in place of an
+            error.
 
     Raises:
         RecipeError: A value that no cell has; or shares that no cells can have together, with the nearest that they
@@ -55,7 +61,7 @@ def fit_cells(
     cells = sorted(cell for cell, size in sizes.items() if size > 0 and _has_shares(cell, shares))
     for at, present in enumerate(names):
         for value in present:
-            if not any(cell[at] == value for cell in cells):
+            if not may_miss and not any(cell[at] == value for cell in cells):
                 raise RecipeError(f"no document has {properties[at]} {value!r} together with the other properties")
     total = sum(sizes[cell] for cell in cells)
     parts = [max(1, sizes[cell] * _ONE // total) for cell in cells]
@@ -66,7 +72,7 @@ def fit_cells(
     for num_rounds in range(1, _MOST_ROUNDS + 1):
         for values in members:
             _scale(parts, values)
-        if all(_is_close(parts, values) for values in members):
+        if all(_is_close(parts, values) for values in members) or (may_miss and num_rounds == _MOST_ROUNDS):
             whole = sum(parts)
             fitted = {cell: Fraction(part, whole) for cell, part in zip(cells, parts, strict=True)}
             return Fit(shares=fitted, num_rounds=num_rounds)
