@@ -12,6 +12,7 @@
     |   |-- ImageUnreadable             bytes that are no image, a damaged one, or one whose header lies
     |   |-- CorruptPage                 bytes that do not decode, or decode to other sizes than planned
     |   |-- SideTableError              a table of properties with double or missing keys
+    |   |-- DenyListError               a list of denied documents that fits no catalog, or not this one
     |   `-- TooManyBadRows              more of a source cannot be read than `max_bad` allows
     |-- PlanError                       a step that cannot be planned
     |   |-- SourceExhausted             a source gave its `max_epochs` and the recipe says `error`
@@ -96,6 +97,10 @@ class ImageUnreadable(CatalogError):
 
 class SideTableError(CatalogError):
     """A table of properties does not fit a source: keys are there twice, or missing, or are no keys."""
+
+
+class DenyListError(CatalogError):
+    """A deny-list has other columns than it needs, or names a document that the sources do not have."""
 
 
 class TooManyBadRows(CatalogError):

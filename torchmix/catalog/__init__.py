@@ -10,6 +10,7 @@ file_table.py    the page table of one file, from its scan
 lock.py          one writer at a time
 array_files.py   arrays on disk, each with its size and checksum
 manifest.py      everything else on disk: one JSON file
+denied/          rows that deny-lists name
 store.py         sources, open; fingerprints
 open_part.py     a part of a recipe with its views
 vocabulary.py    ids of sources against those that the model has

@@ -180,6 +180,25 @@ class ViewEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Entry of each array, by its name."""
 
 
+class DeniedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rows of a source that deny-lists name."""
+
+    lists: dict[str, str]
+    """Path of each list, as the recipe gives it, to the first 16 hex digits of the SHA-256 of its bytes."""
+    source_fingerprint: str
+    """The source's fingerprint."""
+    fingerprint: str
+    """16 hex digits over the rows; empty where there are none."""
+    num_documents: int
+    """Denied rows."""
+    num_tokens: int
+    """Tokens of these rows."""
+    file: str | None
+    """File of the rows' numbers, in the catalog's `arrays`; null where there are none."""
+    arrays: dict[str, ArrayEntry]
+    """Entry of each array, by its name."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything in a catalog's folder."""
 
@@ -193,6 +212,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """By source, sorted; of those that have some."""
     views: dict[str, dict[str, ViewEntry]] = {}
     """By part of a recipe, then by name, both sorted."""
+    denied: dict[str, DeniedEntry] = {}
+    """By source, sorted; of those that were indexed with deny-lists."""
 
 
 class _Version(msgspec.Struct):

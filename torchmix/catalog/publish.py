@@ -29,6 +29,7 @@ from torchmix.catalog.items import joined_arrays, named_arrays
 from torchmix.catalog.manifest import (
     CATALOG_VERSION,
     NEW_MANIFEST_NAME,
+    DeniedEntry,
     FileEntry,
     Manifest,
     PropertiesEntry,
@@ -195,6 +196,7 @@ def publish(
     *,
     properties: Mapping[str, PropertiesEntry] | None = None,
     views: Mapping[str, Mapping[str, ViewEntry]] | None = None,
+    denied: Mapping[str, DeniedEntry] | None = None,
 ) -> Manifest:
     """Publish sources of the catalog, in one step.
 
@@ -204,6 +206,7 @@ def publish(
         old: What was published before; its other sources stay.
         properties: All that is kept of properties, their files written; None: as before.
         views: All views, their arrays written; None: as before.
+        denied: All denied rows, their arrays written; None: as before.
 
     Returns:
         The published manifest; `old` itself if `entries` alter nothing, and then nothing is written.
@@ -219,6 +222,7 @@ def publish(
         superseded=() if old is None else old.superseded,
         properties=dict(properties if properties is not None else old.properties if old else {}),
         views={part: dict(of) for part, of in (views if views is not None else old.views if old else {}).items()},
+        denied=dict(denied if denied is not None else old.denied if old else {}),
     )
     if old is not None and manifest == old:
         return old
@@ -241,7 +245,8 @@ def publish(
 def _array_files(manifest: Manifest) -> set[str]:
     """The files of `arrays` that a manifest is made of, without those of the one before."""
     views = [view.file for of_part in manifest.views.values() for view in of_part.values() if view.file is not None]
-    return {*(entry.file for entry in manifest.sources.values()), *views}
+    denied = [entry.file for entry in manifest.denied.values() if entry.file is not None]
+    return {*(entry.file for entry in manifest.sources.values()), *views, *denied}
 
 
 def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import Content, open_arrays
 from torchmix.catalog.bad_rows import check_bad_rows
+from torchmix.catalog.denied.opened import Denied, open_denied
 from torchmix.catalog.items import from_named_arrays
 from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, IdRange, Manifest, SourceEntry, read_manifest
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
@@ -81,9 +82,7 @@ class SourceCatalog:
     def ids(self) -> IdRange | None:
         """Smallest and largest id of all files; None where ids are not checked before they are read."""
         found = [file.ids for file in self.files if file.ids is not None]
-        if not found:
-            return None
-        return IdRange(min(ids.smallest for ids in found), max(ids.largest for ids in found))
+        return IdRange(min(ids.smallest for ids in found), max(ids.largest for ids in found)) if found else None
 
     @property
     def num_bad_rows(self) -> int:
@@ -121,6 +120,8 @@ class Catalog:
     """16 hex digits over the names and fingerprints of these sources, and of views where there are some."""
     views: Mapping[str, View] = field(default_factory=dict)
     """By name of what has a share: rows of sources, where it does not have all rows of a source."""
+    denied: Mapping[str, Denied] = field(default_factory=dict)
+    """By source: rows that deny-lists name, where there are some."""
 
 
 class WantedView(Protocol):
@@ -136,7 +137,7 @@ class WantedView(Protocol):
 
 
 class WantedViews(Protocol):
-    """The views that a part of a recipe needs."""
+    """What a part of a recipe needs beside its sources."""
 
     @property
     def part(self) -> str:
@@ -145,6 +146,10 @@ class WantedViews(Protocol):
     @property
     def sources(self) -> Mapping[str, WantedView]:
         """By source."""
+
+    @property
+    def deny(self) -> tuple[str, ...]:
+        """Paths of deny-lists."""
 
 
 def open_catalog(
@@ -160,7 +165,7 @@ def open_catalog(
 
     Raises:
         CatalogMissing: There is no catalog, or it lacks one of the sources or views.
-        CatalogStale: A source or view was indexed with other settings, or by another version of the format.
+        CatalogStale: A source or view was indexed with other settings or deny-lists, or by another version.
         TooManyBadRows: More rows of a source could not be read than its `max_bad` allows.
         CatalogError: The catalog is damaged.
     """
@@ -168,8 +173,7 @@ def open_catalog(
     try:
         return open_manifest(catalog_folder, settings, manifest, views)
     except CatalogError:
-        newer = read_manifest(catalog_folder)  # published while this process opened the older arrays
-        if newer == manifest:
+        if (newer := read_manifest(catalog_folder)) == manifest:  # else published while the older arrays were opened
             raise
         return open_manifest(catalog_folder, settings, newer, views)
 
@@ -181,8 +185,7 @@ def open_manifest(
     views: WantedViews | None = None,
 ) -> Catalog:
     """As `open_catalog`, with a manifest that was read already."""
-    sources: dict[str, SourceCatalog] = {}
-    opened: dict[str | Path, Content] = {}
+    sources, opened = dict[str, SourceCatalog](), dict[str | Path, Content]()
     for name in sorted(settings):
         entry = manifest.sources.get(name)
         if entry is None:
@@ -194,7 +197,9 @@ def open_manifest(
         sources[name] = open_source(catalog_folder, name, entry, opened)
     found = {} if views is None else _open_views(catalog_folder, views, sources, manifest, opened)
     fingerprint = catalog_fingerprint(sources.values(), found)
-    return Catalog(directory=catalog_folder, sources=sources, fingerprint=fingerprint, views=found)
+    deny, prints = () if views is None else views.deny, {name: one.fingerprint for name, one in sources.items()}
+    denied = open_denied(catalog_folder / ARRAYS_FOLDER, deny, prints, manifest, opened)
+    return Catalog(directory=catalog_folder, sources=sources, fingerprint=fingerprint, views=found, denied=denied)
 
 
 def _open_views(

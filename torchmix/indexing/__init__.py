@@ -6,6 +6,7 @@ progress_lines.py  progress as lines, for logs
 measure_rows.py    rows that must be encoded -> their lengths
 scan_files.py      files -> their shares of the catalog, many at once
 property_files.py  properties of new files
+deny_lists.py      deny-lists -> the rows that they name
 wanted_rows.py     what a recipe says of rows -> properties and views
 source_work.py     sources against the catalog before
 scan_tasks.py      sources against the catalog -> the files to scan, also of one shard

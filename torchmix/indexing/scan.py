@@ -39,7 +39,7 @@ from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan_files import Progress, ScannedFile, scan_files
 from torchmix.indexing.scan_tasks import ToScan, files_to_scan, remove_stale_ids
 from torchmix.indexing.source_work import SourceWork, compare
-from torchmix.indexing.wanted_rows import WantedRows, properties_and_views, wanted_rows
+from torchmix.indexing.wanted_rows import WantedRows, denied_of, properties_and_views, wanted_rows
 from torchmix.recipe.structs import Recipe
 
 logger = logging.getLogger(__name__)
@@ -128,6 +128,7 @@ def update_catalog(
     Raises:
         RecipeError: A view keeps no rows, or its expression or property is wrong.
         SideTableError: A table of properties lacks the id of a row.
+        DenyListError: A deny-list names a document that the sources do not have.
         SourceUnreadable: A file or column is missing, of a wrong type or format, a source holds no tokens, or a token
             is below 0 or above 2^31 - 1.
         SourceChanged: A file was altered while it was scanned.
@@ -219,12 +220,13 @@ def _index(
             check_parts(source.name, source.settings, _named(source, parts[source.name]), may_be_empty=any_rows)
         with closing(SharedFile(folder)) as shared:
             entries = {source.name: _entry(folder, source, parts[source.name], shared) for source in work}
-        properties, views = None, None
+        properties, views, denied = None, None, None
         if rows is not None:
             properties, views = properties_and_views(
                 folder, base, rows, {source.name: source.source for source in work}, entries, old
             )
-        manifest = publish(folder, entries, old, properties=properties, views=views)
+            denied = denied_of(folder, base, rows, entries, properties, old)
+        manifest = publish(folder, entries, old, properties=properties, views=views, denied=denied)
         remove_tables(folder, manifest)
         remove_parts(folder, frozenset(settings))
         remove_stale_ids(folder, work)

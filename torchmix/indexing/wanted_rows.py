@@ -8,19 +8,22 @@ own entry says. Cost: none for a recipe without these keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 
-from torchmix.catalog.manifest import Manifest, PropertiesEntry, SideEntry, SourceEntry
+from torchmix.catalog.denied.entries import denied_entry
+from torchmix.catalog.manifest import DeniedEntry, Manifest, PropertiesEntry, SideEntry, SourceEntry
 from torchmix.catalog.properties.files import name_of_table, save_table
+from torchmix.catalog.properties.rows import PropertyRows
 from torchmix.catalog.store import open_source
 from torchmix.catalog.views.entries import Views, views_of_manifest
 from torchmix.catalog.views.wanted import PartViews, views_of
 from torchmix.errors import SideTableError
 from torchmix.formats.source import FormatSource
+from torchmix.indexing.deny_lists import rows_of_lists
 from torchmix.indexing.property_files import SourceFiles, WantedProperties, property_entries
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.source.documents import PARTS
@@ -48,6 +51,10 @@ class WantedRows:
     """By source."""
     parts: tuple[PartViews, ...]
     """The views that each part needs."""
+    deny: tuple[str, ...] = ()
+    """Paths of deny-lists."""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """The property that names each row, of sources that have one."""
     added: AddedTable | None = None
     """A table that is new."""
 
@@ -59,6 +66,8 @@ def wanted_rows(recipe: Recipe) -> WantedRows:
     return WantedRows(
         properties={name: WantedProperties(columns=columns_of(one), id=one.id) for name, one in sources.items()},
         parts=tuple(map(views_of, parts)),
+        deny=recipe.deny,
+        ids={name: one.id for name, one in sources.items() if one.id is not None},
     )
 
 
@@ -101,6 +110,41 @@ def properties_and_views(
     needed = {name for part in rows.parts for name in part.sources}
     opened = {name: open_source(folder, name, entries[name]) for name in sorted(needed)}
     return properties, views_of_manifest(folder, rows.parts, opened, properties, old)
+
+
+def denied_of(
+    folder: Path,
+    base: Path,
+    rows: WantedRows,
+    entries: Mapping[str, SourceEntry],
+    properties: Mapping[str, PropertiesEntry],
+    old: Manifest | None,
+) -> dict[str, DeniedEntry]:
+    """What the manifest is to say of denied rows; arguments as those of `properties_and_views`.
+
+    Raises:
+        DenyListError, SourceUnreadable: As `rows_of_lists`.
+        OSError: The disk is full, or not writable.
+    """
+    before = {} if old is None else dict(old.denied)
+    if not rows.deny:
+        return before
+    sources = {name: open_source(folder, name, entry) for name, entry in entries.items() if name in rows.properties}
+
+    def ids(name: str) -> pa.ChunkedArray | None:
+        if name not in rows.ids:
+            return None
+        of_source = PropertyRows(folder, sources[name], properties.get(name), {})
+        of_source.check([rows.ids[name]], f"sources.{name}.id")
+        return of_source.whole([rows.ids[name]])[rows.ids[name]]
+
+    num_rows = {name: source.num_documents for name, source in sources.items()}
+    denied, hashes = rows_of_lists(base, rows.deny, num_rows, ids)
+    for name, source in sources.items():
+        kept = before.get(name)
+        if kept is None or (kept.lists, kept.source_fingerprint) != (dict(sorted(hashes.items())), source.fingerprint):
+            before[name] = denied_entry(folder, source, denied[name], hashes)
+    return dict(sorted(before.items()))
 
 
 def _with_side(folder: Path, rows: WantedRows, added: AddedTable, before: PropertiesEntry | None) -> PropertiesEntry:

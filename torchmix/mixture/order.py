@@ -13,7 +13,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
+from torchmix.mixture.denied import Denied, are_denied
 from torchmix.mixture.page_windows import PageWindows
 from torchmix.mixture.row_windows import FileWindows, RowWindows
 from torchmix.mixture.spaces.space import SourceSpace, Space
@@ -39,6 +41,7 @@ class StreamOrder:
         method: Method = "page",
         counted: Callable[[NDArray[np.int32]], NDArray[np.int32]] | None = None,
         piece_tokens: int | None = None,
+        denied: Denied | None = None,
     ) -> None:
         """Take a stream's place in the mixture.
 
@@ -51,11 +54,13 @@ class StreamOrder:
                 keeps its place in the order. None: all tokens count.
             piece_tokens: Longer documents are drawn in pieces of this many tokens. None: every document is drawn as a
                 whole.
+            denied: Documents that are not given; they keep their places and their pieces.
         """
         self.name = name
         self.space = space
         self.method = method
         self._counted = counted
+        self._denied = denied
         self.has_long_documents = counted is None and piece_tokens is not None and space.longest_tokens > piece_tokens
         """Whether some documents may have several pieces."""
         self._piece_tokens = piece_tokens if self.has_long_documents else None
@@ -78,6 +83,11 @@ class StreamOrder:
     def counted(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         """Tokens that documents of so many tokens count for in a draw; 0 for those that are dropped."""
         return tokens if self._counted is None else self._counted(tokens)
+
+    def gives(self, source: int, rows: Int64Array) -> NDArray[np.bool_]:
+        """[n] whether rows of a source can be drawn, are used, and are not denied."""
+        held = self.space.holds(source, rows)
+        return held & ~are_denied(self._denied, np.full_like(rows, source), rows) if self._denied else held
 
     def num_pieces(self, epoch: int, window: int) -> int:
         """Pieces of a window, used or not: the unit of `offset`. Makes the window if it has long documents."""
@@ -141,6 +151,9 @@ class StreamOrder:
         counted = tokens if self._counted is None else self._counted(tokens)
         np.cumsum(counted, out=ends[1:])
         whole = None if self._counted is None else tokens
+        if self._denied and (hidden := are_denied(self._denied, *self.space.places(rows))).any():
+            np.cumsum(np.where(hidden, 0, counted), out=ends[1:])  # `counted` still says how many pieces they have
+            whole = tokens
         size = self._piece_tokens
         if size is None or counted.max(initial=0) <= size:
             return Window(rows=rows, ends=ends, document_tokens=whole)

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import View
 from torchmix.errors import SourceExhausted
-from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
-from torchmix.planner.planner import Planner
-from torchmix.planner.stream_order import NO_VIEWS
+from torchmix.planner.planner import NONE_DENIED, Planner
+from torchmix.planner.stream_order import NO_VIEWS, epoch_tokens
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, stages_of
 from torchmix.recipe.structs import Batch
@@ -98,6 +98,7 @@ def forecast(
     num_steps: int,
     *,
     views: Mapping[str, View] = NO_VIEWS,
+    denied: Mapping[str, Int64Array] = NONE_DENIED,
     simulated_steps: int = SIMULATED_STEPS,
     progress: Callable[[], object] = lambda: None,
 ) -> Forecast:
@@ -108,13 +109,14 @@ def forecast(
         sizes: Sizes of each of its sources.
         num_steps: N, at least 1.
         views: Rows of streams that do not have all rows of their source.
+        denied: Rows that are not given, by source.
         simulated_steps: Most steps to plan in full.
         progress: Called after each of them.
 
     Raises:
         PlanError: What the planner refuses from the start: a source without tokens, a document too long.
     """
-    seen = _simulate(_patient_planner(part, sizes, views), part, min(num_steps, simulated_steps), progress)
+    seen = _simulate(_patient_planner(part, sizes, views, denied), part, min(num_steps, simulated_steps), progress)
     stop_is_exact = seen.stop_step is not None
     _extrapolate(part, seen, num_steps)
     shares = seen.planner.shares_of_step.mean(0, max(1, num_steps))
@@ -177,11 +179,13 @@ class _Seen:
     num_low_fills: int = 0
 
 
-def _patient_planner(part: Part, sizes: Mapping[str, SourceSizes], views: Mapping[str, View]) -> Planner:
+def _patient_planner(
+    part: Part, sizes: Mapping[str, SourceSizes], views: Mapping[str, View], denied: Mapping[str, Int64Array]
+) -> Planner:
     # With `renormalise` everywhere the plan is the same up to the first step that runs out, and the
     # decision it logs names the source and the step.
     patient = {name: dataclasses.replace(each, on_exhausted="renormalise") for name, each in part.streams.items()}
-    return Planner(dataclasses.replace(part, streams=patient), sizes, views=views)
+    return Planner(dataclasses.replace(part, streams=patient), sizes, views=views, denied=denied)
 
 
 def _simulate(planner: Planner, part: Part, num_steps: int, progress: Callable[[], object]) -> _Seen:
@@ -189,7 +193,9 @@ def _simulate(planner: Planner, part: Part, num_steps: int, progress: Callable[[
     seen = _Seen(
         planner=planner,
         cursor=planner.start(),
-        epoch_tokens=np.array([epoch_tokens(order) for order in planner.orders], np.int64),
+        epoch_tokens=np.array(
+            [epoch_tokens(order, planner.sizes, planner.denied) for order in planner.orders], np.int64
+        ),
         delivered=np.zeros(len(names)),
         drawn=np.zeros(len(names)),
         most_repeats=np.zeros(len(names), np.int64),
@@ -317,8 +323,3 @@ def _wait(seen: _Seen, s: int) -> float:
     ahead = ends[int(position.offset[s]) :] - ends[int(position.offset[s])]
     next_tokens = int(ahead[np.argmax(ahead > 0)])
     return max(next_tokens / 2 - float(position.debt[s]) - float(position.residue[s]) / 2**32, 0.0)
-
-
-def epoch_tokens(order: StreamOrder) -> int:
-    """Tokens that one epoch of a stream gives: of the rows used, under the recipe's overflow rule."""
-    return sum(int(order.counted(block).sum(dtype=np.int64)) for block in order.space.lengths())

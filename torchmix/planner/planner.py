@@ -20,6 +20,7 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import Catalog, View
 from torchmix.errors import CatalogMissing
 from torchmix.mixture.coming import ComingPieces
+from torchmix.mixture.denied import denied_fingerprint
 from torchmix.mixture.draw import Draw, Position, draw, exhausted_error
 from torchmix.mixture.next_windows import NextWindows
 from torchmix.mixture.stretches import Stretches, joined
@@ -39,6 +40,7 @@ from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
 
 UNLIMITED_EPOCHS = 1 << 62
+NONE_DENIED: Mapping[str, Int64Array] = {}
 ONE_RANK = Layout()
 
 
@@ -53,6 +55,7 @@ class Planner:
         *,
         views: Mapping[str, View] = NO_VIEWS,
         fingerprints: Mapping[str, str] | None = None,
+        denied: Mapping[str, Int64Array] = NONE_DENIED,
         decisions: DecisionRecords | None = None,
     ) -> None:
         """Prepare to plan.
@@ -63,6 +66,7 @@ class Planner:
             layout: What the samples are placed on.
             views: Rows of streams that do not have all rows of their source.
             fingerprints: Fingerprint of each source and view, for states to keep; None: states have none.
+            denied: Rows that are not given, by source: ascending, each once.
             decisions: The log of the part's policy; None: the schedule's shares hold, as if it decided nothing.
 
         Raises:
@@ -86,7 +90,10 @@ class Planner:
         """Whether each stream is a source as it is; then the indices of both are the same."""
         self.sizes = tuple(sizes[name] for name in self.sources)
         """Of each source."""
-        self.orders = tuple(order_of_stream(part, name, sizes, views) for name in self.streams)
+        self.denied = {s: denied[name] for s, name in enumerate(self.sources) if name in denied}
+        """Rows that are not given, by the number of their source."""
+        self.denied_fingerprint = denied_fingerprint({name: denied[name] for name in self.sources if name in denied})
+        self.orders = tuple(order_of_stream(part, name, sizes, views, self.denied) for name in self.streams)
         self.fingerprints = tuple(stream_fingerprint(part.streams[name], fingerprints or {}) for name in self.streams)
         """Of each stream's rows; empty where those of its sources are not known."""
         self.streams_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
@@ -320,4 +327,17 @@ def open_planner(
     sizes = {name: source.sizes for name, source in catalog.sources.items()}
     fingerprints = {name: source.fingerprint for name, source in catalog.sources.items()}
     fingerprints |= {name: view.fingerprint for name, view in catalog.views.items()}
-    return Planner(part, sizes, layout, views=catalog.views, fingerprints=fingerprints, decisions=decisions)
+    return Planner(
+        part,
+        sizes,
+        layout,
+        views=catalog.views,
+        fingerprints=fingerprints,
+        denied=denied_rows(catalog),
+        decisions=decisions,
+    )
+
+
+def denied_rows(catalog: Catalog) -> dict[str, Int64Array]:
+    """Rows of each source that are not given."""
+    return {name: one.rows for name, one in catalog.denied.items()}

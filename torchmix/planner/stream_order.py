@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS, SourceSizes, window_pages_of
 from torchmix.catalog.store import View
 from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError
+from torchmix.mixture.denied import Denied
 from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.spaces.flat import FlatSpace, drawn_units, windows_of_flat
 from torchmix.mixture.spaces.space import SourceSpace, Space
@@ -61,7 +62,11 @@ def check_rows_of_part(recipe: Recipe, part: str, num_rows: Mapping[str, int]) -
 
 
 def order_of_stream(
-    part: Part, name: str, sizes: Mapping[str, SourceSizes], views: Mapping[str, View] = NO_VIEWS
+    part: Part,
+    name: str,
+    sizes: Mapping[str, SourceSizes],
+    views: Mapping[str, View] = NO_VIEWS,
+    denied: Denied | None = None,
 ) -> StreamOrder:
     """The order of a stream. The recipe's used rows and overflow rule apply before any draw.
 
@@ -70,6 +75,7 @@ def order_of_stream(
         name: The stream.
         sizes: Sizes of the part's sources, of those of the stream at least.
         views: Rows of members that do not have all rows of their source.
+        denied: Documents that are not given, by the number of their source.
 
     Raises:
         CatalogMissing: The rows of a member are not known.
@@ -89,14 +95,36 @@ def order_of_stream(
         counted = None
     else:
         counted = partial(_truncated if overflow == "truncate" else _without_long, length)
-    return StreamOrder(
+    mine = {s: rows for s, rows in (denied or {}).items() if sorted(part.sources)[s] in part.streams[name].sources}
+    order = StreamOrder(
         name,
         space,
         seed=part.seed,
         method=part.shuffle.method,
         counted=counted,
         piece_tokens=length,
+        denied=mine,
     )
+    if mine and not epoch_tokens(order, [sizes[source] for source in sorted(part.sources)], mine):
+        raise PlanError(
+            f"stream '{name}' would give no tokens: deny-lists name all of its documents; remove it from the recipe"
+        )
+    return order
+
+
+def epoch_tokens(order: StreamOrder, sizes: Sequence[SourceSizes] = (), denied: Denied | None = None) -> int:
+    """Tokens that one epoch of a stream gives: of the rows used, under the recipe's overflow rule.
+
+    Args:
+        order: Of the stream.
+        sizes: Of each source of the part, by sorted name, where documents are denied.
+        denied: Documents that are not given.
+    """
+    total = sum(int(order.counted(block).sum(dtype=np.int64)) for block in order.space.lengths())
+    for source, rows in (denied or {}).items():
+        held = rows[order.space.holds(source, rows)]
+        total -= int(order.counted(sizes[source].tokens[held]).sum(dtype=np.int64))
+    return total
 
 
 def space_of_stream(part: Part, name: str, sizes: Mapping[str, SourceSizes], views: Mapping[str, View]) -> Space:

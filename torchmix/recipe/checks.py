@@ -70,6 +70,10 @@ def _check_numbers(recipe: Recipe) -> None:
     _check_vocabulary(recipe)
     check_shuffle(recipe.shuffle)
     check_catalog_folder(recipe.catalog)
+    for number, path in enumerate(recipe.deny):
+        if not path or path in recipe.deny[:number]:
+            what = "stands there twice" if path else "is empty; name a Parquet file"
+            raise RecipeError(f"{path!r} {what}" if path else what, f"deny[{number}]")
 
 
 def _check_vocabulary(recipe: Recipe) -> None:

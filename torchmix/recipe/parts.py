@@ -58,6 +58,8 @@ class Part:
     """How the mixture changes over training; empty in the other parts."""
     dynamic: Dynamic | None
     """The policy that decides shares in training; None in the other parts."""
+    deny: tuple[str, ...]
+    """Files that name documents which are not given; the catalog has their rows."""
     packing: Packing
     """Documents to samples."""
     balance: Balance
@@ -104,6 +106,7 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
         mixture=content.mixture,
         schedule=recipe.schedule if name == "train" else (),
         dynamic=recipe.dynamic if name == "train" else None,
+        deny=recipe.deny,
         packing=recipe.packing,
         balance=recipe.balance,
         modules=recipe.modules,

@@ -299,6 +299,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What validation reads, instead of `split`."""
     test: Evaluation | None = None
     """What test reads, instead of `split`."""
+    deny: tuple[str, ...] = ()
+    """Parquet files that name documents which no part gives: `source` and `row`, or `id`."""
     catalog: str = "./catalog"
     """Folder of the index, relative to the recipe's directory."""
     packing: Packing = Packing()

@@ -129,7 +129,8 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         """
         self._check_open()
         data = state_bytes(state_dict)
-        state = state_for(data, self._part, from_step_start=from_step_start, accept_edit=accept_edit)
+        rows = self.dataset.rows
+        state = state_for(data, self._part, rows=rows, from_step_start=from_step_start, accept_edit=accept_edit)
         check_layout(state, self._part.batch, self._layout)
         self.dataset.check_state(state)
         was_running = self._feed is not None

@@ -25,6 +25,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.catalog.views.wanted import views_of
 from torchmix.catalog.vocabulary import check_vocabulary
 from torchmix.errors import OptionError, TopologyError
+from torchmix.indexing.deny_lists import check_lists
 from torchmix.indexing.scan import catalog_if_any, ensure_catalog
 from torchmix.indexing.wanted_rows import wanted_rows
 from torchmix.parallel.agreement import agree, failures_told
@@ -54,6 +55,7 @@ from torchmix.stateful.reports import open_reports
 from torchmix.stateful.reshard import SharedParts, facts_of_places, places_of
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.cursor_bounds import MAX_STEPS
+from torchmix.steps.edits import row_facts
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
 from torchmix.steps.node_limits import processors
@@ -181,6 +183,7 @@ def build_loader(
             catalog = _catalog(planned, whole, folder)
             rows = {name: source.num_documents for name, source in catalog.sources.items()}
             check_rows_of_part(whole, part, rows)
+            check_lists(folder, planned.deny, catalog.directory)
             check_vocabulary(whole.vocab_size, catalog, padded_vocab_size=padded_vocab_size)
             if replay is not None:
                 check_plan_of(read_manifest(folder / replay), planned, catalog.fingerprint, folder=folder / replay)
@@ -215,8 +218,15 @@ def build_loader(
                     node = open_node(tree, options)
                 else:
                     node = open_node(tree, options, store=store, check=liveness.check)
-            own, rank = catalog if node is None else None, tree.topology.rank
-            return StepStream(settings, catalog=own, node=node, consumer=rank, look_ahead=look_ahead, held=held)
+            return StepStream(
+                settings,
+                catalog=catalog if node is None else None,
+                node=node,
+                consumer=tree.topology.rank,
+                look_ahead=look_ahead,
+                held=held,
+                rows=row_facts(planned, catalog),
+            )
 
         shared = SharedParts(part=planned, stream_of_leader=stream_of_leader, store=store, liveness=liveness)
         return StatefulDataLoader(

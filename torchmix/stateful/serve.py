@@ -27,6 +27,7 @@ from torchmix.parallel.modules.rank_places import places_in_replica
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.parts import Part
 from torchmix.steps.bad_tokens import BadTokens, masked_of
+from torchmix.steps.edits import RowFacts
 from torchmix.steps.header import StepHeader, decode_header, encode
 from torchmix.steps.state import LoaderState
 
@@ -131,6 +132,8 @@ class ReceivedSteps(IterableDataset[StepTensors]):
         super().__init__()
         self._fan_out = fan_out
         self._ended = False
+        self.rows: RowFacts | None = None
+        """A peer knows of no rows."""
 
     def __iter__(self) -> Iterator[StepTensors]:
         self._ended = False

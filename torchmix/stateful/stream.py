@@ -20,7 +20,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
-from torchmix.errors import OptionError, StateError
+from torchmix.errors import OptionError, StateError, StateMismatch
+from torchmix.steps.edits import RowFacts, changed_rows
 from torchmix.steps.header import decode_header
 from torchmix.steps.local_steps import HeldReader, local_steps
 from torchmix.steps.replica_steps import StreamSettings
@@ -42,6 +43,7 @@ class StepStream(IterableDataset[StepTensors]):
         consumer: int = 0,
         look_ahead: int = 2,
         held: HeldReader | None = None,
+        rows: RowFacts | None = None,
     ) -> None:
         """Keep the settings; nothing is opened yet.
 
@@ -51,6 +53,7 @@ class StepStream(IterableDataset[StepTensors]):
             node: The worker that makes the steps, let go by `release`; None to make them in this process.
             consumer: This leader's global rank, by which the worker knows it.
             look_ahead: Finished steps that may wait in the worker, 1 or more.
+            rows: What the part's streams have, to compare states with.
             held: What an earlier stream of this process has read, for steps that are made here.
         """
         super().__init__()
@@ -58,6 +61,8 @@ class StepStream(IterableDataset[StepTensors]):
         self._catalog = catalog
         self._node = node
         self._consumer, self._look_ahead = consumer, look_ahead
+        self.rows = rows
+        """What the part's streams have by the catalog; None: not looked at."""
         self._held = held or HeldReader()
         self._held.is_kept = False
         self._release = None if node is None else weakref.finalize(self, node.leave, farewell_s=0.0)
@@ -98,7 +103,11 @@ class StepStream(IterableDataset[StepTensors]):
         Raises:
             StateMismatch: The catalogs differ.
         """
-        if self._settings.catalog and not state.edited_from:  # then each stream's own rows are compared
+        if state.edited_from:  # each stream's own rows were compared
+            return
+        if self.rows is not None and changed_rows(state, self.rows):
+            raise StateMismatch("the state was saved with other files, selections or deny-lists; load it in the loader")
+        if self._settings.catalog:
             check_catalog(state, self._settings.catalog)
 
     def __iter__(self) -> Iterator[StepTensors]:

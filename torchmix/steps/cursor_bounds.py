@@ -138,7 +138,7 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
         for source, inside in _by_number(pool.source[of_stream]):
             mine = of_stream[inside]
             each = order.counted(pool.document_tokens[mine].astype(np.int32))
-            counted[mine] = np.where(order.space.holds(source, pool.row[mine]), each, 0)
+            counted[mine] = np.where(order.gives(source, pool.row[mine]), each, 0)
     _check_each("start", pool.start, 0, counted - 1)
     _check_each("tokens", pool.tokens, 1, counted - pool.start)
     if planner.part.packing.method == "best_fit":  # it splits documents at multiples of a sample, and nowhere else

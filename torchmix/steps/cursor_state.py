@@ -77,6 +77,7 @@ def state_of_cursor(
         log_digest=bytes.fromhex(cursor.decided.digest) if cursor.decided.length else b"",
         log_length=cursor.decided.length,
         log_branch=log_branch,
+        denied=planner.denied_fingerprint,
     )
 
 
@@ -155,6 +156,10 @@ def _check_streams(state: LoaderState, planner: Planner) -> None:
         raise StateMismatch(
             f"the state was saved when {listed(others, MOST_KEYS)} had other rows: files or selections changed; "
             f"restore them, or start a new run"
+        )
+    if state.denied != planner.denied_fingerprint:
+        raise StateMismatch(
+            "the state was saved with other deny-lists; restore them, or accept the edit with load_state_dict"
         )
     eras = [stream.name for stream in state.streams if stream.era]
     deciding = dynamic_of(planner.part)

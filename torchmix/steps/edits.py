@@ -4,21 +4,27 @@ In: a state, and a recipe that differs from the one it was saved with. Out: a wo
 the edited run. Must hold: an edit is accepted by its own word alone; streams that are in both recipes keep their
 places, what they owe and what waits in the pool, so nothing of them is lost or comes twice. Cost: that of the state.
 
-May change: shares, groups and the schedule; sources may come and go. What comes begins at its first epoch and owes
-nothing. What goes takes its pieces in the pool along. Seed, batch, shuffle, packing, and how a source that stays is
-read, may not change.
+May change: shares, groups and the schedule; sources may come and go; documents may be denied. What comes begins at its
+first epoch and owes nothing. What goes takes its pieces in the pool along. Seed, batch, shuffle, packing, and how a
+source that stays is read, may not change.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
+from torchmix.catalog.store import Catalog
 from torchmix.errors import StateMismatch
-from torchmix.planner.planner import Planner
+from torchmix.mixture.denied import are_denied, denied_fingerprint
+from torchmix.planner.planner import Planner, denied_rows
+from torchmix.planner.stream_order import stream_fingerprint
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import differing_keys, key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
@@ -36,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 EDITABLE = ("mixture", "schedule")
 _OF_SOURCE = "sources."
+_HALF = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +69,8 @@ class Edit:
     """Sources that only the recipe has."""
     removed: tuple[str, ...]
     """Sources that only the state has."""
+    rows: tuple[str, ...]
+    """Streams of both that have other rows; an empty name stands for deny-lists."""
     refused: tuple[str, ...]
     """Keys that differ and may not."""
 
@@ -70,18 +79,58 @@ class Edit:
         """What the edit does, for a message."""
         parts = [f"{', '.join(self.changed)} changed"] if self.changed else []
         parts += [f"{listed(names, MOST_KEYS)} {what}" for names, what in self._sources() if names]
-        return "; ".join(parts)
+        streams = [name for name in self.rows if name]
+        parts += [f"{listed(streams, MOST_KEYS)} with other rows"] if streams else []
+        return "; ".join([*parts, *(["deny-lists changed"] if "" in self.rows else [])])
 
     def _sources(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         return (self.added, "added"), (self.removed, "removed")
 
 
-def state_for(data: bytes, part: Part, *, from_step_start: bool = False, accept_edit: str | None = None) -> LoaderState:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowFacts:
+    """What rows the streams of a recipe in use have, by its catalog."""
+
+    streams: dict[str, str]
+    """Fingerprint of the rows of each stream."""
+    denied: str
+    """Fingerprint of the denied rows; empty where there are none."""
+
+
+def row_facts(part: Part, catalog: Catalog) -> RowFacts:
+    """What rows the streams of a part have."""
+    prints = {name: source.fingerprint for name, source in catalog.sources.items()}
+    prints |= {name: view.fingerprint for name, view in catalog.views.items()}
+    return RowFacts(
+        streams={name: stream_fingerprint(stream, prints) for name, stream in part.streams.items()},
+        denied=denied_fingerprint(denied_rows(catalog)),
+    )
+
+
+def changed_rows(state: LoaderState, rows: RowFacts) -> list[list[str]]:
+    """What differs: name, fingerprint before and now, of each stream that both have; deny-lists under no name."""
+    changed = [
+        [stream.name, stream.fingerprint, rows.streams[stream.name]]
+        for stream in state.streams
+        if stream.fingerprint != rows.streams.get(stream.name, stream.fingerprint)
+    ]
+    return [*changed, *([["", state.denied, rows.denied]] if state.streams and state.denied != rows.denied else [])]
+
+
+def state_for(
+    data: bytes,
+    part: Part,
+    *,
+    rows: RowFacts | None = None,
+    from_step_start: bool = False,
+    accept_edit: str | None = None,
+) -> LoaderState:
     """The state that a loader of a part goes on from.
 
     Args:
         data: Bytes of `encode_state`, from a file that may be anything.
         part: In use.
+        rows: What its streams have now; None on ranks that open no catalog, where only recipes are compared.
         from_step_start: Go back to the start of the step that the state was saved in.
         accept_edit: The word of an edit; another recipe is refused without it.
 
@@ -93,30 +142,36 @@ def state_for(data: bytes, part: Part, *, from_step_start: bool = False, accept_
     state = read_state(data)
     if from_step_start:
         state = step_start(state)
-    fingerprint = recipe_fingerprint(part)
-    if state.recipe == fingerprint:
-        return state
-    keys = recipe_keys(part)
-    edit = edit_of(_identity(state), fingerprint=fingerprint, keys=keys)
-    if not state.streams or edit.refused:
+    fingerprint, keys = recipe_fingerprint(part), recipe_keys(part)
+    is_same = state.recipe == fingerprint
+    # A state that was saved between an accepted edit and its first step keeps the rows of before.
+    changed = changed_rows(state, rows) if rows is not None and not state.edited_from else []
+    edit = edit_of(_identity(state), fingerprint=fingerprint, keys=keys, rows=changed)
+    if not is_same and (not state.streams or edit.refused):
         raise other_recipe(state, part)
-    if accept_edit != edit.word:
+    is_accepted = accept_edit is not None and accept_edit[:_HALF] == edit.word[:_HALF]
+    if rows is not None:
+        is_accepted = is_accepted and accept_edit == edit.word
+    if is_same and not changed and not is_accepted:
+        return state
+    if not is_accepted:
         given = f"accept_edit={accept_edit!r} accepts another edit. " if accept_edit is not None else ""
+        saved = f"recipe {state.recipe}, this recipe is {fingerprint}" if not is_same else "other rows of this recipe"
         raise StateMismatch(
-            f"{given}the state was saved with recipe {state.recipe}, this recipe is {fingerprint}: {edit.text}. To go "
-            f"on from step {state.step} with this edit, call load_state_dict(state, accept_edit={edit.word!r}); "
-            f"nothing that was given before comes again"
+            f"{given}the state was saved with {saved}: {edit.text}. To go on from step {state.step} with this edit, "
+            f"call load_state_dict(state, accept_edit={edit.word!r}); nothing that was given before comes again"
         )
-    return accepted(state, edit, fingerprint=fingerprint, digests=key_digests(keys))
+    return accepted(state, edit, fingerprint=fingerprint, digests=key_digests(keys)) if state.streams else state
 
 
-def edit_of(before: Identity, *, fingerprint: str, keys: dict[str, str]) -> Edit:
+def edit_of(before: Identity, *, fingerprint: str, keys: dict[str, str], rows: Sequence[Sequence[str]] = ()) -> Edit:
     """How a recipe differs from another one.
 
     Args:
         before: What is known of the other one.
         fingerprint: Of the recipe in use.
         keys: Its `recipe_keys`.
+        rows: Which rows differ, as `changed_rows` has them.
     """
     differing = differing_keys(keys, before.digests, before.sources)
     was = set(before.sources)
@@ -125,12 +180,19 @@ def edit_of(before: Identity, *, fingerprint: str, keys: dict[str, str]) -> Edit
     removed = {f"{_OF_SOURCE}{name}" for name in was - now}
     allowed = {*EDITABLE, *added, *removed}
     return Edit(
-        word=hashlib.sha256(f"torchmix-edit {before.recipe} {fingerprint}".encode()).hexdigest()[:16],
+        word=_half(f"torchmix-edit {before.recipe} {fingerprint}") + _half(f"torchmix-rows {json.dumps([*rows])}"),
         changed=tuple(key for key in differing if key in EDITABLE),
         added=tuple(sorted(now - was)),
         removed=tuple(sorted(was - now)),
-        refused=tuple(key for key in differing if key not in allowed) or (() if differing else ("unknown keys",)),
+        rows=tuple(name for name, *_ in rows),
+        refused=tuple(key for key in differing if key not in allowed)
+        or (() if differing or before.recipe == fingerprint else ("unknown keys",)),
     )
+
+
+def _half(text: str) -> str:
+    """Half a word: one for the recipes, which every rank knows, and one for rows, which only leaders know."""
+    return hashlib.sha256(text.encode()).hexdigest()[:_HALF]
 
 
 def accepted(state: LoaderState, edit: Edit, *, fingerprint: str, digests: bytes) -> LoaderState:
@@ -171,9 +233,11 @@ def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderS
     new = dict.fromkeys(("epoch", "window", "offset", "debt", "residue", "era"), 0)
     streams = [found.get(name) or StreamState(name=name, fingerprint=prints[name], **new) for name in planner.streams]
     has_plain_streams = planner.streams_are_sources
-    pool, dropped = _pool(state, planner)
+    pool, dropped, denied = _pool(state, planner)
     if dropped:
         logger.warning("%d deferred pieces go with the streams that the edit removes", dropped)
+    if denied:
+        logger.warning("%d deferred pieces are of denied documents, and are not given", denied)
     return msgspec.structs.replace(
         state,
         catalog=catalog,
@@ -182,6 +246,7 @@ def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderS
         pool=pool,
         decisions=[decision for decision in state.decisions if decision.name in prints],
         bad_tokens={name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources},
+        denied=planner.denied_fingerprint,
         edited_from="",
     )
 
@@ -190,8 +255,10 @@ def _identity(state: LoaderState) -> Identity:
     return Identity(recipe=state.recipe, digests=state.recipe_keys, sources=state.source_names)
 
 
-def _pool(state: LoaderState, planner: Planner) -> tuple[PoolState, int]:
-    """Pieces of streams that stay, with the numbers that streams and sources have now; and how many go."""
+def _pool(state: LoaderState, planner: Planner) -> tuple[PoolState, int, int]:
+    """Pieces that stay, with the numbers that streams and sources have now; how many go with their stream, and how many
+    are denied.
+    """
     stream_number = {name: s for s, name in enumerate(planner.streams)}
     source_number = {name: s for s, name in enumerate(planner.sources)}
     before = state.source_names
@@ -209,9 +276,14 @@ def _pool(state: LoaderState, planner: Planner) -> tuple[PoolState, int]:
         stream, source = state.streams[values[0]].name, before[values[1]]
         if stream in stream_number and source in source_number:
             rows.append((stream_number[stream], source_number[source], *values[2:]))
+    num_staying = len(rows)
+    if planner.denied and rows:
+        places = np.array([(row[1], row[3]) for row in rows], np.int64)
+        is_denied = are_denied(planner.denied, places[:, 0], places[:, 1])
+        rows = [row for row, is_gone in zip(rows, is_denied.tolist(), strict=True) if not is_gone]
     columns: list[list[int]] = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(7)]
     names = ("stream", "source", "epoch", "row", "start", "tokens", "drawn_step")
     kept = dict(zip(names, columns, strict=True))
     if planner.streams_are_sources:
         kept["source"] = []
-    return PoolState(**kept), len(state.pool.row) - len(rows)
+    return PoolState(**kept), len(state.pool.row) - num_staying, num_staying - len(rows)

@@ -127,6 +127,8 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Number of these records."""
     edited_from: _Fingerprint = ""
     """Fingerprint of the recipe whose streams these are, where an edit was accepted and no step planned since."""
+    denied: _Fingerprint = ""
+    """Fingerprint of the documents that deny-lists name; empty where there are none."""
     log_branch: _Fingerprint = ""
     """The branch of the log that they were read from, and that has the decisions which do not hold yet."""
 

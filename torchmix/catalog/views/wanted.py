@@ -63,6 +63,8 @@ class PartViews:
     """The part's name."""
     sources: dict[str, SourceViews]
     """By source, sorted; those without views are not in it."""
+    deny: tuple[str, ...] = ()
+    """Paths of deny-lists."""
 
 
 def views_of(part: Part) -> PartViews:
@@ -75,4 +77,4 @@ def views_of(part: Part) -> PartViews:
         for source, row_sets in sorted(by_source.items())
         if source in part.bands or list(row_sets) != [source]
     }
-    return PartViews(part=part.name, sources=wanted)
+    return PartViews(part=part.name, sources=wanted, deny=part.deny)

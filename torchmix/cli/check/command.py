@@ -47,8 +47,9 @@ from torchmix.cli.terminal import (
     progress_bar,
 )
 from torchmix.errors import CatalogError, PlanError
+from torchmix.indexing.deny_lists import check_lists
 from torchmix.planner.forecast import SIMULATED_STEPS, Forecast, forecast
-from torchmix.planner.planner import Planner
+from torchmix.planner.planner import Planner, denied_rows
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -100,6 +101,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     directory = recipe_directory(arguments.recipe)
     folder = directory / whole.catalog
     catalog, findings = _open(folder, settings_of(part.sources, part.shuffle), views_of(part))
+    try:
+        check_lists(directory, part.deny, folder)
+    except CatalogError as error:
+        findings.append(Finding(level=Level.FINDING, where="deny", message=str(error)))
     catalog_of_all, missing = _open(folder, settings_of(every.sources, every.shuffle))
     findings = findings or missing
     findings += file_findings(every, directory, catalog_of_all or catalog)
@@ -119,7 +124,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             check_rows_of_part(whole, arguments.part, _rows(part, catalog))
             with progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
                 result = forecast(
-                    part, sizes, arguments.steps, views=catalog.views, simulated_steps=total, progress=bar.update
+                    part,
+                    sizes,
+                    arguments.steps,
+                    views=catalog.views,
+                    denied=denied_rows(catalog),
+                    simulated_steps=total,
+                    progress=bar.update,
                 )
             findings += forecast_findings(part, result)
         except PlanError as error:
@@ -134,6 +145,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             _print_sources(part, catalog, result, explain=arguments.explain)
             print(f"memory of a node that reads everything, at most: {budget.text()}\n")
             print_selections(_selections(part, catalog), explain=arguments.explain)
+            _print_denied(catalog)
         _print_findings(findings)
     return code
 
@@ -210,6 +222,15 @@ def _selections(part: Part, catalog: Catalog) -> list[dict[str, Any]]:
     return selection_values(catalog, read_manifest(catalog.directory).views[part.name])
 
 
+def _print_denied(catalog: Catalog) -> None:
+    """What deny-lists take out of each source."""
+    for name, one in sorted(catalog.denied.items()):
+        documents = "1 document" if len(one.rows) == 1 else f"{count_text(len(one.rows))} documents"
+        print(f"deny takes out of {name}: {documents} of {count_text(one.num_tokens)} tokens")
+    if catalog.denied:
+        print()
+
+
 def _groups(part: Part, result: Forecast) -> list[dict[str, Any]]:
     shares = {source.name: source.share for source in result.sources}
     return group_values(part, shares, {source.name: source.delivered_tokens for source in result.sources})
@@ -258,6 +279,10 @@ def _values(
             "lowest_fill": result.lowest_fill,
             "lowest_fill_step": result.lowest_fill_step,
             "selections": _selections(part, catalog),
+            "denied": {
+                name: {"num_documents": len(one.rows), "num_tokens": one.num_tokens}
+                for name, one in sorted(catalog.denied.items())
+            },
             "open_document_bytes": open_document_bytes(part, catalog),
         }
         values["sources"] += [values_of_stream(part, catalog, source) for source in result.sources]

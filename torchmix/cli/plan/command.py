@@ -23,8 +23,8 @@ from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, pri
 from torchmix.errors import OptionError, PlanError
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.parallel.layout import Layout
-from torchmix.planner.forecast import epoch_tokens
 from torchmix.planner.planner import Planner, open_planner
+from torchmix.planner.stream_order import epoch_tokens
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     layout = Layout(dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
     planner = open_planner(part, catalog, layout, decisions=decisions_of(arguments, part))
     shares = _mean_shares(planner, arguments.start, arguments.steps)
-    summary = PlanSummary(shares, [epoch_tokens(order) for order in planner.orders])
+    summary = PlanSummary(shares, [epoch_tokens(order, planner.sizes, planner.denied) for order in planner.orders])
     stop = sys.maxsize if arguments.steps is None else arguments.start + arguments.steps
     has_ended = False
     with ExitStack() as stack:
