@@ -7,6 +7,8 @@ decisions.py the option --decisions: the log of a policy
 index.py     torchmix index: build the catalog
 query.py     torchmix query: SQL over properties
 properties.py torchmix properties add: a table of further properties
+profile.py   torchmix profile: what each source costs a loader
+budget.py    what the loaders of a recipe may take
 keys.py      torchmix keys: the keys of shared loaders and of their clients
 serve.py     torchmix serve: shared loaders
 diff.py      torchmix diff: what an edit changes, and the word that accepts it

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchmix import __version__
-from torchmix.cli import calibrate, diff, index, keys, properties, query, reframe, serve
+from torchmix.cli import calibrate, diff, index, keys, profile, properties, query, reframe, serve
 from torchmix.cli.check import command as check
 from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
@@ -31,6 +31,7 @@ VERBS = (
     ("properties", properties),
     ("query", query),
     ("plan", plan),
+    ("profile", profile),
     ("show", show),
     ("trace", trace),
     ("diff", diff),

@@ -16,5 +16,7 @@ fleet.py         requests for all loaders together
 fleet_reader.py  pieces of documents -> tokens, asked of loaders
 open_fleet.py    from settings to a reader that asks a fleet
 
+The folder scale/ sizes and places loaders by what the data cost.
+
 The server and the client alone use zmq.
 """

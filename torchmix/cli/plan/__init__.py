@@ -2,5 +2,6 @@
 
 summary.py  steps of a plan, summed
 tree.py     who reads in a job, and who is served
+loaders.py  which loaders would read which sources
 command.py  the steps of a run before it runs
 """

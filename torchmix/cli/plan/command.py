@@ -17,6 +17,7 @@ from pathlib import Path
 from torchmix.catalog.open_part import open_part
 from torchmix.cli.decisions import add_decisions, decisions_of
 from torchmix.cli.groups import group_values, print_groups
+from torchmix.cli.plan.loaders import add_loaders, show_loaders
 from torchmix.cli.plan.summary import PlanSummary, print_summary
 from torchmix.cli.plan.tree import add_tree, tree_lines, tree_of, tree_values
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="DIR", help="write the plan here, as Parquet, to look at or to replay"
     )
     add_tree(parser)
+    add_loaders(parser)
     add_explain(parser)
 
 
@@ -62,8 +64,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     one_pass = arguments.one_pass
     if arguments.tree:
         return _show_tree(arguments)
+    if arguments.loaders:
+        return show_loaders(arguments)
     if arguments.steps is None and not one_pass:
-        raise OptionError("give --steps N, or --one-pass; --tree needs neither")
+        raise OptionError("give --steps N, or --one-pass; --tree and --loaders need neither")
     recipe = load_recipe(arguments.recipe)
     part = part_of(recipe, arguments.part, one_pass=one_pass)
     folder = recipe_directory(arguments.recipe) / recipe.catalog

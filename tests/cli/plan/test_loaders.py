@@ -1,0 +1,89 @@
+"""`torchmix plan RECIPE --loaders`, and `torchmix profile RECIPE --source`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.projects import make_indexed_project
+from torchmix.catalog.open_part import open_part
+from torchmix.cli.main import main
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
+from torchmix.service.scale.profile import SourceProfile, profile_of, write_profile
+
+
+def price(ns_of_token: int) -> SourceProfile:
+    """A source that costs so much a token."""
+    return SourceProfile(
+        tokens=1,
+        busy_ns=ns_of_token,
+        cpu_ns=0,
+        read_bytes=0,
+        decoded_bytes=0,
+        sent_bytes=0,
+        window_bytes=1 << 20,
+        state_bytes=1 << 10,
+        pages=4,
+    )
+
+
+@pytest.fixture
+def project(tmp_path):
+    path = make_indexed_project(tmp_path)
+    catalog = open_part(tmp_path / "catalog", part_of(load_recipe(path), "train"))
+    profile = profile_of(catalog, 5, {"code": price(4000), "tiny": price(100), "web": price(1000)})
+    write_profile(tmp_path / "catalog", profile)
+    return path
+
+
+def test_the_partition_is_shown_as_tables(project, capsys):
+    assert main(["plan", str(project), "--loaders", "--cpu", "5", "--memory", "8GiB", "--explain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["source", "cost", "part", "cluster", "workers", "loaders", "state", "windows"]
+    assert [line.split()[0] for line in lines[1:4]] == ["code", "web", "tiny"]
+    assert lines[1].split()[1:3] == ["3.277", "ms"]
+    assert "4 loaders, 2" in lines[-1] and "of 5 processors and 8.0 GiB, less 1 processor(s)" in lines[-1]
+
+
+def test_with_json_it_is_an_object(project, capsys):
+    assert main(["plan", str(project), "--loaders", "--processes", "2", "--cpu", "5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["loaders"]) == 2 and found["slowest_over_mean"] <= 1.2
+    for source in found["sources"]:
+        placed = {
+            str(k): one["parts"][source["name"]]
+            for k, one in enumerate(found["loaders"])
+            if source["name"] in one["parts"]
+        }
+        assert source["loaders"] == placed and placed
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--cpu", "2", "--processes", "2"], 2, "2 loader(s) need a processor each beside 1 of the node worker"),
+        (["--cpu", "8", "--memory", "120MiB"], 2, "give loaders.memory more"),
+        (["--part", "validation"], 2, "loaders are sized by training"),
+    ],
+)
+def test_what_cannot_be_is_said(project, capsys, words, code, says):
+    assert main(["plan", str(project), "--loaders", *words]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_profile_is_asked_for_by_name(tmp_path, capsys):
+    path = make_indexed_project(tmp_path)
+    assert main(["plan", str(path), "--loaders"]) == 3
+    assert "run torchmix profile" in capsys.readouterr().err
+
+
+def test_one_source_is_measured_in_this_process_and_nothing_is_written(tmp_path, capsys):
+    path = make_indexed_project(tmp_path)
+    assert main(["profile", str(path), "--source", "web", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["name"] == "web" and found["tokens"] > 0 and found["busy_ns"] > 0
+    assert not (tmp_path / "catalog" / "profile.json").exists()
+    assert main(["profile", str(path), "--source", "wep"]) == 2
+    assert "did you mean 'web'" in capsys.readouterr().err

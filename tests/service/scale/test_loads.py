@@ -1,0 +1,86 @@
+"""What steps cost loaders follows the plan: shares of coming steps, ramps of the batch, streams that have run out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.catalogs import make_world
+from tests.support.files import random_tokens
+from torchmix.catalog.open_part import open_part
+from torchmix.indexing.scan import index_recipe
+from torchmix.recipe.build import build
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.parts import part_of
+from torchmix.recipe.structs import Recipe
+from torchmix.service.scale.loads import ComingLoads
+from torchmix.service.scale.profile import SourceProfile, profile_of
+
+
+def price(ns_of_token: int) -> SourceProfile:
+    """A source that costs so much a token."""
+    return SourceProfile(
+        tokens=1000,
+        busy_ns=1000 * ns_of_token,
+        cpu_ns=0,
+        read_bytes=0,
+        decoded_bytes=0,
+        sent_bytes=0,
+        window_bytes=1 << 20,
+        state_bytes=1 << 10,
+        pages=4,
+    )
+
+
+@pytest.fixture
+def loads_of(tmp_path):
+    files = {name: [random_tokens(number, 200)] for number, name in enumerate(("a", "b", "c"))}
+    world = make_world(tmp_path, files)
+
+    def make(**keys):
+        whole = {
+            "version": 1,
+            "seed": 1,
+            "batch": {"samples": 10, "length": 1000},
+            "sources": {name: {"path": f"{name}/*.parquet", "tokens": "input_ids"} for name in files},
+            "mixture": {"a": "50%", "b": "30%", "c": "20%"},
+            **keys,
+        }
+        recipe = check_recipe(build(Recipe, whole))
+        index_recipe(recipe, world.directory)
+        part = part_of(recipe, "train")
+        catalog = open_part(world.directory / "catalog", part)
+        profile = profile_of(catalog, 1, {"a": price(1), "b": price(10), "c": price(100)})
+        return lambda *steps, **more: {
+            load.name: load.cost for load in ComingLoads(part, catalog, profile).mean(*steps, **more)
+        }
+
+    return make
+
+
+def test_cost_is_share_by_tokens_by_price(loads_of):
+    assert loads_of()(3, 4) == pytest.approx({"a": 5000, "b": 30_000, "c": 200_000}, abs=1)
+
+
+def test_a_schedule_is_known_before_it_comes(loads_of):
+    change = {"from": "50 steps", "mixture": {"a": "90%", "b": "10%"}}
+    costs = loads_of(schedule=[change])
+    assert costs(49, 50)["c"] == pytest.approx(200_000, abs=1) and costs(50, 51)["c"] == 0
+    assert costs(45, 55)["c"] == pytest.approx(100_000, abs=1)
+
+
+def test_a_ramp_of_the_batch_is_known_before_it_comes(loads_of):
+    ramp = [{"from_step": 0, "samples": 10}, {"from_step": 20, "samples": 30}]
+    costs = loads_of(batch={"samples": ramp, "length": 1000})
+    assert costs(20, 21)["a"] == pytest.approx(3 * costs(19, 20)["a"], abs=3)
+
+
+def test_a_stream_that_has_run_out_costs_nothing_and_others_more(loads_of):
+    costs = loads_of()
+    gone = costs(0, 1, gone=frozenset({"c"}))
+    assert gone["c"] == 0 and gone["b"] == pytest.approx(30_000 * 100 / 80, rel=1e-6)
+
+
+def test_a_flat_is_shared_out_by_the_tokens_of_its_members(loads_of):
+    costs = loads_of(mixture={"ab": {"share": "50%", "flat": ["a", "b"]}, "c": "50%"})(0, 1)
+    assert costs["c"] == pytest.approx(500_000, abs=1)
+    assert costs["a"] + costs["b"] / 10 == pytest.approx(5000, abs=3) and costs["a"] > 1000

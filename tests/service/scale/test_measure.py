@@ -1,0 +1,83 @@
+"""What a source costs is measured on rows from all over it, by the code that loaders read with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.support.catalogs import make_world
+from tests.support.files import random_texts, random_tokens
+from tests.support.maps import recipe_of_map, write_functions
+from torchmix.indexing.scan import index_recipe
+from torchmix.reader.reader import Reader
+from torchmix.recipe.source.row_map import maps_of
+from torchmix.service.scale import measure as module
+from torchmix.service.scale.measure import measure_source
+
+
+def test_counts_are_those_of_the_rows_read(tmp_path):
+    world = make_world(tmp_path, {"web": [random_tokens(1, 900)], "peps": [random_texts(2, 200)]})
+    catalog = world.index()
+    for name in ("web", "peps"):
+        source = catalog.sources[name]
+        whole = measure_source(catalog, tmp_path, name, most_tokens=1 << 40)
+        few = measure_source(catalog, tmp_path, name, most_tokens=1)
+        assert 0 < few.tokens <= whole.tokens <= source.num_tokens
+        assert whole.pages == source.pages.num_pages
+        assert whole.busy_ns > 0 and whole.cpu_ns > 0 and whole.read_bytes > 0
+        assert whole.sent_bytes >= 2 * whole.tokens
+        assert whole.window_bytes > 0
+    assert whole.tokens == catalog.sources["peps"].num_tokens, "it has few pages"
+
+
+def test_rows_lie_evenly_wherever_it_stops(tmp_path, monkeypatch):
+    world = make_world(tmp_path, {"web": [random_tokens(1, 4000)]})
+    catalog = world.index()
+    asked = list[int]()
+    read = Reader.read
+    monkeypatch.setattr(
+        Reader,
+        "read",
+        lambda self, source, rows, *rest, **more: (
+            asked.extend(rows.tolist()),
+            read(self, source, rows, *rest, **more),
+        )[1],
+    )
+    source = catalog.sources["web"]
+    measure_source(catalog, tmp_path, "web", most_tokens=source.num_tokens // 8)
+    thirds = np.bincount(np.array(asked) * 3 // 4000, minlength=3)
+    assert thirds.min() > 0 and sum(thirds) < 3000
+
+
+def test_a_map_is_paid_for_and_its_sleep_takes_no_processor(tmp_path):
+    more = """
+import time
+def slow(columns, *, row, epoch, seed):
+    time.sleep(0.004 * len(row))
+    return {"text": columns["text"]}
+slow.version = 1
+"""
+    name = write_functions(tmp_path, more)
+    make_world(tmp_path, {"web": [random_texts(2, 60)]})
+    recipe = recipe_of_map(f"{name}:slow", path="web/*.parquet")
+    catalog = index_recipe(recipe, tmp_path)
+    found = measure_source(catalog, tmp_path, "web", maps=maps_of(recipe.sources))
+    rows = 60 - catalog.sources["web"].num_empty
+    assert found.busy_ns >= 4_000_000 * rows, "a loader is busy while it waits for a remote call"
+    assert found.cpu_ns < found.busy_ns
+
+
+def test_a_slow_source_is_measured_on_the_rows_of_a_call(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CALL_TOKENS", 500)
+    world = make_world(tmp_path, {"web": [random_tokens(1, 900)]})
+    catalog = world.index()
+    found = measure_source(catalog, tmp_path, "web", most_s=0.0)
+    assert 0 < found.tokens < 3000
+
+
+def test_waiting_for_a_processor_counts_for_nothing(monkeypatch, tmp_path):
+    assert module.Clocks(100, 30, 0).busy_since(module.Clocks(10, 10, 0)) == 70
+    (tmp_path / "schedstat").write_text("5 1234 9\n")
+    monkeypatch.setattr(module, "_SCHEDULE", tmp_path / "schedstat")
+    assert module.Clocks.now().waited == 1234
+    monkeypatch.setattr(module, "_SCHEDULE", tmp_path / "none")
+    assert module.Clocks.now().waited == 0

@@ -1,0 +1,142 @@
+"""`torchmix plan RECIPE --loaders`: which loaders would read which sources.
+
+In: a recipe with its catalog and profile; steps, and a budget. Out: tables of sources and of loaders. Must hold: what
+is shown is what `torchmix serve --partition` does with the same recipe, catalog, profile and budget. Cost: that of
+opening the catalog; no step is planned and no data is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from torchmix.catalog.open_part import open_part
+from torchmix.cli.budget import budget_of
+from torchmix.cli.terminal import ExitCode, at_least, percent_text, print_json, print_table
+from torchmix.errors import OptionError
+from torchmix.recipe.byte_sizes import bytes_text
+from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.parts import part_of
+from torchmix.service.scale.loads import ComingLoads
+from torchmix.service.scale.partition import LOADER_BYTES, LoaderBudget, Partition, SourceLoad, partition
+from torchmix.service.scale.profile import read_profile
+
+SOURCES = {
+    "source": "a source, by its name; the costliest come first",
+    "cost": "time of loaders for a step of it, mean of the steps asked for",
+    "part": "its part of the cost of all",
+    "cluster": "sources of like cost, 1 being the costliest",
+    "workers": "by how much its cluster costs more than the cheapest one, within the pages that it has",
+    "loaders": "that read it, and how many parts of it each",
+    "state": "memory of each of these for having it open",
+    "windows": "its decoded pages, shared out among its loaders",
+}
+LOADERS = {
+    "loader": "number of a loader",
+    "sources": "how many it reads",
+    "work": "its cost over the mean",
+    "memory": "pages and states of its sources, and its process",
+}
+STEPS = 100
+
+
+def add_loaders(parser: argparse.ArgumentParser) -> None:
+    """Declare --loaders and what goes with it."""
+    parser.add_argument("--loaders", action="store_true", help="show which loaders would read which sources")
+    parser.add_argument("--processes", type=at_least(1), metavar="N", help="with --loaders: so many (default: by cost)")
+    parser.add_argument("--cpu", type=at_least(1), metavar="N", help="with --loaders: in the place of loaders.cpu")
+    parser.add_argument("--memory", metavar="SIZE", help="with --loaders: in the place of loaders.memory")
+
+
+def show_loaders(arguments: argparse.Namespace) -> ExitCode:
+    """Print the partition of the loaders.
+
+    Raises:
+        OptionError: The budget does not suffice.
+        CatalogMissing, CatalogStale: There is no profile, or it is of another catalog.
+    """
+    if arguments.part != "train":
+        raise OptionError(f"--loaders --part {arguments.part}: loaders are sized by training; leave --part out")
+    recipe = load_recipe(arguments.recipe)
+    part = part_of(recipe, "train")
+    folder = recipe_directory(arguments.recipe) / recipe.catalog
+    catalog = open_part(folder, part)
+    coming = ComingLoads(part, catalog, read_profile(folder, catalog, part.seed))
+    loads = coming.mean(arguments.start, arguments.start + (arguments.steps or STEPS))
+    budget = budget_of(recipe, cpu=arguments.cpu, memory=arguments.memory)
+    found = partition(loads, budget, processes=arguments.processes)
+    if arguments.json:
+        print_json(_values(arguments.recipe, found, loads, budget))
+    else:
+        _print(found, loads, budget, explain=arguments.explain)
+    return ExitCode.OK
+
+
+def _values(recipe: Path, found: Partition, loads: list[SourceLoad], budget: LoaderBudget) -> dict[str, Any]:
+    return {
+        "recipe": str(recipe),
+        "cpu": budget.cpu,
+        "memory_bytes": budget.memory_bytes,
+        "slowest_over_mean": float(found.ratio),
+        "clusters": found.clusters,
+        "sources": [
+            {
+                "name": load.name,
+                "cost_ns": load.cost,
+                "workers": found.workers[load.name],
+                "loaders": {number: found.loaders[number].parts[load.name] for number in found.loaders_of(load.name)},
+                "state_bytes": load.state_bytes,
+                "window_bytes": load.window_bytes,
+            }
+            for load in loads
+        ],
+        "loaders": [
+            {"cost_ns": one.cost, "memory_bytes": one.memory_bytes + LOADER_BYTES, "parts": one.parts}
+            for one in found.loaders
+        ],
+    }
+
+
+def _print(found: Partition, loads: list[SourceLoad], budget: LoaderBudget, *, explain: bool) -> None:
+    total = sum(load.cost for load in loads)
+    cluster_of = {name: number for number, names in enumerate(found.clusters, 1) for name in names}
+    rows = []
+    for load in sorted(loads, key=lambda load: (-load.cost, load.name)):
+        places = [f"{number} x{found.loaders[number].parts[load.name]}" for number in found.loaders_of(load.name)]
+        text = ", ".join(places) if len(places) <= 4 else f"{len(places)} of them"
+        rows.append(
+            (
+                load.name,
+                f"{load.cost / 1e6:,.4g} ms",
+                percent_text(load.cost / max(1, total)),
+                str(cluster_of[load.name]),
+                str(found.workers[load.name]),
+                text,
+                bytes_text(load.state_bytes),
+                bytes_text(load.window_bytes),
+            )
+        )
+    print_table(SOURCES, rows, explain=explain)
+    print()
+    mean = total / len(found.loaders)
+    print_table(
+        LOADERS,
+        [
+            (
+                str(number),
+                str(len(one.parts)),
+                f"{one.cost / mean:.3f}" if mean else "",
+                bytes_text(one.memory_bytes + LOADER_BYTES),
+            )
+            for number, one in enumerate(found.loaders)
+        ],
+        explain=explain,
+    )
+    memory = sum(one.memory_bytes + LOADER_BYTES for one in found.loaders)
+    node = f" and {bytes_text(budget.node_bytes)}" if budget.node_bytes else ""
+    print(
+        f"\n{len(found.loaders)} loaders, {bytes_text(memory)}, of {budget.cpu} processors and "
+        f"{bytes_text(budget.memory_bytes)}, less {budget.node_cpu} processor(s){node} of the node worker. The slowest "
+        f"has {float(found.ratio):.3f} x the mean. A step costs them {total / 1e6:,.4g} ms together"
+    )

@@ -1,0 +1,224 @@
+"""What a source costs a loader, measured on some of its rows.
+
+In: an open catalog, the name of one of its sources, how many tokens to read at most and for how long. Out: a
+`SourceProfile`. Must hold: rows are read by the code that loaders read with, their map and tokenizer included; the
+pages lie evenly over the source; time in which the thread could have run and had no processor counts for nothing.
+Memory is right in a process that has measured no other source. Cost: that of reading these rows.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint
+from torchmix.reader.images import ImageReader
+from torchmix.reader.reader import Reader
+from torchmix.service.scale.profile import SourceProfile
+
+MOST_TOKENS = 1 << 20
+"""Read of a source."""
+MOST_S = 2.0
+"""Spent on a source; and as much on its images."""
+CALL_TOKENS = 1 << 14
+"""Of one call, so that a slow map is noticed in time."""
+CACHE_BYTES = 256 << 20
+MOST_PAGES = 64
+"""Of a source that are looked at."""
+MOST_IMAGES = 256
+_STATUS = Path("/proc/self/status")
+_SCHEDULE = Path("/proc/thread-self/schedstat")
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Times of this thread and process at one moment, in ns."""
+
+    wall: int
+    waited: int
+    """Of this thread: it could run, and others had the processors. 0 where the kernel does not say."""
+    cpu: int
+    """Of all threads of the process."""
+
+    @classmethod
+    def now(cls) -> Clocks:
+        """At this moment."""
+        try:
+            waited = int(_SCHEDULE.read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            waited = 0
+        return cls(time.perf_counter_ns(), waited, time.process_time_ns())
+
+    def busy_since(self, before: Clocks) -> int:
+        """Time since another moment, without waiting for a processor."""
+        return max(0, self.wall - before.wall - (self.waited - before.waited))
+
+
+def measure_source(
+    catalog: Catalog,
+    directory: Path,
+    name: str,
+    *,
+    seed: int = 0,
+    masked: Collection[str] = (),
+    maps: Mapping[str, str] | None = None,
+    most_tokens: int = MOST_TOKENS,
+    most_s: float = MOST_S,
+) -> SourceProfile:
+    """Read rows of a source as a loader does, and say what they cost.
+
+    Args:
+        catalog: It has the source.
+        directory: The recipe's folder.
+        name: The source.
+        seed: The recipe's.
+        masked: Sources whose bad pages are masked.
+        maps: The words of the map of each source that has one.
+        most_tokens: Stop after so many, 1 or more.
+        most_s: Stop after so long; rows of one call are read in any case.
+
+    Raises:
+        CatalogError: The source cannot be read.
+        RecipeError: Its tokenizer or map cannot be opened here.
+    """
+    source = catalog.sources[name]
+    alone = Catalog(
+        directory=catalog.directory, sources={name: source}, fingerprint=catalog_fingerprint([source], {}), views={}
+    )
+    rows = _some_rows(source, most_tokens)
+    tokens = np.asarray(source.sizes.tokens[rows], np.int64)
+
+    def opened() -> Reader:
+        return Reader(alone, directory, cache_bytes=CACHE_BYTES, seed=seed, masked=masked, maps=_only(maps, name))
+
+    _begin_decoding()
+    before_bytes = _resident_bytes("VmRSS")
+    with closing(opened()) as first:  # what a first row alone costs: libraries, vocabularies, open files
+        _read(first, rows[:1], tokens[:1])
+    reader = opened()
+    try:
+        done, began, deadline = 0, Clocks.now(), time.monotonic() + most_s
+        for start, stop in _calls(tokens):
+            _read(reader, rows[start:stop], tokens[start:stop])
+            done = stop
+            if time.monotonic() > deadline:
+                break
+        ended, stats = Clocks.now(), reader.stats()
+        most_bytes = _resident_bytes("VmHWM")
+    finally:
+        reader.close()
+    num_tokens, decoded_pages = int(tokens[:done].sum()), max(1, int(stats["pages_decoded"]))
+    page_bytes = int(stats["cache_bytes"]) // max(1, int(stats["cache_pages"])) if stats["pages_decoded"] else 0
+    return SourceProfile(
+        tokens=num_tokens,
+        busy_ns=ended.busy_since(began),
+        cpu_ns=ended.cpu - began.cpu,
+        read_bytes=int(stats["bytes_read"]),
+        decoded_bytes=int(stats["bytes_decoded"]),
+        sent_bytes=int(stats["bytes_served"]),
+        window_bytes=page_bytes * min(source.pages.num_pages, 2 * source.sizes.window_pages),
+        state_bytes=max(0, most_bytes - before_bytes - page_bytes * decoded_pages),
+        pages=source.pages.num_pages,
+        **_images(alone, directory, name, most_s=most_s),
+    )
+
+
+def _begin_decoding() -> None:
+    """Have pyarrow take what it takes once: that belongs to the process, not to the source."""
+    file = io.BytesIO()
+    pq.write_table(pa.table({"ids": [[1, 2, 3]] * 1000}), file)
+    file.seek(0)
+    pq.read_table(file)
+
+
+def _read(reader: Reader, rows: Int64Array, tokens: Int64Array) -> None:
+    """Read whole documents of the one source."""
+    ends = np.cumsum(tokens)
+    nothing = np.zeros(len(rows), np.int64)
+    total = int(tokens.sum())
+    reader.read(nothing.astype(np.int32), rows, nothing, tokens, places=ends - tokens, num_places=total)
+
+
+def _images(catalog: Catalog, directory: Path, name: str, *, most_s: float) -> dict[str, int]:
+    """What images of a source cost whoever builds steps."""
+    source = catalog.sources[name]
+    if source.images is None:
+        return {}
+    reader = ImageReader(catalog, directory)
+    try:
+        table, transform = reader.table(name), reader.transform(name)
+        first = np.asarray(table.first_item_of_row)
+        total = int(first[-1])
+        some = np.unique(np.linspace(0, total - 1, min(total, MOST_IMAGES)).astype(np.int64)) if total else first[:0]
+        width, height = (np.asarray(table.sizes[key]) for key in ("width", "height"))
+        done = patch_bytes = 0
+        began, deadline = Clocks.now(), time.monotonic() + most_s
+        for image in some.tolist():
+            [content] = reader.read(name, np.array([image], np.int64))
+            patches = transform.patches(content, width=int(width[image]), height=int(height[image]))
+            patch_bytes += patches.nbytes
+            done += 1
+            if time.monotonic() > deadline:
+                break
+        ended = Clocks.now()
+        return {
+            "images": done,
+            "image_tokens": source.num_tokens * done // max(1, total),
+            "image_ns": ended.busy_since(began),
+            "image_bytes": reader.bytes_read,
+            "patch_bytes": patch_bytes,
+        }
+    finally:
+        reader.close()
+
+
+def _some_rows(source: SourceCatalog, most_tokens: int) -> Int64Array:
+    """[n] rows of pages that lie evenly over the source, as many as have the tokens; ascending, none without tokens."""
+    pages = np.unique(np.linspace(0, source.pages.num_pages - 1, MOST_PAGES).astype(np.int64))
+    tokens, found, num_tokens = source.sizes.tokens, list[Int64Array](), 0
+    order = np.argsort(_bit_reversed(len(pages)), kind="stable")  # wherever it stops, what was read lies evenly
+    for page in pages[order].tolist():
+        start, stop = (int(source.pages.first_row[one]) for one in (page, page + 1))
+        rows = start + np.flatnonzero(np.asarray(tokens[start:stop]))
+        found.append(rows.astype(np.int64))
+        num_tokens += int(np.asarray(tokens[start:stop]).sum(dtype=np.int64))
+        if num_tokens >= most_tokens:
+            break
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def _bit_reversed(count: int) -> Int64Array:
+    """[count] for each number the one with its bits in reverse, of 16."""
+    bits = np.unpackbits(np.arange(count, dtype=">u2").view(np.uint8).reshape(-1, 2), axis=1)[:, ::-1]
+    found: Int64Array = np.packbits(bits, axis=1).view(">u2").reshape(-1).astype(np.int64)
+    return found
+
+
+def _calls(tokens: Int64Array) -> list[tuple[int, int]]:
+    """Ranges of rows, about as many tokens each, at least a row."""
+    group = (np.cumsum(tokens) - tokens) // CALL_TOKENS
+    borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(tokens)] if len(tokens) else []
+    return list(pairwise(borders))
+
+
+def _only(maps: Mapping[str, str] | None, name: str) -> dict[str, str]:
+    return {name: maps[name]} if maps is not None and name in maps else {}
+
+
+def _resident_bytes(key: str) -> int:
+    """Memory of this process, now (`VmRSS`) or at most so far (`VmHWM`); 0 where the kernel does not say."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), 0)
