@@ -36,6 +36,9 @@ error can be rebuilt from its `args`, which is how it crosses from one process t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class TorchmixError(Exception):
     """Any error that torchmix raises on purpose."""
@@ -68,7 +71,58 @@ class LengthUnknown(TorchmixError, TypeError):
 
 
 class CatalogError(TorchmixError):
-    """Something on disk is missing, changed or damaged."""
+    """Something on disk is missing, changed or damaged.
+
+    Where it is is said once: code that reads a format knows the row and the byte, and code that opens a file of a
+    source adds `where`, "source 'web': /data/web.parquet".
+    """
+
+    def __init__(self, message: str = "", where: str = "", row: int = -1, offset: int = -1) -> None:
+        has_place = row >= 0 or offset >= 0
+        super().__init__(*(message, where, row, offset)[: 4 if has_place else 2 if where else 1])
+
+    @property
+    def message(self) -> str:
+        """What is wrong, and what to do."""
+        return str(self.args[0])
+
+    @property
+    def where(self) -> str:
+        """Source and file; "" where neither is known."""
+        return str(self.args[1]) if len(self.args) > 1 else ""
+
+    @property
+    def row(self) -> int:
+        """Row of the file, -1 where none is at fault."""
+        return int(self.args[2]) if len(self.args) > 2 else -1
+
+    @property
+    def offset(self) -> int:
+        """Byte of the file, -1 where none is at fault."""
+        return int(self.args[3]) if len(self.args) > 2 else -1
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+    def locate(self, where: str) -> None:
+        """Say in which source and file it happened, unless that is said already."""
+        if not self.where:
+            self.args = (self.message, where, *self.args[2:])
+
+
+def where_of(source: str, path: object) -> str:
+    """What `CatalogError.where` says about a file of a source."""
+    return f"source {source!r}: {path}"
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Errors about what lies on disk, raised inside of the `with` block, say that it is `where`."""
+    try:
+        yield
+    except CatalogError as error:
+        error.locate(where)
+        raise
 
 
 class CatalogMissing(CatalogError):

@@ -17,10 +17,10 @@ TURNS = pa.list_(pa.struct({"role": pa.string(), "ids": pa.list_(pa.int32())}))
 @pytest.mark.parametrize("integer", INTEGERS, ids=str)
 def test_lists_of_any_integer_are_tokens(integer: pa.DataType) -> None:
     for type in (pa.list_(integer), pa.large_list(integer), pa.list_(integer, 4), pa.list_(pa.list_(integer))):
-        assert find_leaf(pa.schema({"ids": type}), "ids", "tokens", "here") == 0
+        assert find_leaf(pa.schema({"ids": type}), "ids", "tokens") == 0
     highest = 2 ** (integer.bit_width - 1) - 1
     array = pa.array([[1, highest], None, [], [3]], pa.list_(integer))
-    documents = to_documents([array], "tokens", "here", 0)
+    documents = to_documents([array], "tokens", 0)
     assert documents.values.dtype == integer.to_pandas_dtype()
     assert documents.offsets.dtype == np.int64
     assert as_lists(documents) == [[1, highest], [], [], [3]]
@@ -39,14 +39,14 @@ TEXTS = [
 
 @pytest.mark.parametrize("type", TEXTS, ids=str)
 def test_strings_and_binaries_of_any_layout_are_text(type: pa.DataType) -> None:
-    assert find_leaf(pa.schema({"text": type}), "text", "text", "here") == 0
+    assert find_leaf(pa.schema({"text": type}), "text", "text") == 0
 
 
 @pytest.mark.parametrize("type", [pa.binary(), pa.large_binary()], ids=str)
 def test_bytes_of_binaries_are_taken_as_they_are(type: pa.DataType) -> None:
     array = pa.array([b"\xff\x00", None, b""], type)
-    assert as_lists(to_documents([array], "text", "here", 0)) == [[255, 0], [], []]
-    assert count_tokens(array, "text", "here", 0).tolist() == [3, 0, 1]
+    assert as_lists(to_documents([array], "text", 0)) == [[255, 0], [], []]
+    assert count_tokens(array, "text", 0).tolist() == [3, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_bytes_of_binaries_are_taken_as_they_are(type: pa.DataType) -> None:
     ],
 )
 def test_other_types_are_refused_with_a_way_out(type: pa.DataType, kind: Kind, says: str) -> None:
-    with pytest.raises(SourceUnreadable, match=f"^here: column 'x' is .*{says}"):
-        find_leaf(pa.schema({"x": type}), "x", kind, "here")
+    with pytest.raises(SourceUnreadable, match=f"^column 'x' is .*{says}"):
+        find_leaf(pa.schema({"x": type}), "x", kind)
 
 
 def test_a_missing_column_names_the_nearest_and_all() -> None:
@@ -73,9 +73,9 @@ def test_a_missing_column_names_the_nearest_and_all() -> None:
     with pytest.raises(
         SourceUnreadable, match=r"no column 'input_id'; did you mean 'input_ids'.* it has: id, input_ids, text$"
     ):
-        find_leaf(schema, "input_id", "tokens", "here")
+        find_leaf(schema, "input_id", "tokens")
     with pytest.raises(SourceUnreadable, match=r"no column 'zzz'; it has: id, input_ids, text$"):
-        find_leaf(schema, "zzz", "tokens", "here")
+        find_leaf(schema, "zzz", "tokens")
 
 
 def test_a_column_is_named_by_its_path_through_structs_and_counted_as_parquet_does() -> None:
@@ -92,11 +92,11 @@ def test_a_column_is_named_by_its_path_through_structs_and_counted_as_parquet_do
     kinds: dict[str, Kind] = {"meta.lang": "text", "meta.in.text": "text", "a.b": "text"}
     kinds |= {"map.value": "tokens", "turns.ids": "tokens"}
     for path, kind in kinds.items():
-        assert find_leaf(schema, path, kind, "here") == paths.index(path)
+        assert find_leaf(schema, path, kind) == paths.index(path)
     with pytest.raises(SourceUnreadable, match=r"no column 'meta'; it is a struct, name a field of it: meta.lang"):
-        find_leaf(schema, "meta", "text", "here")
+        find_leaf(schema, "meta", "text")
     with pytest.raises(SourceUnreadable, match=r"'turns\.role' is list of string, not a string"):
-        find_leaf(schema, "turns.role", "text", "here")
+        find_leaf(schema, "turns.role", "text")
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
@@ -105,31 +105,31 @@ def test_two_columns_of_one_name_are_refused() -> None:
         pa.schema({"x.y": pa.string(), "x": pa.struct({"y": pa.string()})}),
     ):
         with pytest.raises(SourceUnreadable, match="2 columns are named 'x"):
-            find_leaf(schema, ".".join(schema.names[0].split(".")), "text", "here")
+            find_leaf(schema, ".".join(schema.names[0].split(".")), "text")
 
 
 def test_tokens_of_nested_lists_and_structs_come_in_order() -> None:
     rows = [[[1, 2], [], None, [3]], None, [], [None], [[4]]]
-    documents = to_documents([pa.array(rows, pa.list_(pa.list_(pa.int32())))], "tokens", "here", 0)
+    documents = to_documents([pa.array(rows, pa.list_(pa.list_(pa.int32())))], "tokens", 0)
     assert as_lists(documents) == [[1, 2, 3], [], [], [], [4]]
     ids = pa.list_(pa.struct({"ids": pa.list_(pa.int32())}))
     turns = [[{"ids": [1]}, None, {"ids": None}, {"ids": [2, 3]}], None, [{"ids": []}]]
     inside = pa.array([None if turn is None else {"turns": turn} for turn in turns], pa.struct({"turns": ids}))
     for array in (pa.array(turns, ids), inside, inside[1:]):
         cut = len(turns) - len(array)
-        assert as_lists(to_documents([array], "tokens", "here", 0)) == [[1, 2, 3], [], []][cut:]
+        assert as_lists(to_documents([array], "tokens", 0)) == [[1, 2, 3], [], []][cut:]
         assert count_values(array).tolist() == [5, 1, 1][cut:]
 
 
 def test_a_null_struct_in_a_list_is_a_null_token() -> None:
     array = pa.array([[{"id": 5}], [{"id": 1}, None]], pa.list_(pa.struct({"id": pa.int32()})))
-    with pytest.raises(SourceUnreadable, match=r"^here: row 8 holds a null"):
-        to_documents([array], "tokens", "here", 7)
+    with pytest.raises(SourceUnreadable, match=r"^row 8 holds a null"):
+        to_documents([array], "tokens", 7)
 
 
 def test_texts_of_structs_are_null_where_the_struct_is() -> None:
     array = pa.array([{"t": "ab"}, None, {"t": None}, {"t": ""}], pa.struct({"t": pa.string()}))
-    assert as_lists(to_documents([array], "text", "here", 0)) == [[97, 98], [], [], []]
+    assert as_lists(to_documents([array], "text", 0)) == [[97, 98], [], [], []]
     assert count_values(array).tolist() == [1, 1, 1, 1]
 
 
@@ -143,25 +143,25 @@ def test_parquet_counts_an_empty_or_null_list_as_one_value_at_every_depth() -> N
 
 def test_a_token_beyond_63_bits_is_named_by_its_row() -> None:
     array = pa.array([[1], [2**63 - 1], [7, 2**63]], pa.list_(pa.uint64()))
-    assert as_lists(to_documents([array[:2]], "tokens", "here", 0)) == [[1], [2**63 - 1]]
-    with pytest.raises(SourceUnreadable, match=f"^here: row 12 holds the token {2**63}"):
-        to_documents([array], "tokens", "here", 10)
+    assert as_lists(to_documents([array[:2]], "tokens", 0)) == [[1], [2**63 - 1]]
+    with pytest.raises(SourceUnreadable, match=f"^row 12 holds the token {2**63}"):
+        to_documents([array], "tokens", 10)
 
 
 @pytest.mark.parametrize("kind", ["tokens", "text"])
 def test_slices_and_parts_are_joined_in_order(kind: Kind) -> None:
     rows = [[1, 2], None, [], [3, 4, 5], [6]] if kind == "tokens" else ["ab", None, "", "cde", "f"]
     array = pa.array(rows, pa.list_(pa.int32()) if kind == "tokens" else pa.string())
-    expected = as_lists(to_documents([array], kind, "here", 0))
+    expected = as_lists(to_documents([array], kind, 0))
     assert [len(tokens) for tokens in expected] == [2, 0, 0, 3, 1]
     counts = [2, 0, 0, 3, 1] if kind == "tokens" else [3, 0, 1, 4, 2]  # a text that is not null has an end
-    assert count_tokens(array, kind, "here", 0).tolist() == counts
+    assert count_tokens(array, kind, 0).tolist() == counts
     for cut in range(len(rows) + 1):
         parts = [array[:cut], array[cut:]]
-        assert as_lists(to_documents(parts, kind, "here", 0)) == expected
-        assert as_lists(to_documents(parts[1:], kind, "here", 0)) == expected[cut:]
-        assert count_tokens(parts[1], kind, "here", 0).tolist() == counts[cut:]
-    assert as_lists(to_documents([], kind, "here", 0)) == []
+        assert as_lists(to_documents(parts, kind, 0)) == expected
+        assert as_lists(to_documents(parts[1:], kind, 0)) == expected[cut:]
+        assert count_tokens(parts[1], kind, 0).tolist() == counts[cut:]
+    assert as_lists(to_documents([], kind, 0)) == []
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_slices_and_parts_are_joined_in_order(kind: Kind) -> None:
 )
 def test_a_null_inside_a_list_is_named_by_its_row(rows: list[list[int | None] | None], bad_row: int) -> None:
     array = pa.array([[7], *rows], pa.list_(pa.int32()))[1:]
-    with pytest.raises(SourceUnreadable, match=f"^here: row {100 + bad_row} holds a null"):
-        to_documents([array], "tokens", "here", 100)
-    with pytest.raises(SourceUnreadable, match=f"^here: row {100 + bad_row} holds a null"):
-        to_documents([pa.array([[1]], pa.list_(pa.int32())), array], "tokens", "here", 99)
-    with pytest.raises(SourceUnreadable, match=f"^here: row {100 + bad_row} holds a null"):
-        count_tokens(array, "tokens", "here", 100)
+    with pytest.raises(SourceUnreadable, match=f"^row {100 + bad_row} holds a null"):
+        to_documents([array], "tokens", 100)
+    with pytest.raises(SourceUnreadable, match=f"^row {100 + bad_row} holds a null"):
+        to_documents([pa.array([[1]], pa.list_(pa.int32())), array], "tokens", 99)
+    with pytest.raises(SourceUnreadable, match=f"^row {100 + bad_row} holds a null"):
+        count_tokens(array, "tokens", 100)

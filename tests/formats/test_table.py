@@ -84,7 +84,7 @@ def test_a_file_that_grew_is_refused_and_an_index_run_takes_it_in(world, name):
     indexed(world)
     path = max((world.directory / name).iterdir())
     path.write_bytes(path.read_bytes() + frame_of(b"\n", path.suffix) + path.read_bytes())
-    with pytest.raises(SourceChanged, match=f"source '{name}': {path} has .* bytes; it was indexed with"):
+    with pytest.raises(SourceChanged, match=f"source '{name}': {path}: it has .* bytes; it was indexed with"):
         read_all(world)
     if name in ("feather", "stream"):  # what is behind the end of a stream is none of it
         return

@@ -144,7 +144,7 @@ def test_a_file_that_is_altered_while_it_is_scanned_is_an_error(tmp_path, monkey
         return real(self, path, progress, bad)
 
     monkeypatch.setattr(ParquetSource, "scan", scan)
-    with pytest.raises(SourceChanged, match=r"web/1\.parquet was altered while it was indexed"):
+    with pytest.raises(SourceChanged, match=r"web/1\.parquet: it was altered while it was indexed"):
         indexed(world)
 
 

@@ -140,7 +140,7 @@ def test_a_file_that_is_cut_under_us_is_told_before_it_is_used(reading, monkeypa
     size = reading.paths[1].stat().st_size
     os.truncate(reading.paths[1], size - 2)
     monkeypatch.setattr(reader, "CHECK_EVERY_S", 0)
-    with pytest.raises(SourceChanged, match=rf"1\.bin has {size - 2} bytes; it was indexed with {size}"):
+    with pytest.raises(SourceChanged, match=rf"1\.bin: it has {size - 2} bytes; it was indexed with {size}"):
         reading.read(ALL)
 
 
@@ -151,7 +151,7 @@ def test_a_file_that_is_overwritten_in_place_is_told(reading, monkeypatch):
         file.write(content[::-1])
     os.utime(reading.paths[2], ns=(1, 1))
     monkeypatch.setattr(reader, "CHECK_EVERY_S", 0)
-    with pytest.raises(SourceChanged, match=r"2\.bin has footer hash"):
+    with pytest.raises(SourceChanged, match=r"2\.bin: it has footer hash"):
         reading.read(ALL)
 
 

@@ -175,7 +175,7 @@ def test_an_object_that_changed_since_it_was_indexed_is_not_read(stored, make_re
     altered[-20] ^= 1
     for other, says in ((content + b"x", "has [0-9]+ bytes; it was indexed with"), (bytes(altered), "has footer hash")):
         stored.system.pipe_file(key, other)
-        with pytest.raises(SourceChanged, match=f"memory://bucket/{name} {says}"):
+        with pytest.raises(SourceChanged, match=f"memory://bucket/{name}: it {says}"):
             make_reader(far).page(source, 0 if "/0." in name else last)
     stored.system.pipe_file(key, content)
     make_reader(far).page(source, 0 if "/0." in name else last)

@@ -131,8 +131,8 @@ def fewer_documents(documents: Documents) -> Documents:
 @pytest.mark.parametrize(
     ("alter", "says"),
     [
-        (longer_document, r"give row \d+ \d+ tokens, the catalog says \d+ \(page {page}, row 3 of the file\)"),
-        (fewer_documents, r"decode to \d+ documents, the catalog says \d+ \(page {page}, row 0 of the file\)"),
+        (longer_document, r"row 3, in page {page}, decodes to \d+ tokens, the catalog says \d+; the file"),
+        (fewer_documents, r"row 0, in page {page}, begins \d+ documents, the catalog says \d+; the file"),
     ],
 )
 def test_documents_of_other_lengths_than_planned_are_an_error_that_names_page_and_row(
@@ -142,7 +142,7 @@ def test_documents_of_other_lengths_than_planned_are_an_error_that_names_page_an
     pages = make_pages(world, Wrong(alter))
     first = int(pages.catalog.pages.page_of_rows(np.array([100]))[0])  # the first page of the second file
     assert pages.catalog.pages.first_row[first + 1] > 104
-    with pytest.raises(CorruptPage, match=f"source 'web': .*web/1.parquet {says.format(page=first)}"):
+    with pytest.raises(CorruptPage, match=f"source 'web': .*web/1.parquet: {says.format(page=first)}"):
         next(pages.decode([first]))
     assert pages.pages_decoded == 0
 

@@ -68,7 +68,7 @@ def test_an_object_that_is_another_one_after_a_failure_is_refused_or_asked_about
         with monkeypatch.context() as patched:
             fail_first(patched, system, 1, lambda: system.pipe_file("/bucket/a.bin", CONTENT[::-1] + b"more"))
             if on_change is None:
-                with pytest.raises(SourceChanged, match="here was replaced while it was read"):
+                with pytest.raises(SourceChanged, match="here: it was replaced while it was read"):
                     file.read(0, 5)
             else:
                 assert file.read(0, 5) == CONTENT[::-1][:5] and file.num_bytes == len(CONTENT) + 4

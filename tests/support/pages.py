@@ -66,9 +66,7 @@ def encoded(source: FormatSource, documents: Documents) -> Documents:
         return documents
     rows = row_array(documents.values, documents.offsets, encoder.takes)
     numbers = np.arange(len(documents))
-    made = encoder.encode(
-        RowsToEncode(rows=rows, row=numbers, epoch=0, seed=numbers.astype(np.uint64), where="here", first_row=0)
-    )
+    made = encoder.encode(RowsToEncode(rows=rows, row=numbers, epoch=0, seed=numbers.astype(np.uint64), first_row=0))
     return Documents(values=made.values, offsets=made.offsets)
 
 

@@ -80,7 +80,7 @@ def test_ids_stay_below_the_vocabulary() -> None:
 def test_bytes_alone_are_the_same_documents_with_a_zero_for_the_end(type: pa.DataType) -> None:
     array = pa.array(["", "ab", None, "\x00日", ""] * 3, type)[1:]
     ids, offsets = bytes_tokenizer.tokenize(array)
-    content, same = bytes_tokenizer.BYTES_ALONE.tokenize(array, "", 0)
+    content, same = bytes_tokenizer.BYTES_ALONE.tokenize(array, 0)
     assert content.dtype == np.uint8
     assert content.tolist() == np.where(ids == bytes_tokenizer.END_OF_DOCUMENT, 0, ids).tolist()
     assert same.tolist() == offsets.tolist()

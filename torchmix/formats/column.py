@@ -52,8 +52,8 @@ class _Leaf(NamedTuple):
     """A list around it has the fixed size 0."""
 
 
-def find_leaf(schema: pa.Schema, column: str, kind: Kind, where: str) -> int:
-    """Number of a column's leaf among those of a file; `where` begins every message.
+def find_leaf(schema: pa.Schema, column: str, kind: Kind) -> int:
+    """Number of a column's leaf among those of a file.
 
     Raises:
         SourceUnreadable: The file has no such column, or it holds something else than `kind` says.
@@ -61,26 +61,26 @@ def find_leaf(schema: pa.Schema, column: str, kind: Kind, where: str) -> int:
     leaves = [leaf for field in schema for leaf in _leaves(field.type, field.name, 0)]
     found = [number for number, leaf in enumerate(leaves) if leaf.path == column]
     if len(found) > 1:
-        raise SourceUnreadable(f"{where}: {len(found)} columns are named {column!r}; there must be one")
+        raise SourceUnreadable(f"{len(found)} columns are named {column!r}; there must be one")
     if not found:
-        raise SourceUnreadable(f"{where}: no column {column!r}; {_hint(column, [leaf.path for leaf in leaves])}")
+        raise SourceUnreadable(f"no column {column!r}; {_hint(column, [leaf.path for leaf in leaves])}")
     leaf = leaves[found[0]]
     is_tokens, is_text = _is_tokens(leaf), _is_text(leaf)
     held = f"column {column!r} is {'list of ' * leaf.num_lists}{leaf.type}"
     if kind == "tokens" and not is_tokens:
         hint = "; use `text` with a tokenizer for it" if is_text else ""
-        raise SourceUnreadable(f"{where}: {held}, not a list of integers{hint}")
+        raise SourceUnreadable(f"{held}, not a list of integers{hint}")
     if kind == "text" and not is_text:
         hint = "; use `tokens` for it, without a tokenizer" if is_tokens else ""
-        raise SourceUnreadable(f"{where}: {held}, not a string{hint}")
+        raise SourceUnreadable(f"{held}, not a string{hint}")
     if kind == "values" and str(leaf.type) not in _TEXT_TYPES:
-        raise SourceUnreadable(f"{where}: {held}, not a string or binary, nor a list of them")
+        raise SourceUnreadable(f"{held}, not a string or binary, nor a list of them")
     return found[0]
 
 
-def check_column(schema: pa.Schema, column: str, kind: Kind, where: str) -> None:
+def check_column(schema: pa.Schema, column: str, kind: Kind) -> None:
     """As `find_leaf`, where its number does not matter."""
-    find_leaf(schema, column, kind, where)
+    find_leaf(schema, column, kind)
 
 
 def columns_of(schema: pa.Schema) -> list[tuple[str, Kind]]:
@@ -114,7 +114,7 @@ def row_encoder_of(kind: Kind, tokenizer: Tokenizer, map: MapEncoder | None) -> 
     return None if kind == "tokens" else TextEncoder(tokenizer)
 
 
-def to_documents(arrays: list[pa.Array], kind: Kind, where: str, first_row: int) -> Documents:
+def to_documents(arrays: list[pa.Array], kind: Kind, first_row: int) -> Documents:
     """The rows of some arrays as they are, end to end: integers of lists, bytes of texts.
 
     Args:
@@ -129,7 +129,7 @@ def to_documents(arrays: list[pa.Array], kind: Kind, where: str, first_row: int)
         if kind == "values":
             parts.append(_value_documents(array))
         else:
-            parts.append(_text_documents(array) if kind == "text" else _list_documents(array, where, first_row))
+            parts.append(_text_documents(array) if kind == "text" else _list_documents(array, first_row))
         first_row += len(array)
     return join_documents(parts)
 
@@ -146,17 +146,17 @@ def join_documents(parts: list[Documents]) -> Documents:
 
 
 def count_tokens(
-    array: pa.Array, kind: Kind, where: str, first_row: int, tokenizer: Tokenizer = BYTES, *, num_opening: int = 0
+    array: pa.Array, kind: Kind, first_row: int, tokenizer: Tokenizer = BYTES, *, num_opening: int = 0
 ) -> Int64Array:
     """Tokens of each row, [rows]; as `to_documents`, without making them.
 
     Args:
-        array, kind, where, first_row: As `to_documents`.
+        array, kind, first_row: As `to_documents`.
         tokenizer: Of texts and values.
         num_opening: 1 where the first row is one value that is not in the file, and the end of the row before.
     """
     if kind == "text":
-        return tokenizer.count_tokens(_texts(array), where, first_row)
+        return tokenizer.count_tokens(_texts(array), first_row)
     if kind == "values":
         offsets, values = _values(array)
         lists = pa.LargeListArray.from_arrays(pa.array(offsets), values)
@@ -164,19 +164,19 @@ def count_tokens(
         counts = tokenizer.count_values(lists, first_row, goes_on=num_opening > 0)
         counts[:num_opening] += 1  # the value that is not in the file has no bytes, and is one to the caller
         return counts
-    return np.diff(_list_documents(array, where, first_row).offsets)
+    return np.diff(_list_documents(array, first_row).offsets)
 
 
-def see_rows(array: pa.Array, kind: Kind, where: str, first_row: int, *, num_opening: int = 0) -> SeenIds | None:
+def see_rows(array: pa.Array, kind: Kind, first_row: int, *, num_opening: int = 0) -> SeenIds | None:
     """What is seen of the ids of some rows; None of texts, since their tokenizer knows its ids.
 
     Args:
-        array, kind, where, first_row: As `to_documents`.
+        array, kind, first_row: As `to_documents`.
         num_opening: Ids before all others that are not the file's.
     """
     if kind != "tokens":
         return None
-    documents = _list_documents(array, where, first_row)
+    documents = _list_documents(array, first_row)
     return see_ids(documents.values[num_opening:], documents.offsets - num_opening, first_row)
 
 
@@ -239,7 +239,7 @@ def _values(array: pa.Array) -> tuple[Int64Array, pa.Array]:
     return offsets, _texts(array)
 
 
-def _list_documents(array: pa.Array, where: str, first_row: int) -> Documents:
+def _list_documents(array: pa.Array, first_row: int) -> Documents:
     offsets = np.arange(len(array) + 1)
     while not pa.types.is_integer(array.type):
         if isinstance(array.type, pa.StructType):
@@ -249,13 +249,12 @@ def _list_documents(array: pa.Array, where: str, first_row: int) -> Documents:
             offsets = inner[offsets]
     if array.null_count:
         row = first_row + _row_of(offsets, int(pc.index(array.is_null(), True).as_py()))
-        raise SourceUnreadable(f"{where}: row {row} holds a null inside its list of tokens; a token must be an integer")
+        raise SourceUnreadable(f"row {row} holds a null inside its list of tokens; a token must be an integer", row=row)
     values = array.to_numpy(zero_copy_only=True)
     if values.dtype == np.uint64 and len(values) and values.max() > _MOST_TOKEN:
         place = int(np.argmax(values > _MOST_TOKEN))
-        raise SourceUnreadable(
-            f"{where}: row {first_row + _row_of(offsets, place)} holds the token {values[place]}; they end at 2^63 - 1"
-        )
+        row = first_row + _row_of(offsets, place)
+        raise SourceUnreadable(f"row {row} holds the token {values[place]}; they end at 2^63 - 1", row=row)
     return Documents(values=values, offsets=offsets)
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.manifest import MOST_ID
-from torchmix.errors import SourceUnreadable
+from torchmix.errors import CatalogError, SourceUnreadable
 from torchmix.formats.column import Kind, count_tokens, see_rows, to_documents
 from torchmix.formats.seen_ids import SeenIds, join_seen
 from torchmix.formats.source import Documents, PageRun
@@ -26,7 +26,6 @@ from torchmix.transform.tokenizer import Tokenizer
 def look_at_rows(
     array: pa.Array,
     kind: Kind,
-    where: str,
     first_row: int,
     tokenizer: Tokenizer,
     bad: BadRows | None,
@@ -36,7 +35,7 @@ def look_at_rows(
     """Tokens of each row, [rows], and what is seen of their ids; bad rows have none.
 
     Args:
-        array, kind, where, first_row, tokenizer: As `column.count_tokens`.
+        array, kind, first_row, tokenizer: As `column.count_tokens`.
         bad: Takes the bad rows, those with ids that no model has too; None: the first one is an error, and of such ids
             the caller is told.
         num_opening: Ids before all others that are not the file's.
@@ -45,23 +44,22 @@ def look_at_rows(
         SourceUnreadable: A row is bad, and nobody takes it.
     """
     try:
-        tokens = count_tokens(array, kind, where, first_row, tokenizer, num_opening=num_opening)
-        seen = see_rows(array, kind, where, first_row, num_opening=num_opening)
+        tokens = count_tokens(array, kind, first_row, tokenizer, num_opening=num_opening)
+        seen = see_rows(array, kind, first_row, num_opening=num_opening)
         if bad is not None and seen is not None and seen.outside is not None:
-            raise SourceUnreadable(f"{where}: holds the token {seen.outside.token}; ids go from 0 to {MOST_ID}")
+            raise SourceUnreadable(f"holds the token {seen.outside.token}; ids go from 0 to {MOST_ID}")
         return tokens, seen
     except SourceUnreadable as error:
         if bad is None:
             raise
         if len(array) == 1:
-            bad.add(first_row, reason_of(error, where))
+            bad.add(first_row, reason_of(error))
             return np.zeros(1, np.int64), None
     half = len(array) // 2
     first, second = (
         look_at_rows(
             array.slice(start, stop - start),
             kind,
-            where,
             first_row + start,
             tokenizer,
             bad,
@@ -72,16 +70,16 @@ def look_at_rows(
     return np.concatenate([first[0], second[0]]), join_seen([first[1], second[1]])
 
 
-def reason_of(error: Exception, where: str) -> str:
-    """What is wrong with a row, without the source and file that a message begins with."""
-    return " ".join(str(error).removeprefix(where).removeprefix(":").split())
+def reason_of(error: CatalogError) -> str:
+    """What is wrong with a row, on one line, without its source and file."""
+    return " ".join(error.message.split())
 
 
-def documents_of_run(arrays: list[pa.Array], kind: Kind, where: str, run: PageRun) -> Documents:
+def documents_of_run(arrays: list[pa.Array], kind: Kind, run: PageRun) -> Documents:
     """The rows of a run; of a file with bad rows, lists without tokens are not looked at.
 
     Args:
-        arrays, kind, where: As `column.to_documents`.
+        arrays, kind: As `column.to_documents`.
         run: Which the arrays were read from.
 
     Raises:
@@ -89,13 +87,13 @@ def documents_of_run(arrays: list[pa.Array], kind: Kind, where: str, run: PageRu
     """
     is_free = kind != "tokens"  # whose bytes may be any
     if is_free or run.tokens is None or not passes_over_rows(run) or sum(map(len, arrays)) != len(run.tokens):
-        return to_documents(arrays, kind, where, run.first_row)
+        return to_documents(arrays, kind, run.first_row)
     parts: list[Documents] = []
     lengths = np.zeros(len(run.tokens), np.int64)
     row = 0
     for array in arrays:
         for start, stop in _with_tokens(run.tokens[row : row + len(array)]):
-            part = to_documents([array.slice(start, stop - start)], kind, where, run.first_row + row + start)
+            part = to_documents([array.slice(start, stop - start)], kind, run.first_row + row + start)
             lengths[row + start : row + stop] = np.diff(part.offsets)
             parts.append(part)
         row += len(array)

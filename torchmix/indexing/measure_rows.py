@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
-from torchmix.errors import SourceUnreadable
+from torchmix.errors import SourceUnreadable, where_of
 from torchmix.formats.good_rows import reason_of
 from torchmix.formats.seen_ids import SeenIds, join_seen, see_ids
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
@@ -77,20 +77,19 @@ def measure_rows(
         SourceUnreadable: A row cannot be encoded.
         CorruptPage: A page does not decode.
     """
-    where = f"source {source.name!r}: {path}"
     lengths = np.zeros(scan.num_rows, np.int64)
     seen: list[SeenIds | None] = []
     is_tried = not isinstance(encoder, MapEncoder)
-    with opened(path, where) as file:
+    with opened(path, where_of(source.name, path)) as file:
         for pages, run in _runs(scan, file, path, has_bad_rows=bool(bad and bad.rows)):
             assert run.tokens is not None, "a run has the lengths of its scan"
             [documents] = source.decode([run])
             used = np.flatnonzero(run.tokens)
             rows = _chosen(documents, used)
             if not is_tried and len(used) and isinstance(encoder, MapEncoder):
-                _try_map(encoder, rows, used + run.first_row, where)
+                _try_map(encoder, rows, used + run.first_row)
                 is_tried = True
-            encoded = _encode(encoder, rows, used + run.first_row, where, bad)
+            encoded = _encode(encoder, rows, used + run.first_row, bad)
             counts = np.zeros(run.num_rows, np.int64)
             counts[used] = np.diff(encoded.offsets)
             lengths[run.first_row : run.first_row + run.num_rows] = counts
@@ -99,7 +98,7 @@ def measure_rows(
             if keep is not None:
                 if encoded.others:
                     raise SourceUnreadable(
-                        f"{where}: the map gives {', '.join(encoded.others)} beside ids, and keep: tokens keeps ids "
+                        f"the map gives {', '.join(encoded.others)} beside ids, and keep: tokens keeps ids "
                         "alone; remove it"
                     )
                 first = np.cumsum(scan.page_rows[pages]) - scan.page_rows[pages]
@@ -162,21 +161,21 @@ def _chosen(documents: Documents, used: Int64Array) -> Documents:
     return Documents(values=documents.values[np.repeat(is_used, counts)], offsets=offsets)
 
 
-def _encode(encoder: RowEncoder, rows: Documents, numbers: Int64Array, where: str, bad: BadRows | None) -> EncodedRows:
+def _encode(encoder: RowEncoder, rows: Documents, numbers: Int64Array, bad: BadRows | None) -> EncodedRows:
     """Ids of some rows, whose numbers in the file are given; bad ones have none."""
     if not len(rows):
         return EncodedRows(values=np.zeros(0, np.uint16), offsets=np.zeros(1, np.int64))
     try:
-        return encoder.encode(_asked(encoder, rows, numbers, where))
+        return encoder.encode(_asked(encoder, rows, numbers))
     except SourceUnreadable as error:
         if len(rows) == 1:
             if bad is None:
                 raise
-            bad.add(int(numbers[0]), reason_of(error, where))
+            bad.add(int(numbers[0]), reason_of(error))
             return EncodedRows(values=np.zeros(0, np.uint16), offsets=np.zeros(2, np.int64))
     half = len(rows) // 2  # so that the error names the row, and only that one is bad
-    first = _encode(encoder, _part(rows, 0, half), numbers[:half], where, bad)
-    second = _encode(encoder, _part(rows, half, len(rows)), numbers[half:], where, bad)
+    first = _encode(encoder, _part(rows, 0, half), numbers[:half], bad)
+    second = _encode(encoder, _part(rows, half, len(rows)), numbers[half:], bad)
     return join_encoded([first, second])
 
 
@@ -185,38 +184,35 @@ def _part(rows: Documents, start: int, stop: int) -> Documents:
     return Documents(values=rows.values[offsets[0] : offsets[-1]], offsets=offsets - offsets[0])
 
 
-def _asked(
-    encoder: RowEncoder, rows: Documents, numbers: Int64Array, where: str, *, epoch: int = 0, seed: int = 0
-) -> RowsToEncode:
+def _asked(encoder: RowEncoder, rows: Documents, numbers: Int64Array, *, epoch: int = 0, seed: int = 0) -> RowsToEncode:
     return RowsToEncode(
         rows=row_array(rows.values, rows.offsets, encoder.takes),
         row=numbers,
         epoch=epoch,
         seed=np.full(len(rows), seed, np.uint64),
-        where=where,
         first_row=int(numbers[0]),
     )
 
 
-def _try_map(encoder: MapEncoder, rows: Documents, numbers: Int64Array, where: str) -> None:
+def _try_map(encoder: MapEncoder, rows: Documents, numbers: Int64Array) -> None:
     """Raise SourceUnreadable where a map gives a row another length, or other tokens unasked, in another epoch."""
     few = _part(rows, 0, min(len(rows), TRIED_ROWS))
     numbers = numbers[: len(few)]
     try:
-        one = encoder.encode(_asked(encoder, few, numbers, where))
-        other = encoder.encode(_asked(encoder, few, numbers, where, epoch=OTHER_EPOCH, seed=OTHER_SEED))
+        one = encoder.encode(_asked(encoder, few, numbers))
+        other = encoder.encode(_asked(encoder, few, numbers, epoch=OTHER_EPOCH, seed=OTHER_SEED))
     except SourceUnreadable:
         return  # what measures all rows finds which one
     found, words = np.diff(one.offsets), encoder.map.words
     if not np.array_equal(found, np.diff(other.offsets)):
         row = int(np.argmax(found != np.diff(other.offsets)))
         raise SourceUnreadable(
-            f"{where}: row {int(numbers[row])}: the map {words} gives {found[row]} tokens, and "
+            f"row {int(numbers[row])}: the map {words} gives {found[row]} tokens, and "
             f"{np.diff(other.offsets)[row]} with another epoch and seed; a length must follow from the row alone, "
             "since steps are planned by it"
         )
     if not encoder.map.is_random and not np.array_equal(one.values, other.values):
         raise SourceUnreadable(
-            f"{where}: the map {words} gives other tokens with another epoch and seed; if it is to be random, write "
+            f"the map {words} gives other tokens with another epoch and seed; if it is to be random, write "
             f"`{words.rpartition(':')[2].rpartition('.')[2]}.random = True` behind the function"
         )

@@ -18,7 +18,7 @@ import pyarrow as pa
 from torchmix.catalog.manifest import FileEntry, PropertiesEntry, SideEntry
 from torchmix.catalog.properties.files import has_table, identity_of, name_of_table, open_table, save_table
 from torchmix.catalog.properties.side_tables import join_rows
-from torchmix.errors import SourceUnreadable
+from torchmix.errors import SourceUnreadable, where_of
 from torchmix.formats.source import FormatSource
 from torchmix.indexing.scan_files import in_threads
 from torchmix.storage.stores import place_of
@@ -109,8 +109,9 @@ def _read(folder: Path, base: Path, source: FormatSource, file: FileEntry, entry
     table = source.properties(place, columns)
     if len(table) != file.num_rows:
         raise SourceUnreadable(
-            f"source {source.name!r}: {place} gave {len(table)} rows of properties for {file.num_rows} documents; it "
-            "was altered while it was indexed, so run torchmix index again"
+            f"it gave {len(table)} rows of properties for {file.num_rows} documents; it was altered while it was "
+            "indexed, so run torchmix index again",
+            where_of(source.name, place),
         )
     named = pa.table([table[column] for column in entry.columns.values()], names=list(entry.columns))
     save_table(folder, entry.files[identity_of(file)], named)
@@ -129,7 +130,7 @@ def _joins(folder: Path, one: SourceFiles, entries: Mapping[str, PropertiesEntry
 def _join(folder: Path, name: str, file: FileEntry, entry: PropertiesEntry, side: SideEntry) -> None:
     assert entry.id is not None, "a source with a joined table has an id"
     ids = open_table(folder, entry.files[identity_of(file)])[entry.id]
-    where = f"source {name!r}: {file.path}"
+    where = where_of(name, file.path)
     save_table(folder, side.files[identity_of(file)], join_rows(ids, open_table(folder, side.table), where))
 
 

@@ -23,7 +23,7 @@ from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.file_table import table_of_file
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.catalog.parts import FilePart, load_part, save_part
-from torchmix.errors import SourceChanged, SourceUnreadable
+from torchmix.errors import SourceChanged, SourceUnreadable, where_of
 from torchmix.formats.kept_ids.ids_file import IdsWriter, read_kept
 from torchmix.formats.kept_ids.in_place_of import identity_of
 from torchmix.formats.source import FileScan, FormatSource
@@ -159,8 +159,8 @@ def _scan(task: ScanTask, directory: Path, done: _TaskProgress) -> ScannedFile:
             scan = scan_and_measure(task.source, place, bad=bad, progress=advance, keep=keep)
             if (scan.num_bytes, scan.footer_hash) != (task.found.num_bytes, task.found.footer_hash):
                 raise SourceChanged(
-                    f"source {task.source.name!r}: {place} was altered while it was indexed; wait until it is written, "
-                    "then run torchmix index again"
+                    "it was altered while it was indexed; wait until it is written, then run torchmix index again",
+                    where_of(task.source.name, place),
                 )
             if ids is not None:
                 ids.finish()
@@ -181,8 +181,10 @@ def _check_ids(name: str, place: str, scan: FileScan) -> None:
     if scan.ids is not None and scan.ids.outside is not None:
         row, token = scan.ids.outside
         raise SourceUnreadable(
-            f"source {name!r}: {place}: row {row} holds the token {token}; ids go from 0 to {MOST_ID}. Write the file "
-            "again, or name the column that holds token ids"
+            f"row {row} holds the token {token}; ids go from 0 to {MOST_ID}. Write the file again, or name the column "
+            "that holds token ids",
+            where_of(name, place),
+            row=row,
         )
 
 
@@ -206,7 +208,7 @@ def part_of_scan(scan: FileScan) -> FilePart:
 
 def _fingerprint(source: FormatSource, path: str, directory: Path) -> FoundFile:
     place = place_of(directory, path)
-    with opened(place, f"source {source.name!r}: {place}") as file:
+    with opened(place, where_of(source.name, place)) as file:
         status = settled_statuses(file, files_beside(source.format, place))
         num_bytes, footer_hash = source.fingerprint(file, place)
     return FoundFile(path=path, num_bytes=num_bytes, footer_hash=footer_hash, status=status)

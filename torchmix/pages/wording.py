@@ -30,7 +30,7 @@ def in_words_of_pages(name: str) -> Iterator[None]:
     try:
         yield
     except CatalogError as error:
-        error.args = (COMMAND.sub(AGAIN, str(error)),)
+        error.args = (COMMAND.sub(AGAIN, error.message), *error.args[1:])
         raise
     except RecipeError as error:
         raise OptionError(f"open_pages: {_argument(error.where, name)}{error.message}") from None

@@ -119,9 +119,11 @@ class MappedFiles:
             content = self._mapped[file].data.cast("B")[offset : offset + int(place.num_bytes[0])]
             if zlib.crc32(content) != table.page_crc[page]:
                 raise CorruptPage(
-                    f"source {self._catalog.name!r}: {self._files.path(file)}: the ids of page {page}, at bytes "
-                    f"[{offset}, {offset + len(content)}), have another checksum than when they were written; delete "
-                    "the file, then rows are encoded instead, or run torchmix index --keep-tokens"
+                    f"the ids of page {page}, at bytes [{offset}, {offset + len(content)}), have another checksum than "
+                    "when they were written; delete the file, then rows are encoded instead, or run torchmix index "
+                    "--keep-tokens",
+                    self._files.where(file),
+                    offset=offset,
                 )
             self._is_verified[page] = True
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from torchmix.catalog.manifest import FileEntry
-from torchmix.errors import SourceChanged, SourceUnreadable
+from torchmix.errors import SourceChanged, SourceUnreadable, where_of
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import files_beside
 from torchmix.reader.open_objects import OpenObjects, changed, check_identity
@@ -84,6 +84,10 @@ class OpenFiles:
             path = self._paths[file] = place_of(self._directory, self._files[file].path)
         return path
 
+    def where(self, file: int) -> str:
+        """Source and file, for errors."""
+        return where_of(self._source.name, self.path(file))
+
     def is_in_store(self, file: int) -> bool:
         """Whether reading the file is a request to a server."""
         return self._in_stores[file]
@@ -102,10 +106,10 @@ class OpenFiles:
                 content = self._open(file).read(offset, num_bytes)
             except OSError as error:
                 self._descriptors.close(self._key(file))
-                what = f"cannot read {num_bytes} bytes at {offset} of {self.path(file)}: {error.strerror}"
+                what, where = f"cannot read {num_bytes} bytes at {offset}: {error.strerror}", self.where(file)
                 if error.errno not in PASSING_ERRORS or wait_s is None:
-                    raise SourceUnreadable(f"source {self._source.name!r}: {what}{_remedy(error)}") from error
-                logger.warning("source %r: %s; trying again in %s s", self._source.name, what, wait_s)
+                    raise SourceUnreadable(f"{what}{_remedy(error)}", where, offset=offset) from error
+                logger.warning("%s: %s; trying again in %s s", where, what, wait_s)
                 time.sleep(wait_s)
             else:
                 if len(content) < num_bytes:

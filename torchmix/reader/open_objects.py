@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from torchmix.catalog.manifest import FileEntry
-from torchmix.errors import SourceChanged, SourceUnreadable
+from torchmix.errors import SourceChanged, SourceUnreadable, where_of
 from torchmix.formats.source import FormatSource
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.storage.read_ahead import ReadAhead
@@ -39,8 +39,9 @@ def check_identity(source: FormatSource, entry: FileEntry, file: RandomAccessFil
 def changed(source: FormatSource, entry: FileEntry, path: str, found: str) -> SourceChanged:
     """The error that says what was found in a file, and what was indexed."""
     return SourceChanged(
-        f"source {source.name!r}: {path} {found}; it was indexed with {entry.num_bytes} bytes and footer hash "
-        f"{entry.footer_hash}. Put the file back, or run torchmix index, which makes another order"
+        f"it {found}; it was indexed with {entry.num_bytes} bytes and footer hash {entry.footer_hash}. Put the file "
+        "back, or run torchmix index, which makes another order",
+        where_of(source.name, path),
     )
 
 
@@ -86,7 +87,7 @@ class OpenObjects:
             if opened is not None:
                 return opened
             path = self._files[file].path
-            opened = StoreFile(path, f"source {self._source.name!r}: {path}", lambda again: self._check(file, again))
+            opened = StoreFile(path, where_of(self._source.name, path), lambda again: self._check(file, again))
             self._check(file, opened)
             with self._lock:
                 self._open[file] = opened

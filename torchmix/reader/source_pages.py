@@ -94,7 +94,7 @@ class SourcePages:
     def place_of_row(self, row: int) -> tuple[str, int]:
         """Source and file of a row, for messages, and its number in the file."""
         number = max(i for i, file in enumerate(self.catalog.files) if file.first_row <= row)
-        return f"source {self.catalog.name!r}: {self._files.path(number)}", row - self.catalog.files[number].first_row
+        return self._files.where(number), row - self.catalog.files[number].first_row
 
     def planned_bytes(self, pages: NDArray[np.int64]) -> list[int]:
         """Memory that each page will take decoded, if its ids fit int32 and are not narrower in the file; of texts, if
@@ -308,9 +308,8 @@ class SourcePages:
             return False
         have_one = True
         left = list(zip(run.ranges, parts, strict=True))  # the parts hold the pages in order
-        for page, offset, num_bytes, tail_bytes in zip(
-            run.pages, run.offset, run.num_bytes, run.tail_bytes, strict=True
-        ):
+        pages = zip(run.pages, run.offset, run.num_bytes, run.tail_bytes, strict=True)
+        for page, offset, num_bytes, tail_bytes in pages:
             while offset >= sum(left[0][0]):
                 left.pop(0)
             (start, _), part = left[0]
@@ -321,9 +320,11 @@ class SourcePages:
     def _check_bytes(self, content: bytes | memoryview, checksum: int, file: int, offset: int) -> bool:
         if checksum and (found := zlib.crc32(content)) != checksum:
             raise CorruptPage(
-                f"source {self.catalog.name!r}: {self._files.path(file)}: the page at bytes [{offset}, "
-                f"{offset + len(content)}) has checksum {found:08x}, it was indexed with {checksum:08x}; the file was "
-                "altered after it was indexed, or its disk fails: put it back, or run torchmix index"
+                f"the page at bytes [{offset}, {offset + len(content)}) has checksum {found:08x}, it was indexed with "
+                f"{checksum:08x}; the file was altered after it was indexed, or its disk fails: put it back, or "
+                "run torchmix index",
+                self._files.where(file),
+                offset=offset,
             )
         return bool(checksum)
 
@@ -334,17 +335,15 @@ class SourcePages:
         if not np.array_equal(planned, found):
             i = int(np.argmax(planned != found))
             row = int(np.concatenate([np.arange(span.start, span.stop) for span in run.rows])[i])
-            raise self._other_documents(run, row, f"give row {row} {found[i]} tokens, the catalog says {planned[i]}")
+            raise self._other_documents(run, row, f"decodes to {found[i]} tokens, the catalog says {planned[i]}")
 
     def _check_num_rows(self, documents: Documents, num_rows: int, run: PlannedRun) -> None:
         if len(documents) != num_rows:
-            what = f"decode to {len(documents)} documents, the catalog says {num_rows}"
+            what = f"begins {len(documents)} documents, the catalog says {num_rows}"
             raise self._other_documents(run, run.first_row[0], what)
 
     def _other_documents(self, run: PlannedRun, row: int, what: str) -> CorruptPage:
         page = int(self.catalog.pages.page_of_rows(np.array([row]))[0])
-        return CorruptPage(
-            f"source {self.catalog.name!r}: pages {run.pages[0]} to {run.pages[-1]} in {self._files.path(run.file)} "
-            f"{what} (page {page}, row {row - self.catalog.files[run.file].first_row} of the file). The file was "
-            "altered after it was indexed: put it back, or run torchmix index"
-        )
+        row -= self.catalog.files[run.file].first_row
+        remedy = "the file was altered after it was indexed: put it back, or run torchmix index"
+        return CorruptPage(f"row {row}, in page {page}, {what}; {remedy}", self._files.where(run.file), row=row)

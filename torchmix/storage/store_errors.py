@@ -42,13 +42,14 @@ _REQUEST_ID = re.compile(r"\s*\(Request ID: [^)]*\)")
 Result = TypeVar("Result")
 
 
-def try_again(attempt: Callable[[], Result], what: str, uri: str) -> Result:
+def try_again(attempt: Callable[[], Result], what: str, uri: str, where: str = "") -> Result:
     """What an attempt gives, tried again while it fails in a way that may pass.
 
     Args:
         attempt: What is tried; errors of this package are raised as they are.
-        what: Begins messages: source, and what is attempted.
+        what: Begins messages: what is attempted.
         uri: Of what.
+        where: Source and URI; empty where nobody knows the source.
 
     Raises:
         SourceUnreadable: It failed for good, or too often.
@@ -60,8 +61,8 @@ def try_again(attempt: Callable[[], Result], what: str, uri: str) -> Result:
             raise
         except Exception as error:  # packages of stores raise errors of their own
             if wait_s is None or not may_pass(error):
-                raise SourceUnreadable(f"{what}: {text_of(error)}{_remedy(error, uri, number)}") from error
-            logger.warning("%s: %s; trying again in %s s", what, text_of(error), wait_s)
+                raise SourceUnreadable(f"{what}: {text_of(error)}{_remedy(error, uri, number)}", where) from error
+            logger.warning("%s: %s: %s; trying again in %s s", where or uri, what, text_of(error), wait_s)
             time.sleep(wait_s)
     raise AssertionError("the last attempt returns or raises")
 

@@ -24,7 +24,7 @@ class StoreFile:
 
         Args:
             uri: The object.
-            where: Source and URI, for messages.
+            where: Source and URI, for errors.
             on_change: Called with the file when it was opened again and is another object; raises unless that is
                 allowed. By default it is never allowed.
 
@@ -35,7 +35,7 @@ class StoreFile:
         self._where = where
         self._on_change = on_change or self._refuse_change
         self._lock = threading.RLock()
-        self._object: _Object | None = try_again(lambda: _open(uri), f"{where}: cannot be opened", uri)
+        self._object: _Object | None = try_again(lambda: _open(uri), "cannot be opened", uri, where)
         self._identity = (self._object.num_bytes, self._object.version)
 
     @property
@@ -54,7 +54,7 @@ class StoreFile:
         if offset >= stop:
             return b""
         return try_again(
-            lambda: self._read_once(offset, stop), f"{self._where}: cannot read bytes [{offset}, {stop})", self._uri
+            lambda: self._read_once(offset, stop), f"cannot read bytes [{offset}, {stop})", self._uri, self._where
         )
 
     def will_read(self, offset: int, num_bytes: int) -> None:
@@ -93,7 +93,9 @@ class StoreFile:
             return opened
 
     def _refuse_change(self, _: StoreFile) -> None:
-        raise SourceChanged(f"{self._where} was replaced while it was read; wait until it is written, then index again")
+        raise SourceChanged(
+            "it was replaced while it was read; wait until it is written, then index again", self._where
+        )
 
 
 class _Object:

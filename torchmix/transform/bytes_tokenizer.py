@@ -98,11 +98,11 @@ class BytesTokenizer:
         """See `tokenizer.Tokenizer`."""
         return "bytes"
 
-    def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def tokenize(self, texts: pa.Array, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """See `tokenizer.Tokenizer`; nothing is refused."""
         return tokenize(texts)
 
-    def count_tokens(self, texts: pa.Array, where: str, first_row: int) -> NDArray[np.int64]:
+    def count_tokens(self, texts: pa.Array, first_row: int) -> NDArray[np.int64]:
         """See `tokenizer.Tokenizer`; nothing is refused."""
         return count_tokens(texts)
 
@@ -115,7 +115,7 @@ class BytesTokenizer:
 class BytesAlone(BytesTokenizer):
     """The same documents as plain text: their bytes unchanged, uint8, and 0 for END_OF_DOCUMENT."""
 
-    def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def tokenize(self, texts: pa.Array, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """See `tokenizer.Tokenizer`; not ids, but of the same lengths."""
         content, offsets, _ = _with_room_for_ends(texts)
         return content, offsets

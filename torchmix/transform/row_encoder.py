@@ -32,8 +32,6 @@ class RowsToEncode:
     """Pass over the source, from 0."""
     seed: NDArray[np.uint64]
     """[n] a key of the recipe's seed, source, row and epoch; 0 while a file is indexed."""
-    where: str
-    """Begins every message."""
     first_row: int
     """Row of the file that the first one is, for messages."""
 
@@ -105,7 +103,7 @@ class TextEncoder:
 
     def encode(self, asked: RowsToEncode) -> EncodedRows:
         """See `RowEncoder`."""
-        values, offsets = self.tokenizer.tokenize(asked.rows, asked.where, asked.first_row)
+        values, offsets = self.tokenizer.tokenize(asked.rows, asked.first_row)
         return EncodedRows(values=values, offsets=offsets)
 
 

@@ -20,12 +20,11 @@ BATCH_BYTES = 1 << 20
 BATCH_TEXTS = 1 << 14
 
 
-def text_batches(texts: pa.Array, where: str, first_row: int) -> Iterator[list[str | None]]:
+def text_batches(texts: pa.Array, first_row: int) -> Iterator[list[str | None]]:
     """Cut an array into batches.
 
     Args:
         texts: [documents], string or large_string, with or without nulls.
-        where: Begins every message.
         first_row: Row of the first text, for messages.
 
     Raises:
@@ -38,11 +37,13 @@ def text_batches(texts: pa.Array, where: str, first_row: int) -> Iterator[list[s
         try:
             yield batch.to_pylist()
         except UnicodeDecodeError as error:
-            row, fault = _first_fault(batch, error)
+            at, fault = _first_fault(batch, error)
+            row = first_row + start + at
             raise SourceUnreadable(
-                f"{where}: row {first_row + start + row} is not valid UTF-8: byte {fault.start} is "
+                f"row {row} is not valid UTF-8: byte {fault.start} is "
                 f"0x{fault.object[fault.start]:02x} ({fault.reason}); mend the text, or use tokenizer: bytes, which "
-                "takes any bytes"
+                "takes any bytes",
+                row=row,
             ) from None
 
 

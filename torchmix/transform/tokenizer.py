@@ -32,12 +32,11 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> str:
         """The same wherever the same text becomes the same ids, in whatever file and by whatever library."""
 
-    def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[Ids, NDArray[np.int64]]:
+    def tokenize(self, texts: pa.Array, first_row: int) -> tuple[Ids, NDArray[np.int64]]:
         """Tokens of every document, end to end.
 
         Args:
             texts: [documents], string or large_string, with or without nulls; a null is a document of no tokens.
-            where: Begins every message.
             first_row: Row of the first text, for messages.
 
         Returns:
@@ -47,7 +46,7 @@ class Tokenizer(Protocol):
             SourceUnreadable: A text is not UTF-8, and the tokenizer needs it to be.
         """
 
-    def count_tokens(self, texts: pa.Array, where: str, first_row: int) -> NDArray[np.int64]:
+    def count_tokens(self, texts: pa.Array, first_row: int) -> NDArray[np.int64]:
         """Tokens of each document, int64 [documents]; all else as `tokenize`."""
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -38,11 +38,11 @@ class VocabularyTokenizer:
         identity = json.dumps([encoder.content, begin_id, end_id, probe.tolist()], separators=(",", ":"))
         self.transform_id = f"{encoder.kind}:{hashlib.sha256(identity.encode('ascii')).hexdigest()[:16]}"
 
-    def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[Ids, NDArray[np.int64]]:
+    def tokenize(self, texts: pa.Array, first_row: int) -> tuple[Ids, NDArray[np.int64]]:
         """See `tokenizer.Tokenizer`."""
         parts: list[Ids] = [np.zeros(0, self._dtype)]
         lengths: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
-        for batch in text_batches(texts, where, first_row):
+        for batch in text_batches(texts, first_row):
             ids, counts = self._encoder.encode([text or "" for text in batch])
             present = _present(batch)
             framed, tokens = self._frame(ids, counts, present)
@@ -50,11 +50,11 @@ class VocabularyTokenizer:
             lengths.append(tokens)
         return np.concatenate(parts), np.cumsum(np.concatenate(lengths))
 
-    def count_tokens(self, texts: pa.Array, where: str, first_row: int) -> NDArray[np.int64]:
+    def count_tokens(self, texts: pa.Array, first_row: int) -> NDArray[np.int64]:
         """See `tokenizer.Tokenizer`."""
         lengths: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
         around = len(self._begin) + len(self._end)
-        for batch in text_batches(texts, where, first_row):
+        for batch in text_batches(texts, first_row):
             lengths.append(self._encoder.count([text or "" for text in batch]) + around * _present(batch))
         return np.concatenate(lengths)
 

@@ -97,7 +97,7 @@ def test_one_pass_has_as_many_samples_as_gpt_dataset_makes_of_it(tmp_path):
 def test_an_index_that_is_none_is_an_error(tmp_path):
     path = write_dataset(tmp_path / "web", [[1]])
     path.with_suffix(".idx").write_bytes(b"no index")
-    with pytest.raises(SourceUnreadable, match=r"web\.idx: begins with b'no index'"):
+    with pytest.raises(SourceUnreadable, match=r"web\.idx: it begins with b'no index'"):
         samples_of_one_pass(str(path), seq_length=16, documents=None)
 
 

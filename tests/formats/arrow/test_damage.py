@@ -67,8 +67,8 @@ def test_a_batch_in_the_place_of_another_is_told_by_its_size_in_the_footer(tmp_p
 def source_batches(path: Path) -> list[int]:
     """Where the messages of the batches begin."""
     content = path.read_bytes()
-    file = open_arrow(lambda offset, count: content[offset : offset + count], len(content), "file")
-    return [batch.offset for batch in find_batches(file, lambda a, n: content[a : a + n], None, "file")]
+    file = open_arrow(lambda offset, count: content[offset : offset + count], len(content))
+    return [batch.offset for batch in find_batches(file, lambda a, n: content[a : a + n], None)]
 
 
 @pytest.mark.parametrize("codec", [None, "zstd"], ids=["slices", "batch"])

@@ -18,7 +18,7 @@ IMAGES = [row.images[0] for row in make_rows(2, 12) if row.images]
 
 def header_scan() -> HeaderScan:
     rule = DynamicRule(patch=4, merge=2, min_pixels=64, max_pixels=1024)
-    return HeaderScan(where="here", folder=None, rule=rule, most_pixels=10**6, masks_bad=False)
+    return HeaderScan(folder=None, rule=rule, most_pixels=10**6, masks_bad=False)
 
 
 def test_a_row_that_goes_on_in_the_next_page_has_all_its_images() -> None:
@@ -27,11 +27,11 @@ def test_a_row_that_goes_on_in_the_next_page_has_all_its_images() -> None:
     a, b, c, d = IMAGES[:4]
     for _ in range(2):  # a column chunk may be looked at again from its beginning
         first = pa.array([[a], [b, None, c]], pa.list_(pa.binary()))
-        counts, _ = look_at_rows(first, "values", "here", 0, raw, None)
+        counts, _ = look_at_rows(first, "values", 0, raw, None)
         assert counts.tolist() == [len(a), len(b) + len(c)]
         # As the Parquet scan gives it: a value that is not in the file, then the end of row 1.
         second = pa.array([[b"", d], [], [a, b]], pa.list_(pa.binary()))
-        counts, _ = look_at_rows(second, "values", "here", 1, raw, None, num_opening=1)
+        counts, _ = look_at_rows(second, "values", 1, raw, None, num_opening=1)
         assert counts.tolist() == [1 + len(d), 0, len(a) + len(b)]
     table = headers.table(4)
     assert np.asarray(table.first_item_of_row).tolist() == [0, 1, 4, 4, 6]
@@ -44,6 +44,6 @@ def test_a_row_that_goes_on_in_the_next_page_has_all_its_images() -> None:
 def test_a_document_of_values_is_their_bytes_end_to_end() -> None:
     structs = pa.struct([("bytes", pa.large_binary())])
     array = pa.array([[{"bytes": b"ab"}, None, {"bytes": b"c"}], None, [], [{"bytes": b"d"}]], pa.list_(structs))
-    documents = to_documents([array, array.slice(2)], "values", "here", 0)
+    documents = to_documents([array, array.slice(2)], "values", 0)
     assert documents.values.tobytes() == b"abcdd"
     assert documents.offsets.tolist() == [0, 3, 3, 3, 4, 4, 5]

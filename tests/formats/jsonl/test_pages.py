@@ -25,7 +25,7 @@ CODECS = {"": (None, PLAIN), ".gz": ("gzip", GZIP), ".zst": ("zstd", ZSTD)}
 
 def cut(file: bytes, suffix: str = "") -> list[LinePage]:
     codec = CODECS[suffix][0]
-    return list(cut_pages(lambda offset, num_bytes: file[offset : offset + num_bytes], codec, "web: x"))
+    return list(cut_pages(lambda offset, num_bytes: file[offset : offset + num_bytes], codec))
 
 
 def starts_of_lines(content: bytes) -> list[int]:
@@ -117,6 +117,6 @@ def test_an_endless_line_is_refused(suffix, monkeypatch):
     monkeypatch.setattr(jsonl_pages, "READ_BYTES", 1000)
     start, line = b'{"a":1}\n' * 20_000, b'{"a":"' + b"x" * 30_000
     file = b"".join(frame_of(content, suffix) for content in (start[:8000], line, line))
-    with pytest.raises(SourceUnreadable, match="web: x: a line after byte 8000 of its content has over"):
+    with pytest.raises(SourceUnreadable, match=r"^a line after byte 8000 of its content has over"):
         cut(file, suffix)
     assert [len(page.lines) for page in cut(frame_of(b'{"a":1}\n' * 1000, suffix), suffix)] == [8000]

@@ -17,7 +17,7 @@ def frames_of(path: Path) -> list[Frame]:
     codec = codec_of_name(path)
     assert codec is not None
     content = path.read_bytes()
-    return list(find_frames(lambda offset, num_bytes: content[offset : offset + num_bytes], codec, str(path)))
+    return list(find_frames(lambda offset, num_bytes: content[offset : offset + num_bytes], codec))
 
 
 @pytest.mark.parametrize("old", ["", ".gz", ".zst"])

@@ -260,7 +260,7 @@ def test_a_dataset_that_changed_is_noticed_before_it_is_used(tmp_path, change, s
     path = write_dataset(tmp_path / "web", random_sequences(8, 30, empty=0))
     catalog = index_recipe(recipe_of("web"), tmp_path)
     change(path)
-    with pytest.raises(SourceChanged, match=f"source 'web': .*web.bin .*{says}.*run torchmix index"):
+    with pytest.raises(SourceChanged, match=f"source 'web': .*web.bin: .*{says}.*run torchmix index"):
         read_all(catalog, tmp_path)
 
 

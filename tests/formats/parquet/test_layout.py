@@ -24,7 +24,7 @@ def opened(path: Path, column: str) -> Iterator[tuple[int, Leaf, list[Chunk]]]:
     file = LocalFile(path)
     try:
         leaf = pq.read_schema(path).names.index(column)  # no column before it is nested
-        yield file, *read_column(read_footer(file, "here"), leaf, "here")
+        yield file, *read_column(read_footer(file), leaf)
     finally:
         file.close()
 
@@ -42,8 +42,8 @@ def test_index_and_headers_tell_the_same_pages(tmp_path: Path, page_version: str
     metadata = pq.read_metadata(path)
     with opened(path, column) as (file, leaf, chunks):
         for g, chunk in enumerate(chunks):
-            by_index = find_pages(file, chunk, leaf, "here")
-            by_headers = find_pages(file, chunk, leaf, "here", use_index=False)
+            by_index = find_pages(file, chunk, leaf)
+            by_headers = find_pages(file, chunk, leaf, use_index=False)
             np.testing.assert_array_equal(by_index.offset, by_headers.offset)
             np.testing.assert_array_equal(by_index.num_bytes, by_headers.num_bytes)
             assert len(by_index.offset) >= 3
@@ -69,7 +69,7 @@ def test_headers_longer_than_the_first_read_are_read_whole(tmp_path: Path) -> No
     texts = [f"{i}" + "x" * 3000 for i in range(40)]  # statistics hold the least and the greatest
     path = make_text_file(tmp_path / "a.parquet", texts, page_index=False, codec="none")
     with opened(path, "text") as (file, leaf, [chunk]):
-        pages = find_pages(file, chunk, leaf, "here")
+        pages = find_pages(file, chunk, leaf)
         header = read_page_header(path.read_bytes(), int(pages.offset[0]))
         assert header.body - pages.offset[0] > 6000
         assert pages.rows is not None
@@ -84,33 +84,33 @@ def test_an_empty_row_group_has_no_pages(tmp_path: Path) -> None:
         writer.write_table(table[:0])
         writer.write_table(table)
     with opened(path, "text") as (file, leaf, chunks):
-        rows = [find_pages(file, chunk, leaf, "here").rows for chunk in chunks]
+        rows = [find_pages(file, chunk, leaf).rows for chunk in chunks]
         assert [part.tolist() for part in rows if part is not None] == [[2], [], [2]]
 
 
 def test_a_damaged_index_gives_way_to_the_headers(tmp_path: Path) -> None:
     path = make_text_file(tmp_path / "a.parquet", random_texts(2, 300), page_bytes=200)
     with opened(path, "text") as (file, leaf, [chunk]):
-        sound = find_pages(file, chunk, leaf, "here")
+        sound = find_pages(file, chunk, leaf)
         assert sound.values is None
         for place in range(chunk.index_offset, chunk.index_offset + chunk.index_bytes, 7):
             flip_byte(path, place)
-            pages = find_pages(file, chunk, leaf, "here")
+            pages = find_pages(file, chunk, leaf)
             if pages.values is not None:  # else the index is wrong but possible: found when its pages are decoded
                 np.testing.assert_array_equal(pages.offset, sound.offset)
                 np.testing.assert_array_equal(pages.rows, sound.rows)
             flip_byte(path, place)
         flip_byte(path, chunk.index_offset)
-        assert find_pages(file, chunk, leaf, "here").values is not None
+        assert find_pages(file, chunk, leaf).values is not None
 
 
 def test_a_damaged_header_is_named_with_its_place(tmp_path: Path) -> None:
     path = make_text_file(tmp_path / "a.parquet", random_texts(3, 300), page_bytes=200, page_index=False)
     with opened(path, "text") as (file, leaf, [chunk]):
-        third = int(find_pages(file, chunk, leaf, "here").offset[2])
+        third = int(find_pages(file, chunk, leaf).offset[2])
         flip_byte(path, third)
-        with pytest.raises(CorruptPage, match=f"^here: no page header at byte {third},"):
-            find_pages(file, chunk, leaf, "here")
+        with pytest.raises(CorruptPage, match=f"^no page header at byte {third},"):
+            find_pages(file, chunk, leaf)
 
 
 def test_a_page_that_leaves_its_chunk_is_refused(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_page_that_leaves_its_chunk_is_refused(tmp_path: Path) -> None:
     with opened(path, "text") as (file, leaf, [chunk]):
         short = replace(chunk, num_bytes=chunk.num_bytes - 1)
         with pytest.raises(CorruptPage, match="exceeds its column chunk"):
-            find_pages(file, short, leaf, "here")
+            find_pages(file, short, leaf)
         cut = replace(chunk, num_bytes=4)
         with pytest.raises(CorruptPage, match="no page header"):
-            find_pages(file, cut, leaf, "here")
+            find_pages(file, cut, leaf)

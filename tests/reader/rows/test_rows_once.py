@@ -135,9 +135,9 @@ def test_rows_of_sources_with_one_tokenizer_are_encoded_together_up_to_a_bound(
     calls: list[int] = []
     tokenize = BytesTokenizer.tokenize
 
-    def counted(self: BytesTokenizer, texts: Any, where: str, first_row: int) -> Any:
+    def counted(self: BytesTokenizer, texts: Any, first_row: int) -> Any:
         calls.append(pc.sum(pc.binary_length(texts)).as_py())
-        return tokenize(self, texts, where, first_row)
+        return tokenize(self, texts, first_row)
 
     monkeypatch.setattr(BytesTokenizer, "tokenize", counted)
     asked = whole_documents(world)
@@ -163,9 +163,9 @@ def test_a_row_of_another_length_is_masked_alone(tmp_path: Path, monkeypatch: py
     reader = Reader(catalog, tmp_path, cache_bytes=1 << 20, masked={"web"})
     encode = VocabularyTokenizer.tokenize
 
-    def other(self: VocabularyTokenizer, texts: pa.Array, where: str, first_row: int) -> Any:
+    def other(self: VocabularyTokenizer, texts: pa.Array, first_row: int) -> Any:
         doubled = [2 * text if "two" in text else text for text in texts.to_pylist()]
-        return encode(self, pa.array(doubled, pa.large_string()), where, first_row)
+        return encode(self, pa.array(doubled, pa.large_string()), first_row)
 
     monkeypatch.setattr(VocabularyTokenizer, "tokenize", other)
     asked = pieces(*((0, row, 0, tokens) for row, tokens in enumerate(lengths)))

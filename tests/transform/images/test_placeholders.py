@@ -45,8 +45,8 @@ def by_hand(text: str | None, tokens: list[int], begin: int | None, before: int 
 def test_each_image_has_its_places(begin: int | None, before: int | None, after: int | None) -> None:
     rule = placeholders(begin=begin, before=before, after=after)
     texts, held = pa.array(TEXTS), images()
-    values, offsets = rule.encode(texts, held, 0, "here", 0)
-    tokens, places = rule.count(texts, held, 0, "here", 0)
+    values, offsets = rule.encode(texts, held, 0, 0)
+    tokens, places = rule.count(texts, held, 0, 0)
     assert np.array_equal(np.diff(offsets), tokens)
     found_offsets = []
     for row, text in enumerate(TEXTS):
@@ -55,18 +55,18 @@ def test_each_image_has_its_places(begin: int | None, before: int | None, after:
         assert values[offsets[row] : offsets[row + 1]].tolist() == ids, text
         found_offsets += image_offsets
     assert places.tolist() == found_offsets
-    part, _ = rule.encode(texts[3:6], held, 3, "here", 3)
+    part, _ = rule.encode(texts[3:6], held, 3, 3)
     assert part.tolist() == values[offsets[3] : offsets[6]].tolist()
 
 
 def test_rows_at_fault_are_named() -> None:
     with pytest.raises(SourceUnreadable, match="row 5 has 1 markers '<image>' and 2 images"):
-        placeholders().count(pa.array(["a<image>"]), images([2], [1, 1]), 0, "here", 5)
+        placeholders().count(pa.array(["a<image>"]), images([2], [1, 1]), 0, 5)
     with pytest.raises(SourceUnreadable, match="row 0 has 1 markers '<image>' and 0 images"):
-        placeholders().encode(pa.array(["a<image>"]), images([0], []), 0, "here", 0)
+        placeholders().encode(pa.array(["a<image>"]), images([0], []), 0, 0)
     held = ImagesOfRows(first_item_of_row=np.array([0, 0, 1]), tokens=np.array([0]), faults={0: "its header lies"})
     with pytest.raises(SourceUnreadable, match="row 1: its header lies"):
-        placeholders().count(pa.array(["a", "b"]), held, 0, "here", 0)
+        placeholders().count(pa.array(["a", "b"]), held, 0, 0)
     bad = Placeholders(parts=BYTES, ends_parts=True, begin=None, end=256, token=97, before=None, after=None, marker="#")
     with pytest.raises(SourceUnreadable, match="the text of row 1 holds the id 97"):
-        bad.encode(pa.array(["b", "cab"]), images([0, 0], []), 0, "here", 0)
+        bad.encode(pa.array(["b", "cab"]), images([0, 0], []), 0, 0)

@@ -25,7 +25,7 @@ def encode(given: Any, *, rows: pa.Array = TEXTS, tokenizer: Any = BYTES) -> Enc
     row_map = RowMap(words="mine:f", function=function, version="1", is_random=False)
     encoder = MapEncoder(map=row_map, column="t", takes="text", tokenizer=tokenizer)
     numbers = np.arange(len(rows))
-    asked = RowsToEncode(rows=rows, row=numbers, epoch=2, seed=numbers.astype(np.uint64), where="here", first_row=70)
+    asked = RowsToEncode(rows=rows, row=numbers, epoch=2, seed=numbers.astype(np.uint64), first_row=70)
     return encoder.encode(asked)
 
 
@@ -83,8 +83,8 @@ def test_the_function_has_the_numbers_of_its_rows() -> None:
         ({"tokens": pa.array([[1], [None], []], pa.list_(pa.int32()))}, "a null inside a list of 'tokens'"),
         ({"text": pa.array([1, 2, 3])}, "gives `text` of int64, not of string"),
         ({"tokens": IDS, "raw": TEXTS}, "gives 'raw' of large_string, not lists of numbers"),
-        ({"tokens": IDS, "error": pa.array([None, "no licence", "x"])}, r"^here: row 71: no licence \(says mine:f\)"),
-        (lambda columns, **_: 1 / 0, r"^here: 3 rows: the map mine:f raises ZeroDivisionError: division by zero"),
+        ({"tokens": IDS, "error": pa.array([None, "no licence", "x"])}, r"^row 71: no licence \(says mine:f\)"),
+        (lambda columns, **_: 1 / 0, r"^3 rows: the map mine:f raises ZeroDivisionError: division by zero"),
     ],
 )
 def test_what_a_map_gives_amiss_is_named(given: Any, says: str) -> None:

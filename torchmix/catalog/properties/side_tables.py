@@ -41,7 +41,7 @@ def join_rows(ids: pa.ChunkedArray, table: pa.Table, where: str) -> pa.Table:
     Args:
         ids: [rows] the id of each row.
         table: The key first; `check_keys` has passed it.
-        where: Begins errors.
+        where: The source and file of the rows, for errors.
 
     Raises:
         SideTableError: An id is no key of the table, or null.
@@ -53,7 +53,9 @@ def join_rows(ids: pa.ChunkedArray, table: pa.Table, where: str) -> pa.Table:
         missing = places.is_null()
         row = int(pc.index(missing, True).as_py())
         raise SideTableError(
-            f"{where}: the table of properties lacks {places.null_count:,} of {len(ids):,} ids, as "
-            f"{ids[row].as_py()!r} of row {row}; add a table that has them with torchmix properties add"
+            f"the table of properties lacks {places.null_count:,} of {len(ids):,} ids, as {ids[row].as_py()!r} of row "
+            f"{row}; add a table that has them with torchmix properties add",
+            where,
+            row=row,
         )
     return table.select(table.column_names[1:]).take(places).combine_chunks()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.errors import located
 from torchmix.formats.megatron.files import index_path
 from torchmix.formats.megatron.header import IndexHeader, read_header
 from torchmix.storage.random_access import LocalFile
@@ -56,7 +57,8 @@ def look_for_inner_ends(bin_path: Path, *, end_id: int | None) -> InnerEnds:
     path = index_path(str(bin_path))
     index, content = LocalFile(path), LocalFile(bin_path)
     try:
-        header = read_header(index, path)
+        with located(path):
+            header = read_header(index)
         is_whole = content.num_bytes <= LOOK_BYTES
         runs = list(_runs(index, content, header, 1 if is_whole else RUNS))
     finally:

@@ -128,7 +128,7 @@ def samples_of_one_pass(bin_path: str, *, seq_length: int, documents: tuple[str,
     """
     path = index_path(bin_path)
     with opened(path, path) as index:
-        header = read_header(index, path)
+        header = read_header(index)
         start, stop = rows_of(Source(path=path, documents=documents), header.num_sequences)
         tokens = 0
         for first in range(start, stop, LENGTHS_TOGETHER):
@@ -145,7 +145,7 @@ def num_documents(bin_path: str) -> int:
     """
     path = index_path(bin_path)
     with opened(path, path) as index:
-        return read_header(index, path).num_documents
+        return read_header(index).num_documents
 
 
 def share_texts(weights: Sequence[Fraction | int]) -> list[str]:

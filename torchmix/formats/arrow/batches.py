@@ -64,26 +64,25 @@ class ArrowFile:
     """Where messages begin, those with dictionaries first, and the sizes of their bodies; None for a stream."""
 
 
-def open_arrow(read: Read, num_bytes: int, where: str) -> ArrowFile:
+def open_arrow(read: Read, num_bytes: int) -> ArrowFile:
     """Read the schema of a file, and the footer if it has one.
 
     Args:
         read: Gives bytes of the file.
         num_bytes: Its size.
-        where: Source and path, for messages.
 
     Raises:
         SourceUnreadable: It is not of Arrow's formats, or is cut short.
     """
     begin = read(0, _BEGIN_BYTES)
     if begin[:4] == _OLD_MAGIC:
-        raise SourceUnreadable(f"{where}: Feather version 1 is not read; write it again with `pyarrow.feather`")
+        raise SourceUnreadable("Feather version 1 is not read; write it again with `pyarrow.feather`")
     try:
-        file = _open_file(read, num_bytes, where) if begin[: len(MAGIC)] == MAGIC else _open_stream(read, num_bytes)
+        file = _open_file(read, num_bytes) if begin[: len(MAGIC)] == MAGIC else _open_stream(read, num_bytes)
         _read_names(file.schema)
     except (ValueError, OSError, pa.ArrowException) as error:
         raise SourceUnreadable(
-            f"{where}: its schema does not parse as that of an Arrow file or stream ({' '.join(str(error).split())}); "
+            f"its schema does not parse as that of an Arrow file or stream ({' '.join(str(error).split())}); "
             "is it of another format, or damaged?"
         ) from None
     return file
@@ -108,13 +107,13 @@ def _open_stream(read: Read, num_bytes: int) -> ArrowFile:
     )
 
 
-def _open_file(read: Read, num_bytes: int, where: str) -> ArrowFile:
+def _open_file(read: Read, num_bytes: int) -> ArrowFile:
     """By its footer, where alone all writers put the schema in the same way."""
     tail = read(max(num_bytes - _TAIL_BYTES, 0), _TAIL_BYTES)
     size = int.from_bytes(tail[:4], "little", signed=True)
     if tail[4:] != MAGIC or not 0 < size <= num_bytes - _BEGIN_BYTES - _TAIL_BYTES:
         raise SourceUnreadable(
-            f"{where}: not a whole Arrow file ({num_bytes} bytes without a footer at their end); is it still being "
+            f"not a whole Arrow file ({num_bytes} bytes without a footer at their end); is it still being "
             "written, or cut short?"
         )
     content = read(num_bytes - _TAIL_BYTES - size, size)
@@ -150,7 +149,7 @@ def _read_names(fields: Iterable[pa.Field]) -> None:
         _read_names(field.type.field(i) for i in range(field.type.num_fields))
 
 
-def find_batches(file: ArrowFile, read: Read, dictionary_id: int | None, where: str) -> Iterator[BatchMessage]:
+def find_batches(file: ArrowFile, read: Read, dictionary_id: int | None) -> Iterator[BatchMessage]:
     """The batches of a file, in order; `dictionary_id` is the column's.
 
     Raises:
@@ -185,11 +184,11 @@ def find_batches(file: ArrowFile, read: Read, dictionary_id: int | None, where: 
             is_part = is_dictionary and message.header.number(2, "<B")
         except ValueError as error:
             raise CorruptPage(
-                f"{where}: no whole message at byte {offset}: {error}; the file is damaged or cut short, restore it"
+                f"no whole message at byte {offset}: {error}; the file is damaged or cut short, restore it"
             ) from None
         if is_part:
             raise SourceUnreadable(
-                f"{where}: the dictionary of the column comes in parts (byte {offset}), which are not read; write the "
+                f"the dictionary of the column comes in parts (byte {offset}), which are not read; write the "
                 "file again with the column's values, without a dictionary"
             )
         if is_dictionary:

@@ -18,24 +18,22 @@ from torchmix.formats.column import Kind, find_leaf
 _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
 
 
-def find_column(file: ArrowFile, name: str, kind: Kind, where: str) -> tuple[Column, int | None]:
+def find_column(file: ArrowFile, name: str, kind: Kind) -> tuple[Column, int | None]:
     """The column of this name, and the number of its dictionary in the file.
 
     Raises:
         SourceUnreadable: There is none, or it holds something else, or nothing that can be read by parts.
     """
-    number = find_leaf(file.schema, name, kind, where)
+    number = find_leaf(file.schema, name, kind)
     places = [(index, path) for index, field in enumerate(file.schema) for path in _leaves(field.type)]
     index, path = places[number]
     column = column_of(file.schema, index, path, file.version)
     leaf_type, dictionary_type = column.leaf_type, column.dictionary_type
     if pa.types.is_run_end_encoded(leaf_type) or (dictionary_type is not None and dictionary_type.num_fields):
-        raise SourceUnreadable(
-            f"{where}: column {name!r} holds {leaf_type}, which is not read; write it as plain values"
-        )
+        raise SourceUnreadable(f"column {name!r} holds {leaf_type}, which is not read; write it as plain values")
     if {leaf_type, dictionary_type} & {pa.string_view(), pa.binary_view()} and not reads_views():
         raise SourceUnreadable(
-            f"{where}: column {name!r} is {leaf_type}, which pyarrow {pa.__version__} does not read from parts of a "
+            f"column {name!r} is {leaf_type}, which pyarrow {pa.__version__} does not read from parts of a "
             "file; update pyarrow"
         )
     field = file.fields[index]

@@ -23,7 +23,7 @@ def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.
     """The named top-level columns of a file.
 
     Raises:
-        SourceUnreadable: No such file or column, or not an Arrow file; `where` begins the message.
+        SourceUnreadable: No such file or column, or not an Arrow file, which is `where`.
     """
     with opened(path, where) as file:
         is_file = file.read(0, len(MAGIC)) == MAGIC
@@ -34,11 +34,10 @@ def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.
             for column in columns:
                 if column not in names:
                     raise SourceUnreadable(
-                        f"{where}: has no column {column!r} for a property{nearest(column, names)}; it has "
-                        f"{', '.join(names)}"
+                        f"it has no column {column!r} for a property{nearest(column, names)}; it has {', '.join(names)}"
                     )
             batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
             schema = pa.schema([reader.schema.field(column) for column in columns])
             return pa.Table.from_batches([batch.select(list(columns)) for batch in batches], schema=schema)
         except pa.ArrowException as error:
-            raise SourceUnreadable(f"{where}: its properties cannot be read: {error}") from None
+            raise SourceUnreadable(f"its properties cannot be read: {error}") from None

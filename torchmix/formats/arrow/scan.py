@@ -30,7 +30,7 @@ from torchmix.formats.source import FileScan, PageRun
 LARGE_PAGE_BYTES = 1 << 20
 """A file with a larger page is named in messages, since it can be written with smaller ones."""
 
-Look = Callable[[pa.Array, str, int, BadRows | None], tuple[Int64Array, SeenIds | None]]
+Look = Callable[[pa.Array, int, BadRows | None], tuple[Int64Array, SeenIds | None]]
 """Tokens of each row of an array, [rows], and what is seen of their ids; with source and path, the first row, and what
 takes bad rows."""
 
@@ -50,7 +50,6 @@ class ArrowScan:
     """The pages of one file, as they are found."""
 
     path: str
-    where: str
     read: Read
     column: Column
     look: Look
@@ -84,7 +83,7 @@ class ArrowScan:
                 self._add_whole(batch, layout, begin, end)
         except ValueError as error:
             raise CorruptPage(
-                f"{self.where}: the record batch at byte {batch.offset}, from row {self.num_rows} on, does not decode: "
+                f"the record batch at byte {batch.offset}, from row {self.num_rows} on, does not decode: "
                 f"{' '.join(str(error).split())}; the file is damaged or cut short, restore it"
             ) from None
         return end - begin
@@ -178,7 +177,7 @@ class ArrowScan:
         )
         if len(run.pages) < page.num_bytes:
             raise ValueError(f"the file ends before byte {page.offset + page.num_bytes}")
-        tokens, ids = self.look(read_page(run, is_null), self.where, self.num_rows, self.bad)
+        tokens, ids = self.look(read_page(run, is_null), self.num_rows, self.bad)
         self._tokens.append(tokens)
         self._ids.append(ids)
         self._pages.append(page)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
-from torchmix.errors import CorruptPage
+from torchmix.errors import CorruptPage, located, where_of
 from torchmix.formats.arrow.batches import find_batches, open_arrow
 from torchmix.formats.arrow.column import find_column
 from torchmix.formats.arrow.page import read_page
@@ -74,26 +74,24 @@ class ArrowSource:
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `source.Source.check`."""
-        where = self._where(path)
-        with opened(path, where) as opened_file:
+        with opened(path, where_of(self.name, path)) as opened_file:
             num_bytes, _ = hash_ends(opened_file)
-            file = open_arrow(opened_file.read, num_bytes, where)
-            find_column(file, self.column, self.kind, where)
+            file = open_arrow(opened_file.read, num_bytes)
+            find_column(file, self.column, self.kind)
 
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
     ) -> FileScan:
         """See `source.Source.scan`; `progress` is called after each record batch."""
-        where = self._where(path)
-        with opened(path, where) as opened_file:
+        with opened(path, where_of(self.name, path)) as opened_file:
             num_bytes, digest = hash_ends(opened_file)
             read = opened_file.read
-            file = open_arrow(read, num_bytes, where)
-            column, dictionary_id = find_column(file, self.column, self.kind, where)
+            file = open_arrow(read, num_bytes)
+            column, dictionary_id = find_column(file, self.column, self.kind)
             if len(file.schema) == 1:
                 opened_file.will_read(0, num_bytes)
-            scan = ArrowScan(path=str(path), where=where, read=read, column=column, look=self._look, bad=bad)
-            for batch in find_batches(file, read, dictionary_id, where):
+            scan = ArrowScan(path=str(path), read=read, column=column, look=self._look, bad=bad)
+            for batch in find_batches(file, read, dictionary_id):
                 num_column_bytes = scan.add(batch)
                 if progress is not None:
                     progress(num_column_bytes)
@@ -101,29 +99,26 @@ class ArrowSource:
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
         """See `source.Source.properties`."""
-        return read_properties(path, columns, self._where(path))
+        return read_properties(path, columns, where_of(self.name, path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`; a row without tokens is read as null, which gives none either."""
         return list(map(self._documents, runs))
 
     def _documents(self, run: PageRun) -> Documents:
-        where = self._where(run.path)
         is_null = np.zeros(run.num_rows, dtype=bool) if run.tokens is None else run.tokens == 0
         try:
             array = read_page(run, is_null)
         except ValueError as error:
             raise CorruptPage(
-                f"{where}: the page at bytes [{run.offset}, {run.offset + len(run.pages)}), rows [{run.first_row}, "
+                f"the page at bytes [{run.offset}, {run.offset + len(run.pages)}), rows [{run.first_row}, "
                 f"{run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split())}; the file was "
-                "altered after it was indexed: put it back, or run torchmix index"
+                "altered after it was indexed: put it back, or run torchmix index",
+                where_of(self.name, run.path),
+                offset=run.offset,
             ) from None
-        return documents_of_run([array], self.kind, where, run)
+        with located(where_of(self.name, run.path)):
+            return documents_of_run([array], self.kind, run)
 
-    def _look(
-        self, array: pa.Array, where: str, first_row: int, bad: BadRows | None
-    ) -> tuple[Int64Array, SeenIds | None]:
-        return look_at_rows(array, self.kind, where, first_row, self.tokenizer, bad)
-
-    def _where(self, path: str | Path) -> str:
-        return f"source {self.name!r}: {path}"
+    def _look(self, array: pa.Array, first_row: int, bad: BadRows | None) -> tuple[Int64Array, SeenIds | None]:
+        return look_at_rows(array, self.kind, first_row, self.tokenizer, bad)

@@ -71,7 +71,6 @@ class ImageColumn:
     ) -> FileScan:
         """See `FormatSource.scan`."""
         headers = HeaderScan(
-            where=f"source {self.name!r}: {path}",
             folder=self.folder,
             rule=self.rule,
             most_pixels=self.images.most_pixels,

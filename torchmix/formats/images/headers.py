@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchmix.catalog.items import ItemTable
-from torchmix.errors import ImageUnreadable, SourceUnreadable
+from torchmix.errors import CatalogError, ImageUnreadable, SourceUnreadable
 from torchmix.storage.open_path import opened
 from torchmix.storage.stores import place_of
 from torchmix.transform.images.decode import check_pixels
@@ -27,19 +27,15 @@ IMAGE = "image"
 class HeaderScan:
     """Takes the values of one file."""
 
-    def __init__(
-        self, *, where: str, folder: Path | str | None, rule: SizeRule, most_pixels: int, masks_bad: bool
-    ) -> None:
+    def __init__(self, *, folder: Path | str | None, rule: SizeRule, most_pixels: int, masks_bad: bool) -> None:
         """Nothing is seen yet.
 
         Args:
-            where: Begins every message.
             folder: The values are paths relative to it; None: they are images.
             rule: Refuses some sizes.
             most_pixels: Of an image.
             masks_bad: Whether a bad image is noted; else it is an error.
         """
-        self._where = where
         self._folder = folder
         self._rule = rule
         self._most_pixels = most_pixels
@@ -81,23 +77,23 @@ class HeaderScan:
             except (ImageUnreadable, SourceUnreadable) as error:
                 reason = self._reason(len(found), len(values) > 1 or goes_on, value, error)
                 if not self._masks_bad:
-                    raise SourceUnreadable(f"{self._where}: row {row}: {reason}") from None
+                    raise SourceUnreadable(f"row {row}: {reason}", row=row) from None
                 self.faults.setdefault(row, reason)
                 found.append(_FoundImage(0, 0, offset, len(value), 0))
 
-    def _reason(self, number: int, is_one_of_several: bool, value: bytes, error: Exception) -> str:
+    def _reason(self, number: int, is_one_of_several: bool, value: bytes, error: CatalogError) -> str:
         which = f"its image {number}" if is_one_of_several else "its image"
         return (
-            f"{which} {value.decode('utf-8', 'replace')[:200]!r}: {error}"
+            f"{which} {value.decode('utf-8', 'replace')[:200]!r}: {error.message}"
             if self._folder is not None
-            else f"{which}: {error}"
+            else f"{which}: {error.message}"
         )
 
     def _header(self, value: bytes) -> tuple[ImageHeader, int]:
         if self._folder is None:
             return header_of(value), len(value)
         path = image_path(self._folder, value)
-        with opened(path, "it") as file:
+        with opened(path, "") as file:
             return read_header(file.read, file.num_bytes), file.num_bytes
 
     def table(self, num_rows: int) -> ItemTable:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.items import ItemTable
-from torchmix.errors import CatalogError, SourceUnreadable
+from torchmix.errors import CatalogError, SourceUnreadable, where_of
 from torchmix.formats.images.headers import IMAGE
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.storage.random_access import RandomAccessFile
@@ -99,8 +99,9 @@ class ImageTexts:
         scan = self._inner(counted).scan(path, progress, bad)
         if scan.num_rows != len(images.first_item_of_row) - 1:
             raise CatalogError(
-                f"source {self.name!r}: {path} has {scan.num_rows} rows of text and "
-                f"{len(images.first_item_of_row) - 1} of images; run torchmix index again"
+                f"it has {scan.num_rows} rows of text and {len(images.first_item_of_row) - 1} of images; run torchmix "
+                "index again",
+                where_of(self.name, path),
             )
         items = ItemTable(
             first_item_of_row=images.first_item_of_row,
@@ -158,7 +159,7 @@ class ImageTextEncoder:
             tokens=np.asarray(self.items.tokens[image], np.int64),
             faults={},
         )
-        values, offsets = self.placeholders.encode(asked.rows, images, 0, asked.where, asked.first_row)
+        values, offsets = self.placeholders.encode(asked.rows, images, 0, asked.first_row)
         return EncodedRows(values=values, offsets=offsets)
 
 
@@ -173,13 +174,13 @@ class _Counted:
         self.vocabulary = placeholders.parts.vocabulary
         self.offset_of_image = np.zeros(len(images.tokens), np.int64)
 
-    def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[Ids, Int64Array]:
+    def tokenize(self, texts: pa.Array, first_row: int) -> tuple[Ids, Int64Array]:
         """See `Tokenizer`."""
-        return self._placeholders.encode(texts, self._images, first_row, where, first_row)
+        return self._placeholders.encode(texts, self._images, first_row, first_row)
 
-    def count_tokens(self, texts: pa.Array, where: str, first_row: int) -> NDArray[np.int64]:
+    def count_tokens(self, texts: pa.Array, first_row: int) -> NDArray[np.int64]:
         """See `Tokenizer`; `first_row` is the row of the file."""
-        tokens, offsets = self._placeholders.count(texts, self._images, first_row, where, first_row)
+        tokens, offsets = self._placeholders.count(texts, self._images, first_row, first_row)
         first = int(self._images.first_item_of_row[first_row]) if len(texts) else 0
         self.offset_of_image[first : first + len(offsets)] = offsets
         return tokens

@@ -50,13 +50,12 @@ def codec_of_name(path: str | PurePath) -> Codec | None:
     return CODEC_OF_SUFFIX.get(PurePath(path).suffix.lower())
 
 
-def find_frames(read: Callable[[int, int], bytes], codec: Codec, where: str) -> Iterator[Frame]:
+def find_frames(read: Callable[[int, int], bytes], codec: Codec) -> Iterator[Frame]:
     """The frames of a file, in order.
 
     Args:
         read: Gives bytes of the file, by offset and number; fewer only where the file ends.
         codec: How it is compressed.
-        where: Source and path, for messages.
 
     Raises:
         SourceUnreadable: A frame holds more than MOST_FRAME_BYTES.
@@ -69,12 +68,12 @@ def find_frames(read: Callable[[int, int], bytes], codec: Codec, where: str) -> 
             frame = find(read, offset)
         except (ValueError, OSError, zlib.error) as error:
             raise CorruptPage(
-                f"{where}: no whole {codec} frame at byte {offset}: {' '.join(str(error).split()).rstrip('.')}; the "
+                f"no whole {codec} frame at byte {offset}: {' '.join(str(error).split()).rstrip('.')}; the "
                 "file is damaged or cut short, restore it"
             ) from None
         if frame is None:
             raise SourceUnreadable(
-                f"{where}: the {codec} frame at byte {offset} holds more than {MOST_FRAME_BYTES / 2**20:.4g} MiB, all "
+                f"the {codec} frame at byte {offset} holds more than {MOST_FRAME_BYTES / 2**20:.4g} MiB, all "
                 "of which would be decompressed for any of its rows; write smaller frames once, by `torchmix reframe "
                 "IN OUT`"
             )

@@ -46,16 +46,16 @@ class LinePage:
     """Bytes of the file's content before `lines`."""
 
 
-def cut_pages(read: Read, codec: Codec | None, where: str) -> Iterator[LinePage]:
+def cut_pages(read: Read, codec: Codec | None) -> Iterator[LinePage]:
     """The pages of a file, in order; some may hold blank lines alone.
 
     Raises:
-        SourceUnreadable: A line or a frame is too long; `where` begins the message.
+        SourceUnreadable: A line or a frame is too long.
         CorruptPage: A frame is damaged.
     """
     if codec is None:
-        return _cut_plain(read, where)
-    return _cut_framed(find_frames(read, codec, where), KIND_OF_CODEC[codec], where)
+        return _cut_plain(read)
+    return _cut_framed(find_frames(read, codec), KIND_OF_CODEC[codec])
 
 
 def lines_of_page(content: bytes | memoryview, kind: int, num_rows: int) -> bytes | memoryview:
@@ -83,7 +83,7 @@ def is_alone(kind: int) -> bool:
     return bool(kind & (BEGINS_INSIDE | ENDS_INSIDE))
 
 
-def _cut_plain(read: Read, where: str) -> Iterator[LinePage]:
+def _cut_plain(read: Read) -> Iterator[LinePage]:
     offset = 0  # of the page to cut next
     buffer, start = b"", 0  # what was read, and where the page begins in it
     at_end, step_bytes = False, 2 * PAGE_BYTES  # who looks at the first page alone reads little
@@ -94,7 +94,7 @@ def _cut_plain(read: Read, where: str) -> Iterator[LinePage]:
             buffer, start = buffer[start:], 0
             line = buffer.rfind(b"\n") + 1
             if len(buffer) - line > MOST_LINE_BYTES:
-                raise _too_long(where, offset + line)
+                raise _too_long(offset + line)
             more = read(offset + len(buffer), max(step_bytes, len(buffer)))
             step_bytes = min(2 * step_bytes, READ_BYTES)
             at_end = not more
@@ -120,7 +120,7 @@ class _FramedPage:
     """Of its last line, so far."""
     parts: list[bytes] = field(default_factory=list)
 
-    def add(self, part: bytes, place: int, stop: int, where: str) -> None:
+    def add(self, part: bytes, place: int, stop: int) -> None:
         """A part of its lines, of a frame that ends at `stop`; `place` is the part's in all content."""
         if not self.parts:
             self.first_byte = place
@@ -128,7 +128,7 @@ class _FramedPage:
         self.stop = stop
         first_end, last_end = part.find(b"\n"), part.rfind(b"\n")
         if self.line_bytes + (first_end if first_end >= 0 else len(part)) > MOST_LINE_BYTES:
-            raise _too_long(where, place - self.line_bytes)
+            raise _too_long(place - self.line_bytes)
         self.line_bytes = len(part) - last_end - 1 + (self.line_bytes if last_end < 0 else 0)
 
     def cut(self) -> LinePage:
@@ -141,7 +141,7 @@ class _FramedPage:
         )
 
 
-def _cut_framed(frames: Iterator[Frame], kind: int, where: str) -> Iterator[LinePage]:
+def _cut_framed(frames: Iterator[Frame], kind: int) -> Iterator[LinePage]:
     page: _FramedPage | None = None  # of the frame at hand
     owner: _FramedPage | None = None  # in which the line begins that the last frame did not end
     place = 0
@@ -162,7 +162,7 @@ def _cut_framed(frames: Iterator[Frame], kind: int, where: str) -> Iterator[Line
         head_bytes = 0
         if owner is not None:
             head_bytes = content.find(b"\n") + 1 or len(content)
-            owner.add(content[:head_bytes], place, stop, where)
+            owner.add(content[:head_bytes], place, stop)
             if owner is not page and head_bytes < len(content):
                 owner.kind |= ENDS_INSIDE
             if content[head_bytes - 1] == ord("\n"):
@@ -170,7 +170,7 @@ def _cut_framed(frames: Iterator[Frame], kind: int, where: str) -> Iterator[Line
                     yield owner.cut()
                 owner = None
         if head_bytes < len(content):
-            page.add(content[head_bytes:], place + head_bytes, stop, where)
+            page.add(content[head_bytes:], place + head_bytes, stop)
             if content[-1] != ord("\n"):
                 owner = page
         place += len(content)
@@ -180,8 +180,8 @@ def _cut_framed(frames: Iterator[Frame], kind: int, where: str) -> Iterator[Line
         yield page.cut()
 
 
-def _too_long(where: str, offset: int) -> SourceUnreadable:
+def _too_long(offset: int) -> SourceUnreadable:
     return SourceUnreadable(
-        f"{where}: a line after byte {offset} of its content has over {MOST_LINE_BYTES / 2**20:.4g} MiB; is it "
+        f"a line after byte {offset} of its content has over {MOST_LINE_BYTES / 2**20:.4g} MiB; is it "
         "JSON lines, with one object on each line?"
     )

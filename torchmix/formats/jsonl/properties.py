@@ -28,13 +28,12 @@ def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.
     """The named top-level keys of a file's lines.
 
     Raises:
-        SourceUnreadable: No such file, no line with one of the keys, or a line that is no JSON object; `where` begins
-            the message.
+        SourceUnreadable: No such file, which is `where`, or no line with one of the keys.
     """
     decoder = msgspec.json.Decoder(_row_type(columns))
     values: dict[str, list[Any]] = {column: [] for column in columns}
     with opened(path, where) as file:
-        for page in cut_pages(file.read, codec_of_name(str(path)), where):
+        for page in cut_pages(file.read, codec_of_name(str(path))):
             for line in lines_of_rows(page.lines, is_first=page.offset == 0):
                 try:
                     row = _decode(decoder, line)
@@ -44,7 +43,7 @@ def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.
                     values[column].append(None if row is None else getattr(row, f"value{number}"))
     for column, found in values.items():
         if found and all(value is None for value in found):
-            raise SourceUnreadable(f"{where}: no line has a value at key {column!r}, which is named as a property")
+            raise SourceUnreadable(f"no line has a value at key {column!r}, which is named as a property", where)
     return pa.table({column: _array(found) for column, found in values.items()})
 
 

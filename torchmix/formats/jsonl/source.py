@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
-from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
+from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable, located, where_of
 from torchmix.formats.column import Kind, row_encoder_of, transform_id_of, vocab_size_of
 from torchmix.formats.good_rows import documents_of_run, look_at_rows, passes_over_rows
 from torchmix.formats.jsonl.frames import codec_of_name
@@ -96,13 +96,12 @@ class JsonLinesSource:
         bad: BadRows | None,
     ) -> FileScan:
         """Parse the first pages of a file, or all."""
-        where = self._where(path)
-        with opened(path, where) as file:
+        with opened(path, where_of(self.name, path)) as file:
             num_bytes, digest = self.fingerprint(file, str(path))
             if most_pages is None:
                 file.will_read(0, num_bytes)
-            found = _Found(where=where, bad=bad)
-            for page in islice(cut_pages(file.read, codec_of_name(str(path)), where), most_pages):
+            found = _Found(bad=bad)
+            for page in islice(cut_pages(file.read, codec_of_name(str(path))), most_pages):
                 found.add(page, self._parse, self._look, _checksum(page, file.read))
                 if progress is not None:
                     progress(page.num_bytes)
@@ -110,14 +109,13 @@ class JsonLinesSource:
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
         """See `source.Source.properties`."""
-        return read_properties(path, columns, self._where(path))
+        return read_properties(path, columns, where_of(self.name, path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`."""
         return list(map(self._documents, runs))
 
     def _documents(self, run: PageRun) -> Documents:
-        where = self._where(run.path)
         faults: dict[int, LineFault] | None = {} if passes_over_rows(run) else None
         try:
             lines = lines_of_page(run.pages, run.kind, run.num_rows)
@@ -127,31 +125,28 @@ class JsonLinesSource:
                     raise fault
         except (ValueError, OSError) as error:
             raise CorruptPage(
-                f"{where}: the page at bytes [{run.offset}, {run.offset + len(run.pages)}), within rows "
+                f"the page at bytes [{run.offset}, {run.offset + len(run.pages)}), within rows "
                 f"[{run.first_row}, {run.first_row + run.num_rows}), does not decode: {' '.join(str(error).split())}; "
-                "the file was altered after it was indexed: put it back, or run torchmix index"
+                "the file was altered after it was indexed: put it back, or run torchmix index",
+                where_of(self.name, run.path),
+                offset=run.offset,
             ) from None
-        return documents_of_run([values], self.kind, where, run)
+        with located(where_of(self.name, run.path)):
+            return documents_of_run([values], self.kind, run)
 
     def _parse(self, lines: bytes | memoryview, is_first: bool, faults: dict[int, LineFault] | None = None) -> pa.Array:
         if is_first and lines[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
             lines = lines[len(BYTE_ORDER_MARK) :]
         return self._parser.parse(lines, faults)
 
-    def _look(
-        self, values: pa.Array, where: str, first_row: int, bad: BadRows | None
-    ) -> tuple[Int64Array, SeenIds | None]:
-        return look_at_rows(values, self.kind, where, first_row, self.tokenizer, bad)
-
-    def _where(self, path: str | Path) -> str:
-        return f"source {self.name!r}: {path}"
+    def _look(self, values: pa.Array, first_row: int, bad: BadRows | None) -> tuple[Int64Array, SeenIds | None]:
+        return look_at_rows(values, self.kind, first_row, self.tokenizer, bad)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Found:
     """What a scan has found so far."""
 
-    where: str
     bad: BadRows | None
     num_lines: int = 0
     num_rows: int = 0
@@ -167,7 +162,7 @@ class _Found:
         self,
         page: LinePage,
         parse: Callable[[bytes, bool, dict[int, LineFault] | None], pa.Array],
-        look: Callable[[pa.Array, str, int, BadRows | None], tuple[Int64Array, SeenIds | None]],
+        look: Callable[[pa.Array, int, BadRows | None], tuple[Int64Array, SeenIds | None]],
         crc: int,
     ) -> None:
         """Parse a page; one without rows is passed over."""
@@ -187,7 +182,7 @@ class _Found:
         self.kind_of_page.append(page.kind)
         self.crc.append(crc)
         self.rows.append(len(values))
-        tokens, ids = look(values, self.where, self.num_rows, self.bad)
+        tokens, ids = look(values, self.num_rows, self.bad)
         self.tokens.append(tokens)
         self.ids.append(ids)
         self.num_rows += len(values)
@@ -216,7 +211,7 @@ class _Found:
 
     def _at_line(self, fault: LineFault, page: LinePage) -> CatalogError:
         line = self.num_lines + fault.line + 1
-        message = f"{self.where}: line {line}, at byte {page.first_byte + fault.offset}: {fault}"
+        message = f"line {line}, at byte {page.first_byte + fault.offset}: {fault}"
         if fault.is_json:
             return SourceUnreadable(f"{message}; mend the line, or name another key")
         return CorruptPage(f"{message}; mend the line, or take it out")

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from torchmix.catalog.bad_rows import BadRows
-from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.errors import CorruptPage, SourceUnreadable, where_of
 from torchmix.formats.found_column import FoundColumn
 from torchmix.formats.kept_ids.ids_file import digest_of_end, read_end
 from torchmix.formats.source import Documents, FileScan, PageRun, offsets_of
@@ -79,8 +79,10 @@ class KeptIdsSource:
         values = np.frombuffer(run.pages, np.dtype(run.schema.decode()))
         if len(values) != offsets[-1]:
             raise CorruptPage(
-                f"source {self.name!r}: {run.path} has {len(values)} ids for rows [{run.first_row}, {run.first_row} + "
-                f"{run.num_rows}), the catalog has {offsets[-1]}; delete the file, or run torchmix index --keep-tokens"
+                f"it has {len(values)} ids for rows [{run.first_row}, {run.first_row} + {run.num_rows}), the catalog "
+                f"has {offsets[-1]}; delete the file, or run torchmix index --keep-tokens",
+                where_of(self.name, run.path),
+                offset=run.offset,
             )
         return Documents(values=values, offsets=offsets)
 

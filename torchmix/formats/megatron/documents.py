@@ -62,7 +62,6 @@ def read_documents(
     header: IndexHeader,
     *,
     bin_bytes: int,
-    where: str,
     progress: Callable[[int], None] | None = None,
 ) -> IndexedDocuments:
     """Read the documents of a dataset.
@@ -71,16 +70,15 @@ def read_documents(
         index: Its open .idx.
         header: The head of it.
         bin_bytes: Size of the .bin.
-        where: Source and file, for messages.
         progress: Called with bytes of the .bin that were accounted for since the last call.
 
     Raises:
         SourceUnreadable: Lengths, pointers or document indices that contradict each other or the .bin.
     """
-    _check_ends(index, header, where)
-    cut = _PageCut(header.dtype.itemsize, bin_bytes, where)
+    _check_ends(index, header)
+    cut = _PageCut(header.dtype.itemsize, bin_bytes)
     tokens = []
-    for spans in _spans(index, header, where):
+    for spans in _spans(index, header):
         num_bytes = cut.add(spans)
         tokens.append(spans.tokens)
         if progress is not None:
@@ -95,17 +93,17 @@ def read_documents(
     )
 
 
-def _check_ends(index: RandomAccessFile, header: IndexHeader, where: str) -> None:
+def _check_ends(index: RandomAccessFile, header: IndexHeader) -> None:
     first = int(header.document_indices(index, 0, 1)[0])
     last = int(header.document_indices(index, header.num_documents, header.num_documents + 1)[0])
     if first != 0 or last != header.num_sequences:
         raise SourceUnreadable(
-            f"{where}: documents are sequences {first} to {last}, the file has {header.num_sequences}; it was not "
+            f"documents are sequences {first} to {last}, the file has {header.num_sequences}; it was not "
             "finished, or is damaged: write it again"
         )
 
 
-def _spans(index: RandomAccessFile, header: IndexHeader, where: str) -> Iterator[_Spans]:
+def _spans(index: RandomAccessFile, header: IndexHeader) -> Iterator[_Spans]:
     """Documents in order; block by block while each is one sequence, then all that is left at once."""
     for start in range(0, header.num_sequences, BLOCK_SEQUENCES):
         stop = min(start + BLOCK_SEQUENCES, header.num_sequences)
@@ -113,10 +111,10 @@ def _spans(index: RandomAccessFile, header: IndexHeader, where: str) -> Iterator
             header.document_indices(index, start, stop + 1), np.arange(start, stop + 1)
         )
         if not is_plain:
-            yield _joined(index, header, start, where)
+            yield _joined(index, header, start)
             return
         tokens = header.lengths(index, start, stop)
-        _check_lengths(tokens, start, where)
+        _check_lengths(tokens, start)
         yield _Spans(first=start, tokens=tokens, pointers=header.pointers(index, start, stop))
     if not header.num_sequences and header.num_documents:
         yield _Spans(
@@ -124,17 +122,17 @@ def _spans(index: RandomAccessFile, header: IndexHeader, where: str) -> Iterator
         )
 
 
-def _joined(index: RandomAccessFile, header: IndexHeader, start: int, where: str) -> _Spans:
+def _joined(index: RandomAccessFile, header: IndexHeader, start: int) -> _Spans:
     """Documents from `start` on, of any number of sequences each; before them, document and sequence are the same."""
     borders = header.document_indices(index, start, header.num_documents + 1)
     if borders[0] != start or np.any(np.diff(borders) < 0):
         i = int(np.argmax(np.diff(borders, prepend=start) < 0))
         raise SourceUnreadable(
-            f"{where}: document {start + i} begins at sequence {borders[i]}, before the one before it; the file is "
+            f"document {start + i} begins at sequence {borders[i]}, before the one before it; the file is "
             "damaged, write it again"
         )
     lengths = header.lengths(index, start, header.num_sequences)
-    _check_lengths(lengths, start, where)
+    _check_lengths(lengths, start)
     pointers = header.pointers(index, start, header.num_sequences)
     first, last = borders[:-1] - start, borders[1:] - start
     end = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -142,7 +140,7 @@ def _joined(index: RandomAccessFile, header: IndexHeader, start: int, where: str
     if tokens.max(initial=0) > MAX_DOCUMENT_TOKENS:
         i = int(np.argmax(tokens > MAX_DOCUMENT_TOKENS))
         raise SourceUnreadable(
-            f"{where}: document {start + i} has {tokens[i]} tokens in {last[i] - first[i]} sequences, at most "
+            f"document {start + i} has {tokens[i]} tokens in {last[i] - first[i]} sequences, at most "
             f"{MAX_DOCUMENT_TOKENS}; write the dataset with shorter documents"
         )
     # Only sequences with tokens have a place. Of those, a document's others must follow on its first.
@@ -153,7 +151,7 @@ def _joined(index: RandomAccessFile, header: IndexHeader, start: int, where: str
     if len(torn):
         i = int(torn[0])
         raise SourceUnreadable(
-            f"{where}: document {start + document[i]} lies in several places of the .bin: its sequence "
+            f"document {start + document[i]} lies in several places of the .bin: its sequence "
             f"{start + full[i + 1]} begins at byte {pointers[full[i + 1]]}, not where the one before ends; write the "
             "dataset anew, in the order of its documents"
         )
@@ -162,21 +160,20 @@ def _joined(index: RandomAccessFile, header: IndexHeader, start: int, where: str
     return _Spans(first=start, tokens=tokens.astype(np.int32), pointers=np.where(tokens > 0, padded[own_first], 0))
 
 
-def _check_lengths(lengths: NDArray[np.int32], start: int, where: str) -> None:
+def _check_lengths(lengths: NDArray[np.int32], start: int) -> None:
     if lengths.min(initial=0) < 0:
         i = int(np.argmax(lengths < 0))
         raise SourceUnreadable(
-            f"{where}: sequence {start + i} has {lengths[i]} tokens; the file is damaged, write it again"
+            f"sequence {start + i} has {lengths[i]} tokens; the file is damaged, write it again", row=start + i
         )
 
 
 class _PageCut:
     """Cuts documents into pages while they pass."""
 
-    def __init__(self, token_bytes: int, bin_bytes: int, where: str) -> None:
+    def __init__(self, token_bytes: int, bin_bytes: int) -> None:
         self._token_bytes = token_bytes
         self._bin_bytes = bin_bytes
-        self._where = where
         self._end = -1
         """Byte of the .bin at which the last document with tokens ends."""
         self._block = -1
@@ -231,7 +228,7 @@ class _PageCut:
         i = int(looked_at[np.argmax(outside)])
         document = spans.first + (i if full is None else int(full[i]))
         raise SourceUnreadable(
-            f"{self._where}: document {document} is {num_bytes[i]} bytes from byte {pointers[i]} of the .bin on, which "
+            f"document {document} is {num_bytes[i]} bytes from byte {pointers[i]} of the .bin on, which "
             f"has {self._bin_bytes} bytes and tokens of {self._token_bytes}; the .bin was cut, or the two files are "
             "not of one dataset: copy both again"
         )

@@ -77,12 +77,11 @@ class IndexHeader:
         return _read(index, offset, np.dtype("<i1"), start, stop)
 
 
-def read_header(index: RandomAccessFile, where: str) -> IndexHeader:
+def read_header(index: RandomAccessFile) -> IndexHeader:
     """Read and check the head of an open .idx.
 
     Args:
         index: The .idx.
-        where: Source and file, for messages.
 
     Raises:
         SourceUnreadable: Not a whole .idx of token ids.
@@ -91,26 +90,24 @@ def read_header(index: RandomAccessFile, where: str) -> IndexHeader:
     head = index.read(0, HEADER_BYTES)
     if head[: len(MAGIC)] != MAGIC[: len(head)] or not head:
         raise SourceUnreadable(
-            f"{where}: begins with {head[:9]!r}, not with {MAGIC!r}; it is no index of Megatron's, name one that is"
+            f"it begins with {head[:9]!r}, not with {MAGIC!r}; it is no index of Megatron's, name one that is"
         )
     if len(head) < HEADER_BYTES:
-        raise SourceUnreadable(f"{where}: has {size} bytes, less than a header; it was cut, copy it again")
+        raise SourceUnreadable(f"it has {size} bytes, less than a header; it was cut, copy it again")
     version, code = int.from_bytes(head[9:17], "little"), head[17]
     if version != VERSION:
-        raise SourceUnreadable(
-            f"{where}: has version {version}, and {VERSION} is read; it is damaged, or of another kind"
-        )
+        raise SourceUnreadable(f"it has version {version}, and {VERSION} is read; it is damaged, or of another kind")
     if code in FLOAT_OF_CODE:
         raise SourceUnreadable(
-            f"{where}: holds {FLOAT_OF_CODE[code]} (dtype code {code}), which are no token ids; name one of tokens"
+            f"it holds {FLOAT_OF_CODE[code]} (dtype code {code}), which are no token ids; name one of tokens"
         )
     if code not in DTYPE_OF_CODE:
-        raise SourceUnreadable(f"{where}: has dtype code {code}, and 1 to 5 and 8 are token ids; it is damaged")
+        raise SourceUnreadable(f"it has dtype code {code}, and 1 to 5 and 8 are token ids; it is damaged")
     num_sequences, num_indices = int.from_bytes(head[18:26], "little"), int.from_bytes(head[26:34], "little")
     plain_bytes = HEADER_BYTES + 12 * num_sequences + 8 * num_indices
     if num_indices < 1 or size not in (plain_bytes, plain_bytes + num_sequences):
         raise SourceUnreadable(
-            f"{where}: has {size} bytes, but {num_sequences} sequences and {num_indices} document indices need "
+            f"it has {size} bytes, but {num_sequences} sequences and {num_indices} document indices need "
             f"{plain_bytes}, or with modes {plain_bytes + num_sequences}; it was cut or is still being written: copy "
             "it again, or wait"
         )

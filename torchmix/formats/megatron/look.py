@@ -14,5 +14,5 @@ def look(file: str) -> Iterator[FoundColumn]:
     """The columns of a file, in its order; see `formats/found_column.py`."""
     path = index_path(file)
     with opened(path, path) as index:
-        header = read_header(index, path)
+        header = read_header(index)
     yield FoundColumn(name="", kind="tokens", share=1 / header.dtype.itemsize)

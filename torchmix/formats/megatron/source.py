@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.manifest import FileStatus
-from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
 from torchmix.formats.megatron.documents import read_documents
 from torchmix.formats.megatron.files import index_path
 from torchmix.formats.megatron.header import IndexHeader, read_header
@@ -76,24 +76,27 @@ class IndexedSource:
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`; from samples of the .bin and of the .idx beside it."""
-        with _open_index(path, self._where(path)) as index:
+        with _open(index_path(path), where_of(self.name, path)) as index:
             return self._identity(file, index, path)
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `source.Source.check`; reads the head of the .idx."""
-        with _open_index(str(path), self._where(path)) as index:
-            read_header(index, self._where(index_path(str(path))))
+        of_index = index_path(str(path))
+        with _open(of_index, where_of(self.name, path)) as index, located(where_of(self.name, of_index)):
+            read_header(index)
 
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
     ) -> FileScan:
         """See `source.Source.scan`; no row is bad, since nothing of a row is looked at."""
-        where = self._where(index_path(str(path)))
-        with _open_bin(path, self._where(path)) as file, _open_index(str(path), self._where(path)) as index:
+        of_index = index_path(str(path))
+        where = where_of(self.name, path)
+        with _open(str(path), where) as file, _open(of_index, where) as index:
             num_bytes, footer_hash = self._identity(file, index, str(path))
-            header = read_header(index, where)
-            documents = read_documents(index, header, bin_bytes=num_bytes, where=where, progress=progress)
-            self._tell_oddities(index, header, where)
+            with located(where_of(self.name, of_index)):
+                header = read_header(index)
+                documents = read_documents(index, header, bin_bytes=num_bytes, progress=progress)
+            _log_oddities(index, header, where_of(self.name, of_index))
         pages = len(documents.page_offset)
         return FileScan(
             num_bytes=num_bytes,
@@ -112,8 +115,9 @@ class IndexedSource:
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
         """See `source.Source.properties`; these files have none."""
         raise SourceUnreadable(
-            f"source {self.name!r}: {path} has no columns, so no property {columns[0]!r}; join a table of properties "
-            "by row, or take them from the path"
+            f"has no columns, so no property {columns[0]!r}; join a table of properties by row, or take them from the "
+            "path",
+            where_of(self.name, path),
         )
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
@@ -127,9 +131,10 @@ class IndexedSource:
         np.cumsum(run.tokens, out=offsets[1:])
         if offsets[-1] * dtype.itemsize != len(run.pages):
             raise CorruptPage(
-                f"{self._where(run.path)}: the page at byte {run.offset} has {len(run.pages)} bytes, its "
-                f"{run.num_rows} documents have {offsets[-1]} tokens of {dtype.itemsize}; the catalog is "
-                "damaged, run torchmix index"
+                f"the page at byte {run.offset} has {len(run.pages)} bytes, its {run.num_rows} documents have "
+                f"{offsets[-1]} tokens of {dtype.itemsize}; the catalog is damaged, run torchmix index",
+                where_of(self.name, run.path),
+                offset=run.offset,
             )
         return Documents(values=np.frombuffer(run.pages, dtype), offsets=offsets)
 
@@ -144,32 +149,30 @@ class IndexedSource:
             self._known[path] = status, identity
         return identity
 
-    def _where(self, path: str | Path) -> str:
-        return f"source {self.name!r}: {path}"
-
-    def _tell_oddities(self, index: RandomAccessFile, header: IndexHeader, where: str) -> None:
-        if header.num_documents != header.num_sequences:
-            logger.warning(
-                "%s: %d sequences in %d documents; torchmix keeps a document together, where Megatron's GPTDataset "
-                "takes each sequence by itself",
-                where,
-                header.num_sequences,
-                header.num_documents,
-            )
-        if header.has_modes:
-            marked = np.count_nonzero(header.modes(index, 0, header.num_sequences))
-            if marked:
-                logger.warning(
-                    "%s: %d of %d sequences have a mode; they are read as tokens, as Megatron's GPTDataset reads them",
-                    where,
-                    marked,
-                    header.num_sequences,
-                )
-
 
 def dtype_of_schema(schema: bytes) -> np.dtype[np.integer[Any]]:
     """The type of the tokens of a file, of which `FileScan.schema` is this."""
     return np.dtype(schema.decode())
+
+
+def _log_oddities(index: RandomAccessFile, header: IndexHeader, where: str) -> None:
+    if header.num_documents != header.num_sequences:
+        logger.warning(
+            "%s: %d sequences in %d documents; torchmix keeps a document together, where Megatron's GPTDataset takes "
+            "each sequence by itself",
+            where,
+            header.num_sequences,
+            header.num_documents,
+        )
+    if header.has_modes:
+        marked = np.count_nonzero(header.modes(index, 0, header.num_sequences))
+        if marked:
+            logger.warning(
+                "%s: %d of %d sequences have a mode; they are read as tokens, as Megatron's GPTDataset reads them",
+                where,
+                marked,
+                header.num_sequences,
+            )
 
 
 def _fingerprint(file: RandomAccessFile, index: RandomAccessFile) -> tuple[int, str]:
@@ -188,19 +191,8 @@ def _fingerprint(file: RandomAccessFile, index: RandomAccessFile) -> tuple[int, 
 
 
 @contextmanager
-def _open_bin(path: str | Path, where: str) -> Iterator[RandomAccessFile]:
-    with _open(str(path), where) as file:
-        yield file
-
-
-@contextmanager
-def _open_index(bin_path: str, where: str) -> Iterator[RandomAccessFile]:
-    with _open(index_path(bin_path), where) as file:
-        yield file
-
-
-@contextmanager
 def _open(path: str, where: str) -> Iterator[RandomAccessFile]:
+    """The .bin or the .idx while it is used; `where` is the source and the .bin."""
     if is_uri(path):
         with opened(path, f"{where}: {PurePosixPath(path).name}") as stored:
             yield stored
@@ -209,12 +201,11 @@ def _open(path: str, where: str) -> Iterator[RandomAccessFile]:
         file = LocalFile(path)
     except OSError as error:
         raise SourceUnreadable(
-            f"{where}: {Path(path).name} cannot be opened: {error.strerror}; a dataset is a .bin and a .idx: put it "
-            "there"
+            f"{Path(path).name} cannot be opened: {error.strerror}; a dataset is a .bin and a .idx: put it there", where
         ) from None
     try:
         yield file
     except OSError as error:
-        raise SourceUnreadable(f"{where}: {Path(path).name} cannot be read: {error.strerror or error}") from None
+        raise SourceUnreadable(f"{Path(path).name} cannot be read: {error.strerror or error}", where) from None
     finally:
         file.close()

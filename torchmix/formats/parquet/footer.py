@@ -70,8 +70,8 @@ class Chunk:
     index_bytes: int
 
 
-def read_footer(file: RandomAccessFile, where: str) -> Footer:
-    """Read the last bytes of an open file; `where` (source and path) begins every message.
+def read_footer(file: RandomAccessFile) -> Footer:
+    """Read the last bytes of an open file.
 
     Raises:
         SourceUnreadable: not a Parquet file, cut short, or encrypted.
@@ -79,16 +79,16 @@ def read_footer(file: RandomAccessFile, where: str) -> Footer:
     num_bytes = file.num_bytes
     tail = file.read(max(num_bytes - _TAIL_BYTES, 0), _TAIL_BYTES)
     if tail[4:] == _MAGIC_ENCRYPTED:
-        raise SourceUnreadable(f"{where}: the file is encrypted; decrypt it first")
+        raise SourceUnreadable("the file is encrypted; decrypt it first")
     if tail[4:] != MAGIC or num_bytes < len(MAGIC) + _TAIL_BYTES:
         raise SourceUnreadable(
-            f"{where}: not a whole Parquet file ({num_bytes} bytes that do not end in {MAGIC.decode()}); "
+            f"not a whole Parquet file ({num_bytes} bytes that do not end in {MAGIC.decode()}); "
             "is it still being written, cut short, or of another format?"
         )
     metadata_bytes = int.from_bytes(tail[:4], "little")
     if metadata_bytes > num_bytes - len(MAGIC) - _TAIL_BYTES:
         raise SourceUnreadable(
-            f"{where}: the footer should have {metadata_bytes} bytes, more than the {num_bytes} of the file hold; "
+            f"the footer should have {metadata_bytes} bytes, more than the {num_bytes} of the file hold; "
             "the file is damaged or cut short"
         )
     metadata = file.read(num_bytes - _TAIL_BYTES - metadata_bytes, metadata_bytes)
@@ -96,7 +96,7 @@ def read_footer(file: RandomAccessFile, where: str) -> Footer:
     return Footer(num_bytes=num_bytes, metadata=metadata, digest=digest)
 
 
-def read_column(footer: Footer, index: int, where: str) -> tuple[Leaf, list[Chunk]]:
+def read_column(footer: Footer, index: int) -> tuple[Leaf, list[Chunk]]:
     """Find a leaf, by its number among the leaves, and its chunks, one for each row group.
 
     Raises:
@@ -104,7 +104,7 @@ def read_column(footer: Footer, index: int, where: str) -> tuple[Leaf, list[Chun
     """
     try:
         leaf = _find_leaf(footer.metadata, index)
-        chunks = _read_chunks(footer.metadata, leaf, where)
+        chunks = _read_chunks(footer.metadata, leaf)
         are_possible = [_is_possible(chunk, footer.num_bytes) for chunk in chunks]
     except (
         EOFError,
@@ -113,11 +113,11 @@ def read_column(footer: Footer, index: int, where: str) -> tuple[Leaf, list[Chun
         TypeError,
         AttributeError,
     ) as error:  # whatever a field may turn out to be
-        raise SourceUnreadable(f"{where}: damaged footer ({error!r}); restore the file") from None
+        raise SourceUnreadable(f"damaged footer ({error!r}); restore the file") from None
     if not all(are_possible):
         chunk = chunks[are_possible.index(False)]
         raise SourceUnreadable(
-            f"{where}: the footer places {chunk.num_bytes} bytes of a column at byte {chunk.start}, but the file has "
+            f"the footer places {chunk.num_bytes} bytes of a column at byte {chunk.start}, but the file has "
             f"{footer.num_bytes}; it is damaged or cut short, restore it"
         )
     return leaf, chunks
@@ -170,7 +170,7 @@ def _with_one_child(element: bytes) -> bytes:
     return element[:position] + b"\x02" + element[stop + 1 :]  # 1, as a zigzag
 
 
-def _read_chunks(metadata: bytes, leaf: Leaf, where: str) -> list[Chunk]:
+def _read_chunks(metadata: bytes, leaf: Leaf) -> list[Chunk]:
     chunks = []
     _, position = thrift.find_field(metadata, 0, 4)
     _, num_groups, position = thrift.read_list_head(metadata, position)
@@ -178,9 +178,9 @@ def _read_chunks(metadata: bytes, leaf: Leaf, where: str) -> list[Chunk]:
         group, position = thrift.read_struct(metadata, position, keep=(1, leaf.index))
         column = group[1][0]
         if 8 in column or 3 not in column:
-            raise SourceUnreadable(f"{where}: the column is encrypted; decrypt the file first")
+            raise SourceUnreadable("the column is encrypted; decrypt the file first")
         if 1 in column:
-            raise SourceUnreadable(f"{where}: the column lies in another file, {column[1].decode()!r}; name that one")
+            raise SourceUnreadable(f"the column lies in another file, {column[1].decode()!r}; name that one")
         fields = column[3]
         first_page, dictionary = fields[9], fields.get(11, 0)
         chunks.append(

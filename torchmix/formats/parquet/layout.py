@@ -72,7 +72,7 @@ class ChunkPages:
     """Values of each page, counted as in `Chunk.num_values`; None if the headers were not walked."""
 
 
-def find_pages(file: RandomAccessFile, chunk: Chunk, leaf: Leaf, where: str, *, use_index: bool = True) -> ChunkPages:
+def find_pages(file: RandomAccessFile, chunk: Chunk, leaf: Leaf, *, use_index: bool = True) -> ChunkPages:
     """Find the data pages of a chunk, by its OffsetIndex if it has a sound one (and `use_index`), else by the headers.
 
     Raises:
@@ -82,7 +82,7 @@ def find_pages(file: RandomAccessFile, chunk: Chunk, leaf: Leaf, where: str, *, 
     if not chunk.num_values:
         nothing = np.zeros(0, dtype=np.int64)
         return ChunkPages(dict_offset=-1, dict_bytes=0, offset=nothing, num_bytes=nothing, rows=nothing, values=nothing)
-    _, first = next(_walk(file, chunk, where))
+    _, first = next(_walk(file, chunk))
     if first.is_dictionary:
         dict_offset, dict_bytes = chunk.start, first.stop
         first_page = chunk.start + first.stop
@@ -99,7 +99,7 @@ def find_pages(file: RandomAccessFile, chunk: Chunk, leaf: Leaf, where: str, *, 
                 rows=rows,
                 values=None,
             )
-    data_pages = [(offset, header) for offset, header in _walk(file, chunk, where) if header.is_data]
+    data_pages = [(offset, header) for offset, header in _walk(file, chunk) if header.is_data]
     values = np.array([header.num_values for _, header in data_pages], dtype=np.int64)
     rows_or_unknown = np.array([header.num_rows for _, header in data_pages], dtype=np.int64)
     if not leaf.is_list:
@@ -155,7 +155,7 @@ def read_page_header(buffer: thrift.Bytes, position: int) -> PageHeader:
         raise ValueError(f"no page header at byte {position}") from None
 
 
-def _walk(file: RandomAccessFile, chunk: Chunk, where: str) -> Iterator[tuple[int, PageHeader]]:
+def _walk(file: RandomAccessFile, chunk: Chunk) -> Iterator[tuple[int, PageHeader]]:
     """Offset and header of each page, dictionary included; header positions count from the page's offset."""
     position, stop, left = chunk.start, chunk.start + chunk.num_bytes, chunk.num_values
     while left > 0:
@@ -168,13 +168,13 @@ def _walk(file: RandomAccessFile, chunk: Chunk, where: str) -> Iterator[tuple[in
             except (EOFError, ValueError) as error:
                 if isinstance(error, ValueError) or len(probe) < probe_bytes:
                     raise CorruptPage(
-                        f"{where}: no page header at byte {position}, {left} values before the end of the column "
+                        f"no page header at byte {position}, {left} values before the end of the column "
                         f"chunk at bytes [{chunk.start}, {stop}): {error}; the file is damaged, restore it"
                     ) from None
                 probe_bytes *= 16
         if header.stop > stop - position or header.num_values > left:
             raise CorruptPage(
-                f"{where}: the page at bytes [{position}, {position + header.stop}), of {header.num_values} values, "
+                f"the page at bytes [{position}, {position + header.stop}), of {header.num_values} values, "
                 f"exceeds its column chunk at bytes [{chunk.start}, {stop}), where {left} values are left; the file is "
                 "damaged, restore it"
             )

@@ -67,46 +67,44 @@ def _without_annotation(element: bytes) -> bytes:
     return thrift.write_struct([(number, type, fields[number]) for number, type in types.items() if number in fields])
 
 
-def decode_pages(run: PageRun, where: str) -> list[pa.Array]:
-    """Rows of a run, as arrays of `run.num_rows` rows together, mostly one; `where` begins every message.
+def decode_pages(run: PageRun) -> list[pa.Array]:
+    """Rows of a run, as arrays of `run.num_rows` rows together, mostly one.
 
     Raises:
         CorruptPage: the bytes do not decode, or to another number of rows.
     """
     num_read = run.begins_inside_row + run.num_rows + run.rows_behind
-    column = _decode(run, num_read + 1, where)
+    column = _decode(run, num_read + 1)
     if len(column) != num_read:
         raise CorruptPage(
-            f"{where}: pages at bytes [{run.offset}, {run.offset + len(run.pages)}) hold {len(column)} rows, not "
+            f"pages at bytes [{run.offset}, {run.offset + len(run.pages)}) hold {len(column)} rows, not "
             f"{num_read} as the index or the catalog says; the file is damaged or was changed, index it again"
         )
     arrays: list[pa.Array] = column.slice(int(run.begins_inside_row), run.num_rows).chunks
     return arrays
 
 
-def decode_parts_of_rows(run: PageRun, where: str) -> list[pa.Array]:
+def decode_parts_of_rows(run: PageRun) -> list[pa.Array]:
     """As `decode_pages`, where the number of rows is not known and `begins_inside_row` may or may not be so.
 
     Returns:
         With `begins_inside_row` the first row is one value that is not in the file, and then the end of the row before,
         if the run begins inside one; the last row may go on behind the run.
     """
-    arrays: list[pa.Array] = _decode(
-        run, sum(header.num_values for header in read_headers(run, where)) + 1, where
-    ).chunks
+    arrays: list[pa.Array] = _decode(run, sum(header.num_values for header in read_headers(run)) + 1).chunks
     return arrays
 
 
-def _decode(run: PageRun, most_rows: int, where: str) -> pa.ChunkedArray:
+def _decode(run: PageRun, most_rows: int) -> pa.ChunkedArray:
     try:
-        return _open(run, read_headers(run, where), most_rows).read(use_threads=False).column(0)
+        return _open(run, read_headers(run), most_rows).read(use_threads=False).column(0)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, MemoryError):
             raise
-        raise _find_damage(run, most_rows, where, error) from None
+        raise _find_damage(run, most_rows, error) from None
 
 
-def read_headers(run: PageRun, where: str) -> list[PageHeader]:
+def read_headers(run: PageRun) -> list[PageHeader]:
     """Headers of a run's data pages; their positions count from the start of the run.
 
     Raises:
@@ -123,7 +121,7 @@ def read_headers(run: PageRun, where: str) -> list[PageHeader]:
             position = header.stop
     except (EOFError, ValueError) as error:
         raise CorruptPage(
-            f"{where}: no whole page at byte {run.offset + position}, in the run of pages at bytes "
+            f"no whole page at byte {run.offset + position}, in the run of pages at bytes "
             f"[{run.offset}, {run.offset + len(run.pages)}): {error}; the file is damaged, restore it"
         ) from None
     return headers
@@ -218,20 +216,20 @@ def _open(run: PageRun, headers: list[PageHeader], num_rows: int) -> pq.ParquetF
     return pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=not run.is_as_indexed)
 
 
-def _find_damage(run: PageRun, most_rows: int, where: str, error: Exception) -> CorruptPage:
+def _find_damage(run: PageRun, most_rows: int, error: Exception) -> CorruptPage:
     """Name the first page that does not decode, by halving the run; each half begins where the run does."""
     if len(run.companion) and not _is_sound_dictionary(run.companion):
         return CorruptPage(
-            f"{where}: the dictionary page of the column chunk around byte {run.offset} has a wrong header or "
+            f"the dictionary page of the column chunk around byte {run.offset} has a wrong header or "
             "checksum; the file is damaged, restore it"
         )
-    stops = [header.stop for header in read_headers(run, where)]
+    stops = [header.stop for header in read_headers(run)]
     sound, damaged = 0, len(stops)  # numbers of pages that decode, and that do not
     while damaged - sound > 1:
         middle = (sound + damaged) // 2
         half = replace(run, pages=run.pages[: stops[middle - 1]])
         try:
-            _open(half, read_headers(half, where), most_rows).read(use_threads=False)
+            _open(half, read_headers(half), most_rows).read(use_threads=False)
             sound = middle
         except (pa.ArrowException, OSError) as earlier:
             error, damaged = earlier, middle
@@ -242,7 +240,7 @@ def _find_damage(run: PageRun, most_rows: int, where: str, error: Exception) -> 
         else f"from row {run.first_row} on"
     )
     return CorruptPage(
-        f"{where}: the page at bytes [{run.offset + start}, {run.offset + stop}), {rows}, does not decode: "
+        f"the page at bytes [{run.offset + start}, {run.offset + stop}), {rows}, does not decode: "
         f"{' '.join(str(error).split()).rstrip('.')}; the file is damaged, restore it"
     )
 

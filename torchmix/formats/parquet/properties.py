@@ -22,7 +22,7 @@ def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.
     """The named top-level columns of a file, as Arrow's types.
 
     Raises:
-        SourceUnreadable: No such file or column, or not a Parquet file; `where` begins the message.
+        SourceUnreadable: No such file or column, or not a Parquet file, which is `where`.
     """
     with opened(path, where) as file:
         try:
@@ -31,9 +31,8 @@ def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.
             for column in columns:
                 if column not in names:
                     raise SourceUnreadable(
-                        f"{where}: has no column {column!r} for a property{nearest(column, names)}; it has "
-                        f"{', '.join(names)}"
+                        f"it has no column {column!r} for a property{nearest(column, names)}; it has {', '.join(names)}"
                     )
             return parquet.read(columns=list(columns)).select(list(columns))
         except pa.ArrowException as error:
-            raise SourceUnreadable(f"{where}: its properties cannot be read: {error}") from None
+            raise SourceUnreadable(f"its properties cannot be read: {error}") from None

@@ -68,7 +68,6 @@ class ChunkScan:
     tokenizer: Tokenizer
     leaf: Leaf
     schema: bytes
-    where: str
     bad: BadRows | None = None
     """Takes rows that cannot be read; None: the first one is an error."""
     is_without_values: bool = False
@@ -98,7 +97,7 @@ class ChunkScan:
 
     def _scan_by_rows(self, chunk: Chunk, first_row: int, bad: BadRows | None) -> ScannedChunk | None:
         """As `scan`; None where index and headers do not tell the rows, or tell them wrongly."""
-        pages = find_pages(self.file, chunk, self.leaf, self.where)
+        pages = find_pages(self.file, chunk, self.leaf)
         if pages.rows is None or pages.rows.sum() != chunk.num_rows:
             return None
         dictionary = self._read_dictionary(pages)
@@ -111,13 +110,13 @@ class ChunkScan:
         for start, stop in _cut_runs(pages, chunk):
             num_rows = int(pages.rows[start:stop].sum())
             run = self._run(chunk, pages, dictionary, slice(start, stop), num_rows, row)
-            headers = read_headers(run, self.where)
+            headers = read_headers(run)
             if [header.stop for header in headers] != np.cumsum(pages.num_bytes[start:stop]).tolist():
                 return None  # together they are pages, but not those of the index
             values_of_page += [header.num_values for header in headers]
             checksums += _checksums(run, pages.num_bytes[start:stop])
-            for array in decode_pages(run, self.where):
-                counts, ids = look_at_rows(self._rows(array), self.kind, self.where, row, self.tokenizer, bad)
+            for array in decode_pages(run):
+                counts, ids = look_at_rows(self._rows(array), self.kind, row, self.tokenizer, bad)
                 tokens.append(counts)
                 values.append(count_values(array))
                 seen.append(ids)
@@ -143,7 +142,7 @@ class ChunkScan:
 
     def _scan_by_values(self, chunk: Chunk, first_row: int, bad: BadRows | None) -> ScannedChunk:
         """As `scan`; which rows begin in a page, and whether one goes on in it, follows from the values in each."""
-        pages = find_pages(self.file, chunk, self.leaf, self.where, use_index=False)
+        pages = find_pages(self.file, chunk, self.leaf, use_index=False)
         assert pages.values is not None
         dictionary = self._read_dictionary(pages)
         tokens: list[Int64Array] = []
@@ -155,11 +154,10 @@ class ChunkScan:
             goes_on = start > 0 and self.leaf.is_list
             run = self._run(chunk, pages, dictionary, slice(start, stop), 0, row - goes_on, begins_inside_row=goes_on)
             checksums += _checksums(run, pages.num_bytes[start:stop])
-            for array in decode_parts_of_rows(run, self.where):
+            for array in decode_parts_of_rows(run):
                 found, ids = look_at_rows(
                     self._rows(array),
                     self.kind,
-                    self.where,
                     row - goes_on,
                     self.tokenizer,
                     bad,
@@ -181,7 +179,7 @@ class ChunkScan:
         first_rows, begins_inside = _rows_of_pages(starts, page_starts)
         if first_rows is None or (len(starts) - 1, starts[-1]) != (chunk.num_rows, chunk.num_values):
             raise CorruptPage(
-                f"{self.where}: the column chunk at bytes [{chunk.start}, {chunk.start + chunk.num_bytes}) decodes to "
+                f"the column chunk at bytes [{chunk.start}, {chunk.start + chunk.num_bytes}) decodes to "
                 f"{len(starts) - 1} rows of {starts[-1]} values, its pages tell {page_starts[-1]} values, the footer "
                 f"{chunk.num_rows} rows of {chunk.num_values}; the file is damaged, restore it"
             )
@@ -212,7 +210,7 @@ class ChunkScan:
         row = int(tokens.argmax())
         if of_page.max() + np.append(of_page[1:], 0).max() > _MOST_VALUES:
             raise SourceUnreadable(
-                f"{self.where}: row {first_row + row} has {tokens[row]} tokens, and rows are split over pages: what "
+                f"row {first_row + row} has {tokens[row]} tokens, and rows are split over pages: what "
                 f"must be decoded together exceeds {_MOST_VALUES} tokens; cut the row, or write pages that end at rows"
             )
 

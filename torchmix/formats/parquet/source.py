@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
-from torchmix.errors import SourceUnreadable
+from torchmix.errors import SourceUnreadable, located, where_of
 from torchmix.formats.column import Kind, find_leaf, is_without_values, row_encoder_of, transform_id_of, vocab_size_of
 from torchmix.formats.good_rows import documents_of_run
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
@@ -72,26 +72,24 @@ class ParquetSource:
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
         """See `source.Source.fingerprint`."""
-        footer = read_footer(file, self._where(path))
+        footer = read_footer(file)
         return footer.num_bytes, footer.digest
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `source.Source.check`."""
-        where = self._where(path)
-        with opened(path, where) as file:
-            arrow_schema, _ = _read_schema(read_footer(file, where), where)
-        find_leaf(arrow_schema, self.column, self.kind, where)
+        with opened(path, where_of(self.name, path)) as file:
+            arrow_schema, _ = _read_schema(read_footer(file))
+            find_leaf(arrow_schema, self.column, self.kind)
 
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
     ) -> FileScan:
         """See `source.Source.scan`; `progress` is called after each column chunk."""
-        where = self._where(path)
-        with opened(path, where) as file:
-            footer = read_footer(file, where)
-            arrow_schema, created_by = _read_schema(footer, where)
-            number = find_leaf(arrow_schema, self.column, self.kind, where)
-            leaf, chunks = read_column(footer, number, where)
+        with opened(path, where_of(self.name, path)) as file:
+            footer = read_footer(file)
+            arrow_schema, created_by = _read_schema(footer)
+            number = find_leaf(arrow_schema, self.column, self.kind)
+            leaf, chunks = read_column(footer, number)
             scan = ChunkScan(
                 file=file,
                 path=str(path),
@@ -99,7 +97,6 @@ class ParquetSource:
                 tokenizer=self.tokenizer,
                 leaf=leaf,
                 schema=encode_schema(leaf, created_by),
-                where=where,
                 bad=bad,
                 is_without_values=is_without_values(arrow_schema, number),
             )
@@ -133,7 +130,7 @@ class ParquetSource:
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
         """See `source.Source.properties`."""
-        return read_properties(path, columns, self._where(path))
+        return read_properties(path, columns, where_of(self.name, path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`."""
@@ -150,14 +147,11 @@ class ParquetSource:
             return Documents(values=values, offsets=offsets_of(run.tokens) if run.offsets is None else run.offsets)
         if self._holds_tokens and run.is_as_indexed and run.tokens is not None and not run.tokens.any():
             return Documents(values=np.zeros(0, np.int32), offsets=np.zeros(run.num_rows + 1, np.int64))
-        where = self._where(run.path)
-        return documents_of_run(decode_pages(run, where), self.kind, where, run)
-
-    def _where(self, path: str | Path) -> str:
-        return f"source {self.name!r}: {path}"
+        with located(where_of(self.name, run.path)):
+            return documents_of_run(decode_pages(run), self.kind, run)
 
 
-def _read_schema(footer: Footer, where: str) -> tuple[pa.Schema, str]:
+def _read_schema(footer: Footer) -> tuple[pa.Schema, str]:
     """Arrow schema and writer, as pyarrow reads them from the footer alone."""
     size = len(footer.metadata).to_bytes(4, "little")
     content = b"".join([MAGIC, footer.metadata, size, MAGIC])
@@ -166,7 +160,7 @@ def _read_schema(footer: Footer, where: str) -> tuple[pa.Schema, str]:
         return file.schema_arrow, file.metadata.created_by or ""
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(
-            f"{where}: the footer does not parse: {str(error).rstrip('.')}; the file is damaged or encrypted"
+            f"the footer does not parse: {str(error).rstrip('.')}; the file is damaged or encrypted"
         ) from None
 
 

@@ -16,7 +16,7 @@ def look(file: str) -> Iterator[FoundColumn]:
     """The members of text, by suffix; see `formats/found_column.py`."""
     with opened(file, file) as shard:
         num_bytes = shard.num_bytes
-        samples = list(islice(samples_of(shard.read, num_bytes, file), LOOKED_AT))
+        samples = list(islice(samples_of(shard.read, num_bytes), LOOKED_AT))
     for suffix in sorted({suffix for sample in samples for suffix in sample.members}):
         if suffix in ("txt", "text", "md"):
             held = sum(sample.members[suffix].num_bytes for sample in samples if suffix in sample.members)

@@ -51,15 +51,15 @@ class TarSample:
     """By suffix."""
 
 
-def samples_of(read: Read, num_bytes: int, where: str, *, is_part: bool = False) -> Iterator[TarSample]:
+def samples_of(read: Read, num_bytes: int, *, is_part: bool = False) -> Iterator[TarSample]:
     """The samples of a tar file, in order; `is_part`: of a part of it, in which the last member may be cut off.
 
     Raises:
-        SourceUnreadable: It is compressed, no tar, or a suffix stands twice in a sample; `where` begins the message.
+        SourceUnreadable: It is compressed, no tar, or a suffix stands twice in a sample.
         CorruptPage: A header is damaged, or a member is cut off.
     """
     sample: TarSample | None = None
-    for member in members_of(read, num_bytes, where, is_part=is_part):
+    for member in members_of(read, num_bytes, is_part=is_part):
         match = _NAMED.fullmatch(member.name)
         if match is None:
             continue
@@ -69,34 +69,34 @@ def samples_of(read: Read, num_bytes: int, where: str, *, is_part: bool = False)
                 yield sample
             sample = TarSample(key=key, first=member)
         if suffix in sample.members:
-            raise SourceUnreadable(f"{where}: {member.name!r} stands twice in its sample; write the shard again")
+            raise SourceUnreadable(f"{member.name!r} stands twice in its sample; write the shard again")
         sample.members[suffix] = member
     if sample is not None:
         yield sample
 
 
-def members_of(read: Read, num_bytes: int, where: str, *, is_part: bool = False) -> Iterator[Member]:
+def members_of(read: Read, num_bytes: int, *, is_part: bool = False) -> Iterator[Member]:
     """The regular files of a tar; errors as `samples_of`."""
     place, name, size, headers = 0, "", -1, 0
     last = "the first member"
     while place < num_bytes:
         block = read(place, BLOCK_BYTES)
         if place == 0 and block[:2] == _GZIP:
-            raise SourceUnreadable(f"{where}: it is compressed, so that members have no offsets; unpack it to a .tar")
+            raise SourceUnreadable("it is compressed, so that members have no offsets; unpack it to a .tar")
         if len(block) < BLOCK_BYTES:
-            raise CorruptPage(f"{where}: it ends inside the header behind {last}; copy the shard again")
+            raise CorruptPage(f"it ends inside the header behind {last}; copy the shard again")
         if not any(block):
             return
         held = _size(block)
         if held is None:
             what = "is no tar file" if place == 0 else f"has no header of a member at byte {place}, behind {last}"
             error = SourceUnreadable if place == 0 else CorruptPage
-            raise error(f"{where}: it {what}; name a WebDataset shard, or copy it again")
+            raise error(f"it {what}; name a WebDataset shard, or copy it again")
         kind = block[156:157]
         begin = place + BLOCK_BYTES
         if kind in _OF_NEXT:
             if held > _MOST_NAME_BYTES or begin + held > num_bytes:
-                raise CorruptPage(f"{where}: the name behind {last} is cut off; copy the shard again")
+                raise CorruptPage(f"the name behind {last} is cut off; copy the shard again")
             content = read(begin, held)
             if kind == b"L":
                 name = content.rstrip(b"\0").decode("utf-8", "surrogateescape")
@@ -110,7 +110,7 @@ def members_of(read: Read, num_bytes: int, where: str, *, is_part: bool = False)
                 if is_part:
                     return
                 raise CorruptPage(
-                    f"{where}: the member {found!r} at byte {place} is cut off: {num_bytes - begin} of {num} bytes are "
+                    f"the member {found!r} at byte {place} is cut off: {num_bytes - begin} of {num} bytes are "
                     "there; copy the shard again"
                 )
             last, held = repr(found), num

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
-from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
 from torchmix.formats.column import Kind, row_encoder_of, transform_id_of, vocab_size_of
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
 from torchmix.formats.source import Documents, FileScan, PageRun
@@ -81,30 +81,29 @@ class WebDatasetSource:
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """See `source.Source.check`; the first sample is looked at."""
-        self._check_kind(path)
-        with opened(path, self._where(path)) as file:
-            sample = next(samples_of(file.read, file.num_bytes, self._where(path)), None)
+        with opened(path, where_of(self.name, path)) as file:
+            self._check_kind()
+            sample = next(samples_of(file.read, file.num_bytes), None)
             if sample is None:
-                raise SourceUnreadable(f"{self._where(path)}: it holds no samples")
+                raise SourceUnreadable("it holds no samples")
             if bad is None:
-                self._read(file, sample, 0, self._where(path), None)
+                self._read(file, sample, 0, None)
 
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
     ) -> FileScan:
         """See `source.Source.scan`; `progress` is called after each batch."""
-        where = self._where(path)
-        self._check_kind(path)
         pages, tokens, batch = _TarPages(), list[Int64Array](), list[Values]()
         batch_bytes = told_bytes = 0
-        with opened(path, where) as file:
+        with opened(path, where_of(self.name, path)) as file:
+            self._check_kind()
             num_bytes, digest = self.fingerprint(file, str(path))
             file.will_read(0, num_bytes)
 
             def look() -> None:
                 nonlocal batch_bytes, told_bytes
                 array = self._array(batch)
-                counts, _ = look_at_rows(array, self.kind, where, len(pages.offset) - len(batch), self.tokenizer, bad)
+                counts, _ = look_at_rows(array, self.kind, len(pages.offset) - len(batch), self.tokenizer, bad)
                 tokens.append(counts)
                 batch.clear()
                 batch_bytes = 0
@@ -112,8 +111,8 @@ class WebDatasetSource:
                     progress(pages.offset[-1] - told_bytes)
                     told_bytes = pages.offset[-1]
 
-            for sample in samples_of(file.read, num_bytes, where):
-                page, values = self._read(file, sample, len(pages.offset), where, bad)
+            for sample in samples_of(file.read, num_bytes):
+                page, values = self._read(file, sample, len(pages.offset), bad)
                 pages.add(page.offset, page.content)
                 batch.append(values)
                 batch_bytes += sum(len(value or b"") for value in values)
@@ -137,7 +136,7 @@ class WebDatasetSource:
         )
 
     def _read(
-        self, file: RandomAccessFile, sample: TarSample, row: int, where: str, bad: BadRows | None
+        self, file: RandomAccessFile, sample: TarSample, row: int, bad: BadRows | None
     ) -> tuple[_TarPage, Values]:
         """The page of a sample, and its values; none where it is null or bad."""
         members = self._value.members(sample)
@@ -163,7 +162,7 @@ class WebDatasetSource:
             held = ", ".join(sorted(sample.members)) or "nothing"
             fault = f"the sample {sample.key!r} has no member {'|'.join(self._value.suffixes)}; it has {held}"
         if bad is None:
-            raise SourceUnreadable(f"{where}: row {row}: {fault}; mend the shard, or name another member")
+            raise SourceUnreadable(f"row {row}: {fault}; mend the shard, or name another member", row=row)
         bad.add(row, fault)
         return page, []
 
@@ -173,22 +172,27 @@ class WebDatasetSource:
         Raises:
             SourceUnreadable: Always; members of a shard are no columns.
         """
-        raise SourceUnreadable(f"{self._where(path)}: members of a shard are no columns, so there are no {columns}")
+        raise SourceUnreadable(
+            f"members of a shard are no columns, so there are no {columns}", where_of(self.name, path)
+        )
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
         """See `source.Source.decode`."""
         return list(map(self._documents, runs))
 
     def _documents(self, run: PageRun) -> Documents:
-        where = self._where(run.path)
         try:
-            rows = self._rows_of_samples(run, where) if self._value.is_pattern else self._rows_of_members(run)
+            rows = self._rows_of_samples(run) if self._value.is_pattern else self._rows_of_members(run)
         except (ValueError, CorruptPage, SourceUnreadable) as error:
             raise CorruptPage(
-                f"{where}: the member whose header is at byte {run.offset}, row {run.first_row}, does not decode: "
-                f"{error}; the file was altered after it was indexed: put it back, or run torchmix index"
+                f"the member whose header is at byte {run.offset}, row {run.first_row}, does not decode: "
+                f"{error}; the file was altered after it was indexed: put it back, or run torchmix index",
+                where_of(self.name, run.path),
+                row=run.first_row,
+                offset=run.offset,
             ) from None
-        return documents_of_run([self._array(rows)], self.kind, where, run)
+        with located(where_of(self.name, run.path)):
+            return documents_of_run([self._array(rows)], self.kind, run)
 
     def _rows_of_members(self, run: PageRun) -> list[Values]:
         """The values of rows that are one member each."""
@@ -204,10 +208,10 @@ class WebDatasetSource:
             place += BLOCK_BYTES + size
         return rows
 
-    def _rows_of_samples(self, run: PageRun, where: str) -> list[Values]:
+    def _rows_of_samples(self, run: PageRun) -> list[Values]:
         """The values of rows that are several members each, from the first to the last."""
         content, rows = memoryview(run.pages), list[Values]()
-        for sample in samples_of(lambda place, n: bytes(content[place : place + n]), len(content), where, is_part=True):
+        for sample in samples_of(lambda place, n: bytes(content[place : place + n]), len(content), is_part=True):
             members = self._value.members(sample)
             rows.append([bytes(content[member.offset : member.stop]) for member in members])
         if len(rows) < run.num_rows:
@@ -221,14 +225,11 @@ class WebDatasetSource:
             return pa.array(rows, pa.large_list(pa.large_binary()))
         return pa.array([row[0] if row else None for row in rows], pa.large_binary())
 
-    def _check_kind(self, path: str | Path) -> None:
+    def _check_kind(self) -> None:
         if self.kind == "text" and self._value.is_pattern:
-            raise SourceUnreadable(f"{self._where(path)}: {self.column!r} is a pattern; a text is one member, name it")
+            raise SourceUnreadable(f"{self.column!r} is a pattern; a text is one member, name it")
         if self.kind == "tokens":
-            raise SourceUnreadable(f"{self._where(path)}: members hold texts; name one by text, with a tokenizer")
-
-    def _where(self, path: str | Path) -> str:
-        return f"source {self.name!r}: {path}"
+            raise SourceUnreadable("members hold texts; name one by text, with a tokenizer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.store import SourceCatalog
 from torchmix.catalog.vocabulary import IdLimit
-from torchmix.errors import SourceUnreadable
+from torchmix.errors import SourceUnreadable, where_of
 from torchmix.formats.table import READ_AS
 from torchmix.reader.pieces.locate import Located
 
@@ -73,7 +73,8 @@ class IdCheck:
         place = next(place for place, token in enumerate(tokens) if not 0 <= token < self._limit.size)
         file = next(file for file in reversed(catalog.files) if file.first_row <= row)
         return SourceUnreadable(
-            f"source {catalog.name!r}: {file.path}: row {row - file.first_row} holds the token {tokens[place]} at "
-            f"place {int(at.start[i]) + place}, but {self._limit.reason}; the dataset is of another "
-            "vocabulary, or damaged"
+            f"row {row - file.first_row} holds the token {tokens[place]} at place {int(at.start[i]) + place}, but "
+            f"{self._limit.reason}; the dataset is of another vocabulary, or damaged",
+            where_of(catalog.name, file.path),
+            row=row - file.first_row,
         )

@@ -207,9 +207,11 @@ class RowEncoding:
             self.rows_encoded -= len(chosen)
             if len(chosen) > 1:
                 return self._apart(rows, chosen, lengths)  # so that the error names the row, and only that one is bad
+            row = int(rows.row[chosen[0]])
+            error.locate(self._sources[s].place_of_row(row)[0])
             if not self._sources[s].masks_bad:
                 raise
-            return self._mask(s, int(rows.row[chosen[0]]), wanted, str(error))
+            return self._mask(s, row, wanted, str(error))
         found = np.diff(encoded.offsets)
         if np.array_equal(found, wanted):
             return encoded
@@ -218,13 +220,15 @@ class RowEncoding:
         row = int(rows.row[chosen[0]])
         where, file_row = self._sources[s].place_of_row(row)
         by = "its map gives this row another length" if encoder.is_mapped else "the tokenizer's library here is another"
-        what = (
-            f"{where}: row {file_row} gives {int(found.sum())} tokens, the catalog says {int(wanted[0])}: the file was "
-            f"altered after it was indexed, or {by} than then; put it back, or run torchmix index --force"
+        fault = CorruptPage(
+            f"row {file_row} gives {int(found.sum())} tokens, the catalog says {int(wanted[0])}: the file was altered "
+            f"after it was indexed, or {by} than then; put it back, or run torchmix index --force",
+            where,
+            row=file_row,
         )
         if not self._sources[s].masks_bad:
-            raise CorruptPage(what)
-        return self._mask(s, row, wanted, what)
+            raise fault
+        return self._mask(s, row, wanted, str(fault))
 
     def _apart(self, rows: CallRows, chosen: Int64Array, lengths: Int64Array) -> EncodedRows:
         """The same of each half, until the rows at fault are alone."""
@@ -241,9 +245,8 @@ class RowEncoding:
         else:
             values = np.concatenate(content)
         s, row, epoch = int(rows.source[chosen[0]]), rows.row[chosen], int(rows.epoch[chosen[0]])
-        where, file_row = "rows of a step", 0  # where one of several is at fault, it is encoded alone
-        if len(chosen) == 1:
-            where, file_row = self._sources[s].place_of_row(int(row[0]))
+        is_alone = len(chosen) == 1  # where one of several is at fault, it is encoded alone
+        file_row = self._sources[s].place_of_row(int(row[0]))[1] if is_alone else 0
         seed = np.zeros(len(chosen), np.uint64)
         if encoder.is_mapped:
             seed = hash_columns(self._keys[s], row, rows.epoch[chosen])
@@ -252,7 +255,6 @@ class RowEncoding:
             row=row,
             epoch=epoch,
             seed=seed,
-            where=where,
             first_row=file_row,
         )
 

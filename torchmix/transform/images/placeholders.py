@@ -68,30 +68,26 @@ class Placeholders:
         ids = (self.begin, self.end, self.token, self.before, self.after)
         return max(self.parts.vocab_size, *(1 + found for found in ids if found is not None))
 
-    def count(
-        self, texts: pa.Array, images: ImagesOfRows, row: int, where: str, first_row: int
-    ) -> tuple[Int64Array, Int64Array]:
+    def count(self, texts: pa.Array, images: ImagesOfRows, row: int, first_row: int) -> tuple[Int64Array, Int64Array]:
         """Tokens of each document, [rows], and the offset of each of their images in its document.
 
         Args:
             texts: [rows], string or large_string, with or without nulls; a null is a document of no tokens.
             images: Those of these rows and maybe others.
             row: Number of the first text in `images`.
-            where, first_row: As for `Tokenizer.tokenize`.
+            first_row: As for `Tokenizer.tokenize`.
 
         Raises:
             SourceUnreadable: A row is at fault.
         """
-        laid = self._layout(texts, images, row, where, first_row)
+        laid = self._layout(texts, images, row, first_row)
         return laid.tokens, laid.offset_of_image
 
-    def encode(
-        self, texts: pa.Array, images: ImagesOfRows, row: int, where: str, first_row: int
-    ) -> tuple[Int32Array, Int64Array]:
+    def encode(self, texts: pa.Array, images: ImagesOfRows, row: int, first_row: int) -> tuple[Int32Array, Int64Array]:
         """Ids of all documents, end to end, and where each begins; arguments and errors as those of `count`."""
-        laid = self._layout(texts, images, row, where, first_row)
-        ids, offsets = self.parts.tokenize(laid.parts, where, first_row)
-        self._check_ids(ids, offsets, laid, where, first_row)
+        laid = self._layout(texts, images, row, first_row)
+        ids, offsets = self.parts.tokenize(laid.parts, first_row)
+        self._check_ids(ids, offsets, laid, first_row)
         values = np.full(int(laid.tokens.sum()), self.token, np.int32)
         lengths = np.diff(offsets) - self.ends_parts
         source = np.arange(lengths.sum()) + np.repeat(offsets[:-1] - (np.cumsum(lengths) - lengths), lengths)
@@ -109,14 +105,14 @@ class Placeholders:
             values[laid.start_of_image + laid.tokens_of_image] = self.after
         return values, np.concatenate([np.zeros(1, np.int64), np.cumsum(laid.tokens)])
 
-    def _layout(self, texts: pa.Array, images: ImagesOfRows, row: int, where: str, first_row: int) -> _Layout:
+    def _layout(self, texts: pa.Array, images: ImagesOfRows, row: int, first_row: int) -> _Layout:
         texts = texts.cast(pa.large_string()) if texts.type != pa.large_string() else texts
         counts, first, stop = images.take(row, len(texts))
         for image in range(first, stop):
             if image in images.faults:
                 at = int(np.searchsorted(images.first_item_of_row, image, side="right")) - 1 - row
                 if texts[at].is_valid:
-                    raise SourceUnreadable(f"{where}: row {first_row + at}: {images.faults[image]}")
+                    raise SourceUnreadable(f"row {first_row + at}: {images.faults[image]}")
         markers = pc.fill_null(pc.count_substring(texts, self.marker), 0).to_numpy(zero_copy_only=False)
         is_null = texts.is_null().to_numpy(zero_copy_only=False)
         is_bare = (markers == 0) & (counts > 0) & ~is_null
@@ -124,7 +120,7 @@ class Placeholders:
         if len(wrong):
             at = int(wrong[0])
             raise SourceUnreadable(
-                f"{where}: row {first_row + at} has {markers[at]} markers {self.marker!r} and {counts[at]} images; "
+                f"row {first_row + at} has {markers[at]} markers {self.marker!r} and {counts[at]} images; "
                 "there must be as many, or no marker, which puts the images before the text"
             )
         if is_bare.any():
@@ -135,7 +131,7 @@ class Placeholders:
         parts = split.flatten().cast(pa.large_string())
         num_parts = np.where(is_null, 0, counts + 1)
         image = np.arange(first, stop)[~np.repeat(is_null, counts)]
-        return self._places(parts, num_parts, images.tokens[image], np.repeat(is_null, counts), where, first_row)
+        return self._places(parts, num_parts, images.tokens[image], np.repeat(is_null, counts), first_row)
 
     def _places(
         self,
@@ -143,10 +139,9 @@ class Placeholders:
         num_parts: Int64Array,
         tokens_of_image: Int64Array,
         is_of_null: NDArray[np.bool_],
-        where: str,
         first_row: int,
     ) -> _Layout:
-        length_of_part = self.parts.count_tokens(parts, where, first_row) - self.ends_parts
+        length_of_part = self.parts.count_tokens(parts, first_row) - self.ends_parts
         is_there = num_parts > 0
         last = np.cumsum(num_parts)[is_there] - 1
         around = (self.before is not None) + (self.after is not None)
@@ -178,14 +173,12 @@ class Placeholders:
             offset_of_image=offset_of_image,
         )
 
-    def _check_ids(
-        self, ids: NDArray[np.integer], offsets: Int64Array, laid: _Layout, where: str, first_row: int
-    ) -> None:
+    def _check_ids(self, ids: NDArray[np.integer], offsets: Int64Array, laid: _Layout, first_row: int) -> None:
         found = np.flatnonzero(ids == self.token)
         if len(found):
             part = int(np.searchsorted(offsets, found[0], side="right")) - 1
             raise SourceUnreadable(
-                f"{where}: the text of row {first_row + int(laid.row_of_part[part])} holds the id {self.token}, which "
+                f"the text of row {first_row + int(laid.row_of_part[part])} holds the id {self.token}, which "
                 "stands for images; take it out, or choose another token"
             )
 

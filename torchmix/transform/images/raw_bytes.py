@@ -33,13 +33,13 @@ class RawBytes:
         self.transform_id = transform_id
         self._see = see
 
-    def tokenize(self, texts: pa.Array, where: str, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def tokenize(self, texts: pa.Array, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """See `tokenizer.Tokenizer`; a row is its bytes."""
         lengths = np.asarray(pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False), np.int64)
         content = b"".join(value or b"" for value in _bytes(texts))
         return np.frombuffer(content, np.uint8), np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
-    def count_tokens(self, texts: pa.Array, where: str, first_row: int) -> NDArray[np.int64]:
+    def count_tokens(self, texts: pa.Array, first_row: int) -> NDArray[np.int64]:
         """See `tokenizer.Tokenizer`; a row is one value."""
         offsets = pa.array(np.arange(len(texts) + 1))
         return self.count_values(pa.LargeListArray.from_arrays(offsets, texts), first_row, goes_on=False)

@@ -88,16 +88,15 @@ class MapEncoder:
     def _raise_errors(self, errors: pa.Array | None, asked: RowsToEncode) -> None:
         if errors is not None and errors.null_count < len(errors):
             first = int(pc.index(errors.is_valid(), True).as_py())
-            raise SourceUnreadable(
-                f"{asked.where}: row {asked.first_row + first}: {errors[first].as_py()} (says {self.map.words})"
-            )
+            row = asked.first_row + first
+            raise SourceUnreadable(f"row {row}: {errors[first].as_py()} (says {self.map.words})", row=row)
 
     def _tokenized(self, texts: pa.Array, asked: RowsToEncode) -> tuple[NDArray[np.integer[Any]], Int64Array]:
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
             raise self._fault(asked, f"gives `text` of {texts.type}, not of string")
         if self.tokenizer is None:
             raise self._fault(asked, "gives `text`, and the source has no tokenizer; add one, or give `tokens`")
-        return self.tokenizer.tokenize(texts, asked.where, asked.first_row)
+        return self.tokenizer.tokenize(texts, asked.first_row)
 
     def _ids(self, lists: pa.Array, asked: RowsToEncode) -> tuple[NDArray[np.integer[Any]], Int64Array]:
         values, offsets = self._ragged("tokens", lists, asked)
@@ -136,4 +135,4 @@ class MapEncoder:
 
     def _fault(self, asked: RowsToEncode, what: str) -> SourceUnreadable:
         rows = f"row {asked.first_row}" if len(asked.rows) == 1 else f"{len(asked.rows)} rows"
-        return SourceUnreadable(f"{asked.where}: {rows}: the map {self.map.words} {what}")
+        return SourceUnreadable(f"{rows}: the map {self.map.words} {what}")
