@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -258,3 +259,14 @@ def test_a_job_that_is_resharded_goes_on_from_the_plan(recipe: Path, plan: Path,
         take(loader, rank, None, steps=3)
     assert folds == []
     assert rank.digests == expected.digests
+
+
+def test_a_plan_of_other_denied_documents_is_refused(recipe: Path, plan: Path) -> None:
+    pq.write_table(pa.table({"source": ["web"], "row": [0]}), recipe.parent / "takedown.parquet")
+    recipe.write_text(recipe.read_text() + "deny: [takedown.parquet]\n")
+    assert main(["index", str(recipe), "--quiet"]) == 0
+    with pytest.raises(PlanFilesError, match=r"is of other denied documents \(none\)"):
+        run_job(recipe, ALONE, steps=1, replay=plan)
+    again = planned(recipe)
+    found = run_job(recipe, ALONE, steps=2, replay=again, max_steps=STEPS)[0]
+    assert same_microbatches(found.microbatches, run_job(recipe, ALONE, steps=2)[0].microbatches)

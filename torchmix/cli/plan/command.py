@@ -17,13 +17,21 @@ from pathlib import Path
 from torchmix.catalog.open_part import open_part
 from torchmix.cli.decisions import add_decisions, decisions_of
 from torchmix.cli.groups import group_values, print_groups
+from torchmix.cli.layout import add_layout, layout_of_arguments
 from torchmix.cli.plan.loaders import add_loaders, show_loaders
+from torchmix.cli.plan.simulate import (
+    DEFAULT_STEPS,
+    add_simulate,
+    print_simulation,
+    simulated_part,
+    simulation_of,
+    simulation_values,
+)
 from torchmix.cli.plan.summary import PlanSummary, print_summary
 from torchmix.cli.plan.tree import add_tree, tree_lines, tree_of, tree_values
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError
 from torchmix.mixture.shares.integers import SHARE_ONE
-from torchmix.parallel.layout import Layout
 from torchmix.planner.planner import Planner, open_planner
 from torchmix.planner.stream_order import epoch_tokens
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -42,16 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_part(parser)
     parser.add_argument("--one-pass", action="store_true", help="every document once; --steps may then be left out")
     parser.add_argument("--start", type=at_least(0), default=0, metavar="S", help="first step (default 0)")
-    parser.add_argument("--dp", type=at_least(1), default=1, metavar="D", help="data-parallel size (default 1)")
-    parser.add_argument(
-        "--micro-batch-size", type=at_least(1), default=1, metavar="B", help="samples of a microbatch (default 1)"
-    )
+    add_layout(parser)
     add_decisions(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write the plan here, as Parquet, to look at or to replay"
     )
     add_tree(parser)
     add_loaders(parser)
+    add_simulate(parser)
     add_explain(parser)
 
 
@@ -66,16 +72,19 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         return _show_tree(arguments)
     if arguments.loaders:
         return show_loaders(arguments)
+    if arguments.steps is None and arguments.simulate:
+        arguments.steps = DEFAULT_STEPS
     if arguments.steps is None and not one_pass:
-        raise OptionError("give --steps N, or --one-pass; --tree and --loaders need neither")
+        raise OptionError("give --steps N, or --one-pass; --tree, --loaders and --simulate need neither")
     recipe = load_recipe(arguments.recipe)
-    part = part_of(recipe, arguments.part, one_pass=one_pass)
+    part = simulated_part(arguments, part_of(recipe, arguments.part, one_pass=one_pass))
     folder = recipe_directory(arguments.recipe) / recipe.catalog
     catalog = open_part(folder, part)
-    layout = Layout(dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
+    layout = layout_of_arguments(arguments, part)
     planner = open_planner(part, catalog, layout, decisions=decisions_of(arguments, part))
     shares = _mean_shares(planner, arguments.start, arguments.steps)
     summary = PlanSummary(shares, [epoch_tokens(order, planner.sizes, planner.denied) for order in planner.orders])
+    simulation = simulation_of(part) if arguments.simulate else None
     stop = sys.maxsize if arguments.steps is None else arguments.start + arguments.steps
     has_ended = False
     with ExitStack() as stack:
@@ -96,12 +105,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                     break
                 bar.close()
                 if not arguments.json:
-                    print_summary({"dp": arguments.dp, **summary.values()})
+                    print_summary({"dp": layout.dp, **summary.values()})
                 raise
             if step < arguments.start:
                 summary.pass_over(plan)
             else:
                 summary.add(plan, time.perf_counter() - began)
+                if simulation is not None:
+                    simulation.add(plan)
                 if files is not None:
                     files.add(plan, before, cursor)
             bar.update()
@@ -116,6 +127,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         "groups": group_values(part, shares, summary.delivered()),
         "files": [str(path) for path in paths_of(arguments.out)] if arguments.out is not None else [],
     }
+    if simulation is not None:
+        values["simulation"] = simulation_values(simulation, part, layout, arguments)
     if arguments.json:
         print_json(values)
         return ExitCode.OK
@@ -125,10 +138,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     samples = str(sizes[0]) if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
     print(
         f"steps {arguments.start} to {last} of {of_part}: {samples} samples x {part.batch.length} tokens, "
-        f"dp {arguments.dp}, micro-batch size {arguments.micro_batch_size}\n"
+        f"dp {layout.dp}, micro-batch size {layout.micro_batch_size}\n"
     )
     print_summary(values, explain=arguments.explain)
     print_groups(values["groups"], explain=arguments.explain)
+    if simulation is not None:
+        print_simulation(values["simulation"], explain=arguments.explain)
     if has_ended:
         print(f"\none pass: after step {last} every document has been given once")
     if arguments.out is not None:

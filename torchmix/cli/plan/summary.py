@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from torchmix.cli.terminal import count_text, percent_text, print_meanings, print_table
-from torchmix.planner.plan import StepPlan
+from torchmix.planner.plan import ItemPlan, StepPlan
 
 COLUMNS = {
     "source": "a source of the recipe, by its name",
@@ -30,6 +30,7 @@ LINES = {
     "balance": "cost of the slowest rank, summed over the microbatches, over the least that any placement could reach, "
     "1 being perfect; hash order is the same for samples that are placed without a look at their cost",
     "deferred": "pieces that came in a later step than their document was drawn in, and by how many steps at most",
+    "module": "the same of its items, by the costliest of its consumers",
     "planning": "time to plan a step, without reading",
     "digest": "of the order from step 0 to this one: equal digests are equal orders",
 }
@@ -55,6 +56,7 @@ class PlanSummary:
         self._capacity = self._cost = self._lower_bound = self._hash_order_cost = 0
         self._lowest_fill, self._worst_ratio = (2.0, -1), (0.0, -1)  # beyond any step's
         self._num_pieces = self._late_pieces = self._oldest = 0
+        self._modules: dict[str, _ModuleSums] = {}
         self._first_step = -1
         self._last: StepPlan | None = None
 
@@ -84,6 +86,8 @@ class PlanSummary:
         self._num_pieces += len(ages)
         self._late_pieces += int(np.count_nonzero(ages))
         self._oldest = max(self._oldest, int(ages.max(initial=0)))
+        for name, module in plan.item_modules.items():
+            self._modules.setdefault(name, _ModuleSums()).add(module)
         self._last = plan
 
     def delivered(self) -> dict[str, int]:
@@ -123,6 +127,7 @@ class PlanSummary:
             "worst_balance_ratio": self._worst_ratio[0],
             "worst_balance_step": self._worst_ratio[1],
             "hash_order_ratio": self._hash_order_cost / self._lower_bound,
+            "modules": {name: sums.values() for name, sums in self._modules.items()},
             "late_pieces": self._late_pieces / max(self._num_pieces, 1),
             "oldest_piece_steps": self._oldest,
             "planning_ms": {
@@ -131,6 +136,30 @@ class PlanSummary:
                 "max": float(milliseconds.max()),
             },
             "order_digest": self._last.order_digest.hex(),
+        }
+
+
+class _ModuleSums:
+    """Of the items of a module."""
+
+    def __init__(self) -> None:
+        self._unit, self._num_consumers = "", 0
+        self._num_items = self._cost = self._lower_bound = self._hash_order_cost = 0
+
+    def add(self, plan: ItemPlan) -> None:
+        self._unit, self._num_consumers = plan.unit, plan.num_consumers
+        self._num_items += len(plan.items)
+        self._cost += plan.balance.cost
+        self._lower_bound += plan.balance.lower_bound
+        self._hash_order_cost += plan.balance.hash_order_cost
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "items": self._unit,
+            "num_consumers": self._num_consumers,
+            "num_items": self._num_items,
+            "balance_ratio": self._cost / self._lower_bound,
+            "hash_order_ratio": self._hash_order_cost / self._lower_bound,
         }
 
 
@@ -162,11 +191,16 @@ def print_summary(values: Mapping[str, Any], *, explain: bool = False) -> None:
     capacity = count_text(values["capacity_tokens"])
     if values["least_capacity_tokens"] != values["capacity_tokens"]:
         capacity = f"{count_text(values['least_capacity_tokens'])} to {capacity}"
+    of_modules = "".join(
+        f"module    {name}: {count_text(one['num_items'])} {one['items']}s on {count_text(one['num_consumers'])} "
+        f"consumers, {one['balance_ratio']:.4f} x the lower bound; hash order {one['hash_order_ratio']:.4f}\n"
+        for name, one in values["modules"].items()
+    )
     print(f"""
 fill      {percent_text(values["fill"])} of {capacity} tokens a step; \
 lowest {percent_text(values["lowest_fill"])} in step {values["lowest_fill_step"]}
 balance   {balance}
-deferred  {percent_text(values["late_pieces"])} of the pieces came late, the latest by \
+{of_modules}deferred  {percent_text(values["late_pieces"])} of the pieces came late, the latest by \
 {values["oldest_piece_steps"]} step(s)
 planning  {planning["median"]:.2f} ms a step (p95 {planning["p95"]:.2f}, longest {planning["max"]:.2f})
 digest    {values["order_digest"]} after step {values["first_step"] + values["num_steps"] - 1}""")

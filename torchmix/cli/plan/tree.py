@@ -10,8 +10,8 @@ import argparse
 from collections import Counter
 from typing import Any
 
+from torchmix.cli.layout import layout_of_arguments
 from torchmix.cli.terminal import at_least, count_text
-from torchmix.parallel.layout import Layout
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.parts import Part
@@ -22,12 +22,8 @@ MOST_REPLICAS = 4
 
 
 def add_tree(parser: argparse.ArgumentParser) -> None:
-    """Declare --tree and the sizes that it needs beside --dp."""
+    """Declare --tree and what it needs beside the sizes of a job."""
     parser.add_argument("--tree", action="store_true", help="show which ranks read and whom they serve, and no steps")
-    for name, meaning in (("tp", "tensor"), ("cp", "context"), ("pp", "pipeline")):
-        parser.add_argument(
-            f"--{name}", type=at_least(1), default=1, metavar="N", help=f"for --tree: {meaning}-parallel size"
-        )
     parser.add_argument(
         "--leaders", choices=("replica", "node", "stage"), default="replica", help="for --tree: which ranks read"
     )
@@ -40,10 +36,10 @@ def tree_of(arguments: argparse.Namespace, part: Part) -> ClientPlaceTree:
     Raises:
         TopologyError: The sizes do not fit each other, the nodes, or a global batch.
     """
-    layout = Layout(dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
+    layout = layout_of_arguments(arguments, part)
     for stage in stages_of(part.batch):
         layout.num_microbatches(stage.samples)
-    topology = Topology(tp=arguments.tp, cp=arguments.cp, pp=arguments.pp, dp=arguments.dp)
+    topology = Topology(tp=arguments.tp, cp=arguments.cp, pp=arguments.pp, dp=layout.dp)
     return ClientPlaceTree.from_topology(
         topology, leaders=arguments.leaders, ranks_per_node=arguments.ranks_per_node or topology.world_size
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torchmix.catalog.open_part import open_part
 from torchmix.cli.decisions import add_decisions
+from torchmix.cli.layout import add_layout
 from torchmix.cli.show.documents import DocumentReader
 from torchmix.cli.show.page import write_page
 from torchmix.cli.show.rows import print_row, rows_shown
@@ -43,10 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument("--sample", type=at_least(0), metavar="S", help="one sample of the global batch (default all)")
     step.add_argument("--dp-rank", type=at_least(0), metavar="R", help="samples of one data-parallel rank")
     step.add_argument("--microbatch", type=at_least(0), metavar="M", help="samples of one microbatch")
-    step.add_argument("--dp", type=at_least(1), default=1, metavar="D", help="data-parallel size (default 1)")
-    step.add_argument(
-        "--micro-batch-size", type=at_least(1), default=1, metavar="B", help="samples of a microbatch (default 1)"
-    )
+    add_layout(step)
     step.add_argument("--state", type=Path, metavar="FILE", help="bytes of a state to plan from, not from step 0")
     add_decisions(parser)
     step.add_argument(

@@ -16,11 +16,11 @@ import numpy as np
 
 from torchmix.catalog.store import Catalog
 from torchmix.cli.decisions import decisions_of
+from torchmix.cli.layout import layout_of_arguments
 from torchmix.cli.show.documents import DocumentReader, place_of
 from torchmix.cli.show.readable import excerpt, readable
 from torchmix.cli.terminal import count_text, print_table, progress_bar
 from torchmix.errors import OptionError, StateMismatch, TopologyError
-from torchmix.parallel.layout import Layout
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
@@ -44,7 +44,7 @@ def plan_of_step(part: Part, catalog: Catalog, arguments: argparse.Namespace) ->
         StateError: `--state` is no state of this recipe and catalog, or of a later step.
         PlanError: The data ends before the step.
     """
-    layout = Layout(dp=arguments.dp, micro_batch_size=arguments.micro_batch_size)
+    layout = layout_of_arguments(arguments, part)
     planner = open_planner(part, catalog, layout, decisions=decisions_of(arguments, part))
     cursor = _cursor(planner, part, catalog, arguments)
     num_steps = arguments.step + 1 - cursor.step

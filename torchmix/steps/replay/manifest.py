@@ -46,6 +46,8 @@ class PlanManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     one_pass: bool
     recipe_fingerprint: str
     catalog_fingerprint: str
+    denied: str
+    """Fingerprint of the documents that are not given; empty where there are none."""
     first_step: _Step
     stop_step: _Step
     """The step behind the last one."""

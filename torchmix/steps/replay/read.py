@@ -47,6 +47,11 @@ class RecordedPlan:
         self._folder, self._planner, self._catalog = folder, planner, catalog
         self.manifest: PlanManifest = read_manifest(folder)
         check_plan_of(self.manifest, planner.part, catalog, folder=folder)
+        if self.manifest.denied != planner.denied_fingerprint:
+            raise PlanFilesError(
+                f"the plan in {folder} is of other denied documents ({self.manifest.denied or 'none'}) than "
+                f"there are now ({planner.denied_fingerprint or 'none'}); plan again with --out"
+            )
         self._pieces, self._steps, self._states = (
             _RowsOfSteps(folder / name) for name in ("pieces.parquet", "steps.parquet", "states.parquet")
         )

@@ -83,6 +83,7 @@ class PlanFiles:
             one_pass=planner.part.one_pass,
             recipe_fingerprint=self._recipe,
             catalog_fingerprint=self._catalog,
+            denied=planner.denied_fingerprint,
             first_step=first.step,
             stop_step=last.step,
             dp=planner.layout.dp,

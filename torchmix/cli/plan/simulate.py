@@ -1,0 +1,166 @@
+"""`torchmix plan --simulate`: what the steps would take, beside jobs without a plan.
+
+In: the options, and plans of steps. Out: a table of predicted times, or the same as values. Must hold: all assumptions
+are said with it. Cost: some milliseconds a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torchmix.cli.terminal import at_least, count_text, print_table
+from torchmix.errors import OptionError
+from torchmix.parallel.layout import Layout
+from torchmix.planner.graph.strategy import backbone_cost
+from torchmix.planner.simulation.named_models import MODELS, named_model
+from torchmix.planner.simulation.rivals import ORDERS
+from torchmix.planner.simulation.simulate import ASSUMPTIONS, Simulation
+from torchmix.recipe.balance.structs import Balance
+from torchmix.recipe.parts import Part
+from torchmix.recipe.structs import Batch
+
+DEFAULT_STEPS = 8
+DEFAULT_TFLOPS = 400.0
+COLUMNS = {
+    "order": "how samples come to ranks and microbatches",
+    "step": "predicted time of a step in which ranks meet at its end",
+    "over ideal": "this time over that of equal work for all ranks, without a bubble of the pipeline",
+    "lockstep": "predicted time of a step in which ranks meet in each microbatch, as with FSDP or spread experts",
+    "over ideal ": "likewise",
+}
+
+
+def add_simulate(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    group = parser.add_argument_group("predicted times")
+    group.add_argument("--simulate", action="store_true", help="predict the time of a step, with and without the plan")
+    group.add_argument("--model", metavar="NAME", help=f"dimensions of the model: {', '.join(MODELS)}")
+    group.add_argument("--samples", type=at_least(1), metavar="G", help="another global batch than the recipe's")
+    group.add_argument(
+        "--tflops",
+        type=_rate,
+        default=DEFAULT_TFLOPS,
+        metavar="F",
+        help=f"TFLOP/s that a rank reaches (default {DEFAULT_TFLOPS:g})",
+    )
+
+
+def simulated_part(arguments: argparse.Namespace, part: Part) -> Part:
+    """The part that is planned: with the named model and batch, and balanced by rows where the recipe balances nothing.
+
+    Raises:
+        OptionError: An option goes with --simulate alone; there are no dimensions of a model.
+    """
+    if not arguments.simulate:
+        for name in ("model", "samples"):
+            if getattr(arguments, name) is not None:
+                raise OptionError(f"--{name} goes with --simulate: a run has what the recipe says")
+        return part
+    if arguments.samples is not None:
+        if arguments.out is not None:
+            raise OptionError("--samples plans another run than the recipe's, which --out would write down")
+        part = replace(part, batch=Batch(samples=arguments.samples, length=part.batch.length))
+    settings = part.balance
+    if arguments.model is not None:
+        model = named_model(arguments.model)
+        method = "rows" if settings.method == "none" and settings.strategy is None else settings.method
+        settings = Balance(
+            **{name: getattr(settings, name) for name in Balance.__struct_fields__ if name not in _REPLACED},
+            method=method,
+            model=model,
+        )
+    if settings.model is None and settings.cost is None:
+        raise OptionError(f"--simulate needs balance.model in the recipe, or --model, one of {', '.join(MODELS)}")
+    return replace(part, balance=settings)
+
+
+_REPLACED = ("method", "model", "cost")
+
+
+def simulation_of(part: Part) -> Simulation:
+    """A simulation without steps."""
+    return Simulation(cost=backbone_cost(part), packing=part.packing, length=part.batch.length, seed=part.seed)
+
+
+def simulation_values(
+    simulation: Simulation, part: Part, layout: Layout, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """The simulation for a program: means of the steps. Seconds are null where costs were measured in another unit."""
+    steps = max(simulation.num_steps, 1)
+    model = part.balance.model
+    second = None  # cost of what a rank computes in a second
+    if model is not None and part.balance.cost is None:
+        second = arguments.tflops * 1e12 * layout.tp * layout.cp / (2 * model.hidden)
+
+    def times(value: float) -> dict[str, float | None]:
+        return {"seconds": None if second is None else value / steps / second, "over_ideal": value / simulation.ideal}
+
+    return {
+        "model": arguments.model or "the recipe's",
+        "tflops": arguments.tflops,
+        "num_steps": simulation.num_steps,
+        "world": layout.dp * layout.tp * layout.cp * layout.pp,
+        "ideal_seconds": times(simulation.ideal)["seconds"],
+        "pipeline_bubble": simulation.even / simulation.ideal,
+        "orders": {
+            name: {"at_end": times(one.at_end), "each_microbatch": times(one.each_microbatch)}
+            for name, one in simulation.times.items()
+        },
+        "modules": {
+            name: {"hash_order_over_ideal": one.hash_order / one.ideal, "plan_over_ideal": one.plan / one.ideal}
+            for name, one in simulation.modules.items()
+            if one.ideal
+        },
+        "assumptions": [*ASSUMPTIONS, rate_assumption(second is not None, arguments.tflops)],
+    }
+
+
+def rate_assumption(has_seconds: bool, tflops: float) -> str:
+    """What seconds follow from."""
+    if has_seconds:
+        return f"A rank reaches {tflops:g} TFLOP/s (--tflops); ratios do not depend on it."
+    return "The recipe's cost was measured in a unit of its own, so there are ratios and no seconds."
+
+
+def print_simulation(values: Mapping[str, Any], *, explain: bool) -> None:
+    """Print `simulation_values` for a person."""
+    bubble = values["pipeline_bubble"]
+    print(f"\npredicted for {count_text(values['world'])} ranks, model {values['model']}:\n")
+    rows = []
+    for name, one in values["orders"].items():
+        cells = [(seconds_text(way["seconds"]), f"{way['over_ideal']:.3f}") for way in one.values()]
+        rows.append((name, *cells[0], *cells[1]))
+    print_table(COLUMNS, rows, explain=explain)
+    print(f"\nequal microbatches would take {bubble:.3f} x the ideal, which is the bubble of the pipeline")
+    for name, one in values["modules"].items():
+        print(
+            f"module {name}: its slowest consumer takes {one['plan_over_ideal']:.3f} x the mean, in hash order "
+            f"{one['hash_order_over_ideal']:.3f}"
+        )
+    if explain:
+        print("\nWhat the orders are:")
+        for name, meaning in ORDERS.items():
+            print(f"- {name}: {meaning}.")
+        print("\nWhat is assumed:")
+        for line in values["assumptions"]:
+            print(f"- {line}")
+    else:
+        print("no communication, F:B = 1:2; --explain says all that is assumed")
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Seconds with three digits."""
+    return "-" if seconds is None else f"{seconds:.3g} s"
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of TFLOP/s above 0")
+    return value
