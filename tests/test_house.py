@@ -80,3 +80,16 @@ def test_a_folder_has_few_files() -> None:
         if (count := len([path for path in folder.glob("*.py") if path.name != "__init__.py"])) > MOST_FILES
     }
     assert not crowded, f"a prefix that several files share is a folder that is missing: {crowded}"
+
+
+def test_types_of_messages_are_known_before_threads_decode_them() -> None:
+    """msgspec learns of a class at its first decode, and two threads that do so at once can crash the process."""
+    faults = [
+        f"{place(path, node)} {ast.unparse(node)}; make a Decoder beside the function, at the import"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("msgspec.json.decode", "msgspec.msgpack.decode")
+        for word in node.keywords
+        if word.arg == "type" and isinstance(word.value, ast.Name)
+    ]
+    assert not faults, "\n".join(faults)

@@ -34,6 +34,7 @@ from torchmix.recipe.structs import (
     Shuffle,
     Source,
 )
+from torchmix.steps.boundary import POSITION_FIELDS, Boundary
 from torchmix.steps.header import StepHeader
 from torchmix.steps.replay.manifest import PlanManifest
 from torchmix.steps.replay.tables import SCHEMAS
@@ -185,10 +186,14 @@ def test_the_wire_table_is_an_envelope() -> None:
     assert re.findall(r"(\d)\s+(\w+)[,.]", text[text.index("Dtypes:") :].split("Arrays")[0]) == [
         (str(code), dtype) for code, dtype in enumerate(DTYPES)
     ]
-    header = text[text.index("The header is a msgpack map") :]
+    header = text[text.index("The header is a msgpack map") : text.index("`after` is a map")]
     assert [name for name in names(header) if name in StepHeader.__struct_fields__] == list(
         StepHeader.__struct_fields__
     )
+    after = text[text.index("`after` is a map") : text.index("`microbatch` is 0")]
+    keys = {name for name in names(after) if name in Boundary.__struct_fields__}
+    assert keys == set(Boundary.__struct_fields__)
+    assert f"`{', '.join(POSITION_FIELDS)}`" in after
 
 
 @pytest.mark.parametrize(("file", "schema"), SCHEMAS.items())

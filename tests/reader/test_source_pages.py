@@ -54,9 +54,8 @@ def make_pages() -> Iterator[MakePages]:
 
     def make(world: World, source=SOURCE, dictionary_bytes: int = 1 << 20) -> SourcePages:
         web = world.index().sources["web"]
-        return SourcePages(
-            web, source, OpenFiles(source, web.files, world.directory, descriptors), PageCache(dictionary_bytes)
-        )
+        files = OpenFiles(source, web.files, world.directory, descriptors)
+        return SourcePages(web, source, files, PageCache(dictionary_bytes))
 
     yield make
     descriptors.close_all()
@@ -91,7 +90,7 @@ def test_what_is_decoded_together_is_no_larger_than_its_bound_unless_one_page_is
     assert len(everything) == table.num_pages
     of_call = [sum(len(run.pages) for run in runs) for runs in calls]
     assert max(of_call) <= bound and len(calls) < table.num_pages / 2
-    assert sum(of_call) == num_bytes.sum() == pages.bytes_read
+    assert sum(of_call) == num_bytes.sum() == pages.figures.bytes_read
     calls.clear()
     monkeypatch.setattr(source_pages, "BATCH_BYTES", 1)
     list(pages.decode(range(4)))
@@ -109,7 +108,9 @@ def test_a_dictionary_is_read_once_per_chunk_while_it_is_kept(tmp_path, make_pag
             next(pages.decode([page]))
         dictionary = int(table.companion_bytes[1])
         assert dictionary > 0
-        assert pages.bytes_read == int(table.place(np.array([first, second])).num_bytes.sum()) + reads * dictionary
+        assert (
+            pages.figures.bytes_read == int(table.place(np.array([first, second])).num_bytes.sum()) + reads * dictionary
+        )
 
 
 def test_planned_bytes_are_those_of_the_decoded_page(tmp_path, make_pages):
@@ -144,7 +145,7 @@ def test_documents_of_other_lengths_than_planned_are_an_error_that_names_page_an
     assert pages.catalog.pages.first_row[first + 1] > 104
     with pytest.raises(CorruptPage, match=f"source 'web': .*web/1.parquet: {says.format(page=first)}"):
         next(pages.decode([first]))
-    assert pages.pages_decoded == 0
+    assert pages.figures.pages_decoded == 0
 
 
 def test_a_flipped_byte_of_a_page_with_checksums_is_an_error_that_names_the_file(tmp_path, make_pages):
@@ -183,9 +184,9 @@ def test_a_page_with_split_rows_is_read_alone_up_to_where_its_last_row_ends(tmp_
     place = pages.catalog.pages.place(np.arange(100))
     assert (place.tail_bytes > 0).sum() > 50
     for page in np.flatnonzero(place.tail_bytes)[:20].tolist():
-        before = pages.bytes_read
+        before = pages.figures.bytes_read
         next(pages.decode([page]))
-        assert pages.bytes_read - before == place.num_bytes[page] + place.tail_bytes[page]
+        assert pages.figures.bytes_read - before == place.num_bytes[page] + place.tail_bytes[page]
 
 
 @pytest.mark.parametrize("dictionary", [False, True])

@@ -41,14 +41,14 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def one_leader_fails_at_step_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = steps.read_and_build
+    build = steps.build_step
 
     def build_or_fail(settings: StreamSettings, plan: StepPlan, *rest: Any, **options: Any) -> Any:
         if settings.replica == 1 and plan.step == 3:
             raise CorruptPage("page 7 does not decode")
         return build(settings, plan, *rest, **options)
 
-    monkeypatch.setattr(steps, "read_and_build", build_or_fail)
+    monkeypatch.setattr(steps, "build_step", build_or_fail)
 
 
 def take_all(loader: StatefulDataLoader, rank: Rank, together: threading.Barrier | None = None) -> None:

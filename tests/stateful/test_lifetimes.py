@@ -70,7 +70,7 @@ def test_a_held_iterator_goes_on_after_an_end_and_after_an_error(job: Path, monk
         loader.load_state_dict(state)
         assert same_microbatches(first, list(held))
         with monkeypatch.context() as patch:
-            patch.setattr(steps, "read_and_build", fail)
+            patch.setattr(steps, "build_step", fail)
             loader.load_state_dict(state)
             for _ in range(2):  # an error is not the end of the data, however often one asks
                 with pytest.raises(CorruptPage):

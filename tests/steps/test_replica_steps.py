@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from tests.support.catalogs import World, random_world
 from tests.support.files import make_tokens_file, random_tokens
+from tests.support.mixtures import plan_steps
 from torchmix.constructor.memory import StepMemory
+from torchmix.errors import CorruptPage
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.layout import Layout
 from torchmix.parallel.topology import Topology
+from torchmix.planner.planner import open_planner
 from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
@@ -120,3 +123,37 @@ def test_the_steps_are_those_of_any_reader_that_is_handed_in(tmp_path: Path) -> 
             np.testing.assert_array_equal(step.fields[name], array)
     assert {"read", "hold"} <= reader.calls
     assert "close" not in reader.calls, "whoever has opened it closes it"
+
+
+def test_a_piece_that_cannot_be_read_is_an_error_in_the_place_of_its_step(tmp_path: Path) -> None:
+    world = random_world(tmp_path, 5, samples=4, length=64)
+    catalog, part = world.index(), part_of(world.recipe, "train")
+    settings = StreamSettings(
+        part=part,
+        base=str(tmp_path),
+        catalog_folder=str(tmp_path / world.recipe.catalog),
+        cache_bytes=1 << 20,
+        replica=0,
+        layout=Layout(),
+        max_steps=40,
+    )
+    state = encode_state(start_state(Layout(), recipe=recipe_fingerprint(part)))
+    plans, _ = plan_steps(open_planner(part, catalog), 10)
+    broken = {(int(s), int(row)) for s, row in zip(plans[9].pieces.source, plans[9].pieces.row, strict=True)}
+    for plan in plans[:9]:
+        broken -= {(int(s), int(row)) for s, row in zip(plan.pieces.source, plan.pieces.row, strict=True)}
+    assert broken
+
+    class Broken(ReaderOfMemory):
+        def read(self, source: Any, rows: Any, *rest: Any, **options: Any) -> Tokens:
+            sizes.append(len(rows))
+            if broken & {*zip(source.tolist(), rows.tolist(), strict=True)}:
+                raise CorruptPage("page 7 does not decode")
+            return super().read(source, rows, *rest, **options)
+
+    sizes: list[int] = []
+    steps = replica_steps(settings, state, catalog=catalog, reader=Broken(world), memory=StepMemory())
+    assert [step.step for step in islice(steps, 9)] == list(range(9))
+    with pytest.raises(CorruptPage):
+        next(steps)
+    assert len(sizes) < 3 + 9, "steps were read several at a time before"

@@ -18,6 +18,7 @@ from torchmix.planner.cursor import Cursor
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part, part_of
+from torchmix.steps.boundary import Boundary, boundary_of_cursor
 from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, encode_header
@@ -210,8 +211,9 @@ def test_other_sources_than_the_recipes_in_their_order_are_refused(order: tuple[
 
 def header_of(planner: Planner, cursor: Cursor, **changes: object) -> StepHeader:
     plan, after = planner.step(cursor)
-    state = encode_state(state_of_cursor(after, planner, recipe=RECIPE, catalog=CATALOG))
-    data = encode_header(plan, state, first_microbatch=0, plan_s=0.0, read_s=0.0, build_s=0.0, reading={})
+    like = encode_state(state_of_cursor(cursor, planner, recipe=RECIPE, catalog=CATALOG))
+    boundary = boundary_of_cursor(after, planner, recipe=RECIPE, like=like)
+    data = encode_header(plan, boundary, first_microbatch=0, plan_s=0.0, read_s=0.0, build_s=0.0, reading={})
     return msgspec.structs.replace(decode_header(data), **changes)
 
 
@@ -220,7 +222,8 @@ def test_a_step_that_the_state_waits_for_gives_the_state_after_it() -> None:
     cursor = cursor_after(planner, 2)
     state = state_of_cursor(cursor, planner, recipe=RECIPE, catalog=CATALOG)
     header = header_of(planner, cursor)
-    assert check_arrival(header, state) == decode_state(header.next_state, recipe=RECIPE)
+    after = state_of_cursor(planner.step(cursor)[1], planner, recipe=RECIPE, catalog=CATALOG)
+    assert check_arrival(header, state).whole() == after
     inside = msgspec.structs.replace(state, microbatch=1, plan_digest=header.plan_digest)
     assert check_arrival(msgspec.structs.replace(header, first_microbatch=1), inside).step == 3
 
@@ -244,6 +247,29 @@ def test_a_step_that_the_state_does_not_wait_for_is_refused(
     state = msgspec.structs.replace(state_of_cursor(cursor, planner, recipe=RECIPE, catalog=CATALOG), **of_state)
     with pytest.raises(StateMismatch, match=match):
         check_arrival(header_of(planner, cursor, **of_header), state)
+
+
+def test_a_boundary_made_whole_is_the_state_bit_for_bit_whatever_step_it_is_like() -> None:
+    planner = planner_of(SHARES)
+    like = encode_state(state_of_cursor(cursor_after(planner, 1), planner, recipe=RECIPE, catalog=CATALOG))
+    cursor, pools = planner.start(), set()
+    for _ in range(12):
+        cursor = planner.skip(cursor)
+        boundary = boundary_of_cursor(cursor, planner, recipe=RECIPE, like=like)
+        again = msgspec.msgpack.decode(msgspec.msgpack.encode(boundary), type=Boundary)
+        whole = state_of_cursor(cursor, planner, recipe=RECIPE, catalog=CATALOG)
+        assert encode_state(again.whole()) == encode_state(whole)
+        pools.add(len(whole.pool.row))
+    assert len(pools) > 1
+    with pytest.raises(StateError, match="does not fit its"):
+        msgspec.structs.replace(boundary, positions=boundary.positions[8:]).whole()
+
+
+def test_a_step_of_another_recipe_is_refused() -> None:
+    planner = planner_of(SHARES)
+    state = state_of_cursor(cursor_after(planner, 2), planner, recipe="0" * 16, catalog=CATALOG)
+    with pytest.raises(StateMismatch, match="saved with recipe"):
+        check_arrival(header_of(planner, cursor_after(planner, 2)), state)
 
 
 def test_inside_a_step_another_layout_is_refused_with_the_way_out() -> None:

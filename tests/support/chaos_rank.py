@@ -38,7 +38,7 @@ def fail_at_step_3(settings: Any, plan: Any, *rest: Any, **options: Any) -> Any:
     return build(settings, plan, *rest, **options)
 
 
-build = making.read_and_build
+build = making.build_step
 
 
 def train(loader: torchmix.StatefulDataLoader, steps: int) -> None:
@@ -63,7 +63,7 @@ def main(recipe: str, chaos: str) -> None:
     if rank == 1 and chaos == "dies-early":
         opening.open_fan_out = die  # type: ignore[assignment]
     if rank == 1 and chaos == "bad-step":
-        making.read_and_build = fail_at_step_3
+        making.build_step = fail_at_step_3
     if chaos == "two-loaders":
         # As init_process_group("nccl", device_id=...) does, which needs a GPU per rank.
         dist.distributed_c10d._get_default_group().bound_device_id = torch.device("cuda", 0)

@@ -220,6 +220,10 @@ class _Version(msgspec.Struct):
     version: int
 
 
+_decode_version = msgspec.json.Decoder(_Version).decode
+_decode_manifest = msgspec.json.Decoder(Manifest).decode
+
+
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a catalog.
 
@@ -236,13 +240,13 @@ def read_manifest(directory: Path) -> Manifest:
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from error
     try:
-        version = msgspec.json.decode(content, type=_Version).version
+        version = _decode_version(content).version
         if version != CATALOG_VERSION:
             raise CatalogStale(
                 f"the catalog at {directory} has format version {version}, this torchmix reads {CATALOG_VERSION}; "
                 "run torchmix index to build it again"
             )
-        return msgspec.json.decode(content, type=Manifest)
+        return _decode_manifest(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CatalogError(f"{path} is damaged ({error}); run torchmix index to build the catalog again") from error
 

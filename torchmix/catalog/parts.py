@@ -182,6 +182,9 @@ def load_part(path: Path) -> FilePart | None:
     return part
 
 
+_decode_about = msgspec.msgpack.Decoder(_About).decode
+
+
 def _about_in(content: memoryview) -> _About:
     """The content at the end of a part."""
     if len(content) < _END.size:
@@ -190,7 +193,7 @@ def _about_in(content: memoryview) -> _About:
     encoded = content[max(0, len(content) - _END.size - num_bytes) : -_END.size]
     if zlib.crc32(encoded) != checksum:
         raise ValueError("its end has another checksum")
-    return msgspec.msgpack.decode(encoded, type=_About)
+    return _decode_about(encoded)
 
 
 def remove_parts(directory: Path, sources: frozenset[str] | None) -> None:

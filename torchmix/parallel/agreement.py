@@ -135,6 +135,9 @@ def _failure_key(number: int) -> str:
     return f"torchmix/failure/{number}"
 
 
+_decode_failure = msgspec.json.Decoder(_Failure).decode
+
+
 def _await(
     store: AgreementStore,
     is_there: Callable[[], bool],
@@ -153,7 +156,7 @@ def _await(
         except RuntimeError as error:  # torch's store errors are RuntimeErrors
             raise RankLost(f"the job's store is gone, and so is the rank or launcher that hosts it: {error}") from error
         if failure is not None:
-            failed = msgspec.json.decode(failure, type=_Failure)
+            failed = _decode_failure(failure)
             raise RankLost(f"rank {failed.rank} failed before the loaders were built: {failed.text}", failed.rank)
         check()
         waited_s = time.monotonic() - began

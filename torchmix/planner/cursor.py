@@ -27,6 +27,9 @@ class DecisionRecords(Protocol):
     def record(self, step: int) -> tuple[StepRecord, str]:
         """The record of a step, later than in the call before, with the digest of the log up to it; waits for it."""
 
+    def is_known(self, step: int) -> bool:
+        """Whether `record` of this step, no earlier than in the call before, would not wait."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decided:

@@ -138,6 +138,11 @@ class Planner:
         tokens = self.tokens_of_step(packed, drawn, asked)
         return self.placed(self.drawn_step(cursor.step, packed, tokens, after.order_digest)), after
 
+    def is_decided(self, cursor: Cursor) -> bool:
+        """Whether `step` at the cursor would not wait for a decision."""
+        after = None if self._deciding is None or self.decisions is None else self._deciding.step_of(cursor.step)
+        return after is None or self.decisions is None or self.decisions.is_known(after)
+
     def placed(self, drawn: DrawnStep) -> StepPlan:
         """The plan of a step whose samples are packed, for this planner's layout."""
         return self._strategy(drawn)

@@ -7,7 +7,7 @@ range_requests.py  byte ranges of objects -> few requests, several at once
 mapped_files.py    files whose tokens lie in them as they are, as memory
 decoded_page.py    documents of a run -> its pages, as they are kept
 page_cache.py      what was read lately, within a budget of bytes
-decode_count.py    how often pages are decoded
+decode_count.py    how much is decoded, and how often
 page_batches.py    pages -> runs and batches, which are decoded together
 source_pages.py    pages -> documents
 used_rows.py       the rows of pages that are used at all

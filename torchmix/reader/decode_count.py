@@ -1,4 +1,4 @@
-"""How often pages are decoded: once in each window that needs them, or again.
+"""How much is decoded, and how often: once in each window that needs a page, or again.
 
 In: pages as they are decoded, and windows as they end. Out: `decode_amplification`: pages decoded over distinct pages
 of their window, so 1 where no page was decoded twice for a window, however little of it was used. Must hold: a page
@@ -9,6 +9,7 @@ only touched bytes take memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,3 +40,17 @@ class DecodeCount:
     def amplification(self) -> float:
         """Pages decoded over distinct pages of their window; 1 where nothing had to be decoded."""
         return self._num_decoded / self._num_distinct if self._num_distinct else 1.0
+
+
+@dataclass(slots=True)
+class DecodeFigures:
+    """Sums over all sources of a reader since it was made; each adds what it does, so asking costs nothing."""
+
+    pages_decoded: int = 0
+    bytes_decoded: int = 0
+    bytes_read: int = 0
+    """Of pages and companions, from files."""
+    bad_pages: int = 0
+    """Pages that became blank, each once."""
+    read_s: float = 0.0
+    decode_s: float = 0.0

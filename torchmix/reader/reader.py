@@ -29,6 +29,7 @@ from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import LoaderClosed
 from torchmix.formats.kept_ids.in_place_of import in_place_of
 from torchmix.formats.source import FormatSource
+from torchmix.reader.decode_count import DecodeFigures
 from torchmix.reader.decoded_page import Companion, DecodedPage
 from torchmix.reader.decoders import decoders_of
 from torchmix.reader.mapped_files import CHECK_EVERY_S
@@ -89,12 +90,14 @@ class Reader:
         self._descriptors = Descriptors()
         companions: PageCache[tuple[str, int], Companion] = PageCache(COMPANION_BYTES)
         self._sources: list[SourcePages] = []
+        self._figures = DecodeFigures()
         decoders = decoders_of(catalog, directory, sources, maps=maps)
         for source, decoder in zip(catalog.sources.values(), decoders, strict=True):
             if sources is None and decoder.row_encoder is not None:
                 source, decoder = in_place_of(source, decoder, catalog.directory) or (source, decoder)
             files = OpenFiles(decoder, source.files, directory, self._descriptors)
-            pages = SourcePages(source, decoder, files, companions, masks_bad=source.name in masked)
+            masks_bad = source.name in masked
+            pages = SourcePages(source, decoder, files, companions, masks_bad=masks_bad, figures=self._figures)
             self._sources.append(pages)
         number = {source.catalog.name: s for s, source in enumerate(self._sources)}
         of_source = {number[name]: UsedRows(rows, catalog.sources[name]) for name, rows in (used or {}).items()}
@@ -287,15 +290,14 @@ class Reader:
             cache_bytes, cache_pages, open_document_bytes, files_open: current values.
             total_read_s, total_decode_s: seconds spent on files that are not mapped.
         """
-        active = [source for source in self._sources if source.pages_decoded]  # mapped sources decode nothing
-        bytes_decoded = self._bytes_mapped + sum(source.bytes_decoded for source in active)
+        figures = self._figures
         return {
-            "bytes_read": self._bytes_mapped + sum(source.bytes_read for source in active),
-            "bytes_decoded": bytes_decoded,
+            "bytes_read": self._bytes_mapped + figures.bytes_read,
+            "bytes_decoded": self._bytes_mapped + figures.bytes_decoded,
             "bytes_served": self._bytes_served,
             "decode_amplification": self._store.count.amplification,
-            "pages_decoded": sum(source.pages_decoded for source in active),
-            "bad_pages": sum(source.num_bad_pages for source in self._sources),
+            "pages_decoded": figures.pages_decoded,
+            "bad_pages": figures.bad_pages,
             "cache_hits": self._cache_hits,
             "cache_misses": self._cache_misses,
             "cache_bytes": self._store.kept.num_bytes,
@@ -305,8 +307,8 @@ class Reader:
             "bad_rows": self._encoding.num_masked_rows,
             "open_document_bytes": self._open.num_bytes + self._encoding.num_kept_bytes,
             "files_open": len(self._descriptors),
-            "total_read_s": sum(source.read_s for source in active),
-            "total_decode_s": sum(source.decode_s for source in active),
+            "total_read_s": figures.read_s,
+            "total_decode_s": figures.decode_s,
         }
 
     def close(self) -> None:

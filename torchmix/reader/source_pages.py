@@ -26,6 +26,7 @@ from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.source import Documents, FormatSource, PageRun, offsets_of
+from torchmix.reader.decode_count import DecodeFigures
 from torchmix.reader.decoded_page import (
     PAGE_OVERHEAD_BYTES,
     Companion,
@@ -53,6 +54,7 @@ class SourcePages:
         companions: PageCache[tuple[str, int], Companion],
         *,
         masks_bad: bool = False,
+        figures: DecodeFigures | None = None,
     ) -> None:
         """Nothing is read yet.
 
@@ -61,6 +63,7 @@ class SourcePages:
             decoder: How its pages become documents.
             files: Its files.
             companions: Keeps companions, by source and chunk, of all sources.
+            figures: Sums of all sources, to which this one adds.
             masks_bad: Whether a page that does not decode, or decodes to other documents than were indexed, becomes
                 blank (`NO_ID`) with one log message. Otherwise it is an error.
         """
@@ -76,20 +79,13 @@ class SourcePages:
         self._files = files
         self._companions = companions
         self.mapped = MappedFiles(catalog, files)
-        self.pages_decoded = 0
-        self.bytes_decoded = 0
-        self.read_s = 0.0
-        self.decode_s = 0.0
+        self.figures = figures or DecodeFigures()
+        self._bytes_counted = 0
 
-    @property
-    def num_bad_pages(self) -> int:
-        """Number of pages that became blank."""
-        return len(self._bad_pages)
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of pages and companions that were read from files."""
-        return self._files.bytes_read
+    def take_uncounted(self) -> int:
+        """Bytes of pages and companions that were read from files since the last call."""
+        before, self._bytes_counted = self._bytes_counted, self._files.bytes_read
+        return self._bytes_counted - before
 
     def place_of_row(self, row: int) -> tuple[str, int]:
         """Source and file of a row, for messages, and its number in the file."""
@@ -201,13 +197,14 @@ class SourcePages:
             return
         for run, of_run in zip(batch, documents, strict=True):
             for decoded in cut_documents(of_run, run.num_rows, is_narrow=self._is_narrow and is_proven):
-                self.pages_decoded += 1
-                self.bytes_decoded += decoded.values.nbytes
+                self.figures.pages_decoded += 1
+                self.figures.bytes_decoded += decoded.values.nbytes
                 yield decoded
 
     def _blank(self, page: int, rows: slice, error: CorruptPage) -> DecodedPage:
         if page not in self._bad_pages:
             self._bad_pages.add(page)
+            self.figures.bad_pages += 1
             logger.warning("%s - its rows come without loss, as bad_rows: mask says", error)
         return blank_page(offsets_of(self.catalog.sizes.tokens[rows]))
 
@@ -244,8 +241,9 @@ class SourcePages:
                 self._check_num_rows(of_run, as_read.num_rows, run)
             elif of_run.offsets is not as_read.offsets:
                 self._check_lengths(of_run, as_read.tokens, run)
-        self.read_s += read - began
-        self.decode_s += time.perf_counter() - read
+        self.figures.read_s += read - began
+        self.figures.decode_s += time.perf_counter() - read
+        self.figures.bytes_read += self.take_uncounted()
         return documents, all(run.is_as_indexed for run in runs)
 
     def _as_read(

@@ -110,6 +110,11 @@ def _plain(value: Any) -> Any:
         raise RecipeError(f"the recipe holds a value that no recipe can hold: {error}") from error
 
 
+msgspec.json.Decoder(Recipe)
+"""msgspec learns of a type when it first meets it, and two threads that do so at once may crash the process: so it does
+at the import, here and wherever a decoder is made beside a function."""
+
+
 def _recipe_of_plain(plain: Any) -> Recipe:
     if isinstance(plain, dict):
         version = plain.get("version", RECIPE_VERSION)

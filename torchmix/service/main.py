@@ -64,6 +64,10 @@ class LoaderStarted(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorForm | None = None
 
 
+_decode_start = msgspec.msgpack.Decoder(LoaderStart).decode
+decode_started = msgspec.msgpack.Decoder(LoaderStarted).decode
+
+
 def send(end: socket.socket, message: LoaderStart | LoaderStarted) -> None:
     """Send a message behind its length."""
     body = msgspec.msgpack.encode(message)
@@ -108,7 +112,7 @@ def main(descriptor: int, ignored: Collection[int]) -> NoReturn:
 def run_loader(end: socket.socket) -> int:
     """Serve until the other end goes; the exit code."""
     try:
-        start = msgspec.msgpack.decode(receive(end), type=LoaderStart)
+        start = _decode_start(receive(end))
     except EOFError:
         return 0
     with ExitStack() as stack:

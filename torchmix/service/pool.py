@@ -27,7 +27,7 @@ import msgspec
 
 from torchmix.errors import LoaderLost
 from torchmix.service.endpoints import with_port
-from torchmix.service.main import LoaderStart, LoaderStarted, receive, send
+from torchmix.service.main import LoaderStart, decode_started, receive, send
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class LoaderProcess:
         """
         self._end.settimeout(START_S)
         try:
-            answer = msgspec.msgpack.decode(receive(self._end), type=LoaderStarted)
+            answer = decode_started(receive(self._end))
         except EOFError as error:
             self.close()
             raise LoaderLost(f"loader process {self.process.pid} has ended before it listened{self.tail()}") from error

@@ -41,10 +41,11 @@ from torchmix.stateful.reports import Reports
 from torchmix.stateful.reshard import Reshard, Seating, SharedParts, agreed_places, at_layout, reseat
 from torchmix.stateful.step_in_use import Microbatches, StepInUse
 from torchmix.stateful.stream import StepStream, state_bytes
-from torchmix.stateful.waiting import await_end, await_item
+from torchmix.stateful.waiting import await_end, await_item, who_waits
+from torchmix.steps.boundary import Boundary, whole
 from torchmix.steps.edits import state_for
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
-from torchmix.steps.state import check_layout, decode_state, encode_state, start_state
+from torchmix.steps.state import LoaderState, check_layout, decode_state, encode_state, start_state
 from torchmix.steps.stop_signal import StopSignal
 
 
@@ -87,7 +88,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._reports, self._has_branch = reports, False
         # The state before the step that is being consumed, or the loaded state if it lies inside that step.
         self._start_step, self._stop_step = start_step, stop_step
-        self._state = start_state(seating.layout, recipe=shared.part, step=start_step)
+        self._state: LoaderState | Boundary = start_state(seating.layout, recipe=shared.part, step=start_step)
         self._step: StepInUse | None = None
         self._header: StepHeader | None = None
         self._feed: Ahead[StepTensors] | None = None
@@ -107,7 +108,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last microbatch handed out: bytes at 'torchmix_state', equal on all ranks."""
-        state = self._state if self._step is None else self._step.state_within(self._state)
+        state = whole(self._state) if self._step is None else self._step.state_within(self._state)
         return {"torchmix_state": encode_state(state)}
 
     def load_state_dict(
@@ -286,10 +287,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             if self._reports is not None:
                 self._reports.check_reported(self._state.step)
             assert self._feed is not None
-            rank = self._tree.topology.rank
-            giver = "its own reader" if self._tree.is_leader else f"its leader, rank {self._tree.leader_of(rank)}"
-            who = f"rank {rank} has waited %.0f s for step {self._state.step} from {giver}"
-            arrived = await_item(self._feed, who=who, liveness=self._liveness)
+            arrived = await_item(self._feed, who=who_waits(self._tree, self._state.step), liveness=self._liveness)
             self._wait_s = time.perf_counter() - began
             self._total_wait_s += self._wait_s
             if arrived is None:
@@ -313,7 +311,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         if self._feed is not None or self._ended:
             return
         if self._reports is not None and not self._has_branch:
-            self._state, self._has_branch = self._reports.begin(self._state), True
+            self._state, self._has_branch = self._reports.begin(whole(self._state)), True
         stream = self.dataset
         stop = StopSignal()
         if isinstance(stream, StepStream):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from torchmix.constructor.fields import Microbatch
+from torchmix.steps.boundary import Boundary, whole
 from torchmix.steps.header import StepHeader
 from torchmix.steps.state import LoaderState
 
@@ -22,15 +23,15 @@ class StepInUse:
 
     microbatches: list[Microbatch]
     header: StepHeader
-    state_after: LoaderState
+    state_after: Boundary
     num_used: int
     """Microbatches handed out, including those before a state that was loaded inside the step."""
 
-    def state_within(self, before: LoaderState) -> LoaderState:
+    def state_within(self, before: LoaderState | Boundary) -> LoaderState:
         """The state after the microbatches handed out; `before`: the one that the step began with."""
         if self.num_used <= before.microbatch:
-            return before
-        return msgspec.structs.replace(before, microbatch=self.num_used, plan_digest=self.header.plan_digest)
+            return whole(before)
+        return msgspec.structs.replace(whole(before), microbatch=self.num_used, plan_digest=self.header.plan_digest)
 
 
 class Microbatches:

@@ -22,7 +22,7 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
 from torchmix.errors import OptionError, StateError, StateMismatch
 from torchmix.steps.edits import RowFacts, changed_rows
-from torchmix.steps.header import decode_header
+from torchmix.steps.header import state_after
 from torchmix.steps.local_steps import HeldReader, local_steps
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import LoaderState, check_catalog, check_layout, decode_state, encode_state, start_state
@@ -82,7 +82,7 @@ class StepStream(IterableDataset[StepTensors]):
     def state_dict(self) -> dict[str, Any]:
         """The state at the boundary after the last step given, as bytes."""
         if self._last_header:
-            self._state, self._last_header = decode_header(self._last_header).next_state, b""
+            self._state, self._last_header = state_after(self._last_header), b""
         return {"torchmix_state": self._state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

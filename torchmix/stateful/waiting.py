@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from torchmix.errors import RankLost
 from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.stateful.ahead import Ahead
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,13 @@ CLOSE_S = 300.0
 PATIENCE_S = 30.0
 """Seconds of waiting for a step, or for its end, before a line in the log."""
 _CHECK_S = 0.25
+
+
+def who_waits(tree: ClientPlaceTree, step: int) -> str:
+    """Who waits for a step, from whom; with a place for the seconds."""
+    rank = tree.topology.rank
+    giver = "its own reader" if tree.is_leader else f"its leader, rank {tree.leader_of(rank)}"
+    return f"rank {rank} has waited %.0f s for step {step} from {giver}"
 
 
 def await_item(items: Ahead[Item], *, who: str, liveness: Liveness | None) -> Item | None:

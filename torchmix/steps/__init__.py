@@ -4,6 +4,7 @@ cursor_bounds.py  what a cursor may hold, from the recipe and the catalog
 state.py          all that a run must keep of its data plane, as bytes
 edits.py          a recipe that changes between a save and a load: what may, and the state under it
 cursor_state.py   a cursor -> the state that keeps it, and back
+boundary.py       what of a state alters from step to step
 header.py         what travels with a step's tensors
 bad_tokens.py     how many tokens a run may read in vain
 decisions.py      the log of a policy's decisions, waited for and read
@@ -14,6 +15,7 @@ module_items.py   what the ranks of a replica compute of modules: read, and rout
 node_limits.py    what the kernel lets a job use of a machine
 memory_budget.py  what reading takes of a node at most, added up
 replay/           a plan on disk, and steps made from it
+blocks/           several small steps at a time
 replica_steps.py  the steps of one replica: planned, read and built
 local_steps.py    the same, with a reader of this process
 

@@ -20,11 +20,11 @@ import numpy as np
 from torchmix.catalog.store import Catalog
 from torchmix.errors import TooManyBadRows
 from torchmix.parallel.comparison import Masked
+from torchmix.planner.cursor import Cursor
 from torchmix.recipe.parts import Part
 from torchmix.recipe.source.bad_rows import masks_bad_rows, max_bad_of
 from torchmix.recipe.source.documents import rows_of
 from torchmix.steps.header import StepHeader
-from torchmix.steps.state import LoaderState, with_bad_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -34,20 +34,22 @@ class BadTokenBounds:
 
     def __init__(self, part: Part, catalog: Catalog) -> None:
         self._of_epoch: dict[str, Fraction] = {}
-        self._sources = {name: stream.sources for name, stream in part.streams.items()}
+        self._sources = [part.streams[name].sources for name in sorted(part.streams)]
         for name, source in part.sources.items():
             if masks_bad_rows(source):
                 start, stop = rows_of(source, catalog.sources[name].num_documents)
                 tokens = catalog.sources[name].sizes.tokens[start:stop].sum(dtype=np.int64)
                 self._of_epoch[name] = max_bad_of(source) * int(tokens)
 
-    def after(self, state: LoaderState) -> dict[str, int]:
-        """The bound up to a state, for each source that masks bad rows."""
+    def at(self, cursor: Cursor) -> dict[str, int]:
+        """The bound up to a cursor, for each source that masks bad rows."""
         epochs = dict.fromkeys(self._of_epoch, 0)
-        for stream in state.streams:
-            for source in self._sources[stream.name]:
+        if not epochs:
+            return epochs
+        for sources, epoch in zip(self._sources, cursor.position.epoch.tolist(), strict=True):
+            for source in sources:
                 if source in epochs:
-                    epochs[source] += stream.epoch + 1
+                    epochs[source] += epoch + 1
         return {name: int(self._of_epoch[name] * count) for name, count in epochs.items()}
 
 
@@ -55,7 +57,7 @@ def masked_of(header: StepHeader, num_masked_tokens: int) -> Masked:
     """The tokens of one replica's part of a step that its reader masked."""
     if not header.bad_tokens:
         return Masked(num_tokens=num_masked_tokens)
-    counts = np.array([header.bad_tokens.get(name, 0) for name in header.sources], np.int64)
+    counts = np.array([header.bad_tokens.get(name, 0) for name in header.sources()], np.int64)
     return Masked(num_tokens=num_masked_tokens, bad_tokens=counts)
 
 
@@ -80,7 +82,7 @@ class BadTokens:
             TooManyBadRows: More tokens of a source could not be read than `max_bad` allows.
         """
         if masked.bad_tokens is not None:
-            for name, tokens in zip(header.sources, masked.bad_tokens.tolist(), strict=True):
+            for name, tokens in zip(header.sources(), masked.bad_tokens.tolist(), strict=True):
                 if tokens:
                     self._so_far[name] = self._so_far.get(name, 0) + tokens
         if not self._so_far and not masked.num_tokens:
@@ -95,7 +97,7 @@ class BadTokens:
                 )
         return msgspec.structs.replace(
             header,
-            next_state=with_bad_tokens(header.next_state, self._so_far),
+            after=msgspec.structs.replace(header.after, bad_tokens=dict(self._so_far)),
             bad_tokens=dict(self._so_far),
             num_masked_tokens=masked.num_tokens,
         )

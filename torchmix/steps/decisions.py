@@ -27,7 +27,7 @@ class StoppedWaiting(Exception):
 
 
 class FollowedLog:
-    """One branch of the log and all that it goes on from; see `planner.decided.DecisionRecords`."""
+    """One branch of the log and all that it goes on from; see `planner.cursor.DecisionRecords`."""
 
     def __init__(self, folder: Path, branch: str, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Nothing is opened before the first record is asked for."""
@@ -38,7 +38,7 @@ class FollowedLog:
         self._earlier: list[tuple[StepRecord, str]] = []
 
     def record(self, step: int) -> tuple[StepRecord, str]:
-        """See `planner.decided.DecisionRecords.record`.
+        """See `planner.cursor.DecisionRecords.record`.
 
         Raises:
             StoppedWaiting: The record is not there, and nobody waits for the step any more.
@@ -61,6 +61,12 @@ class FollowedLog:
                 )
             time.sleep(LOOK_S)
         return self._last
+
+    def is_known(self, step: int) -> bool:
+        """See `planner.cursor.DecisionRecords.is_known`."""
+        while (self._last is None or self._last[0].step < step) and self._read():
+            pass
+        return self._last is not None and self._last[0].step >= step
 
     def close(self) -> None:
         """Give the file back; may be called again."""
@@ -93,7 +99,7 @@ class EndedLog:
         self.branch, self._folder = branch, folder
 
     def record(self, step: int) -> tuple[StepRecord, str]:
-        """See `planner.decided.DecisionRecords.record`.
+        """See `planner.cursor.DecisionRecords.record`.
 
         Raises:
             PlanError: The log ends before.
@@ -104,6 +110,10 @@ class EndedLog:
                 f"step {step} is not in it; stop before the steps that it holds for"
             )
         return self._records[step]
+
+    def is_known(self, step: int) -> bool:
+        """See `planner.cursor.DecisionRecords.is_known`: nothing is waited for."""
+        return True
 
     def close(self) -> None:
         """Nothing is open."""

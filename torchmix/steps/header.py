@@ -2,7 +2,8 @@
 
 In: a plan, the cursor after it, what reading cost. Out: bytes, made by the leader (or its worker process) and read by
 every rank of the replica. Must hold: with a step's header any rank can answer `state_dict()` and `stats()`, and tell
-whether the step is the one that its own state waits for. Size: that of the state.
+whether the step is the one that its own state waits for. Size: that of the state. Names of streams and sources are in
+the state that the boundary is like, and are read when somebody asks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import msgspec
 
 from torchmix.errors import StateMismatch
 from torchmix.planner.plan import StepPlan
-from torchmix.steps.state import LoaderState, decode_state
+from torchmix.steps.boundary import Boundary
+from torchmix.steps.state import LoaderState, encode_state, other_recipe, read_state
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,16 +41,12 @@ class StepHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step, less its tensors."""
 
     step: int
-    streams: list[str]
-    """Sorted names of what holds a share."""
-    sources: list[str]
-    """Sorted names of where rows lie."""
     order_digest: bytes
     plan_digest: bytes
     first_microbatch: int
     """Where the leader begins in the step: not 0 where it loaded a state inside it."""
-    next_state: bytes
-    """Encoded LoaderState at the boundary after this step."""
+    after: Boundary
+    """The state at the boundary after this step."""
     report: StepReport
     num_masked_tokens: int = 0
     """Tokens that the plan counts in the loss, and that have none because of reading: of all replicas."""
@@ -58,10 +56,14 @@ class StepHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     most_bad_tokens: dict[str, int] = {}
     """How many may be, up to this step, of each source that masks bad rows."""
 
+    def sources(self) -> list[str]:
+        """Sorted names of where rows lie."""
+        return read_state(self.after.like).source_names
+
 
 def encode_header(
     plan: StepPlan,
-    next_state: bytes,
+    after: Boundary,
     *,
     first_microbatch: int,
     plan_s: float,
@@ -75,12 +77,10 @@ def encode_header(
     return encode(
         StepHeader(
             step=plan.step,
-            streams=list(plan.streams),
-            sources=list(plan.sources),
             order_digest=plan.order_digest,
             plan_digest=plan.plan_digest,
             first_microbatch=first_microbatch,
-            next_state=next_state,
+            after=after,
             report=StepReport(
                 tokens_of_source=plan.tokens_of_source().tolist(),
                 tokens_of_stream=plan.delivered_tokens.tolist(),
@@ -104,12 +104,20 @@ def encode(header: StepHeader) -> bytes:
     return msgspec.msgpack.encode(header)
 
 
+_decode_step_header = msgspec.msgpack.Decoder(StepHeader).decode
+
+
 def decode_header(data: bytes) -> StepHeader:
     """The inverse of `encode_header`."""
-    return msgspec.msgpack.decode(data, type=StepHeader)
+    return _decode_step_header(data)
 
 
-def check_arrival(header: StepHeader, state: LoaderState) -> LoaderState:
+def state_after(header: bytes) -> bytes:
+    """The encoded state after the step of an encoded header."""
+    return encode_state(decode_header(header).after.whole())
+
+
+def check_arrival(header: StepHeader, state: LoaderState | Boundary) -> Boundary:
     """The state after a step that has come; a step that `state` does not wait for is refused.
 
     Args:
@@ -120,7 +128,9 @@ def check_arrival(header: StepHeader, state: LoaderState) -> LoaderState:
         StateMismatch: The rank that sent the step has loaded another state or has other options, or the samples are
             placed otherwise than where the state was saved.
     """
-    after = decode_state(header.next_state, recipe=state.recipe)
+    after = header.after
+    if after.recipe != state.recipe:
+        raise other_recipe(after.whole(), state.recipe)
     asked = (state.step, state.microbatch, state.dp, state.micro_batch_size)
     came = (header.step, header.first_microbatch, after.dp, after.micro_batch_size)
     if asked != came:
@@ -143,10 +153,12 @@ def stats_of(header: StepHeader) -> dict[str, object]:
     """The report as a flat dict, for `StatefulDataLoader.stats`."""
     report = header.report
     delivered = sum(report.tokens_of_source)
+    state = read_state(header.after.like)
+    streams = [stream.name for stream in state.streams]
     figures: dict[str, object] = {
         "step": header.step,
-        "tokens_of_source": dict(zip(header.sources, report.tokens_of_source, strict=True)),
-        "mixture_tokens_of_stream": dict(zip(header.streams, report.tokens_of_stream, strict=True)),
+        "tokens_of_source": dict(zip(state.source_names, report.tokens_of_source, strict=True)),
+        "mixture_tokens_of_stream": dict(zip(streams, report.tokens_of_stream, strict=True)),
         "fill": delivered / report.capacity_tokens,
         "balance_ratio": report.balance_cost / report.lower_bound,
         "hash_order_ratio": report.hash_order_cost / report.lower_bound,

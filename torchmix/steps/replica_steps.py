@@ -2,9 +2,9 @@
 
 In: what a stream is made of, a state to begin at, and a reader. Out: `StepArrays`, each with a header that holds the
 state after it. Must hold: the same steps in whatever process or thread this runs, and whoever reads; no torch. Cost:
-that of the planner, the reader and `build`. They take turns in one thread, which is ahead of the trainer as a whole: a
-thread for the planner would pass the interpreter's lock to and fro some hundred times a step, for a tenth more CPU in
-all.
+that of the planner, the reader and `build`; small steps are planned and read several at a time (blocks/). All take
+turns in one thread, which is ahead of the trainer as a whole: a thread for the planner would pass the interpreter's
+lock to and fro some hundred times a step, for a tenth more CPU in all.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +23,9 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.build import ReplicaPieces, build, pieces_of_replica
 from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.resets import NO_RESET
-from torchmix.errors import SourceExhausted
+from torchmix.errors import SourceExhausted, TorchmixError
 from torchmix.parallel.layout import Layout
 from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
-from torchmix.planner.cursor import Cursor
 from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
@@ -39,8 +37,11 @@ from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.resets import sources_with_resets
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.steps.bad_tokens import BadTokenBounds
+from torchmix.steps.blocks.plan_blocks import PlannedStep, plan_blocks
+from torchmix.steps.blocks.read_blocks import read_together
+from torchmix.steps.boundary import boundary_of_cursor
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
-from torchmix.steps.decisions import EndedLog, FollowedLog, StoppedWaiting, log_of
+from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import encode_header
 from torchmix.steps.module_items import arrays_of_modules
 from torchmix.steps.replay.read import RecordedPlan, open_recorded_plan
@@ -207,64 +208,102 @@ def _steps(
     masked = masked_sources(part.sources)
     bounds = BadTokenBounds(part, catalog)
     windows = WindowsAhead(planner, reader)
-    first_microbatch = start.microbatch
-    for plan, next_cursor, plan_s in _plans(planner, cursor, settings.max_steps, recorded):
-        to_come = documents_to_come(planner, next_cursor)
+    first_microbatch, like = start.microbatch, b""
+    for block in plan_blocks(planner, cursor, settings.max_steps, recorded=recorded):
+        to_come = documents_to_come(planner, block[-1].after)
         reader.hold(to_come.source, to_come.row, to_come.start)
-        built, read_s, build_s = read_and_build(settings, plan, reader, consumers(plan.step), masked=masked)
-        after = state_of_cursor(
-            next_cursor,
-            planner,
-            recipe=fingerprint,
-            catalog=catalog.fingerprint,
-            keys=keys,
-            log_branch=log.branch if log else "",
-        )
-        next_state, most_bad_tokens, reading = encode_state(after), bounds.after(after), reader.stats()
-        arrays = {}
-        for consumer, step in built.items():
-            header = encode_header(
-                plan,
-                next_state,
-                first_microbatch=first_microbatch,
-                bad_tokens=_by_name(plan.sources, step.bad_tokens),
-                most_bad_tokens=most_bad_tokens,
-                plan_s=plan_s,
-                read_s=read_s,
-                build_s=build_s,
-                reading=reading,
+        if not like:
+            first = state_of_cursor(
+                block[0].after,
+                planner,
+                recipe=fingerprint,
+                catalog=catalog.fingerprint,
+                keys=keys,
+                log_branch=log.branch if log else "",
             )
-            arrays[consumer] = replace(step, header=header)
-        yield SharedStep(step=plan.step, order_digest=plan.order_digest, arrays=arrays)
-        first_microbatch = 0
-        windows.follow(next_cursor)
+            like = encode_state(first)
+        for (plan, after, plan_s), read, read_s, reading in _read_block(settings, block, reader, consumers):
+            boundary = boundary_of_cursor(after, planner, recipe=fingerprint, like=like)
+            built, build_s = build_step(settings, plan, read, reader, masked=masked)
+            most_bad_tokens = bounds.at(after)
+            arrays = {}
+            for consumer, step in built.items():
+                header = encode_header(
+                    plan,
+                    boundary,
+                    first_microbatch=first_microbatch,
+                    bad_tokens=_by_name(plan.sources, step.bad_tokens),
+                    most_bad_tokens=most_bad_tokens,
+                    plan_s=plan_s,
+                    read_s=read_s,
+                    build_s=build_s,
+                    reading=reading,
+                )
+                arrays[consumer] = replace(step, header=header)
+            yield SharedStep(step=plan.step, order_digest=plan.order_digest, arrays=arrays)
+            first_microbatch = 0
+        windows.follow(block[-1].after)
 
 
-def read_and_build(
-    settings: StreamSettings,
-    plan: StepPlan,
-    reader: StepReader,
-    consumers: Mapping[int, Consumer],
-    *,
-    masked: Collection[str] = (),
-) -> tuple[dict[int, StepArrays], float, float]:
-    """Each consumer's arrays of a step, and the seconds that reading and filling all of them took."""
-    if not consumers:
-        return {}, 0.0, 0.0
+class ReadStep(NamedTuple):
+    """What a step is built from, and for whom."""
+
+    consumers: Mapping[int, Consumer]
+    pieces: Mapping[int, ReplicaPieces]
+    """By replica."""
+    tokens: Mapping[int, Tokens]
+    """By replica."""
+
+
+Reading = dict[str, int | float]
+
+
+def _read_block(
+    settings: StreamSettings, block: Sequence[PlannedStep], reader: StepReader, consumers: Consumers
+) -> Generator[tuple[PlannedStep, ReadStep, float, Reading], None, None]:
+    """Each step of a block with its tokens, the seconds that these took, and the reader's figures.
+
+    Raises:
+        TorchmixError: A step cannot be read; those before it have been given.
+    """
+    began = time.perf_counter()
+    consumers_of = [consumers(plan.step) for plan, _, _ in block]
+    pieces_of = {
+        (i, replica): pieces_of_replica(step.plan, replica)
+        for i, step in enumerate(block)
+        for replica in dict.fromkeys(replica for replica, _ in consumers_of[i].values())
+    }
+    try:
+        tokens_of = read_together(reader, pieces_of, settings.part.batch.length) if pieces_of else {}
+    except TorchmixError:
+        if len(block) == 1:
+            raise
+        for step in block:  # one by one, so that the error comes in the place of its step
+            yield from _read_block(settings, [step], reader, consumers)
+        return
+    read_s = (time.perf_counter() - began) / len(block)
+    reading = reader.stats()
+    for i, step in enumerate(block):
+        pieces = {replica: pieces for (j, replica), pieces in pieces_of.items() if i == j}
+        tokens = {replica: tokens for (j, replica), tokens in tokens_of.items() if i == j}
+        yield step, ReadStep(consumers_of[i], pieces, tokens), read_s, reading
+
+
+def build_step(
+    settings: StreamSettings, plan: StepPlan, read: ReadStep, reader: StepReader, *, masked: Collection[str] = ()
+) -> tuple[dict[int, StepArrays], float]:
+    """Each consumer's arrays of a step, and the seconds that filling all of them took."""
     length, packing = settings.part.batch.length, settings.part.packing
     reset_ids = reset_ids_of(settings.part, plan.sources)
     began = time.perf_counter()
-    replicas = dict.fromkeys(replica for replica, _ in consumers.values())
-    pieces_of = {replica: pieces_of_replica(plan, replica) for replica in replicas}
-    tokens_of = _read_together(reader, pieces_of, length)
-    read = time.perf_counter()
     built = {}
-    for consumer, (replica, memory) in consumers.items():
+    for consumer, (replica, memory) in read.consumers.items():
+        tokens = read.tokens[replica]
         step = build(
-            pieces_of[replica],
-            tokens_of[replica].values,
-            tokens_of[replica].successors,
-            unlabelled=tokens_of[replica].unlabelled,
+            read.pieces[replica],
+            tokens.values,
+            tokens.successors,
+            unlabelled=tokens.unlabelled,
             length=length,
             packing=packing,
             reset_ids=reset_ids,
@@ -273,44 +312,7 @@ def read_and_build(
         )
         modules = arrays_of_modules(plan, part=settings.part, places=settings.places, replica=replica, reader=reader)
         built[consumer] = replace(step, modules=modules)
-    return built, read - began, time.perf_counter() - read
-
-
-def _read_together(reader: StepReader, pieces_of: Mapping[int, ReplicaPieces], length: int) -> dict[int, Tokens]:
-    """Tokens of each replica, asked for at once: a page that several of them need is decoded once."""
-    sizes = [pieces.num_samples * length for pieces in pieces_of.values()]
-    stops = list(accumulate(sizes))
-    starts = [stop - size for stop, size in zip(stops, sizes, strict=True)]
-
-    def of_all(name: str) -> NDArray[Any]:
-        return _joined([getattr(pieces, name) for pieces in pieces_of.values()])
-
-    tokens = reader.read(
-        of_all("source"),
-        of_all("row"),
-        of_all("start"),
-        of_all("tokens"),
-        places=_joined(
-            [pieces.places(length) + start for pieces, start in zip(pieces_of.values(), starts, strict=True)]
-        ),
-        num_places=stops[-1],
-        epochs=of_all("epoch"),
-    )
-    found, first = {}, 0
-    for (replica, pieces), start, stop in zip(pieces_of.items(), starts, stops, strict=True):
-        last = first + len(pieces.row)
-        places = tokens.unlabelled
-        found[replica] = Tokens(
-            values=tokens.values[start:stop],
-            successors=tokens.successors[first:last],
-            unlabelled=None if places is None else places[(places >= start) & (places < stop)] - start,
-        )
-        first = last
-    return found
-
-
-def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return built, time.perf_counter() - began
 
 
 def _by_name(names: Sequence[str], tokens: NDArray[np.int64] | None) -> dict[str, int]:
@@ -322,21 +324,3 @@ def reset_ids_of(part: Part, sources: Sequence[str]) -> Int64Array | None:
     """The `reset_id` of each source, as `build` takes them."""
     ids = sources_with_resets(part.sources)
     return np.array([ids.get(name, NO_RESET) for name in sources]) if ids else None
-
-
-def _plans(
-    planner: Planner, cursor: Cursor, max_steps: int | None, recorded: RecordedPlan | None
-) -> Generator[tuple[StepPlan, Cursor, float], None, None]:
-    """Plans from the cursor on, each with the cursor after it and its seconds; those on disk, where there are."""
-    while max_steps is None or cursor.step < max_steps:
-        began = time.perf_counter()
-        try:
-            made_by = recorded if recorded is not None and recorded.has(cursor.step) else planner
-            plan, cursor = made_by.step(cursor)
-        except StoppedWaiting:
-            return
-        except SourceExhausted:
-            if planner.part.one_pass:
-                return
-            raise
-        yield plan, cursor, time.perf_counter() - began

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -205,12 +204,6 @@ def encode_state(state: LoaderState) -> bytes:
     return _MAGIC + bytes([STATE_VERSION]) + hashlib.sha256(body).digest()[:_DIGEST_BYTES] + body
 
 
-def with_bad_tokens(data: bytes, bad_tokens: Mapping[str, int]) -> bytes:
-    """Bytes of a state that was encoded in this job, with other `bad_tokens`."""
-    state = msgspec.msgpack.decode(data[len(_MAGIC) + 1 + _DIGEST_BYTES :], type=LoaderState)
-    return encode_state(msgspec.structs.replace(state, bad_tokens=dict(bad_tokens)))
-
-
 def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
     """Read bytes of `encode_state`, from a file that may be anything.
 
@@ -227,6 +220,9 @@ def decode_state(data: bytes, *, recipe: str | Part) -> LoaderState:
     if state.recipe != (recipe if isinstance(recipe, str) else recipe_fingerprint(recipe)):
         raise other_recipe(state, recipe)
     return state
+
+
+_decode_loader_state = msgspec.msgpack.Decoder(LoaderState).decode
 
 
 def read_state(data: bytes) -> LoaderState:
@@ -250,7 +246,7 @@ def read_state(data: bytes) -> LoaderState:
     if hashlib.sha256(body).digest()[:_DIGEST_BYTES] != digest:
         raise StateError("the state's bytes are damaged (their digest differs); use another checkpoint")
     try:
-        state = msgspec.msgpack.decode(body, type=LoaderState)
+        state = _decode_loader_state(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StateError(f"the state does not decode: {error}; use another checkpoint") from error
     _check_parts(state)

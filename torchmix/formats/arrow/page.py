@@ -46,10 +46,13 @@ def encode_column(column: Column) -> bytes:
     return msgspec.msgpack.encode(_PageSchema(schema, column.path, *places))
 
 
+_decode_page_schema = msgspec.msgpack.Decoder(_PageSchema).decode
+
+
 @lru_cache(maxsize=1024)
 def _decode_column(schema: bytes) -> tuple[Column, SliceType | None]:
     """The column of a page, from what `encode_column` gave, and how its rows lie."""
-    held = msgspec.msgpack.decode(schema, type=_PageSchema)
+    held = _decode_page_schema(schema)
     column = Column(
         held_type=pa.ipc.read_schema(pa.py_buffer(held.held_type)).field(0).type,
         path=held.path,

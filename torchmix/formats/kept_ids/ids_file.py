@@ -74,13 +74,16 @@ def kept_path(folder: Path, source: str, identity: tuple[int, str, str, str]) ->
     return Path(f"{folder}/{KEPT_FOLDER}/{source}.{hashlib.sha256(key).hexdigest()[:16]}.ids")
 
 
+_decode_ids_of = msgspec.msgpack.Decoder(_IdsOf).decode
+
+
 def read_kept(path: Path, identity: tuple[int, str, str, str]) -> KeptFile | None:
     """What a file of ids says of itself; None if there is none, or it is damaged, which is logged."""
     try:
         with path.open("rb") as file:
             num_bytes = file.seek(0, 2)
             end = _read_end(file, num_bytes)
-            about = msgspec.msgpack.decode(end, type=_IdsOf)
+            about = _decode_ids_of(end)
         ids_of_page = np.frombuffer(about.ids_of_page, "<i8").astype(np.int64)
         width = np.dtype(about.dtype).itemsize
         if about.version != VERSION or about.identity != identity:

@@ -190,16 +190,22 @@ def _records(folder: Path, branch: str, length: int) -> Iterator[tuple[StepRecor
             raise StateMismatch(f"{folder}: the log {name} has {given} records, and the next one begins after {after}")
 
 
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
 def _head(line: bytes, branch: str) -> _Head:
     try:
-        return msgspec.json.decode(line, type=_Head)
+        return _decode_head(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StateMismatch(f"the log {branch} has no first line of torchmix's: {error}") from None
 
 
+_decode_step_record = msgspec.json.Decoder(StepRecord).decode
+
+
 def _record(line: bytes) -> StepRecord:
     try:
-        return msgspec.json.decode(line, type=StepRecord)
+        return _decode_step_record(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WireError(f"a line of the log of decisions is no record ({error}): {line[:60]!r}") from None
 

@@ -80,6 +80,9 @@ def encode_manifest(manifest: PlanManifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
+_decode_plan_manifest = msgspec.json.Decoder(PlanManifest).decode
+
+
 def read_manifest(folder: Path) -> PlanManifest:
     """The manifest of a plan whose files are whole.
 
@@ -98,7 +101,7 @@ def read_manifest(folder: Path) -> PlanManifest:
         version = msgspec.json.decode(text, type=dict[str, object]).get("version")
         if version != PLAN_VERSION:
             raise PlanFilesError(f"{path} has version {version!r}, this torchmix reads version {PLAN_VERSION}")
-        manifest = msgspec.json.decode(text, type=PlanManifest)
+        manifest = _decode_plan_manifest(text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PlanFilesError(f"{path} is damaged: {error}; plan again with --out") from error
     for name in SCHEMAS:

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from contextlib import suppress
 
 from torchmix.constructor.arrays import StepArrays
-from torchmix.steps.header import decode_header
+from torchmix.steps.header import state_after
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.stop_signal import StopSignal
 from torchmix.steps.worker.channel import Channel
@@ -77,12 +77,8 @@ def worker_steps(
         finally:
             channel.close()
         # Leaders are SKEW_STEPS apart at most: who begins from this far back misses no step of another.
-        resumes_at = _state_after(headers[0]) if len(headers) == SKEW_STEPS else state
-        now = _state_after(headers[-1]) if headers else state
-
-
-def _state_after(header: bytes) -> bytes:
-    return decode_header(header).next_state
+        resumes_at = state_after(headers[0]) if len(headers) == SKEW_STEPS else state
+        now = state_after(headers[-1]) if headers else state
 
 
 def _steps(channel: Channel, look_ahead: int) -> Generator[StepArrays, None, None]:

@@ -1,0 +1,67 @@
+"""The pieces of several steps and replicas, asked for at once.
+
+In: pieces by any key. Out: the tokens of each. Must hold: as if each had been asked for alone; a page that several of
+them need is decoded once. Cost: one call of the reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.constructor.build import ReplicaPieces
+from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.reader.protocol import StepReader
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def read_together(reader: StepReader, pieces_of: Mapping[Key, ReplicaPieces], length: int) -> dict[Key, Tokens]:
+    """Tokens of each, in memory that the next call uses again.
+
+    Args:
+        reader: Who reads.
+        pieces_of: At least one.
+        length: Tokens of a sample.
+
+    Raises:
+        TorchmixError: Some piece cannot be read.
+    """
+    sizes = [pieces.num_samples * length for pieces in pieces_of.values()]
+    stops = list(accumulate(sizes))
+    starts = [stop - size for stop, size in zip(stops, sizes, strict=True)]
+
+    def of_all(name: str) -> NDArray[Any]:
+        return _joined([getattr(pieces, name) for pieces in pieces_of.values()])
+
+    tokens = reader.read(
+        of_all("source"),
+        of_all("row"),
+        of_all("start"),
+        of_all("tokens"),
+        places=_joined(
+            [pieces.places(length) + start for pieces, start in zip(pieces_of.values(), starts, strict=True)]
+        ),
+        num_places=stops[-1],
+        epochs=of_all("epoch"),
+    )
+    found: dict[Key, Tokens] = {}
+    first = 0
+    for (key, pieces), start, stop in zip(pieces_of.items(), starts, stops, strict=True):
+        last = first + len(pieces.row)
+        places = tokens.unlabelled
+        found[key] = Tokens(
+            values=tokens.values[start:stop],
+            successors=tokens.successors[first:last],
+            unlabelled=None if places is None else places[(places >= start) & (places < stop)] - start,
+        )
+        first = last
+    return found
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
