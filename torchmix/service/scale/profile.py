@@ -95,6 +95,9 @@ def write_profile(folder: Path, profile: CostProfile) -> Path:
     return path
 
 
+_decode_profile = msgspec.json.Decoder(CostProfile).decode
+
+
 def read_profile(folder: Path, catalog: Catalog, seed: int) -> CostProfile:
     """The profile of a catalog.
 
@@ -116,7 +119,7 @@ def read_profile(folder: Path, catalog: Catalog, seed: int) -> CostProfile:
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from error
     try:
-        found = msgspec.json.decode(content, type=CostProfile)
+        found = _decode_profile(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CatalogError(f"{path} is damaged ({error}); run torchmix profile again") from error
     if found.version != PROFILE_VERSION:
