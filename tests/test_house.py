@@ -71,6 +71,19 @@ def test_functions_say_what_they_do_not_that_they_do() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_docstrings_are_sentences_or_nouns() -> None:
+    """A genitive without its noun, and words of another century, are read twice."""
+    odd = re.compile(r"^Of |\b(anew|oftener|dear)\b")
+    faults = [
+        f"{place(path, node)} {node.value.value.strip().splitlines()[0]!r}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if odd.search(node.value.value.strip())
+    ]
+    assert not faults, "\n".join(faults)
+
+
 def test_a_folder_has_few_files() -> None:
     folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir() and path.name != "__pycache__")]
     assert len(folders) > 15

@@ -50,7 +50,7 @@ LETTERS = ("LATIN ", "GREEK ", "CYRILLIC ", "ARABIC ", "DEVANAGARI ", "MATHEMATI
 def main(directory: Path, library: Path | None = None) -> None:
     """Make the corpus, of another folder of modules than the standard library if one is given."""
     if directory.exists():
-        print(f"corpus: {directory} is there already; remove it to make it anew")
+        print(f"corpus: {directory} is there already; remove it to make another")
         return
     aside = directory.with_name(f"{directory.name}.{os.getpid()}.writing")
     aside.mkdir(parents=True)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.worlds import run_ranks
 from torchmix.errors import RankLost, RecipeError
 from torchmix.parallel import agreement
-from torchmix.parallel.agreement import agree, await_key, failures_told
+from torchmix.parallel.agreement import agree, announcing_failures, await_key
 
 FACTS = {"topology": "tp 1 x dp 2", "micro_batch_size": "1"}
 
@@ -101,7 +101,7 @@ def test_a_rank_that_fails_before_is_named_to_those_who_wait(failing: int) -> No
     store = OneStore()
 
     def fail() -> None:
-        with failures_told(store, rank=failing):
+        with announcing_failures(store, rank=failing):
             raise FileNotFoundError("no recipe.yaml here")
 
     programs: list[Callable[[], object]] = [
@@ -120,16 +120,16 @@ def test_a_failure_that_all_ranks_share_does_not_stop_their_next_loaders(monkeyp
     numbers: list[int] = []
     failure_key = agreement._failure_key
     monkeypatch.setattr(agreement, "_failure_key", lambda number: numbers.append(number) or failure_key(number))
-    with suppress(ValueError), failures_told(OneStore(), rank=0):
+    with suppress(ValueError), announcing_failures(OneStore(), rank=0):
         raise ValueError("one recipe for all, with a mistake")
-    with failures_told(OneStore(), rank=0):
+    with announcing_failures(OneStore(), rank=0):
         agree(OneStore(), rank=0, world_size=1, facts=FACTS)
     assert agreement._num_asked == numbers[0] + 1
 
 
 def test_what_fails_after_the_agreement_is_told_by_others() -> None:
     store = OneStore()
-    with suppress(ValueError), failures_told(store, rank=0):
+    with suppress(ValueError), announcing_failures(store, rank=0):
         agree(store, rank=0, world_size=1, facts=FACTS)
         raise ValueError("liveness tells of this")
     assert "torchmix/failure" not in store.values

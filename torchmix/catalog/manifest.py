@@ -173,7 +173,7 @@ class ViewEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     left: dict[str, int]
     """Rows that it would have, and leaves to a narrower view, by the name of that."""
     in_no_cell: int = 0
-    """Of a cell: rows of its source, selection or child that are in no cell of its group, held out ones included."""
+    """A cell's: rows of its source, selection or child that are in no cell of its group, held out ones included."""
     file: str | None
     """File of the rows' numbers, in the catalog's `arrays`; null for a source that has all of its rows."""
     arrays: dict[str, ArrayEntry]

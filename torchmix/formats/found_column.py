@@ -16,7 +16,7 @@ from torchmix.formats.column import Kind
 from torchmix.storage.stores import is_uri, open_store
 
 ID_BYTES = 4
-"""Of text, about, for each id of a vocabulary."""
+"""Bytes of text for each id of a vocabulary, about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class FoundColumn:
     name: str
     kind: Kind
     share: float
-    """Of text its bytes, and of tokens their number, for each byte of the file; about."""
+    """Bytes of text, or number of tokens, for each byte of the file; about."""
 
 
 def open_input(file: str) -> Any:

@@ -36,8 +36,8 @@ def look_at_rows(
 
     Args:
         array, kind, first_row, tokenizer: As `column.count_tokens`.
-        bad: Takes the bad rows, those with ids that no model has too; None: the first one is an error, and of such ids
-            the caller is told.
+        bad: Takes the bad rows, those with ids that no model has too; None: the first one is an error, and the
+            answer says which ids no model has.
         num_opening: Ids before all others that are not the file's.
 
     Raises:

@@ -4,8 +4,8 @@ Megatron stores its arguments in every checkpoint, whatever the format: in what 
 or in each rank's file (`torch`). So the state of the data, which is small and equal on all ranks, travels there as
 `args.torchmix_state`: text (base64), since every format of Megatron loads text, also `weights_only`. It is written when
 the last microbatch of a step is consumed; the state before that step stays beside it, because Megatron's rerun state
-machine saves a step that it suspects of a fault *unfinished*, to compute it again in another job. Of the two, the one
-counts that agrees with Megatron's consumed samples.
+machine saves a step that it suspects of a fault *unfinished*, to compute it again in another job. The state that
+agrees with Megatron's consumed samples is the one that counts.
 
 In: Megatron's arguments, and those of the checkpoint that it has loaded. Out: the state to continue from, or the step
 to begin at. Must hold: what is continued from agrees with Megatron's own count of consumed samples; a checkpoint
@@ -120,7 +120,7 @@ def start_of_run(args: Any, batch: Batch, loaded: LoadedCheckpoint, *, recipe: s
 
     Args:
         args: Megatron's arguments, after it has loaded its checkpoint.
-        batch: The recipe's.
+        batch: The batch of the recipe.
         loaded: What it has loaded.
         recipe: The recipe's fingerprint.
 

@@ -1,9 +1,9 @@
 """What becomes of each flag of Megatron that concerns data, when a recipe is given.
 
 In: nothing. Out: `DATA_FLAGS`, from which the table of `docs/megatron_flags.md` is made; and which flags on a command
-line have no effect, to be told at the start. Must hold: every flag about data of every version that torchmix runs with
-is here once (a test compares with Megatron's own parsers), and what the table says of it is so: `refusals.py` and
-`batch_sizes.py` do it.
+line have no effect, which the log names at the start. Must hold: every flag about data of every version that torchmix
+runs with is here once (a test compares with Megatron's own parsers), and the table says what `refusals.py` and
+`batch_sizes.py` do with it.
 
     refused     an error at the start where the flag is given, or has a value that cannot work
     compared    an error at the start where it differs from the recipe

@@ -6,7 +6,7 @@ loaders once, however many chunks ask; each loader prepares ahead from here on, 
 before all stages listen.
 
 Megatron has no hook at its end, so loaders are closed when the interpreter ends, before the threads that watch other
-ranks; not after an error, which those threads then tell.
+ranks. After an error they stay open, and those threads tell the other ranks.
 
 Cost: opening the catalog and groups, once.
 """
@@ -38,17 +38,17 @@ from torchmix.megatron_adapter.evaluation import (
     Passes,
     fails_in_full_validation,
     first_step,
+    from_rank_0,
     recipe_of_evaluation,
     recipe_of_set,
     steps_of_pass,
-    told_by_rank_0,
 )
 from torchmix.megatron_adapter.losses.loss_weights import FirstStepTokens
 from torchmix.megatron_adapter.losses.source_loss import SourceLosses
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
 from torchmix.megatron_adapter.places import tree_of_job
 from torchmix.megatron_adapter.refusals import check_refusals, names_of_validation_sets
-from torchmix.parallel.agreement import agree, failures_told
+from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.structs import Recipe
@@ -87,7 +87,7 @@ def provider(train_val_test_num_samples: Any = None, vp_stage: int | None = None
 
         is_job = dist.is_initialized() and dist.get_world_size() > 1
         store = dist.distributed_c10d._get_default_store() if is_job else None
-        with failures_told(store, rank=dist.get_rank() if is_job else 0):
+        with announcing_failures(store, rank=dist.get_rank() if is_job else 0):
             _job = _Job(get_args())
     return _job.new_iterators()
 
@@ -273,7 +273,7 @@ class _Job:
             patience_s=args.data_patience,
         )
         self._loaders.append(loader)
-        num_steps = told_by_rank_0(lambda: steps_of_pass(recipe, part, self._folder))
+        num_steps = from_rank_0(lambda: steps_of_pass(recipe, part, self._folder))
         passes = Passes(loader, num_steps=num_steps)
         self._passes.append(passes)
         return SharedMicrobatches(passes, part="validation", packed=self._is_packed, num_steps=num_steps)

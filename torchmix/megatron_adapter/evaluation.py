@@ -3,7 +3,7 @@
 In: the recipe, and how many samples of validation Megatron has consumed. Out: a stream of microbatches. Must hold: it
 is a pure function of that count, so nothing of it is in a checkpoint; every rank does the same at the same microbatch.
 
-    --eval-iters N       goes on from evaluation to evaluation, and round the sources without end, whatever `max_epochs`
+    --eval-iters N       goes on from evaluation to evaluation, and repeats sources without end, whatever `max_epochs`
     --full-validation    one pass over every document of validation, from its beginning at each evaluation
     --multiple-validation-sets    likewise, of each source of validation by itself
     test                 from the beginning, as many steps as Megatron asks for
@@ -38,8 +38,8 @@ from torchmix.stateful.loader import StatefulDataLoader
 
 CACHE_SHARE = 8
 """The cache of a part that only evaluates is this fraction of the recipe's."""
-_num_told = 0
-"""Numbers that rank 0 has told; equal on all ranks."""
+_num_from_rank_0 = 0
+"""Numbers that ranks have taken from rank 0; equal on all ranks."""
 
 
 def recipe_of_evaluation(recipe: Recipe, *, samples: int, num_sets: int = 1) -> Recipe:
@@ -63,7 +63,7 @@ def recipe_of_set(recipe: Recipe, name: str) -> Recipe:
 
     Args:
         recipe: The recipe of evaluations, with all its parts.
-        name: Of the source.
+        name: The source.
 
     Raises:
         RecipeError: Its rows are held out, so they are no source of their own.
@@ -117,7 +117,7 @@ def steps_of_pass(recipe: Recipe, part: str, folder: Path) -> int:
     Args:
         recipe: The checked recipe, with the global batch of evaluations.
         part: `validation` or `test`.
-        folder: The recipe's.
+        folder: The folder of the recipe.
 
     Raises:
         RecipeError: The part has no documents.
@@ -135,17 +135,17 @@ def steps_of_pass(recipe: Recipe, part: str, folder: Path) -> int:
         return cursor.step
 
 
-def told_by_rank_0(count: Callable[[], int]) -> int:
+def from_rank_0(count: Callable[[], int]) -> int:
     """A number that rank 0 works out and all ranks use. A collective.
 
     Args:
         count: Called on rank 0 alone.
     """
-    global _num_told
+    global _num_from_rank_0
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return count()
-    _num_told += 1
-    store, key = dist.distributed_c10d._get_default_store(), f"torchmix/evaluation/{_num_told}"
+    _num_from_rank_0 += 1
+    store, key = dist.distributed_c10d._get_default_store(), f"torchmix/evaluation/{_num_from_rank_0}"
     if dist.get_rank() == 0:
         store.set(key, str(count()))
     return int(store.get(key))
@@ -158,7 +158,7 @@ class Passes:
         """Begin.
 
         Args:
-            loader: Of the part; ends after `num_steps`. Not used by anybody else from now on, but to be closed.
+            loader: Gives the part, and ends after `num_steps`. From now on others only close it.
             num_steps: Steps of a pass, at least 1.
         """
         self._loader = loader

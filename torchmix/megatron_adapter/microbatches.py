@@ -2,7 +2,7 @@
 
 In: a loader's microbatches. Out: for each chunk an iterator over all of them, as plain dicts of CPU tensors. Must hold:
 every chunk sees the same microbatches in the same order; a microbatch is kept until the last chunk has had it, and no
-longer; a step counts as consumed when all chunks have had its last microbatch, and only then is its state told.
+longer; a step counts as consumed when all chunks have had its last microbatch, and only then is its state handed on.
 
 Megatron's interleaved schedule lets a chunk run ahead of the next by some groups of microbatches of the same step, so
 at most a step is kept, as views into memory that exists anyway. Chunks ask in the thread that trains.
@@ -11,7 +11,7 @@ Dicts, because Megatron's rerun state machine keeps a shallow copy of each until
 the checkpoint of a suspected fault, to be loaded `weights_only`. It replays those copies without asking here: what is
 counted here is what was consumed.
 
-Cost: some microseconds for each microbatch and chunk; on peers a copy of it, too.
+Cost: some microseconds for each microbatch and chunk, and on peers a copy of the microbatch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SharedMicrobatches:
 
         Args:
             source: A running loader's iterator.
-            part: Of the recipe.
+            part: The part of the recipe, for each item.
             packed: See `item_of`.
             on_microbatch: Called with each microbatch as it comes, before any chunk has it; may refuse it.
             state_of_step: The state after the step whose last microbatch has just come.

@@ -1,9 +1,9 @@
-"""Do all ranks of a job mean the same job, and are all of them there?
+"""All ranks of a job were given the same, and all of them are there.
 
 In: what each rank was given, as short texts by name, and the job's store. Out: nothing once all ranks have come, or an
-error. Must hold: it is asked before groups are made, since ranks that mean different groups wait for each other without
-a word; who fails before it has come, inside `failures_told`, ends the wait of the others. Cost: one key in the store,
-read once by every rank, and a look or two a second while ranks are missing.
+error. Must hold: it is asked before groups are made, since ranks that make different groups wait for each other in
+silence; a rank that fails before it has come, inside `announcing_failures`, ends the wait of the others. Cost: one key
+in the store, read once by every rank, and one or two reads a second while ranks are missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchmix.errors import RankLost, RecipeError
 
 _LONGEST_PAUSE_S = 0.5
 MOST_DIFFERENCES = 10
-"""That an error names."""
+"""Most differences that an error names."""
 _num_asked = 0
 """Agreements that this process has come to, or failed before; equal on all ranks."""
 
@@ -48,7 +48,7 @@ def agree(
     """Compare what this rank was given with rank 0, and wait for all. A collective: all ranks call it, in one order.
 
     Args:
-        store: The job's.
+        store: The store of the job.
         rank: Global rank.
         world_size: Ranks of the job.
         facts: Name -> value, as a message may show them; the names are the same on all ranks of one torchmix.
@@ -96,11 +96,11 @@ def _cut(text: str) -> str:
 
 
 @contextmanager
-def failures_told(store: AgreementStore | None, *, rank: int) -> Iterator[None]:
+def announcing_failures(store: AgreementStore | None, *, rank: int) -> Iterator[None]:
     """Let an error that leaves the block end the wait of the ranks that come to the next agreement.
 
     Args:
-        store: The job's; None outside of a job, where nobody waits.
+        store: The store of the job; None outside of one, where nobody waits.
         rank: Global rank.
     """
     global _num_asked
@@ -110,7 +110,7 @@ def failures_told(store: AgreementStore | None, *, rank: int) -> Iterator[None]:
     except BaseException as error:
         if store is not None and _num_asked < coming:
             _num_asked = coming
-            with suppress(RuntimeError):  # of a store that is gone, and nobody reads it then
+            with suppress(RuntimeError):  # the store is gone, and nobody reads it then
                 _tell(store, error, rank=rank, number=coming)
         raise
 

@@ -40,7 +40,7 @@ def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) ->
 
     Raises:
         TopologyError: torch.distributed is not initialised, or disagrees with the tree.
-        RankLost: A rank failed before it came here, and told so (`agreement.failures_told`).
+        RankLost: A rank failed before it came here, and told so (`agreement.announcing_failures`).
     """
     global _num_opened, _open
     topology = tree.topology

@@ -203,7 +203,7 @@ def identity_of_process(pid: int) -> RankIdentity:
         # Where /proc was mounted in another namespace its numbers are not those that others know.
         if Path("/proc/self").readlink().name == str(os.getpid()):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            # Of one user: a /proc that hides the processes of others would make them seem gone.
+            # Only processes of one user: a /proc that hides those of others would make them seem gone.
             pid_space = f"{boot} {Path('/proc/self/ns/pid').readlink()} uid:{os.geteuid()}"
     except OSError:
         pass  # not Linux, or /proc is hidden: silence decides alone

@@ -36,11 +36,11 @@ class Decided:
     """What holds from the step after the last one on."""
 
     shares: Mapping[str, int] = field(default_factory=lambda: NOT_DECIDED)
-    """Of each child of the group, sum 2^32; empty: the schedule's."""
+    """The share of each child of the group, sum 2^32; empty: the schedule's."""
     length: int = 0
     """Records of the log that this follows from: all up to the last step of decision."""
     digest: str = LOG_START
-    """Of these records."""
+    """The digest of these records."""
 
 
 UNDECIDED = Decided()
@@ -55,7 +55,7 @@ class Decision:
     """`ran_out`: a stream has given its `max_epochs`. `stage`: an entry of the schedule has begun, whose place is an
     epoch of a stream."""
     name: str
-    """Of the stream."""
+    """The stream's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

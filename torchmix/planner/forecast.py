@@ -31,7 +31,7 @@ from torchmix.recipe.ramp import samples_before, stages_of
 from torchmix.recipe.structs import Batch
 
 LOW_FILL = 0.8
-"""A batch that is filled by less is told of."""
+"""A batch that is filled by less is a finding."""
 SIMULATED_STEPS = 1000
 """Steps that are planned in full before rates take over."""
 
@@ -42,13 +42,13 @@ class SourceForecast:
 
     name: str
     share: float
-    """Of trained tokens, as the recipe has it."""
+    """Part of the trained tokens, as the recipe has it."""
     epoch_tokens: int
     """Tokens that one epoch gives, after the recipe's overflow rule."""
     first_step: int | None
     """Step of its first token, estimated also beyond N; None if the data ends before."""
     delivered_tokens: int
-    """In all N steps, or until the data ends."""
+    """Tokens that it gives in all N steps, or until the data ends."""
     epochs: float
     """Passes over the source until then."""
     runs_out_step: int | None
@@ -74,11 +74,11 @@ class Forecast:
     stop_is_exact: bool
     """The planner itself came to `stop_step`."""
     capacity_tokens: int
-    """Of a step, mean of all N."""
+    """Tokens that a step has room for, mean of all N."""
     fill: float
     """Tokens over capacity, mean of the simulated steps."""
     lowest_fill: float
-    """That of the simulated step with the fewest tokens."""
+    """The fill of the simulated step with the fewest tokens."""
     lowest_fill_step: int
     num_low_fills: int
     """Simulated steps below `LOW_FILL`."""
@@ -317,7 +317,7 @@ def _step_at(batch: Batch, samples: float) -> int:
 
 
 def _wait(seen: _Seen, s: int) -> float:
-    """Tokens that a source must still be charged before it gives its next document: that one's half, less the debt."""
+    """Tokens that a source is charged before it gives its next document: half of the document, less the debt."""
     position, order = seen.cursor.position, seen.planner.orders[s]
     ends = order.window(int(position.epoch[s]), int(position.window[s])).ends
     ahead = ends[int(position.offset[s]) :] - ends[int(position.offset[s])]

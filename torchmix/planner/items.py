@@ -65,7 +65,7 @@ class ItemsOfModule:
         self._sources = sources
         chosen = [s for s, source in enumerate(sources) if module.sources is None or source in module.sources]
         self._columns: dict[int, Int64Array | None] = {}
-        """Of each source with documents for the module: a column of sizes, or None for tokens."""
+        """A column of sizes for each source with documents for the module; None: tokens."""
         self._tables: dict[int, tuple[ItemTable, Int64Array]] = {}
         for s in chosen:
             of_source = sizes[s]

@@ -114,17 +114,17 @@ class StepPlan:
 
     @property
     def layout(self) -> Layout:
-        """Of the backbone."""
+        """The backbone's grid."""
         return self.backbone.layout
 
     @property
     def placement(self) -> Placement:
-        """Of the backbone."""
+        """Where the backbone's samples go."""
         return self.backbone.placement
 
     @property
     def balance(self) -> BalanceReport:
-        """Of the backbone."""
+        """How even the backbone's consumers are."""
         return self.backbone.balance
 
     @property

@@ -89,13 +89,13 @@ class Planner:
         self.streams_are_sources = all(stream.is_source for stream in part.streams.values())
         """Whether each stream is a source as it is; then the indices of both are the same."""
         self.sizes = tuple(sizes[name] for name in self.sources)
-        """Of each source."""
+        """[S] documents and pages of each source."""
         self.denied = {s: denied[name] for s, name in enumerate(self.sources) if name in denied}
         """Rows that are not given, by the number of their source."""
         self.denied_fingerprint = denied_fingerprint({name: denied[name] for name in self.sources if name in denied})
         self.orders = tuple(order_of_stream(part, name, sizes, views, self.denied) for name in self.streams)
         self.fingerprints = tuple(stream_fingerprint(part.streams[name], fingerprints or {}) for name in self.streams)
-        """Of each stream's rows; empty where those of its sources are not known."""
+        """[streams] a hash of each stream's rows; empty where those of its sources are not known."""
         self.streams_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
         """Indices of the streams that have documents of several pieces."""
         self._deciding, self.decisions = dynamic_of(part), decisions

@@ -49,7 +49,7 @@ class DecodeFigures:
     pages_decoded: int = 0
     bytes_decoded: int = 0
     bytes_read: int = 0
-    """Of pages and companions, from files."""
+    """Bytes of pages and companions that were read from files."""
     bad_pages: int = 0
     """Pages that became blank, each once."""
     read_s: float = 0.0

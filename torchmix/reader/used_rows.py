@@ -18,7 +18,7 @@ from torchmix.recipe.parts import Part
 from torchmix.recipe.streams import row_sets_of
 
 MOST_USED = 0.5
-"""Of the rows of a source: where more are used, pages are kept whole, since a copy saves little."""
+"""Part of a source's rows: where more are used, pages are kept whole, since a copy saves little."""
 
 
 def used_rows(part: Part, catalog: Catalog) -> dict[str, NDArray[np.integer]]:

@@ -26,7 +26,7 @@ from torchmix.recipe.streams import row_sets_of
 from torchmix.recipe.structs import Recipe, Shuffle, Source
 
 KEY_BYTES = 4
-"""Of a key's digest: enough to tell which key differs, once the fingerprint does."""
+"""Bytes of a key's digest: enough to find the key that differs, once the fingerprint does."""
 ORDER_FORMAT = 1
 """Version of the hashed content."""
 

@@ -49,7 +49,7 @@ class Part:
     selections: dict[str, Selection]
     """Selections of rows of these sources."""
     bands: dict[str, Band]
-    """Of sources from which rows are held out, the hashes of the rows that this part has; see `held_out.py`."""
+    """The hashes of the rows that this part has, for sources from which rows are held out; see `held_out.py`."""
     streams: dict[str, Stream]
     """By sorted name: what holds a share of the mixture, and the epochs that it may give."""
     mixture: dict[str, Share | Group]

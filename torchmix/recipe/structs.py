@@ -255,9 +255,9 @@ class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory: str | int | None = None
     """Bytes of a node for all of this: text such as 8GiB, or a number; None: what the job may use."""
     endpoints: str | tuple[str, ...] | None = None
-    """Of `remote`: where loaders are. `tcp://cpu-[0-3]:[7700-7707]`, a folder where they register, or several."""
+    """Where remote loaders are: `tcp://cpu-[0-3]:[7700-7707]`, a folder where they register, or several of these."""
     keys: str | None = None
-    """Of `remote`: the folder of this machine's keys, or a file of it; None: loaders of this machine, without keys."""
+    """The folder of this machine's keys for remote loaders, or a file of it; None: loaders of this machine, no keys."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

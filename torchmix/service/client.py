@@ -27,7 +27,7 @@ from torchmix.service.messages import (
 from torchmix.service.server import import_zmq
 
 News = Literal["connected", "gone", "denied", "damaged"]
-"""Of a connection: it is there; it has ended; the keys of one side are wrong; what came is no message."""
+"""What became of a connection: it is there; it has ended; the keys of one side are wrong; what came is no message."""
 
 
 class Said(NamedTuple):
@@ -39,7 +39,7 @@ class Said(NamedTuple):
     message: FromLoader | None
     arrays: Arrays
     reason: str
-    """Of `denied` and `damaged`."""
+    """Why it is `denied` or `damaged`."""
 
 
 class LoaderLinks:

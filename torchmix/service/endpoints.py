@@ -19,7 +19,7 @@ from torchmix.errors import OptionError
 
 MOST_ENDPOINTS = 4096
 MOST_IPC_BYTES = 107
-"""Of the path of a Unix socket."""
+"""Most bytes of the path of a Unix socket."""
 SUFFIX = ".loader"
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 

@@ -41,7 +41,7 @@ from torchmix.service.routing import ranking
 logger = logging.getLogger(__name__)
 
 EXTRA_REQUESTS = 0.05
-"""Of all requests: what may be asked twice because a loader is slow."""
+"""Part of all requests that may be asked twice because a loader is slow."""
 SLOW_S = 2.0
 SLOW_TIMES = 10
 BUSY_S = 0.05
@@ -55,7 +55,7 @@ class Asked:
     run: int
     """Hash of the first page run; decides who is asked."""
     arrays: Mapping[str, NDArray[Any]]
-    """Of a `PieceRequest`."""
+    """The arrays of a `PieceRequest`."""
     num_bytes: int
     """Planned."""
 

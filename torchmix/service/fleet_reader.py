@@ -31,7 +31,7 @@ from torchmix.service.messages import MOST_PIECES, TARGET_BYTES, PieceColumns, p
 from torchmix.service.routing import owners, run_keys, run_pages, source_keys
 
 MOST_TOKENS = TARGET_BYTES // 4 - 8
-"""Of a part of a piece."""
+"""Most tokens of a part of a piece."""
 
 
 class FleetReader:

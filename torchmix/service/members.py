@@ -89,7 +89,7 @@ class Links(Protocol):
 class FleetMember:
     endpoint: str
     since_s: float
-    """Of its state."""
+    """When it came to its state."""
     heard_s: float
     tried_s: float
     """When its connection was opened last."""

@@ -35,7 +35,7 @@ MOST_HEADER_BYTES = 512 << 10
 MOST_BODY_BYTES = 6 << 20
 """A request asks for at most 2 MiB at 4 bytes a token; ids of 8 bytes, and gaps, come on top."""
 MOST_PIECES = 1 << 16
-"""Of a request."""
+"""Most pieces of a request."""
 WINDOW_BYTES = 16 << 20
 """Planned bytes that a client may have asked of a loader, and not got."""
 MOST_NAMES = 1 << 16
@@ -63,7 +63,7 @@ class PieceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tokens of pieces, please. Arrays of [n]: `source` int32; `row`, `epoch`, `start`, `tokens` and `next` int64."""
 
     number: _Count
-    """Of the request; its reply carries it."""
+    """The request's number; its reply carries it."""
     settled_bytes: _Count
     """Planned bytes of all earlier requests of this connection that were accepted, and that the client waits for no
     more."""
@@ -136,7 +136,7 @@ class LoaderPong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How the loader is."""
 
     number: _Count
-    """Of the ping."""
+    """The ping's number."""
     owed: _Count
     """Requests of this client that it has accepted and not answered; replies that it sent came before this message."""
     waiting: _Count
@@ -144,7 +144,7 @@ class LoaderPong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     at_hand_s: _Seconds
     """Since when the request at hand is being read; 0 if none is."""
     figures: Annotated[dict[_Text, int | float], msgspec.Meta(max_length=64)]
-    """Of its reader and of itself, since it started."""
+    """Figures of its reader and of itself, since it started."""
 
 
 FromClient = LoaderHello | PieceRequest | PagesAhead | LoaderPing

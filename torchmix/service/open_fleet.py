@@ -113,7 +113,7 @@ class FleetOrFiles:
 
     @property
     def images(self) -> StepImages | None:
-        """Of whichever reads."""
+        """The images of a step, from whichever reads."""
         return self._reader.images
 
     def read(

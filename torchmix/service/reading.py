@@ -62,7 +62,7 @@ class ReadingThread:
         """Planned bytes of all requests that are not done with."""
         self._since_s = 0.0
         self.figures: dict[str, int | float] = {}
-        """Of the readers."""
+        """The readers' figures, summed."""
         self.num_failures = self.num_late = 0
 
     @property

@@ -28,7 +28,7 @@ from torchmix.errors import OptionError, TopologyError
 from torchmix.indexing.deny_lists import check_lists
 from torchmix.indexing.scan import catalog_if_any, ensure_catalog
 from torchmix.indexing.wanted_rows import wanted_rows
-from torchmix.parallel.agreement import agree, failures_told
+from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.layout import Layout
 from torchmix.parallel.liveness import Liveness
@@ -135,7 +135,7 @@ def build_loader(
     is_alone = fan_out is not None or _is_of_one(topology)
     store = None if is_alone or job_size in (None, 1) else dist.distributed_c10d._get_default_store()
     liveness: Liveness | None = None
-    with failures_told(store, rank=dist.get_rank() if is_job else 0):
+    with announcing_failures(store, rank=dist.get_rank() if is_job else 0):
         whole, folder = recipe_and_directory("build_loader", recipe, directory)
         means = loaders_of("build_loader", whole.loaders, loaders)
         planned = part_of(whole, part, one_pass=true_or_false("build_loader", "one_pass", one_pass))

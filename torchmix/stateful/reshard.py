@@ -18,7 +18,7 @@ import torch
 
 from torchmix.constructor.context_parallel import check_context_parallel
 from torchmix.errors import OptionError, StateError, TopologyError
-from torchmix.parallel.agreement import agree, failures_told
+from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.layout import Layout
 from torchmix.parallel.liveness import Liveness
@@ -139,7 +139,7 @@ def agreed_places(
     """
     topology, at_step, fan_out = asked.topology, asked.at_step, asked.fan_out
     rank = now.topology.rank
-    with failures_told(shared.store, rank=rank):
+    with announcing_failures(shared.store, rank=rank):
         if not isinstance(topology, Topology | ClientPlaceTree):
             raise OptionError(
                 f"reshard: topology={topology!r} must be a torchmix.Topology or a torchmix.ClientPlaceTree"
@@ -150,7 +150,7 @@ def agreed_places(
         if (tree.topology.world_size, tree.topology.rank) != (now.topology.world_size, rank):
             raise TopologyError(
                 f"reshard: this is rank {rank} of {now.topology.world_size}, the topology is of rank "
-                f"{tree.topology.rank} of {tree.topology.world_size}; a job of other ranks starts anew from the state"
+                f"{tree.topology.rank} of {tree.topology.world_size}; a job of other ranks starts again from the state"
             )
         if state.microbatch or state.step != at_step:
             raise StateError(

@@ -19,7 +19,7 @@ from torchmix.planner.planner import Planner
 from torchmix.steps.state import DecisionState, DrawnState, LoaderState, PoolState, StreamState, read_state
 
 POSITION_FIELDS = ("epoch", "window", "offset", "debt", "residue")
-"""Of a stream's place, in the order of their columns."""
+"""A stream's place, in the order of their columns."""
 POOL_FIELDS = PoolState.__struct_fields__
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -53,7 +53,7 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def plan_digest(self) -> bytes:
-        """Of the step that is being consumed: of none."""
+        """The digest of the step that is being consumed: there is none."""
         return b""
 
     def whole(self) -> LoaderState:

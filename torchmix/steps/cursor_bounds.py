@@ -197,7 +197,7 @@ def _check(what: str, value: int, lowest: int, highest: int) -> None:
 
 
 def _check_each(what: str, values: Int64Array, lowest: Int64Array | int, highest: Int64Array | int) -> None:
-    """Of each piece of the pool."""
+    """Refuse a pool whose pieces have values outside these bounds."""
     is_outside = (values < lowest) | (values > highest)
     if is_outside.any():
         at = int(np.argmax(is_outside))

@@ -24,13 +24,13 @@ from torchmix.steps.node_limits import memory_bytes
 PROCESS_BYTES = 96 << 20
 """A worker process with its imports, its buffers and the allocator's slack; measured 40 to 90 MiB."""
 COMPANION_BYTES = 128 << 20
-"""Of dictionary pages and the like, which a reader keeps beside the pages that it decodes."""
+"""Bytes of dictionary pages and the like, which a reader keeps beside the pages that it decodes."""
 DECODED_BYTES = 8
-"""Of a token in a decoded page, at most."""
+"""Most bytes of a token in a decoded page."""
 STEP_TOKEN_BYTES = 10
-"""Of a token of a built step: 8 of tokens and labels, and what spans take."""
+"""Bytes of a token of a built step: 8 of tokens and labels, and what spans take."""
 ROW_BYTES = 24
-"""Of a row in the order of a window."""
+"""Bytes of a row in the order of a window."""
 ROW_WINDOW = 16_384
 """Rows of a window that is not made of pages."""
 

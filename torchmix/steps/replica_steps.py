@@ -94,7 +94,7 @@ class Consumer(NamedTuple):
 
 
 Consumers = Callable[[int], Mapping[int, Consumer]]
-"""Of a step's number: whom to build it for, each under a number of its own."""
+"""A step's number -> whom to build it for, each under a number of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,7 +103,7 @@ class SharedStep:
 
     step: int
     order_digest: bytes
-    """Of all steps up to this one."""
+    """The digest of all steps up to this one."""
     arrays: Mapping[int, StepArrays]
     """By the number of the consumer."""
 

@@ -37,7 +37,7 @@ _DIGEST_BYTES = 8
 MOST_KEYS = 5
 """Differing keys that an error names."""
 MAX_STATE_BYTES = 32 << 20
-"""Of an encoded state: it travels in the header of an exchange. About two million deferred pieces."""
+"""Most bytes of an encoded state, which travels in the header of an exchange: about two million deferred pieces."""
 
 _Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES)]
@@ -56,7 +56,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, fo
     debt: _Int
     residue: _Int
     fingerprint: _Fingerprint
-    """Of its rows: a source's in the catalog, see `planner.stream_order.stream_fingerprint`; empty where not known."""
+    """A hash of its rows, see `planner.stream_order.stream_fingerprint`; empty where not known."""
     era: _Int
     """How often its rows were changed during the run; 0."""
 
@@ -103,13 +103,13 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dp: _Int
     micro_batch_size: _Int
     order_digest: _Digest
-    """Of the steps before `step`; empty where nothing was planned yet."""
+    """The digest of the steps before `step`; empty where nothing was planned yet."""
     plan_digest: _Digest
-    """Of `step`, whose placement `microbatch` counts in; empty at a boundary."""
+    """The digest of the plan of `step`, whose placement `microbatch` counts in; empty at a boundary."""
     streams: list[StreamState]
     """By sorted name; empty where nothing was planned yet: the steps before `step` are to be planned from 0."""
     drawn: DrawnState
-    """Of all draws before `step`."""
+    """Sums over all draws before `step`."""
     pool: PoolState
     decisions: list[DecisionState]
     sources: list[_Name] = []
@@ -121,7 +121,7 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     shares: dict[_Name, _Int] = {}
     """Shares that a policy has given the children of its group, sum 2^32; empty while the schedule's hold."""
     log_digest: _Digest = b""
-    """Of the records of the policy's log that these shares follow from; empty where there are none yet."""
+    """The digest of the records of the policy's log that these shares follow from; empty where there are none yet."""
     log_length: _Int = 0
     """Number of these records."""
     edited_from: _Fingerprint = ""

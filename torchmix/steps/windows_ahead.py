@@ -154,7 +154,7 @@ def _window_at(order: StreamOrder, place: tuple[int, int]) -> _Window:
 
 
 _PAGE_BITS = 40
-"""Of a key that hold the number of a page; those above hold that of its source."""
+"""Bits of a key that hold the number of a page; those above hold that of its source."""
 
 
 def _keys_of(pages: list[tuple[int, Int64Array]]) -> Int64Array:

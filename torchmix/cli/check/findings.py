@@ -41,7 +41,7 @@ SHOWN_SOURCES = 5
 SHOWN_ROWS = 10
 """Bad rows of a source that a finding names."""
 MOST_AMPLIFICATION = 1.5
-"""Times that a page is decoded in an epoch, above which shuffling by row is told what it costs."""
+"""Above so many decodes of a page in an epoch, `check` says what shuffling by row costs."""
 
 
 class Level(enum.Enum):
@@ -160,7 +160,7 @@ def _small_cache(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
 
 
 def _kept_bytes(source: SourceCatalog) -> int:
-    """Of all pages of a source as they are kept: two bytes a token where the index saw no larger id."""
+    """Bytes of all pages of a source as they are kept: two a token where the index saw no larger id."""
     ids = source.ids if source.tokenizer is None else None
     is_narrow = ids is not None and ids.smallest >= 0 and ids.largest < 1 << 16
     return (2 if is_narrow else DECODED_TOKEN_BYTES) * source.num_tokens

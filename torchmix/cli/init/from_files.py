@@ -39,7 +39,7 @@ LENGTH, SAMPLES = 2048, 64
 USUAL_COLUMNS = ("input_ids", "tokens", "token_ids", "ids", "text", "content", "raw_content", "body", "document")
 """From the likeliest on; a column of tokens needs no tokenizer."""
 SHARE_UNITS = 10_000
-"""Of the whole, in which shares by size are given: hundredths of a percent."""
+"""Parts of the whole in which shares by size are given: hundredths of a percent."""
 TAIL = """\
 # split: [99, 1, 0]           # train, validation and test: cuts the rows of every source
 # vocab_size: 50257           # of the model; then check compares it with tokenizers and with the ids of the data

@@ -40,7 +40,7 @@ class Blend:
     prefixes: tuple[str, ...]
     """At least one."""
     weights: tuple[Fraction, ...] | None
-    """Of each, above 0; None if they follow from sizes."""
+    """The weight of each, above 0; None if they follow from sizes."""
     left_out: tuple[str, ...] = ()
     """Prefixes whose weight is 0."""
 

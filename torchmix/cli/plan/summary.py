@@ -2,7 +2,7 @@
 
 In: `StepPlan`s of consecutive steps, each with the seconds that planning took. Out: per source tokens, share and
 epochs; fill, balance, deferral and planning time over all. Must hold: memory does not grow with the number of steps,
-but for 8 bytes a step of planning times. Cost: microseconds per step.
+without 8 bytes a step of planning times. Cost: microseconds per step.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class PlanSummary:
 
 
 class _ModuleSums:
-    """Of the items of a module."""
+    """Sums over the items of a module."""
 
     def __init__(self) -> None:
         self._unit, self._num_consumers = "", 0

@@ -32,7 +32,7 @@ class Column:
     """A leaf of a top-level column, and where it lies in every batch of a file."""
 
     held_type: pa.DataType
-    """Of the whole top-level column."""
+    """The type of the whole top-level column."""
     path: tuple[int, ...]
     """Which child of the column, which one of that, and so on down to the leaf; empty for a column without children."""
     nodes_before: int

@@ -42,12 +42,12 @@ class SliceType:
     """How rows of a type lie in buffers."""
 
     offset_bytes: int
-    """Of an offset; 0 for lists of a fixed size."""
+    """Bytes of an offset; 0 for lists of a fixed size."""
     value_bytes: int
     list_size: int
-    """Of a list of a fixed size, else 0."""
+    """Values of a list of a fixed size, else 0."""
     value_type: pa.DataType | None
-    """Of a list's values; None for text."""
+    """The type of a list's values; None for text."""
 
 
 def slice_type(column: Column) -> SliceType | None:

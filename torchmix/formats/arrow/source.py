@@ -44,7 +44,7 @@ class ArrowSource:
     column: str
     kind: Kind
     tokenizer: Tokenizer = BYTES
-    """Of texts; unused with `tokens`."""
+    """Encodes texts; unused with `tokens`."""
     map: MapEncoder | None = None
     """The function that rows go through; lengths are measured once their pages are known."""
 

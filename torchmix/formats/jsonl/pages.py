@@ -117,7 +117,7 @@ class _FramedPage:
     kind: int
     first_byte: int = -1
     line_bytes: int = 0
-    """Of its last line, so far."""
+    """Bytes of its last line, so far."""
     parts: list[bytes] = field(default_factory=list)
 
     def add(self, part: bytes, place: int, stop: int) -> None:

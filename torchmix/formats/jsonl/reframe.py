@@ -27,7 +27,7 @@ LONG_LINES = 4
 """A frame that would have more than so many times its size ends inside a line."""
 READ_BYTES = 1 << 20
 LEVELS: dict[Codec, tuple[int, int, int]] = {"gzip": (1, 6, 9), "zstd": (1, 3, 22)}
-"""Of each codec the fastest, the usual and the densest level."""
+"""The fastest, the usual and the densest level of each codec."""
 _MAGIC: dict[bytes, Codec] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 

@@ -45,7 +45,7 @@ class JsonLinesSource:
     column: str
     kind: Kind
     tokenizer: Tokenizer = BYTES
-    """Of texts; unused with `tokens`."""
+    """Encodes texts; unused with `tokens`."""
     map: MapEncoder | None = None
     """The function that rows go through; lengths are measured once their pages are known."""
     _parser: LineParser = field(init=False)

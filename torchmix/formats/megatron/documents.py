@@ -153,7 +153,7 @@ def _joined(index: RandomAccessFile, header: IndexHeader, start: int) -> _Spans:
         raise SourceUnreadable(
             f"document {start + document[i]} lies in several places of the .bin: its sequence "
             f"{start + full[i + 1]} begins at byte {pointers[full[i + 1]]}, not where the one before ends; write the "
-            "dataset anew, in the order of its documents"
+            "dataset again, in the order of its documents"
         )
     own_first = np.searchsorted(full, first)  # the document's first sequence with tokens, where it has any
     padded = np.append(pointers[full], np.int64(0))
@@ -182,7 +182,7 @@ class _PageCut:
         self._first_row: list[Int64Array] = []
         self._offset: list[Int64Array] = []
         self._before: list[Int64Array] = []
-        """Of each page, its first row, its first byte, and the bytes of all documents before it."""
+        """First row and first byte of each page, and the bytes of all documents before it."""
 
     def add(self, spans: _Spans) -> int:
         """Take the next documents; returns their bytes."""

@@ -51,7 +51,7 @@ class IndexHeader:
     num_bytes: int
     """Size of the .idx."""
     dtype: np.dtype[np.integer[Any]]
-    """Of the tokens in the .bin."""
+    """The type of the tokens in the .bin."""
     num_sequences: int
     """S."""
     num_documents: int

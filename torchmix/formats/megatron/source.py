@@ -52,7 +52,7 @@ class IndexedSource:
     _known: dict[str, tuple[tuple[FileStatus, ...], tuple[int, str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Of files that had settled when they were hashed, by path."""
+    """Status and identity of files that had settled when they were hashed, by path."""
 
     @property
     def format(self) -> str:

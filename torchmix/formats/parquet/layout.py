@@ -1,6 +1,6 @@
 """Where the data pages of a column chunk lie.
 
-In: an open file and a chunk of its footer. Out: byte ranges, and rows where they can be told without decoding. Must
+In: an open file and a chunk of its footer. Out: byte ranges, and rows where they follow without decoding. Must
 hold: a page's range covers its header and body, ranges rise within the chunk, and they are the writer's pages, also
 where a row spans several of them. Rows come from the chunk's OffsetIndex if it has a sound one, else from the headers;
 a v1 page of lists without an index does not tell its rows, only its values. Cost: an index
@@ -40,9 +40,9 @@ class PageHeader(NamedTuple):
     num_rows: int
     """-1 if the header does not tell."""
     encoding: int
-    """Of a data page's values."""
+    """How a data page's values are encoded."""
     levels_bytes: int
-    """Of a v2 data page: bytes of levels, which lie before the values and are never compressed; else -1."""
+    """Bytes of a v2 data page's levels, which lie before the values and are never compressed; else -1."""
     is_compressed: bool
     """False where a v2 data page says that its values are not, whatever the chunk's codec."""
     has_run_levels: bool

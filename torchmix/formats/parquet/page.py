@@ -37,7 +37,7 @@ _REQUIRED, _DATA_PAGE_V2, _PLAIN, _FIXED_BYTES = 0, 3, 0, 7
 _BYTES, _UTF8 = 6, 0
 _NUM_CHILDREN, _CONVERTED, _LOGICAL = 5, 6, 10  # fields of a SchemaElement
 _MAPS, _LOGICAL_MAP = (1, 2), 2
-_MOST_VALUE_BYTES = 12  # of a plain value, but for those of fixed size: nothing where a size comes first
+_MOST_VALUE_BYTES = 12  # of a plain value of variable size, where a size comes first
 
 
 def encode_schema(leaf: Leaf, created_by: str) -> bytes:
@@ -134,7 +134,7 @@ class _Envelope(NamedTuple):
     chunk: bytes
     tail: bytes
     opening_page: bytes
-    """Of a column with lists: one row that goes on in the pages behind it."""
+    """A page before all others of a column with lists: one row that goes on in the pages behind it."""
 
 
 @lru_cache(maxsize=1024)

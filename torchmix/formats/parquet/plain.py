@@ -24,7 +24,7 @@ from torchmix.formats.parquet import thrift
 from torchmix.formats.parquet.footer import MAGIC
 
 VALUE_BYTES = {1: 4, 2: 8}
-"""Of Parquet's types of integers."""
+"""Bytes of a value of Parquet's types of integers."""
 REQUIRED = 0
 
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
@@ -32,7 +32,7 @@ _NO_LEVELS = b"\x15\x06\x15\x06\x00\x00"
 
 
 class PlainColumn(NamedTuple):
-    """What the footer says of a column, but for numbers."""
+    """What the footer says of a column, without its numbers."""
 
     head: bytes
     """Version and schema, up to the number of rows."""

@@ -49,7 +49,7 @@ class ScannedChunk:
     tail_bytes: Int64Array
     rows: Int64Array
     crc: NDArray[np.uint32]
-    """Of each page with its tail."""
+    """Checksum of each page with its tail."""
     dict_offset: int
     dict_bytes: int
     dict_crc: int
@@ -217,7 +217,7 @@ class ChunkScan:
     def _checksums_with_tails(
         self, pages: ChunkPages, kept: Int64Array, num_bytes: Int64Array, checksums: list[int]
     ) -> NDArray[np.uint32]:
-        """Of the pages in which rows begin, each with those behind it in which none does, and with its tail.
+        """Checksums of the pages in which rows begin, each with those behind it in which none does, and with its tail.
 
         Args:
             pages: The writer's.

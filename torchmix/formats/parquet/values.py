@@ -146,7 +146,7 @@ def _take(run: PageRun, column: _Column) -> _Taken | None:
 
 
 _Parts = Sequence[tuple[PageHeader, Sequence[memoryview], memoryview]]
-"""Of each page of a run: its header, levels and values."""
+"""Header, levels and values of each page of a run."""
 
 
 def _empty_rows(tokens: Int32Array, num_absent: int) -> Int64Array:

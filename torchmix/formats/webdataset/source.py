@@ -35,7 +35,7 @@ from torchmix.transform.row_encoder import RowEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
 Values = list[bytes | None]
-"""Of one row; of a text at most one."""
+"""The values of one row; a text is at most one."""
 
 BATCH_BYTES = 1 << 20
 """Values that a scan looks at together, or one."""

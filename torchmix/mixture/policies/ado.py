@@ -19,7 +19,7 @@ from torchmix.mixture.policies.limits import with_floor
 from torchmix.mixture.policies.scaling_law import fit_scaling_law, smoothed
 
 SEEN_MEMORY = 0.9
-"""Of the moving average of what was seen."""
+"""The part of the moving average of what was seen that a step keeps."""
 SHARE_MEMORY = 0.9
 """What the average of all earlier shares has in the next one."""
 FLOOR = 0.01

@@ -1,4 +1,4 @@
-"""One rank's decisions: a policy is told losses, asked at its steps, and what it answers is logged.
+"""One rank's decisions: a policy observes losses, is asked at its steps, and its answers are logged.
 
 In: losses of each step, reduced over all ranks. Out: a record a step, in the log. Must hold: the policy is told
 exactly what the log holds, so that a resume, which feeds it the log, finds it as it was; a policy that fails changes no

@@ -1,4 +1,4 @@
-"""The log of a run's policy, on a disk that all nodes see: what it was told, and what it decided.
+"""The log of a run's policy, on a disk that all nodes see: what it observed, and what it decided.
 
 In: a record for each step. Out: the same records, in order, to whoever plans. Must hold: a
 record is never altered; a digest chains all records before it, so a state names its log by a length and a digest; a run
@@ -37,7 +37,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     step: _Step
     losses: _Sums = {}
-    """What the policy was told: the summed loss and the tokens of each child that had some."""
+    """What the policy observed: the summed loss and the tokens of each child that had some."""
     shares: dict[str, int] | None = None
     """What was decided after the step: of each child of the group its share, an integer over 2^32. None: no change."""
     fault: str = ""
@@ -52,7 +52,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     records: Annotated[int, msgspec.Meta(ge=0)]
     """Records of the run before the first one of this branch."""
     digest: str
-    """Of these records."""
+    """The digest of these records."""
 
 
 def begin_branch(folder: Path, branch: str, *, parent: str = "", length: int = 0, digest: str = LOG_START) -> None:
@@ -112,7 +112,7 @@ class LogReader:
         """The branch that this one goes on from; empty for a first one."""
         self._before = head.records
         self.length, self.digest = head.records, head.digest
-        """Of all records that were read, with those of the branches before."""
+        """Number and digest of all records that were read, with those of the branches before."""
         self._rest = b""
 
     def earlier(self) -> list[tuple[StepRecord, str]]:

@@ -1,7 +1,7 @@
-"""What a policy is told, and what it answers.
+"""What a policy observes, and what it answers.
 
 In: names and shares at the start, then sums of losses by step. Out: shares, or none. Must hold: a policy is a function
-of what it was told, in that order, and keeps nothing else: fed the same records again, it answers the same. One rank
+of what it observed, in that order, and keeps nothing else: fed the same records again, it answers the same. One rank
 asks it; its answers are logged, and everyone else reads the log. Cost: that of the policy, once every `every` steps,
 beside training.
 """

@@ -66,7 +66,7 @@ class DrawnStep:
     sizes: tuple[SourceSizes, ...]
     """[S] of each source."""
     order_digest: bytes
-    """Of all steps up to and including this one."""
+    """The digest of all steps up to and including this one."""
     make: Callable[..., StepPlan]
     """Called with `modules` and `plan_digest`: the plan."""
     kept: StrategyCache

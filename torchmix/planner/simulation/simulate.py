@@ -31,7 +31,7 @@ ASSUMPTIONS = (
     "Arrival order needs more samples for the same documents; its time is that of as many tokens as the plan's.",
     "Modules compute their items before the backbone, on ranks that meet then; the encoder's backward counts likewise.",
 )
-"""Of every predicted time."""
+"""What every predicted time assumes."""
 
 
 @dataclass(kw_only=True, slots=True)

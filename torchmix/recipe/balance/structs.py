@@ -35,9 +35,9 @@ class FittedCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The cost of a sample as it was measured; `torchmix calibrate` fits it to timings."""
 
     per_token: int
-    """Of each token of a sample, padding included."""
+    """Cost of each token of a sample, padding included."""
     per_pair: int
-    """Of the square of the tokens of each piece."""
+    """Cost of the square of the tokens of each piece."""
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,7 +19,7 @@ from torchmix.recipe.structs import MAX_NAME_BYTES, Cells, Group
 from torchmix.recipe.yaml_lines import key_path
 
 MOST_CELLS = 4096
-"""Of a group: each is a stream, with some windows in memory."""
+"""Most cells of a group: each is a stream, with some windows in memory."""
 
 
 def grid_of(name: str, cells: Cells, where: str) -> Grid:

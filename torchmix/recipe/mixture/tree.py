@@ -31,7 +31,7 @@ class Grid:
     properties: tuple[str, ...]
     """Sorted."""
     shares: tuple[Mapping[str, Fraction], ...]
-    """Of each value of each property; those of a property sum to 1."""
+    """The share of each value of each property; those of a property sum to 1."""
     values: Mapping[str, tuple[str, ...]]
     """Child to its value of each property."""
 
@@ -49,7 +49,7 @@ class Node:
     exponent: Fraction | None = None
     """Exponent of a group whose children share by a power of their tokens, see `with_sizes`; it replaces weights."""
     grid: Grid | None = None
-    """Of a group whose children are cells; they share by the fit of `with_sizes`, which replaces weights."""
+    """The cells of a group that has them as children; they share by the fit of `with_sizes`, which replaces weights."""
 
     @property
     def shares_by_size(self) -> bool:

@@ -40,7 +40,7 @@ FORMATS: dict[str, FormatNames] = {
 }
 """By the word that a recipe and the catalog use."""
 DEFAULT_FORMAT = "parquet"
-"""Of a source without a `format` whose files have other names, or names of several formats."""
+"""The format of a source without the key `format` whose files have other names, or names of several formats."""
 
 
 def paths_of(source: Source) -> tuple[str, ...]:

@@ -31,10 +31,10 @@ MOST_TOKENS = 1 << 20
 MOST_S = 2.0
 """Spent on a source; and as much on its images."""
 CALL_TOKENS = 1 << 14
-"""Of one call, so that a slow map is noticed in time."""
+"""Tokens of one call, so that a slow map is noticed in time."""
 CACHE_BYTES = 256 << 20
 MOST_PAGES = 64
-"""Of a source that are looked at."""
+"""Most pages of a source that are measured."""
 MOST_IMAGES = 256
 _STATUS = Path("/proc/self/status")
 _SCHEDULE = Path("/proc/thread-self/schedstat")
@@ -46,9 +46,9 @@ class Clocks:
 
     wall: int
     waited: int
-    """Of this thread: it could run, and others had the processors. 0 where the kernel does not say."""
+    """How long this thread could run while others had the processors. 0 where the kernel does not say."""
     cpu: int
-    """Of all threads of the process."""
+    """What all threads of the process used."""
 
     @classmethod
     def now(cls) -> Clocks:

@@ -30,13 +30,13 @@ from torchmix.errors import OptionError
 from torchmix.recipe.byte_sizes import bytes_text
 
 CLUSTERS = 4
-"""Of sources, at most: the paper found no gain beyond (Figure 19)."""
+"""Most clusters of sources: the paper found no gain beyond (Figure 19)."""
 PARTS_OF_LOADER = 8
 """A part of a source is about this part of a loader's work, so that no loader has much more than the mean."""
 SLACK = Fraction(17, 16)
 """A loader goes on with a source up to this much of the mean work."""
 LOADER_BYTES = 64 << 20
-"""Of a loader's process with its imports."""
+"""Memory of a loader's process with its imports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class LoaderBudget:
     node_bytes: int = 0
     """Memory of this that is the node worker's."""
     loader_bytes: int | None = None
-    """Of one loader at most, as a pod has it; None: no bound of its own."""
+    """Most memory of one loader, as a pod has it; None: no bound of its own."""
 
     @property
     def most_processes(self) -> int:
@@ -98,7 +98,7 @@ class Partition:
     clusters: tuple[tuple[str, ...], ...]
     """Names of sources, from the costliest cluster on."""
     workers: dict[str, int]
-    """Of each source, by the second stage."""
+    """Workers of each source, by the second stage."""
     loaders: tuple[LoaderPlace, ...]
 
     @property

@@ -22,7 +22,7 @@ from torchmix.steps.decisions import StoppedWaiting
 from torchmix.steps.replay.read import RecordedPlan
 
 BLOCK_TOKENS = 1 << 18
-"""Of a block, at most, unless it is one step."""
+"""Most tokens of a block, unless it is one step."""
 
 
 class PlannedStep(NamedTuple):

@@ -28,7 +28,7 @@ class Segment:
 
     part: Part
     catalog: Catalog
-    """Of that time."""
+    """The catalog of that time."""
     state: LoaderState | None = None
     """The accepted state at which the recipe took hold; None at the run's beginning."""
 
@@ -57,7 +57,7 @@ class RunFold:
         self._layout, self._decisions = layout, decisions
         self._coming = list(segments)[::-1]
         self.planner: Planner
-        """Of the step at the cursor."""
+        """The planner of the step at the cursor."""
         self.cursor: Cursor
         """Before the next step."""
         self._open(self._coming.pop())

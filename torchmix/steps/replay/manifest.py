@@ -57,7 +57,7 @@ class PlanManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     placement: str
     """Hash of whatever else decides where samples are placed; see `placement_key`."""
     order_digest: str
-    """Of all steps before `stop_step`."""
+    """The digest of all steps before `stop_step`."""
     files: dict[str, FileOfPlan]
 
 

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from torchmix.errors import OpenFilesLimit
 
 LIMIT_ERRNOS = (errno.EMFILE, errno.ENFILE)
-"""Of this process, and of the system."""
+"""This process, or the system, has no more descriptors."""
 _PREFIX = struct.Struct("<QI")
 """Bytes of the message, and its descriptors."""
 _MAX_DESCRIPTORS = 250
@@ -82,7 +82,7 @@ class Channel:
         return message, descriptors
 
     def fileno(self) -> int:
-        """Of the socket, for `select`; -1 once it is closed."""
+        """The socket's descriptor, for `select`; -1 once it is closed."""
         return self._socket.fileno()
 
     def shut_down(self) -> None:

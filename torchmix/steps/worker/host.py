@@ -123,7 +123,7 @@ class NodeHost:
 
     @property
     def pid(self) -> int:
-        """Of the worker."""
+        """The worker's process id."""
         return self._child.pid
 
     def admit(self, member: Channel) -> None:

@@ -40,7 +40,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """Host to member, first."""
 
     replica_of: dict[int, int]
-    """Of all members, by global rank."""
+    """Replica of each member, by global rank."""
 
 
 class NewWorker(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
@@ -71,7 +71,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     consumer: int
     """Which of the leaders of the node this is, by its global rank."""
     replica_of: dict[int, int]
-    """Of all leaders of the node, which ask for the same steps."""
+    """Replica of each leader of the node, by global rank; they ask for the same steps."""
     look_ahead: int
     """Finished steps that may wait."""
     resumes_at: bytes = b""

@@ -19,7 +19,7 @@ from collections.abc import Collection
 from multiprocessing.spawn import get_executable
 
 THREAD_VARIABLES = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS")
-"""Of Hugging Face's tokenizers, and of libraries that are built with OpenMP, as some builds of numpy."""
+"""They bound the threads of Hugging Face's tokenizers, and of libraries built with OpenMP, as some builds of numpy."""
 _CODE = (
     "import sys; end, ignored, cpu, *sys.path = sys.argv[1:]; "
     "from torchmix.steps.worker.main import main; main(int(end), [*map(int, ignored.split())], int(cpu))"

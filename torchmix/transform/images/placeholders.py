@@ -194,6 +194,6 @@ class _Layout:
     start_of_part: Int64Array
     start_of_image: Int64Array
     tokens_of_image: Int64Array
-    """Of the images of rows that are no null."""
+    """[images of rows that are no null] tokens of each."""
     offset_of_image: Int64Array
-    """Of all images of the rows."""
+    """[images] where each begins in its document."""

@@ -40,7 +40,7 @@ class MapEncoder:
     takes: Literal["text", "tokens"]
     """See `RowEncoder`."""
     tokenizer: Tokenizer | None
-    """Of the function's `text`; None where the recipe names none."""
+    """Encodes the function's `text`; None where the recipe names none."""
 
     @property
     def is_mapped(self) -> bool:
