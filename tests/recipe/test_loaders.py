@@ -29,7 +29,7 @@ def test_a_recipe_without_the_key_reads_in_a_node_worker() -> None:
 def test_loaders_are_no_part_of_the_order() -> None:
     given = {"where": "remote", "spares": 2, "cpu": 3, "memory": "5GiB", "endpoints": "./e", "keys": "./k"}
     recipe = check_recipe({**RECIPE, "loaders": given})
-    assert msgspec.to_builtins(recipe.loaders) == given
+    assert msgspec.to_builtins(recipe.loaders) == {**given, "processes": 1}
     assert recipe_fingerprint(recipe) == recipe_fingerprint(check_recipe(RECIPE))
 
 
@@ -38,13 +38,16 @@ def test_loaders_are_no_part_of_the_order() -> None:
     [
         (
             {"where": "nodes"},
-            r"loaders\.where.*'nodes' is not one of in_process, node, remote \(did you mean 'node'\?\)",
+            r"loaders\.where.*'nodes' is not one of in_process, node, job, remote \(did you mean 'node'\?\)",
         ),
         ({"spare": 1}, r"loaders\.spare: .*did you mean 'spares'"),
         ({"spares": -1}, r"loaders\.spares: -1 is not in \[0, 16\]"),
         ({"spares": 17}, r"loaders\.spares: 17 is not in"),
         ({"cpu": 0}, r"loaders\.cpu: 0 is not in \[1, 4096\]"),
         ({"where": "remote"}, r"loaders: `remote` needs endpoints"),
+        ({"processes": 2}, r"loaders\.processes: only `where: job` has processes, and this is `node`"),
+        ({"where": "job", "processes": 0}, r"loaders\.processes: 0 is not in \[1, 256\]"),
+        ({"where": "job", "keys": "./k"}, r"loaders\.keys: only `where: remote` has keys"),
         ({"endpoints": "tcp://a:1"}, r"loaders\.endpoints: only `where: remote` has endpoints"),
         ({"keys": "./keys"}, r"loaders\.keys: only `where: remote` has keys"),
         ({"memory": "8 gigs"}, r"loaders\.memory: '8 gigs' is not a size"),
@@ -67,6 +70,14 @@ def test_wrong_values_are_named(loaders: dict[str, Any], match: str) -> None:
 def test_a_call_overrides_some_keys_and_leaves_the_others(instead: Any) -> None:
     found = loaders_of("build_loader", Loaders(memory="1GiB"), instead)
     assert found == Loaders(where="in_process", spares=2, memory="1GiB")
+
+
+@pytest.mark.parametrize(
+    "recipe", [Loaders(where="job", processes=3), Loaders(where="remote", endpoints="tcp://a:1", keys="./k")]
+)
+def test_a_call_that_names_another_where_drops_the_keys_of_the_recipe_s(recipe: Loaders) -> None:
+    assert loaders_of("build_loader", recipe, "in_process") == Loaders(where="in_process")
+    assert loaders_of("build_loader", recipe, {"cpu": 2}) == msgspec.structs.replace(recipe, cpu=2)
 
 
 def test_a_call_that_says_nothing_leaves_the_recipe_its_loaders() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.catalogs import World, make_world, random_world
 from tests.support.deadlines import LONG_S
 from tests.support.files import random_tokens
-from tests.support.fleets import NEEDS_ZMQ, fleet_reader, several
+from tests.support.fleets import fleet_reader, several
 from tests.support.formats import format_world
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.reading import expected, pieces, random_pieces, read_with_successors, whole_documents
@@ -19,8 +19,6 @@ from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import SourceUnreadable
 from torchmix.reader.reader import Reader
 from torchmix.service import fleet_reader as module
-
-pytestmark = NEEDS_ZMQ
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -147,7 +147,6 @@ def request(**changes: Any) -> dict[str, Any]:
         "epoch": np.zeros(2, np.int64),
         "start": np.zeros(2, np.int64),
         "tokens": np.array([5, 6]),
-        "next": np.array([-1, -1]),
     }
     return {name: array for name, array in {**arrays, **changes}.items() if array is not None}
 

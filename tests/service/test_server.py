@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from tests.support.catalogs import random_world
 from tests.support.deadlines import LONG_S
-from tests.support.fleets import NEEDS_ZMQ, PATIENT, fleet_of, fleet_reader, hello_of, running, several
+from tests.support.fleets import PATIENT, fleet_of, fleet_reader, hello_of, running, several
 from tests.support.loader_messages import EXAMPLES, damaged, example_arrays
 from tests.support.reading import expected, random_pieces, read_with_successors
 from torchmix.catalog.store import Catalog
@@ -33,9 +34,7 @@ from torchmix.service.messages import (
     encode,
     forms_of,
 )
-from torchmix.service.server import LoaderServer, import_zmq, new_pair
-
-pytestmark = NEEDS_ZMQ
+from torchmix.service.server import LoaderServer, new_pair
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +83,6 @@ class Caller:
             "epoch": np.array([0]),
             "start": np.array([0]),
             "tokens": np.array([tokens]),
-            "next": np.array([-1]),
         }
         message = PieceRequest(number=number, settled_bytes=settled_bytes, patience_ms=600_000, forms=forms_of(arrays))
         return self.ask(message, arrays)
@@ -145,7 +143,6 @@ def test_another_catalog_or_transform_is_refused_by_name(world, catalog, folder,
 
 def test_frames_that_are_no_messages_are_dropped_and_a_good_client_is_served(world, catalog, folder):
     with several(world, catalog, folder / "s", 1) as [server]:
-        zmq = import_zmq()
         context = zmq.Context()
         foe = context.socket(zmq.DEALER)
         foe.setsockopt(zmq.LINGER, 0)

@@ -48,6 +48,13 @@ def test_leaders_that_read_themselves_have_a_cache_each_and_no_process(job: Path
     assert "processes" not in one.terms
 
 
+def test_loaders_of_a_job_share_a_cache_and_have_the_rest_each(job: Path) -> None:
+    one, job_of_three = budget_of(job), budget_of(job, where="job", processes=3)
+    assert job_of_three.terms["read.cache"] == one.terms["read.cache"]
+    assert job_of_three.terms["processes"] == 4 * one.terms["processes"]
+    assert job_of_three.terms["orders of windows"] == 3 * one.terms["orders of windows"]
+
+
 def test_spares_and_steps_count(job: Path) -> None:
     few, many = budget_of(job), budget_of(job, spares=2, look_ahead=6)
     assert many.terms["processes"] == 3 * few.terms["processes"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from tests.support.catalogs import World
 from tests.support.deadlines import LONG_S
@@ -26,7 +24,6 @@ from torchmix.service.messages import LoaderHello
 from torchmix.service.served import PartToServe, ServedCatalogs, transforms_digest
 from torchmix.service.server import LoaderServer
 
-NEEDS_ZMQ = pytest.mark.skipif(importlib.util.find_spec("zmq") is None, reason="pyzmq is not installed")
 PATIENT = FleetPatience(silence_s=LONG_S, join_s=LONG_S, lost_s=LONG_S)
 """For tests in which all loaders live: nobody is given up, however busy the machine is."""
 

@@ -32,7 +32,6 @@ _ASKED: dict[str, Any] = {
     "epoch": np.array([0, 2]),
     "start": np.array([0, 4096]),
     "tokens": np.array([3, 0]),
-    "next": np.array([3, -1]),
 }
 _GIVEN: dict[str, Any] = {"ids": np.array([5, 0, 65535], np.uint16), "ids.lengths": np.array([3, 0], np.int32)}
 _PAGES: dict[str, Any] = {"page": np.array([4, 8, 15])}

@@ -240,12 +240,16 @@ def _popen(arguments: Sequence[str], environment: Mapping[str, str], files: Sequ
         )
 
 
-def workers_of_this_process() -> list[int]:
-    """Process ids of the loaders' workers that were started here and still run."""
+def workers_of_this_process(module: str = "steps.worker.main") -> list[int]:
+    """Process ids of node workers, or of loaders (`service.main`), that were started here and still run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it may end just now
             state, parent, *_ = path.read_text().rsplit(") ", 1)[1].split()
-            if int(parent) == os.getpid() and state != "Z" and b"worker.main" in (path.parent / "cmdline").read_bytes():
+            if (
+                int(parent) == os.getpid()
+                and state != "Z"
+                and module.encode() in (path.parent / "cmdline").read_bytes()
+            ):
                 found.append(int(path.parent.name))
     return found

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.catalogs import open_catalog
-from tests.support.files import make_tokens_file, random_texts, random_tokens
-from tests.support.json_lines import framed, json_lines
 from tests.support.loaders import Rank, run_job, write_job
 from tests.support.node_rank import hash_of
 from tests.support.processes import Child, Processes, wait_until
+from tests.support.read_counts import ReadCounts, write_reading
 from tests.support.worlds import run_ranks
-from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.fan_out import local_world
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
-from torchmix.reader.decode_count import DecodeCount
-from torchmix.recipe.load import load_recipe
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 
@@ -147,66 +141,10 @@ def test_a_leader_that_cannot_connect_starts_its_own_and_says_so(job: Path, tmp_
     assert not list(deep.iterdir())
 
 
-HOOK = """
-import os
-from torchmix.reader.decode_count import DecodeCount
-add = DecodeCount.add
-def noted(self, key):
-    with open(os.environ["DECODES"], "a") as file:
-        file.write(f"{key}\\n")
-    add(self, key)
-DecodeCount.add = noted
-"""
-"""Runs as an interpreter starts, and notes each page that it decodes."""
-
-READING = """\
-version: 1
-seed: 3
-batch: {samples: 16, length: 64}
-sources:
-  lists: {path: "lists-*.parquet", tokens: input_ids}
-  lines: {path: lines.jsonl.gz, text: text, tokenizer: bytes}
-  books: {path: books.parquet, tokens: input_ids}
-mixture: {lists: 40%, lines: 30%, books: 30%}
-shuffle: {window_pages: 8}
-read: {cache: 160KiB}
-"""
-
-
-def write_reading(folder: Path) -> Path:
-    """Sources that no process maps, of more windows than fit the cache; one has documents of 300 samples."""
-    for number in range(2):
-        make_tokens_file(folder / f"lists-{number}.parquet", random_tokens(number, 1500), codec="zstd", page_bytes=900)
-    lines = framed(json_lines(random_texts(7, 1200)), ".gz", mean_bytes=900, at_lines=True)
-    (folder / "lines.jsonl.gz").write_bytes(lines)
-    books = [*random_tokens(9, 30, mean_tokens=500.0, empty=0.0), list(range(64 * 300))]
-    make_tokens_file(folder / "books.parquet", books, codec="zstd", page_bytes=900)
-    path = folder / "recipe.yaml"
-    path.write_text(READING)
-    index_recipe(load_recipe(path), folder)
-    return path
-
-
 @pytest.mark.parametrize(("loaders", "least", "most"), [("node", 1.0, 1.25), ("in_process", 6.0, 9.0)])
 def test_a_page_is_decoded_once_for_all_leaders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaders: str, least: float, most: float
 ) -> None:
-    recipe, decodes = write_reading(tmp_path), tmp_path / "decodes"
-    (tmp_path / "hook").mkdir()
-    (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
-    paths = [str(tmp_path / "hook"), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    monkeypatch.setenv("DECODES", str(decodes))
-    add = DecodeCount.add
-
-    def noted(self: DecodeCount, key: int) -> None:
-        with decodes.open("a") as file:
-            file.write(f"{key}\n")
-        add(self, key)
-
-    monkeypatch.setattr(DecodeCount, "add", noted)
+    recipe, counts = write_reading(tmp_path), ReadCounts(tmp_path / "hook", monkeypatch)
     run_job(recipe, Topology(dp=8), keep=False, one_pass=True, loaders=loaders)
-    found = decodes.read_text().split()
-    assert least <= len(found) / len(set(found)) <= most
-    catalog = open_catalog(load_recipe(recipe), tmp_path)
-    assert len(set(found)) == sum(source.pages.num_pages for source in catalog.sources.values())
+    assert least <= counts.amplification(recipe) <= most

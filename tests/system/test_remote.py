@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.deadlines import LONG_S
-from tests.support.fleets import NEEDS_ZMQ
 from tests.support.loaders import run_job, same_microbatches, write_job
 from tests.support.processes import Child, Processes, free_port, wait_until
 from torchmix.errors import LoaderLost, OptionError
@@ -21,7 +20,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.service.keys import write_keys
 from torchmix.service.server import new_pair
 
-pytestmark = [pytest.mark.system, NEEDS_ZMQ]
+pytestmark = pytest.mark.system
 STEPS = 12
 COMMAND = "from torchmix.cli.main import main; raise SystemExit(main())"
 
@@ -84,7 +83,7 @@ def test_a_run_goes_on_with_loaders_and_without(job, trainer, keys, fleet):
 def test_where_no_loader_answers_files_are_read_if_they_are_seen(job, trainer, tmp_path):
     loaders = {"where": "remote", "endpoints": "nowhere"}
     with pytest.MonkeyPatch().context() as patch:
-        patch.setattr("torchmix.stateful.open.LOST_S", 0.5)
+        patch.setattr("torchmix.stateful.shared_loaders.LOST_S", 0.5)
         one = run_job(job, Topology(), steps=2, loaders=loaders)[0]
         assert same_microbatches(one.microbatches, run_job(job, Topology(), steps=2)[0].microbatches)
         with pytest.raises(LoaderLost, match=r"no loader answers at .*nowhere.*cannot read in their place"):

@@ -22,6 +22,7 @@ from tests.support.files import flip_byte
 from tests.support.loaders import Rank, run_job, same_microbatches, write_job
 from tests.support.processes import wait_until, workers_of_this_process
 from torchmix.errors import CorruptPage, SourceChanged
+from torchmix.parallel.children.interpreter import start_interpreter
 from torchmix.parallel.layout import Layout
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -32,7 +33,7 @@ from torchmix.stateful.open import build_loader
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker import host
-from torchmix.steps.worker.process import start_worker
+from torchmix.steps.worker.host import WORKER
 
 pytestmark = pytest.mark.system
 STEPS = 5
@@ -173,7 +174,7 @@ def test_a_signal_that_a_worker_ignores_does_not_end_it_while_it_is_being_born(
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = start_worker(theirs, ignored_signals=ignored)
+        process = start_interpreter(WORKER, theirs, ignored_signals=ignored)
         os.kill(process.pid, signal.SIGTERM)  # long before any Python runs in it
     assert process.wait(LONG_S) == exit_code  # nobody is at the other end: nothing to do
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleets import NEEDS_ZMQ
 from tests.trials.loader_chaos import chaos
 
-pytestmark = [pytest.mark.system, NEEDS_ZMQ]
+pytestmark = pytest.mark.system
 
 
 def test_whatever_happens_to_loaders_the_tokens_are_the_same_and_nothing_is_left() -> None:

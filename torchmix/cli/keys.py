@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Write the keys.
 
     Raises:
-        OptionError: The folder has files, or pyzmq is not installed.
+        OptionError: The folder has files.
     """
     write_keys(arguments.folder, new_pair, num_clients=arguments.clients)
     if arguments.json:

@@ -71,6 +71,18 @@ def open_liveness(tree: ClientPlaceTree, *, patience: Patience | None = None) ->
     return liveness
 
 
+def store_address(store: Store) -> tuple[str, int] | None:
+    """Host and port of a job's store, or else of the launcher's variables; None where there are none."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        return store.host, store.port
+    try:
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    except (KeyError, ValueError):
+        return None
+
+
 def _ranks_of_host(topology: Topology) -> range:
     """The ranks that torchrun has started on this host; where another launcher did, the next rank alone."""
     try:

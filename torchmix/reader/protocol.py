@@ -17,6 +17,10 @@ from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.transform.images.make import ImageTransform
 
 
+class StoppedWaiting(Exception):
+    """Nobody wants the step any more that a decision or a loader is waited for."""
+
+
 class StepImages(Protocol):
     """What the making of steps asks of images; as `ImageReader`."""
 

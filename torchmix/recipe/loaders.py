@@ -18,6 +18,9 @@ from torchmix.recipe.structs import Loaders
 
 MOST_SPARES = 16
 MOST_CPU = 4096
+MOST_PROCESSES = 256
+_WHERE = {"processes": "job", "endpoints": "remote", "keys": "remote"}
+"""Keys that one value of `where` has."""
 
 
 def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
@@ -30,6 +33,10 @@ def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
         raise RecipeError(f"{loaders.spares} is not in [0, {MOST_SPARES}]", f"{where}.spares")
     if loaders.cpu is not None and not 1 <= loaders.cpu <= MOST_CPU:
         raise RecipeError(f"{loaders.cpu} is not in [1, {MOST_CPU}]", f"{where}.cpu")
+    if not 1 <= loaders.processes <= MOST_PROCESSES:
+        raise RecipeError(f"{loaders.processes} is not in [1, {MOST_PROCESSES}]", f"{where}.processes")
+    if loaders.where != "job" and loaders.processes != 1:
+        raise RecipeError(f"only `where: job` has processes, and this is `{loaders.where}`", f"{where}.processes")
     if loaders.where == "remote" and not loaders.endpoints:
         raise RecipeError("`remote` needs endpoints: tcp://HOST:PORT, or the folder where loaders register", where)
     if loaders.where != "remote" and (loaders.endpoints or loaders.keys):
@@ -59,7 +66,11 @@ def loaders_of(call: str, loaders: Loaders, instead: str | Mapping[str, Any] | L
         keys = _keys_of_text(instead) if isinstance(instead, str) else instead
         if not isinstance(keys, Mapping):
             raise RecipeError("expected a word of `where`, keys as where=node,spares=1, a mapping, or torchmix.Loaders")
-        found: Loaders = build(Loaders, {**msgspec.to_builtins(loaders), **keys})
+        # Keys of another `where` than the one that is asked for are not meant.
+        where = str(keys.get("where", loaders.where))
+        own = msgspec.to_builtins(loaders)
+        meant = {name: value for name, value in own.items() if _WHERE.get(name, where) == where}
+        found: Loaders = build(Loaders, {**meant, **keys})
         check_loaders(found, "")
     except RecipeError as error:
         raise OptionError(f"{call}: loaders={instead!r}: {error}") from None

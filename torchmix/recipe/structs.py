@@ -245,9 +245,12 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which processes make the steps, and what of each node they may take; it does not affect the order."""
 
-    where: Literal["in_process", "node", "remote"] = "node"
-    """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader. `remote`: as `node`,
-    but that process opens no data file: it asks loaders that `torchmix serve` runs."""
+    where: Literal["in_process", "node", "job", "remote"] = "node"
+    """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader. `job` and `remote`: as
+    `node`, but that process opens no data file: it asks loaders, which the job runs on each of its nodes, or which
+    `torchmix serve` runs."""
+    processes: int = 1
+    """Loaders of each node, with `job`."""
     spares: int = 0
     """Processes of a node that wait, with their imports done, to replace one that is lost."""
     cpu: int | None = None

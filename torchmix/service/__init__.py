@@ -15,6 +15,7 @@ members.py       loaders, as one client sees them
 fleet.py         requests for all loaders together
 fleet_reader.py  pieces of documents -> tokens, asked of loaders
 open_fleet.py    from settings to a reader that asks a fleet
+job/             loaders that a job starts on its nodes
 
 The folder scale/ sizes and places loaders by what the data cost.
 

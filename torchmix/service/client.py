@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import zmq
 from numpy.typing import NDArray
 
 from torchmix.errors import WireError
@@ -24,7 +25,6 @@ from torchmix.service.messages import (
     decode_of_loader,
     encode,
 )
-from torchmix.service.server import import_zmq
 
 News = Literal["connected", "gone", "denied", "damaged"]
 """What became of a connection: it is there; it has ended; the keys of one side are wrong; what came is no message."""
@@ -46,21 +46,15 @@ class LoaderLinks:
     """Connections to loaders."""
 
     def __init__(self, keys: ClientKeys | None = None) -> None:
-        """Nothing is connected yet; without keys only loaders of this machine answer.
-
-        Raises:
-            OptionError: The package pyzmq is not installed.
-        """
-        self._zmq = import_zmq()
+        """Nothing is connected yet; without keys only loaders of this machine answer."""
         self._keys = keys
-        self._context: Any = self._zmq.Context()
-        self._poller = self._zmq.Poller()
+        self._context: Any = zmq.Context()
+        self._poller = zmq.Poller()
         self._socket_of: dict[str, Any] = {}
         self._monitor_of: dict[str, Any] = {}
 
     def open(self, endpoint: str) -> None:
         """Begin to connect; news follow."""
-        zmq = self._zmq
         link = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, 0),
@@ -75,8 +69,10 @@ class LoaderLinks:
             (zmq.IMMEDIATE, 1),
         ):
             link.setsockopt(option, value)
+        if "[" in endpoint:
+            link.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
-            link.setsockopt_string(zmq.CURVE_SERVERKEY, self._keys.server)
+            link.setsockopt_string(zmq.CURVE_SERVERKEY, self._keys.server_at(endpoint))
             link.setsockopt_string(zmq.CURVE_PUBLICKEY, self._keys.own.public)
             link.setsockopt_string(zmq.CURVE_SECRETKEY, self._keys.own.secret)
         events = (
@@ -109,14 +105,14 @@ class LoaderLinks:
             Whether the connection took it. It may end before the loader has it.
         """
         try:
-            self._socket_of[endpoint].send_multipart(encode(message, arrays), self._zmq.NOBLOCK)
-        except self._zmq.Again:
+            self._socket_of[endpoint].send_multipart(encode(message, arrays), zmq.NOBLOCK)
+        except zmq.Again:
             return False
         return True
 
     def wait(self, timeout_s: float) -> list[Said]:
         """What has come by now, or comes within `timeout_s`: what a connection brought, before news of its end."""
-        ready = {each for each, _ in self._poller.poll(max(0.0, timeout_s) * 1000)}
+        ready = {each for each, _ in self._poller.poll(int(max(0.0, timeout_s) * 1000))}
         said: list[Said] = []
         for endpoint, link in self._socket_of.items():
             if link in ready or self._monitor_of[endpoint] in ready:
@@ -136,8 +132,8 @@ class LoaderLinks:
         said: list[Said] = []
         while True:
             try:
-                frames = link.recv_multipart(self._zmq.NOBLOCK, copy=False)
-            except self._zmq.Again:
+                frames = link.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
                 return said
             try:
                 message, arrays = decode_of_loader([frame.buffer for frame in frames])
@@ -146,7 +142,6 @@ class LoaderLinks:
                 said.append(Said(endpoint, "damaged", None, {}, str(error)))
 
     def _news(self, endpoint: str, monitor: Any) -> list[Said]:
-        zmq = self._zmq
         said: list[Said] = []
         while True:
             try:
@@ -164,6 +159,6 @@ class LoaderLinks:
     def _denial(self, event: int) -> str:
         if self._keys is None:
             return "the loader wants keys: give the recipe loaders.keys"
-        if event == self._zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return f"the loader does not know the public key {self._keys.own.public}: it is in no client-K.public there"
         return "the handshake failed: server.public here is not of server.secret there, or the loader has no keys"

@@ -23,7 +23,6 @@ from torchmix.errors import LoaderClosed
 from torchmix.reader.page_batches import BATCH_BYTES
 from torchmix.reader.pieces.id_check import IdCheck
 from torchmix.reader.pieces.locate import Locator
-from torchmix.reader.pieces.page_starts import row_keys
 from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch, Tokens
 from torchmix.reader.protocol import StepImages
 from torchmix.service.fleet import Asked, LoaderFleet
@@ -61,7 +60,6 @@ class FleetReader:
         runs = [run_pages(table.num_pages, k) for table, k in zip(tables, self._at_once, strict=True)]
         self._run_pages = np.array(runs, np.int64)
         self._scratch = Scratch()
-        self._open_keys = self._open_starts = np.zeros(0, np.int64)
         self._is_closed = False
         self._bytes_served = self._bytes_received = 0
         fleet.members.join()
@@ -108,7 +106,6 @@ class FleetReader:
             epoch=np.zeros(len(piece), np.int64) if epochs is None else epochs[at.order][piece],
             start=parts.starts,
             tokens=wanted,
-            next=self._next_of(at.source, at.row)[piece],
         )
         runs = run_keys(self._source_keys[at.source[piece]], at.page[piece] // self._run_pages[at.source[piece]])
         requests = self._requests(runs, wanted_bytes, np.flatnonzero(wanted > 0))
@@ -141,10 +138,7 @@ class FleetReader:
         self._tell(source, page_ids, is_over=False)
 
     def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
-        """Name the documents that go on after the next `read`: it tells their loaders to keep what is left of them."""
-        keys = row_keys(source, rows)
-        order = np.argsort(keys)
-        self._open_keys, self._open_starts = keys[order], starts[order]
+        """Nothing: loaders keep what is left of the documents that they were asked for in part."""
 
     def forget(self, source: int, page_ids: Int64Array) -> None:
         """Let the owners of pages drop them, once no client needs them."""
@@ -166,16 +160,6 @@ class FleetReader:
         if not self._is_closed:
             self._is_closed = True
             self._fleet.close()
-
-    def _next_of(self, source: NDArray[np.integer[Any]], rows: Int64Array) -> Int64Array:
-        """[n] the token at which later calls go on with a document; -1 where none does."""
-        found = np.full(len(rows), -1, np.int64)
-        if len(self._open_keys):
-            keys = row_keys(source, rows)
-            at = np.minimum(self._open_keys.searchsorted(keys), len(self._open_keys) - 1)
-            is_open = self._open_keys[at] == keys
-            found[is_open] = self._open_starts[at[is_open]]
-        return found
 
     def _requests(self, runs: NDArray[np.uint64], num_bytes: Int64Array, some: Int64Array) -> list[Int64Array]:
         """Parts of pieces, cut into requests: those of one owner, in order, up to about a MiB."""

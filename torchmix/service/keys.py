@@ -14,8 +14,8 @@ and the public keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchmix.errors import OptionError
@@ -29,7 +29,7 @@ class KeyPair:
     """A secret key and its public half."""
 
     public: str
-    secret: str
+    secret: str = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +46,14 @@ class ClientKeys:
     """What a client needs."""
 
     own: KeyPair
-    server: str
+    server: str = ""
     """Public key of the loaders."""
+    server_of: Mapping[str, str] = field(default_factory=dict)
+    """Public keys of loaders that have another one, by endpoint."""
+
+    def server_at(self, endpoint: str) -> str:
+        """Public key of the loader at an endpoint."""
+        return self.server_of.get(endpoint, self.server)
 
 
 def write_keys(folder: Path, new_pair: Callable[[], KeyPair], *, num_clients: int) -> None:

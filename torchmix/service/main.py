@@ -19,21 +19,23 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+import pyarrow as pa
 
 from torchmix.catalog.open_part import open_part
 from torchmix.errors import TorchmixError
+from torchmix.parallel.children.interpreter import ignore_signals
+from torchmix.parallel.children.judge import ProcessBeat
 from torchmix.parallel.error_form import ErrorForm
 from torchmix.recipe.parts import Part
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.row_map import maps_of
 from torchmix.service.endpoints import register
-from torchmix.service.keys import server_keys
+from torchmix.service.keys import KeyPair, ServerKeys, server_keys
 from torchmix.service.metrics import MetricsPage
 from torchmix.service.served import PartToServe, ServedCatalogs
 from torchmix.service.server import LoaderServer
 
 _LENGTH_BYTES = 8
-MOST_START_BYTES = 1 << 28
 
 
 class LoaderStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,52 +53,62 @@ class LoaderStart(msgspec.Struct, frozen=True, kw_only=True):
     """Where it listens."""
     keys: str = ""
     """The folder of keys; empty: without."""
+    own: KeyPair | None = None
+    """Its keys where they lie in no folder."""
+    allowed: tuple[str, ...] = ()
+    """With `own`: the public keys of its clients."""
+    cpu: int = 0
+    """Processors that its threads may use; 0: all."""
+    ignored_signals: tuple[int, ...] = ()
+    """Signals that do not end it, beside SIGINT."""
     register: str = ""
     """The folder that it registers in; empty: nowhere."""
     metrics_port: int = 0
     """On loopback; 0: none."""
 
 
-class LoaderStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loader answers."""
+class LoaderStarted(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """What a loader answers; after it come beats."""
 
     endpoint: str = ""
     error: ErrorForm | None = None
 
 
+LoaderSays = LoaderStarted | ProcessBeat
 _decode_start = msgspec.msgpack.Decoder(LoaderStart).decode
-decode_started = msgspec.msgpack.Decoder(LoaderStarted).decode
+decode_said = msgspec.msgpack.Decoder(LoaderSays).decode
 
 
-def send(end: socket.socket, message: LoaderStart | LoaderStarted) -> None:
-    """Send a message behind its length."""
+def framed(message: LoaderStart | LoaderSays) -> bytes:
+    """A message behind its length."""
     body = msgspec.msgpack.encode(message)
-    end.sendall(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 
 
-def receive(end: socket.socket) -> bytes:
-    """The bytes of a message.
-
-    Raises:
-        EOFError: The other side has gone.
-    """
-    length = int.from_bytes(_exactly(end, _LENGTH_BYTES), "little")
-    if length > MOST_START_BYTES:
-        raise EOFError("no message")
-    return _exactly(end, length)
+def unframed(buffer: bytearray) -> bytes | None:
+    """Take the first message out of what has come; None while it is not whole."""
+    stop = _LENGTH_BYTES + int.from_bytes(buffer[:_LENGTH_BYTES], "little")
+    if len(buffer) < max(stop, _LENGTH_BYTES):
+        return None
+    found = bytes(buffer[_LENGTH_BYTES:stop])
+    del buffer[:stop]
+    return found
 
 
-def main(descriptor: int, ignored: Collection[int]) -> NoReturn:
+def main(descriptor: int, ignored: Collection[int], cpu: int) -> NoReturn:
     """All that the process does.
 
     Args:
         descriptor: Its end of a pair of sockets.
         ignored: Signals that do not end it.
+        cpu: Processors that its threads may use; 0: all.
     """
     code = 1
     try:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals(ignored)
+        if cpu:
+            pa.set_cpu_count(cpu)
+            pa.set_io_thread_count(cpu)
         with socket.socket(fileno=descriptor) as end:
             code = run_loader(end)
     except BaseException:  # the edge of a process
@@ -112,7 +124,7 @@ def main(descriptor: int, ignored: Collection[int]) -> NoReturn:
 def run_loader(end: socket.socket) -> int:
     """Serve until the other end goes; the exit code."""
     try:
-        start = _decode_start(receive(end))
+        start = _decode_start(_receive(end))
     except EOFError:
         return 0
     with ExitStack() as stack:
@@ -120,15 +132,21 @@ def run_loader(end: socket.socket) -> int:
             server = _open(start, stack)
         except (TorchmixError, OSError) as error:
             with suppress(OSError):
-                send(end, LoaderStarted(error=ErrorForm.of(error)))
+                end.sendall(framed(LoaderStarted(error=ErrorForm.of(error))))
             return 1
         with suppress(ValueError):  # a thread of a test
             signal.signal(signal.SIGTERM, lambda *_: server.stop())
         try:
-            send(end, LoaderStarted(endpoint=server.endpoint))
+            end.sendall(framed(LoaderStarted(endpoint=server.endpoint)))
         except OSError:
             return 0
-        server.run(stop_when_readable=end.fileno())
+        end.setblocking(False)
+
+        def beat(now: ProcessBeat) -> None:
+            with suppress(OSError):  # who has started it is stopped, or gone
+                end.send(framed(now))
+
+        server.run(stop_when_readable=end.fileno(), beat=beat)
     return 0
 
 
@@ -138,14 +156,14 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
             catalog=open_part(Path(start.catalog_folder), part),
             masked=masked_sources(part.sources),
             seed=part.seed,
+            is_cut=part.packing.method == "concat" or part.packing.overflow == "split",
             maps=maps_of(part.sources),
         )
         for name, part in start.parts.items()
     }
     served = ServedCatalogs(parts, Path(start.base), cache_bytes=start.cache_bytes)
     stack.callback(served.close)
-    keys = server_keys(Path(start.keys)) if start.keys else None
-    server = LoaderServer(served, bind=start.bind, keys=keys)
+    server = LoaderServer(served, bind=start.bind, keys=_keys(start))
     if start.bind.startswith("ipc://"):
         stack.callback(Path(start.bind.removeprefix("ipc://")).unlink, missing_ok=True)
     if start.metrics_port:
@@ -158,14 +176,23 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
     return server
 
 
-def _exactly(end: socket.socket, num_bytes: int) -> bytes:
+def _keys(start: LoaderStart) -> ServerKeys | None:
+    if start.own is not None:
+        allowed = frozenset(start.allowed)
+        return ServerKeys(own=start.own, allowed=lambda: allowed)
+    return server_keys(Path(start.keys)) if start.keys else None
+
+
+def _receive(end: socket.socket) -> bytes:
+    """The first message.
+
+    Raises:
+        EOFError: The other side has gone.
+    """
     found = bytearray()
-    while len(found) < num_bytes:
-        try:
-            part = end.recv(num_bytes - len(found))
-        except OSError:
-            part = b""
+    while (message := unframed(found)) is None:
+        part = end.recv(1 << 16)
         if not part:
             raise EOFError("the other side has gone")
         found += part
-    return bytes(found)
+    return message

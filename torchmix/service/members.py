@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import LoaderLost
+from torchmix.reader.protocol import StoppedWaiting
 from torchmix.service.client import Said
 from torchmix.service.endpoints import Endpoints
 from torchmix.service.messages import (
@@ -120,6 +121,7 @@ class FleetMembers:
         patience: FleetPatience | None = None,
         clock: Callable[[], float] = time.monotonic,
         last_words: Callable[[], str] = lambda: "",
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin to connect to all loaders that are known now.
 
@@ -130,10 +132,11 @@ class FleetMembers:
             patience: How long it waits.
             clock: Seconds, of any zero.
             last_words: The last log lines of loaders that this job started.
+            is_stopped: Asked at each turn; True ends the wait.
         """
         self._endpoints, self.links, self._hello = endpoints, links, hello
         self.patience, self.clock = patience or FleetPatience(), clock
-        self._last_words = last_words
+        self._last_words, self._is_stopped = last_words, is_stopped
         self.all: dict[str, FleetMember] = {}
         self._known: set[str] = set()
         """Endpoints; a loader that is there no more may finish what it was asked for."""
@@ -207,7 +210,13 @@ class FleetMembers:
             self._none_since_s = self.clock()
 
     def turn(self, timeout_s: float) -> list[Said]:
-        """Wait for news a while, and take note of those of loaders; the others are returned."""
+        """Wait for news a while, and take note of those of loaders; the others are returned.
+
+        Raises:
+            StoppedWaiting: Nobody wants the replies any more.
+        """
+        if self._is_stopped():
+            raise StoppedWaiting
         now = self.clock()
         if now - self._turned_s > _PAUSE_S:
             for one in self.all.values():

@@ -60,7 +60,7 @@ class LoaderHello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PieceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="ask"):
-    """Tokens of pieces, please. Arrays of [n]: `source` int32; `row`, `epoch`, `start`, `tokens` and `next` int64."""
+    """Tokens of pieces, please. Arrays of [n]: `source` int32; `row`, `epoch`, `start` and `tokens` int64."""
 
     number: _Count
     """The request's number; its reply carries it."""
@@ -210,8 +210,6 @@ class PieceColumns(NamedTuple):
     epoch: NDArray[np.int64]
     start: NDArray[np.int64]
     tokens: NDArray[np.int64]
-    next: NDArray[np.int64]
-    """The token of the document at which later requests go on; -1 where none does."""
 
 
 def pieces_of(arrays: Arrays) -> PieceColumns:
@@ -223,7 +221,7 @@ def pieces_of(arrays: Arrays) -> PieceColumns:
     if arrays.keys() != set(PieceColumns._fields) or any(column.ndim != 1 for column in arrays.values()):
         _refuse(f"a request with arrays {sorted(arrays)}")
     columns = PieceColumns(**arrays)
-    if [column.dtype.name for column in columns] != ["int32", *["int64"] * 5]:
+    if [column.dtype.name for column in columns] != ["int32", *["int64"] * 4]:
         _refuse("a request whose arrays have other types")
     count, tokens = len(columns.source), columns.tokens
     if not 0 < count <= MOST_PIECES or {len(column) for column in columns} != {count}:

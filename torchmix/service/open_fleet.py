@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from torchmix.service.client import LoaderLinks
 from torchmix.service.endpoints import Endpoints
 from torchmix.service.fleet import LoaderFleet
 from torchmix.service.fleet_reader import FleetReader
-from torchmix.service.keys import client_keys
+from torchmix.service.keys import ClientKeys, KeyPair, client_keys
 from torchmix.service.members import FleetMembers, FleetPatience
 from torchmix.service.messages import LoaderHello
 from torchmix.service.served import transforms_digest
@@ -45,6 +45,10 @@ class FleetSettings:
     """Folders where loaders register."""
     keys: str = ""
     """The folder of the client's keys, or its secret; empty: without."""
+    own: KeyPair | None = field(default=None, compare=False)
+    """The client's keys where they lie in no folder. Leaders that share a worker have one each; any of them will do."""
+    server_of: dict[str, str] = field(default_factory=dict)
+    """With `own`: public key of each loader, by endpoint."""
     lost_s: float
     """How long no loader may answer."""
 
@@ -57,6 +61,7 @@ def open_fleet_reader(
     masked: frozenset[str],
     ids: IdLimit | None,
     read_here: Callable[[], StepReader],
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> StepReader:
     """A reader that asks loaders.
 
@@ -67,9 +72,10 @@ def open_fleet_reader(
         masked: Sources whose bad pages are masked.
         ids: The bound that all ids must be below.
         read_here: Opens the files in this process; called where no loader answers.
+        is_stopped: Asked while a loader is waited for; True ends the wait with `StoppedWaiting`.
 
     Raises:
-        OptionError: Keys are missing or wrong, pyzmq is not installed, or a source has images.
+        OptionError: Keys are missing or wrong, or a source has images.
         LoaderLost: No loader answers, and files cannot be read here.
     """
     if with_images := [name for name, source in catalog.sources.items() if source.images is not None]:
@@ -82,9 +88,10 @@ def open_fleet_reader(
         transforms=transforms_digest(catalog, seed),
         masked=tuple(sorted(masked)),
     )
-    links = LoaderLinks(client_keys(Path(settings.keys)) if settings.keys else None)
+    links = LoaderLinks(_keys(settings))
     endpoints = Endpoints(fixed=settings.endpoints, folders=tuple(map(Path, settings.folders)))
-    fleet = LoaderFleet(FleetMembers(endpoints, links, hello, patience=FleetPatience(lost_s=settings.lost_s)))
+    patience = FleetPatience(lost_s=settings.lost_s)
+    fleet = LoaderFleet(FleetMembers(endpoints, links, hello, patience=patience, is_stopped=is_stopped))
     try:
         return FleetOrFiles(FleetReader(catalog, fleet, ids=ids), read_here)
     except LoaderLost as error:
@@ -177,6 +184,12 @@ class FleetOrFiles:
     def close(self) -> None:
         """Close whichever reads; may be called again."""
         self._reader.close()
+
+
+def _keys(settings: FleetSettings) -> ClientKeys | None:
+    if settings.own is not None:
+        return ClientKeys(own=settings.own, server_of=settings.server_of)
+    return client_keys(Path(settings.keys)) if settings.keys else None
 
 
 def _files(error: LoaderLost, read_here: Callable[[], StepReader]) -> StepReader:

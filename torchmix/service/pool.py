@@ -1,8 +1,8 @@
 """Loader processes of this machine: started, watched, started again, ended.
 
-In: what each is told. Out: their endpoints. Must hold: a loader that has ended by itself comes back at its endpoint,
-later each time that it does so again soon; all end with this process, however it ends; nothing is left behind. Cost: a
-thread that looks four times a second.
+In: what each is told. Out: their endpoints. Must hold: a loader that has ended, is stopped or stuck comes back at its
+endpoint, later each time that it does so again soon; all end with this process, however it ends; nothing is left
+behind. Cost: a thread that looks four times a second.
 
 A loader is a new interpreter, as a node worker is: not a fork, since this process may run threads, and not a process of
 multiprocessing, which would import the user's script.
@@ -15,22 +15,25 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.spawn import get_executable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import msgspec
 
 from torchmix.errors import LoaderLost
+from torchmix.parallel.children.interpreter import start_interpreter
+from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
+from torchmix.parallel.ring import Patience, evidence_of_process, identity_of_process
 from torchmix.service.endpoints import with_port
-from torchmix.service.main import LoaderStart, decode_started, receive, send
+from torchmix.service.main import LoaderSays, LoaderStart, LoaderStarted, decode_said, framed, unframed
 
 logger = logging.getLogger(__name__)
 
+LOADER = "torchmix.service.main"
 LOOK_S = 0.25
 END_S = 5.0
 """How long a loader that was told to end may take over its request, before it is killed."""
@@ -41,11 +44,6 @@ STEADY_S = 60.0
 """A loader that has lived so long is started again at once."""
 TAIL_BYTES = 4096
 
-_CODE = (
-    "import sys; end, ignored, *sys.path = sys.argv[1:]; "
-    "from torchmix.service.main import main; main(int(end), [*map(int, ignored.split())])"
-)
-
 
 class LoaderProcess:
     """One loader of this machine."""
@@ -54,23 +52,26 @@ class LoaderProcess:
         """Start it; `log`: where its log lines go, instead of this process' stderr."""
         self.start, self._log = start, log
         self.began_s = time.monotonic()
+        self._heard = bytearray()
+        self._beat: ProcessBeat | None = None
         ours, theirs = socket.socketpair()
         self._end = ours
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-        ignored = str(int(signal.SIGINT))  # when the terminal interrupts all, whoever started it says when to end
-        code = [get_executable() or sys.executable, *flags, "-c", _CODE, str(theirs.fileno()), ignored, *sys.path]
+        # When the terminal interrupts all, whoever started it says when to end.
+        ignored = {int(signal.SIGINT), *start.ignored_signals}
         if start.bind.startswith("ipc://"):
             Path(start.bind.removeprefix("ipc://")).unlink(missing_ok=True)  # of the one before, which has ended
         try:
             with theirs, Path(os.devnull if log is None else log).open("ab") as file:
-                err = None if log is None else file
-                self.process = subprocess.Popen(
-                    code, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=err, stdout=err
+                self.process = start_interpreter(
+                    LOADER, theirs, ignored_signals=ignored, cpu=start.cpu, log=None if log is None else file
                 )
-            send(ours, start)
+            ours.sendall(framed(start))
         except BaseException:
             ours.close()
             raise
+        ours.setblocking(False)
+        self._identity = identity_of_process(self.process.pid)
+        self._watch = ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=self.began_s)
 
     def endpoint(self) -> str:
         """Where it listens; waits until it does.
@@ -79,16 +80,37 @@ class LoaderProcess:
             TorchmixError: It cannot serve; as it was raised there.
             LoaderLost: It has ended.
         """
-        self._end.settimeout(START_S)
-        try:
-            answer = decode_started(receive(self._end))
-        except EOFError as error:
-            self.close()
-            raise LoaderLost(f"loader process {self.process.pid} has ended before it listened{self.tail()}") from error
-        if answer.error is not None:
-            self.close()
-            raise answer.error.error()
-        return answer.endpoint
+        while time.monotonic() < self.began_s + START_S and wait([self._end], LOOK_S) is not None:
+            for said in self._hear():
+                if isinstance(said, LoaderStarted) and said.error is not None:
+                    self.close()
+                    raise said.error.error()
+                if isinstance(said, LoaderStarted):
+                    return said.endpoint
+            if self.process.poll() is not None:
+                break
+        self.close()
+        raise LoaderLost(f"loader process {self.process.pid} has ended before it listened{self.tail()}")
+
+    def judge(self) -> str | None:
+        """How it was lost; None while it is not."""
+        for said in self._hear():
+            if isinstance(said, ProcessBeat):
+                self._beat = said
+            elif said.error is not None:
+                logger.warning("loader %d: %s", self.process.pid, said.error.text)
+        evidence = "gone" if self.process.poll() is not None else evidence_of_process(self._identity)
+        return self._watch.look(self._beat, evidence, now_s=time.monotonic())
+
+    def _hear(self) -> list[LoaderSays]:
+        """What it has said by now."""
+        with suppress(OSError):
+            while part := self._end.recv(1 << 16):
+                self._heard += part
+        said: list[LoaderSays] = []
+        while (message := unframed(self._heard)) is not None:
+            said.append(decode_said(message))
+        return said
 
     def close(self) -> None:
         """End it, within seconds."""
@@ -97,7 +119,15 @@ class LoaderProcess:
             self.process.wait(END_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            with suppress(subprocess.TimeoutExpired):  # it is inside a call of a disk that does not answer
+                self.process.wait(END_S)
+
+    def how_lost(self, reason: str) -> str:
+        """A verdict of `judge`, with what the kernel says of its end."""
+        if reason != "has ended":
+            return f"{reason}, and was killed"
+        code = self.process.returncode
+        return f"has ended {f'by signal {signal.Signals(-code).name}' if code < 0 else f'with exit code {code}'}"
 
     def tail(self) -> str:
         """Its last log lines, behind a line end; empty where they went to stderr."""
@@ -175,19 +205,19 @@ class LoaderPool:
 
     def _look_at(self, number: int) -> None:
         member, now = self._members[number], time.monotonic()
-        code = member.process.poll()
-        if code is None:
-            return
         if self._due_s[number] is None:
+            reason = member.judge()
+            if reason is None:
+                return
+            member.process.kill()
+            member.close()
             self.num_lost += 1
             is_steady = now - member.began_s > STEADY_S
             self._again_s[number] = FIRST_AGAIN_S if is_steady else min(2 * self._again_s[number], MOST_AGAIN_S)
             self._due_s[number] = now + (0.0 if is_steady else self._again_s[number] / 2)
-            how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            logger.warning("loader %d at %s has ended %s", member.process.pid, member.start.bind, how)
+            logger.warning("loader %d at %s %s", member.process.pid, member.start.bind, member.how_lost(reason))
         due_s = self._due_s[number]
         if due_s is not None and now >= due_s:
-            member.close()
             self._members[number] = LoaderProcess(self._starts[number], self._logs[number])
             self._due_s[number] = None
 

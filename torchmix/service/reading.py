@@ -71,6 +71,11 @@ class ReadingThread:
         return len(self._asked)
 
     @property
+    def is_asked(self) -> bool:
+        """Whether a request is not done yet."""
+        return bool(self._asked) or self._since_s > 0
+
+    @property
     def at_hand_s(self) -> float:
         """Since when the request at hand is being read; 0 if there is none."""
         since_s = self._since_s

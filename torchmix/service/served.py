@@ -8,11 +8,13 @@ with a sentence that names the difference. Cost: that of the reader, and one cop
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
@@ -23,7 +25,7 @@ from torchmix.reader.reader import Reader
 from torchmix.service.messages import Arrays, LoaderHello, PieceColumns, pieces_of
 
 MOST_OPEN = 4096
-"""Documents that are kept because requests are to go on with them."""
+"""Documents that are kept because requests are to go on with them; those asked last."""
 MOST_FORGETTING = 1 << 20
 """Pages that some clients need no more and others may."""
 
@@ -44,6 +46,8 @@ class PartToServe:
     """Sources whose bad pages are masked."""
     seed: int = 0
     """The recipe's."""
+    is_cut: bool = True
+    """Whether documents are given in pieces."""
     maps: Mapping[str, str] = field(default_factory=dict)
     """The words of the map of each source that has one."""
 
@@ -145,6 +149,52 @@ class ServedCatalogs:
             part.reader.close()
 
 
+class OpenRows:
+    """The documents of which some tokens were asked for, of whichever client, and others were not."""
+
+    def __init__(self, num_tokens: Sequence[NDArray[np.integer[Any]]]) -> None:
+        """`num_tokens`: tokens of each row of each source."""
+        self._num_tokens = num_tokens
+        self._asked: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        """Source, row and epoch: the stretches that were asked for, ascending and apart."""
+
+    def follow(self, pieces: PieceColumns) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Note a request; which documents are open after it: source, row and the first token to be asked for."""
+        total = np.empty(len(pieces.row), np.int64)
+        for s in np.unique(pieces.source).tolist():
+            chosen = pieces.source == s
+            known = self._num_tokens[s]
+            # Rows that do not exist are refused by the reader.
+            total[chosen] = known[np.clip(pieces.row[chosen], 0, len(known) - 1)] if len(known) else 0
+        for k in np.flatnonzero((pieces.start > 0) | (pieces.start + pieces.tokens < total)).tolist():
+            key = (int(pieces.source[k]), int(pieces.row[k]), int(pieces.epoch[k]))
+            start = int(pieces.start[k])
+            asked = _joined([*self._asked.pop(key, []), (start, start + int(pieces.tokens[k]))])
+            if asked[0][0] > 0 or asked[0][1] < total[k]:
+                self._asked[key] = asked
+        while len(self._asked) > MOST_OPEN:
+            del self._asked[next(iter(self._asked))]
+        first: dict[tuple[int, int], int] = {}
+        for (source, row, _), asked in self._asked.items():
+            if 0 <= row < 1 << ROW_BITS:
+                # The last token asked for may have been the successor of a piece, which begins the next one.
+                begin = 0 if asked[0][0] > 0 else asked[0][1] - 1
+                first[source, row] = min(begin, first.get((source, row), begin))
+        table = np.array([(*place, begin) for place, begin in first.items()], np.int64).reshape(-1, 3).T
+        return table[0], table[1], table[2]
+
+
+def _joined(stretches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Stretches, ascending and apart, with those that touch made one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(stretches):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
+
+
 class _ServedPart:
     """One catalog, with its reader."""
 
@@ -158,8 +208,8 @@ class _ServedPart:
         self._pages = [source.pages.num_pages for source in catalog.sources.values()]
         self._scratch = Scratch()
         self._over: dict[tuple[int, int], int] = {}
-        self._open: dict[tuple[int, int], int] = {}
-        """Source and row of each open document, of any client: the token at which it goes on."""
+        self._is_cut = part.is_cut
+        self._open = OpenRows([source.sizes.tokens for source in catalog.sources.values()])
 
     @property
     def num_sources(self) -> int:
@@ -170,7 +220,8 @@ class _ServedPart:
         pieces = pieces_of(arrays)
         if pieces.source.min() < 0 or pieces.source.max() >= self.num_sources:
             raise WireError(f"a request for source {pieces.source.max()}, of {self.num_sources}")
-        self._hold(pieces)
+        if self._is_cut:
+            self.reader.hold(*self._open.follow(pieces))
         ends = np.cumsum(pieces.tokens)
         read = self.reader.read(
             pieces.source,
@@ -183,20 +234,6 @@ class _ServedPart:
             scratch=self._scratch,
         )
         return {"ids": read.values, "ids.lengths": pieces.tokens.astype(np.int32)}
-
-    def _hold(self, pieces: PieceColumns) -> None:
-        """Keep what is left of documents that later requests go on with."""
-        goes_on = pieces.next >= 0
-        if not goes_on.any() and not self._open:
-            return
-        for source, row, at in zip(pieces.source.tolist(), pieces.row.tolist(), pieces.next.tolist(), strict=True):
-            self._open.pop((source, row), None)
-            if at >= 0 and 0 <= row < 1 << ROW_BITS:
-                self._open[source, row] = at
-        while len(self._open) > MOST_OPEN:
-            del self._open[next(iter(self._open))]
-        columns = np.array([(*key, at) for key, at in self._open.items()], np.int64).reshape(-1, 3).T
-        self.reader.hold(columns[0], columns[1], columns[2])
 
     def known(self, source: int, pages: Int64Array) -> Int64Array:
         if source >= self.num_sources:

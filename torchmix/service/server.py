@@ -12,11 +12,17 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import zmq
+import zmq.utils.z85
+
 from torchmix.errors import OptionError, WireError
+from torchmix.parallel.children.judge import ProcessBeat
+from torchmix.parallel.children.pulse import OwnPulse
 from torchmix.service.endpoints import check_ipc, is_beyond_this_machine
 from torchmix.service.keys import KeyPair, ServerKeys
 from torchmix.service.messages import (
@@ -43,7 +49,6 @@ from torchmix.service.served import ServedCatalogs
 
 logger = logging.getLogger(__name__)
 
-NEEDS_ZMQ = "shared loaders need the package pyzmq: pip install pyzmq"
 WAITING_BYTES = 256 << 20
 """Planned bytes of requests that wait to be read, of all clients together."""
 SILENT_CLIENT_S = 120.0
@@ -87,14 +92,12 @@ class LoaderServer:
         Raises:
             OptionError: The address is reached from other machines, and there are no keys; or it is in use, or none.
         """
-        zmq = import_zmq()
         if is_beyond_this_machine(bind) and keys is None:
             raise OptionError(
                 f"{bind} is reached from other machines: loaders listen there only with keys. Make some with "
                 "torchmix keys DIR --clients N, and pass --keys DIR; or bind to 127.0.0.1"
             )
         check_ipc(bind)
-        self._zmq = zmq
         self._served, self._window_bytes, self._most_waiting = served, window_bytes, waiting_bytes
         self._allowed = keys
         self._known_keys: frozenset[str] = frozenset()
@@ -121,23 +124,27 @@ class LoaderServer:
         self._is_stopping = True
         self._poke()
 
-    def run(self, *, stop_when_readable: int | None = None) -> None:
+    def run(
+        self, *, stop_when_readable: int | None = None, beat: Callable[[ProcessBeat], None] = lambda _: None
+    ) -> None:
         """Answer clients until `stop`.
 
         Args:
             stop_when_readable: A descriptor whose end, or any byte of which, stops it too: the parent's pipe.
+            beat: Called once a second.
         """
-        zmq = self._zmq
         self._reading.start()
         poller = zmq.Poller()
         for one in (self._socket, self._woken.fileno(), self._zap, stop_when_readable):
             if one is not None:
                 poller.register(one, zmq.POLLIN)  # of a socket of Python the number comes back
         parent = os.getppid()
+        pulse = OwnPulse(beat)
         try:
             while not self._is_stopping:
                 self.num_turns += 1
-                ready = {each for each, _ in poller.poll(_LOOK_S * 1000)}
+                pulse.look(is_asked=self._reading.is_asked)
+                ready = {each for each, _ in poller.poll(int(_LOOK_S * 1000))}
                 if stop_when_readable in ready or os.getppid() != parent:
                     break
                 if self._woken.fileno() in ready:
@@ -166,7 +173,6 @@ class LoaderServer:
         }
 
     def _bind(self, bind: str, keys: ServerKeys | None) -> None:
-        zmq = self._zmq
         if keys is not None:
             # Without a ZAP handler CURVE lets in whoever knows the server's public key.
             self._zap = self._context.socket(zmq.ROUTER)
@@ -184,6 +190,8 @@ class LoaderServer:
             (zmq.ROUTER_MANDATORY, 1),
         ):
             self._socket.setsockopt(option, value)
+        if "[" in bind:
+            self._socket.setsockopt(zmq.IPV6, 1)
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.own.secret)
@@ -211,7 +219,7 @@ class LoaderServer:
             _, number, domain, _, _, mechanism, *credentials = frames[cut:]
         except ValueError:
             return
-        key = import_zmq().utils.z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else ""
+        key = zmq.utils.z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else ""
         assert self._allowed is not None
         if key not in self._known_keys:
             try:
@@ -232,8 +240,8 @@ class LoaderServer:
     def _receive_all(self) -> None:
         for _ in range(256):  # then look at all else
             try:
-                sender, *frames = self._socket.recv_multipart(self._zmq.NOBLOCK, copy=False)
-            except self._zmq.Again:
+                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
                 return
             try:
                 message, arrays = decode_of_client([frame.buffer for frame in frames])
@@ -312,9 +320,9 @@ class LoaderServer:
 
     def _send(self, sender: bytes, frames: tuple[bytes, memoryview]) -> None:
         try:
-            self._socket.send_multipart([sender, *frames], self._zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart([sender, *frames], zmq.NOBLOCK, copy=False)
             self._bytes_sent += len(frames[1])
-        except self._zmq.ZMQError:
+        except zmq.ZMQError:
             # It has gone, or takes nothing: it asks again if it comes back.
             self._counts["dropped"] += 1
 
@@ -328,21 +336,7 @@ class LoaderServer:
                 client.num_owed = max(0, client.num_owed - 1)
 
 
-def import_zmq() -> Any:
-    """The module zmq.
-
-    Raises:
-        OptionError: It is not installed.
-    """
-    try:
-        import zmq
-        import zmq.utils.z85
-    except ImportError as error:
-        raise OptionError(NEEDS_ZMQ) from error
-    return zmq
-
-
 def new_pair() -> KeyPair:
     """A new pair of CURVE keys."""
-    public, secret = import_zmq().curve_keypair()
+    public, secret = zmq.curve_keypair()
     return KeyPair(public=public.decode(), secret=secret.decode())

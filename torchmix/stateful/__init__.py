@@ -12,6 +12,7 @@ In reading order:
     reshard.py         what a rank needs to stand in another place of the job
     loader.py          StatefulDataLoader
     metrics.py         the figures of stats(), flat or for Prometheus
+    shared_loaders.py  the shared loaders that a run asks, and those that its job starts
     open.py            build_loader
     doors.py           tokens and tensors of a plan, for those who program the parts directly
 """

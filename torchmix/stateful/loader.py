@@ -250,6 +250,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 self._liveness.post_abort(error)
             raise
         self.dataset.release()
+        self._shared.leave()
         if self._reports is not None:
             self._reports.close()
         if self._liveness is not None:

@@ -19,15 +19,9 @@ import torch
 import torch.distributed as dist
 
 from torchmix import __version__
-from torchmix.catalog.open_part import open_part
-from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import Catalog
-from torchmix.catalog.views.wanted import views_of
 from torchmix.catalog.vocabulary import check_vocabulary
 from torchmix.errors import OptionError, TopologyError
 from torchmix.indexing.deny_lists import check_lists
-from torchmix.indexing.scan import catalog_if_any, ensure_catalog
-from torchmix.indexing.wanted_rows import wanted_rows
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.layout import Layout
@@ -43,16 +37,15 @@ from torchmix.recipe.fingerprint import recipe_keys
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.loaders import loaders_of
 from torchmix.recipe.options import true_or_false
-from torchmix.recipe.parts import Part, part_of, with_all_sources
+from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.source.bad_rows import max_bad_of
 from torchmix.recipe.source.resets import resets_positions, sources_with_resets
 from torchmix.recipe.structs import Loaders, Recipe
-from torchmix.service.endpoints import endpoints_of
-from torchmix.service.keys import client_keys
-from torchmix.service.open_fleet import FleetSettings
+from torchmix.service.job.open_job import JobUse
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.reports import open_reports
 from torchmix.stateful.reshard import SharedParts, facts_of_places, places_of
+from torchmix.stateful.shared_loaders import catalog_of, job_loaders, remote_loaders
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.edits import row_facts
@@ -65,9 +58,6 @@ from torchmix.steps.worker.host import NodeOptions
 from torchmix.steps.worker.open_node import open_node
 
 logger = logging.getLogger(__name__)
-
-LOST_S = 30.0
-"""How long no shared loader may answer before files are read here, or the run ends."""
 
 
 def build_loader(
@@ -135,6 +125,7 @@ def build_loader(
     is_alone = fan_out is not None or _is_of_one(topology)
     store = None if is_alone or job_size in (None, 1) else dist.distributed_c10d._get_default_store()
     liveness: Liveness | None = None
+    started: JobUse | None = None
     with announcing_failures(store, rank=dist.get_rank() if is_job else 0):
         whole, folder = recipe_and_directory("build_loader", recipe, directory)
         means = loaders_of("build_loader", whole.loaders, loaders)
@@ -179,8 +170,18 @@ def build_loader(
             log_folder = folder / planned.dynamic.decisions
             reports = open_reports(planned, tree, log_folder, base=folder, fan_out=fan_out, store=store)
 
+        started = job_loaders(
+            means,
+            whole,
+            folder,
+            tree,
+            store=store if liveness is not None else None,
+            ignored_signals=worker_ignores,
+            check=liveness.check if liveness is not None else lambda: None,
+        )
+
         def stream_of_leader(tree: ClientPlaceTree, layout: Layout, held: HeldReader) -> StepStream:
-            catalog = _catalog(planned, whole, folder)
+            catalog = catalog_of(planned, whole, folder)
             rows = {name: source.num_documents for name, source in catalog.sources.items()}
             check_rows_of_part(whole, part, rows)
             check_lists(folder, planned.deny, catalog.directory)
@@ -202,7 +203,7 @@ def build_loader(
                 decisions=str(log_folder) if log_folder else "",
                 replayed=str(folder / decisions) if decisions is not None else "",
                 recorded=str(folder / replay) if replay is not None else "",
-                fleet=_fleet(means, folder),
+                fleet=remote_loaders(means, folder) if started is None else started.fleet,
             )
             here = leaders_here(tree, is_job=liveness is not None)
             samples = samples_of_leaders(planned, dp=tree.topology.dp, num_leaders=here)
@@ -210,7 +211,7 @@ def build_loader(
                 planned, catalog, whole.read, means, samples_here=samples, num_leaders=here, look_ahead=look_ahead
             ).check()
             node = None
-            if means.where in ("node", "remote"):
+            if means.where != "in_process":
                 options = NodeOptions(
                     ignored_signals=tuple(sorted(worker_ignores)), spares=means.spares, cpu=means.cpu or processors()
                 )
@@ -228,7 +229,9 @@ def build_loader(
                 rows=row_facts(planned, catalog),
             )
 
-        shared = SharedParts(part=planned, stream_of_leader=stream_of_leader, store=store, liveness=liveness)
+        shared = SharedParts(
+            part=planned, stream_of_leader=stream_of_leader, store=store, liveness=liveness, started=started
+        )
         return StatefulDataLoader(
             shared.seat(tree, layout, fan_out, HeldReader()),
             shared=shared,
@@ -240,30 +243,9 @@ def build_loader(
     except BaseException as error:
         if liveness is not None:
             liveness.post_abort(error)
+        if started is not None:
+            started.leave()
         raise
-
-
-def _fleet(means: Loaders, folder: Path) -> FleetSettings | None:
-    """The shared loaders that the recipe names, if it does."""
-    if means.where != "remote" or means.endpoints is None:
-        return None
-    texts = (means.endpoints,) if isinstance(means.endpoints, str) else means.endpoints
-    found = endpoints_of(texts, folder)
-    keys = "" if means.keys is None else str(folder / means.keys)
-    if keys:
-        client_keys(Path(keys))  # a leader names a wrong folder, before a process is started
-    return FleetSettings(endpoints=found.fixed, folders=tuple(map(str, found.folders)), keys=keys, lost_s=LOST_S)
-
-
-def _catalog(part: Part, whole: Recipe, folder: Path) -> Catalog:
-    """The catalog of a part. Missing sources are indexed for all parts together."""
-    catalog_folder = folder / whole.catalog
-    catalog = catalog_if_any(catalog_folder, settings_of(part.sources, part.shuffle), views_of(part))
-    if catalog is None:
-        every = with_all_sources(whole)
-        ensure_catalog(catalog_folder, settings_of(every.sources, every.shuffle), folder, wanted_rows(every))
-        catalog = open_part(catalog_folder, part)
-    return catalog
 
 
 def _topology_in(job_size: int) -> Topology:

@@ -29,6 +29,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import stages_of
 from torchmix.recipe.source.resets import sources_with_resets
+from torchmix.service.job.open_job import JobUse
 from torchmix.stateful.serve import ReceivedSteps
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.local_steps import HeldReader
@@ -70,6 +71,8 @@ class SharedParts:
     store: Any = None
     """The job's, of torch; None outside of a job."""
     liveness: Liveness | None = None
+    started: JobUse | None = None
+    """Shared loaders that the job has started; left with the loader."""
 
     def seat(self, tree: ClientPlaceTree, layout: Layout, fan_out: FanOut | None, held: HeldReader) -> Seating:
         """This rank's place. A collective of all leaders."""
@@ -81,6 +84,11 @@ class SharedParts:
             held.close()
             stream = ReceivedSteps(fan_out)
         return Seating(tree=tree, layout=layout, fan_out=fan_out, stream=stream)
+
+    def leave(self) -> None:
+        """The loader closes."""
+        if self.started is not None:
+            self.started.leave()
 
 
 def places_of(

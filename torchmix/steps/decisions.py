@@ -14,16 +14,13 @@ from pathlib import Path
 
 from torchmix.errors import PlanError
 from torchmix.mixture.policies.log import LogReader, StepRecord, records_of_branch
+from torchmix.reader.protocol import StoppedWaiting
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.02
 SAY_S = 30.0
 """Between two lines in the log about a record that is missing."""
-
-
-class StoppedWaiting(Exception):
-    """Nobody wants the step any more that a decision is missing for."""
 
 
 class FollowedLog:

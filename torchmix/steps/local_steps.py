@@ -7,6 +7,7 @@ that was opened is closed when the generator is, or ends. Cost: that of opening,
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 
 from torchmix.catalog.open_part import open_part
@@ -15,7 +16,7 @@ from torchmix.catalog.vocabulary import id_limit
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
 from torchmix.reader.images import open_images
-from torchmix.reader.protocol import StepReader
+from torchmix.reader.protocol import StepReader, StoppedWaiting
 from torchmix.reader.reader import Reader
 from torchmix.reader.used_rows import used_rows
 from torchmix.recipe.source.bad_rows import masked_sources
@@ -66,7 +67,7 @@ def local_steps(
         state: Where to begin.
         catalog: The part's, where it is open already.
         memory: Where the sequence fields' memory comes from; this process' own if None.
-        is_stopped: Asked while a far start is planned.
+        is_stopped: Asked while a far start is planned, and while a decision or a loader is waited for.
         held: Gives the reader of an earlier stream, and takes it afterwards.
     """
     one = {0: Consumer(settings.replica, memory or StepMemory())}
@@ -91,23 +92,26 @@ def local_shared_steps(
 ) -> Generator[SharedStep, None, None]:
     """The steps of several consumers, with files opened here; arguments and errors as those of `shared_steps`."""
     holder = HeldReader() if held is None else held
-    catalog, reader = holder.take() or _opened(settings, catalog)
-    try:
-        yield from shared_steps(
-            settings, state, catalog=catalog, reader=reader, consumers=consumers, is_stopped=is_stopped
-        )
-    finally:
-        holder.give_back(catalog, reader)
+    with suppress(StoppedWaiting):
+        catalog, reader = holder.take() or _opened(settings, catalog, is_stopped)
+        try:
+            yield from shared_steps(
+                settings, state, catalog=catalog, reader=reader, consumers=consumers, is_stopped=is_stopped
+            )
+        finally:
+            holder.give_back(catalog, reader)
 
 
-def _opened(settings: StreamSettings, catalog: Catalog | None) -> tuple[Catalog, StepReader]:
+def _opened(
+    settings: StreamSettings, catalog: Catalog | None, is_stopped: Callable[[], bool]
+) -> tuple[Catalog, StepReader]:
     part = settings.part
     if catalog is None:
         catalog = open_part(Path(settings.catalog_folder), part)
-    return catalog, _open_reader(settings, catalog)
+    return catalog, _open_reader(settings, catalog, is_stopped)
 
 
-def _open_reader(settings: StreamSettings, catalog: Catalog) -> StepReader:
+def _open_reader(settings: StreamSettings, catalog: Catalog, is_stopped: Callable[[], bool]) -> StepReader:
     """A reader of files; or of loaders, where the settings say so."""
     part = settings.part
     ids, masked = id_limit(part.vocab_size, settings.padded_vocab_size), masked_sources(part.sources)
@@ -127,4 +131,12 @@ def _open_reader(settings: StreamSettings, catalog: Catalog) -> StepReader:
 
     if settings.fleet is None:
         return read_here()
-    return open_fleet_reader(settings.fleet, catalog, seed=part.seed, masked=masked, ids=ids, read_here=read_here)
+    return open_fleet_reader(
+        settings.fleet,
+        catalog,
+        seed=part.seed,
+        masked=masked,
+        ids=ids,
+        read_here=read_here,
+        is_stopped=is_stopped,
+    )

@@ -87,14 +87,18 @@ def memory_budget(
         look_ahead: Finished steps that may wait on each rank.
     """
     is_node = loaders.where != "in_process"
-    readers = 1 if is_node else num_leaders
+    shared = loaders.processes if loaders.where == "job" else 0
+    readers = num_leaders
+    if is_node:
+        readers = loaders.processes
+    caches = 1 if is_node else num_leaders  # the loaders of a node share one
     sources = [catalog.sources[name] for name in part.sources]
     decoded = sum(source.num_tokens for source in sources if READ_AS[source.format].type_in_file is None)
     cache = min(parse_bytes(read.cache, where="read.cache"), DECODED_BYTES * decoded)
     rows = sum(_rows_of_window(source, by_page=part.shuffle.method == "page") for source in sources)
     terms = {
-        "processes": PROCESS_BYTES * (1 + loaders.spares) if is_node else 0,
-        "read.cache": readers * cache,
+        "processes": PROCESS_BYTES * (1 + loaders.spares + shared) if is_node else 0,
+        "read.cache": caches * cache,
         "dictionaries": readers * min(COMPANION_BYTES, DECODED_BYTES * decoded),
         "kept documents": readers * min(MEMORY_BYTES, DECODED_BYTES * decoded),
         "orders of windows": readers * 2 * ROW_BYTES * rows,

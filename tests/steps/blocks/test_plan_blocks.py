@@ -11,9 +11,9 @@ from tests.support.recipes import make_recipe
 from torchmix.errors import PlanError, SourceExhausted
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.planner import Planner
+from torchmix.reader.protocol import StoppedWaiting
 from torchmix.steps.blocks import plan_blocks as blocks
 from torchmix.steps.blocks.plan_blocks import PlannedStep, plan_blocks
-from torchmix.steps.decisions import StoppedWaiting
 
 
 def numbers(found: list[list[PlannedStep]]) -> list[list[int]]:

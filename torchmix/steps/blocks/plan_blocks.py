@@ -17,8 +17,8 @@ from torchmix.errors import SourceExhausted
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
+from torchmix.reader.protocol import StoppedWaiting
 from torchmix.recipe.ramp import samples_of_step
-from torchmix.steps.decisions import StoppedWaiting
 from torchmix.steps.replay.read import RecordedPlan
 
 BLOCK_TOKENS = 1 << 18

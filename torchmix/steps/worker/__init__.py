@@ -3,12 +3,10 @@
 In reading order:
 
     channel.py         the road that messages travel: two connected sockets
-    process.py         how such a process starts: as a new interpreter
     messages.py        what is said between host, members and worker
     shared_arrays.py   where the arrays of steps lie: memory that worker and leader have mapped
     shared_stream.py   the worker's side of a stream: made once, taken by several leaders
     main.py            all that the worker does
-    judge.py           whether a worker is gone, stopped or stuck
     last_words.py      what ended a worker, in words
     host.py            starts the worker, and another in its place
     node.py            a leader's hold on the worker of its node

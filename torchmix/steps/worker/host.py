@@ -23,15 +23,16 @@ from multiprocessing.connection import wait
 from typing import cast
 
 from torchmix.errors import WorkerLost
+from torchmix.parallel.children.interpreter import start_interpreter
+from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
 from torchmix.parallel.ring import Patience, evidence_of_process, identity_of_process
 from torchmix.steps.worker.channel import Channel, open_files_named
-from torchmix.steps.worker.judge import WorkerWatch
 from torchmix.steps.worker.last_words import lost_with
-from torchmix.steps.worker.messages import AddMember, NewWorker, NodeLost, WorkerBeat, decode_beat, encode
-from torchmix.steps.worker.process import start_worker
+from torchmix.steps.worker.messages import AddMember, NewWorker, NodeLost, decode_beat, encode
 
 logger = logging.getLogger(__name__)
 
+WORKER = "torchmix.steps.worker.main"
 LOOK_S = 0.25
 END_S = 5.0
 """How long a process that was told to end may take over its step, before it is killed. It leaves nothing behind."""
@@ -65,15 +66,15 @@ class _Child:
             # When the terminal interrupts all of a job, it is the host that says when to end.
             ignored = {signal.SIGINT, *options.ignored_signals}
             with open_files_named():
-                self.process = start_worker(theirs, ignored_signals=ignored, cpu=options.cpu)
+                self.process = start_interpreter(WORKER, theirs, ignored_signals=ignored, cpu=options.cpu)
         except BaseException:
             self.channel.close()
             raise
         finally:
             theirs.close()
         self.identity = identity_of_process(self.process.pid)
-        self.beat: WorkerBeat | None = None
-        self.watch = WorkerWatch(patience=Patience(poll_s=LOOK_S), now_s=time.monotonic())
+        self.beat: ProcessBeat | None = None
+        self.watch = ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=time.monotonic())
 
     @property
     def pid(self) -> int:
@@ -194,7 +195,7 @@ class NodeHost:
             except (OSError, WorkerLost) as failure:
                 self._give_up(f"{error}; another could not be started: {failure}")
                 return
-            self._child.watch = WorkerWatch(patience=Patience(poll_s=LOOK_S), now_s=time.monotonic())
+            self._child.watch = ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=time.monotonic())
             for member in list(self._members):
                 self._introduce(member)
         kind = "a spare" if spare is not None else "a new one"

@@ -20,14 +20,12 @@ from typing import NoReturn
 
 import pyarrow as pa
 
+from torchmix.parallel.children.interpreter import ignore_signals
+from torchmix.parallel.children.judge import ProcessBeat
+from torchmix.parallel.children.pulse import BEAT_S, OwnPulse
 from torchmix.steps.worker.channel import Channel
-from torchmix.steps.worker.messages import Start, WorkerBeat, decode_request, decode_start, encode
-from torchmix.steps.worker.process import ignore_signals
+from torchmix.steps.worker.messages import Start, decode_request, decode_start, encode
 from torchmix.steps.worker.shared_stream import Seat, SharedStream
-
-BEAT_S = 1.0
-GRAIN_NS = 20_000_000
-"""Time of processors that counts as progress: clocks read one after the other differ by less."""
 
 
 def main(end: int, ignored: Collection[int], cpu: int) -> NoReturn:
@@ -71,32 +69,27 @@ class _Service:
         self._parent = os.getppid()
         self._selector = selectors.DefaultSelector()
         self._streams: list[SharedStream] = []
-        self._num_beats = self._progress = 0
+        self._pulse = OwnPulse(self._send)
         self._has_members = False
         self._has_ended = False
 
     def run(self) -> None:
         self._listen(self._host, self._from_host)
-        beat_at_s = time.monotonic()
         while not self._has_ended and os.getppid() == self._parent:
-            for key, _ in self._selector.select(max(0.0, beat_at_s - time.monotonic())):
+            rest_s = max(0.0, self._pulse.due_s - time.monotonic()) if self._has_members else BEAT_S
+            for key, _ in self._selector.select(rest_s):
                 if key.fd in self._selector.get_map():  # an earlier one of these may have ended it
                     key.data()
-            if time.monotonic() >= beat_at_s:
-                beat_at_s = time.monotonic() + BEAT_S
-                self._beat()
+            self._streams = [stream for stream in self._streams if stream.thread.is_alive()]
+            if self._has_members:  # before, nobody reads beats
+                self._pulse.look(
+                    is_asked=any(stream.is_asked for stream in self._streams),
+                    num_looks=sum(stream.num_looks for stream in self._streams),
+                )
 
-    def _beat(self) -> None:
-        self._streams = [stream for stream in self._streams if stream.thread.is_alive()]
-        if not self._has_members:
-            return  # nobody reads it yet
-        self._num_beats += 1
-        # Less what this thread takes for its beats.
-        taken_ns = time.process_time_ns() - time.thread_time_ns()
-        self._progress = max(self._progress, taken_ns // GRAIN_NS)
-        is_asked = any(stream.is_asked for stream in self._streams)
+    def _send(self, beat: ProcessBeat) -> None:
         try:
-            self._host.send(encode(WorkerBeat(count=self._num_beats, is_asked=is_asked, progress=self._progress)))
+            self._host.send(encode(beat))
         except EOFError:
             self._has_ended = True
 

@@ -11,23 +11,13 @@ from __future__ import annotations
 import msgspec
 
 from torchmix.parallel.array_form import ArrayForm
+from torchmix.parallel.children.judge import ProcessBeat
 from torchmix.parallel.error_form import ErrorForm
 from torchmix.steps.replica_steps import StreamSettings
 
 
 class AddMember(msgspec.Struct, frozen=True, kw_only=True, tag="member"):
     """Host to worker: a leader to serve; the worker's end of its road comes along as a descriptor."""
-
-
-class WorkerBeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
-    """Worker to host, once a second: a sign of life."""
-
-    count: int
-    """Grows with every beat."""
-    is_asked: bool
-    """Whether a leader waits for a step that is not made yet."""
-    progress: int
-    """Grows with whatever is done for the steps, counted in time of processors."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -141,7 +131,7 @@ decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_request = msgspec.msgpack.Decoder(StepRequest).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_hello = msgspec.msgpack.Decoder(Hello).decode
-decode_beat = msgspec.msgpack.Decoder(WorkerBeat).decode
+decode_beat = msgspec.msgpack.Decoder(ProcessBeat).decode
 decode_host_reply = msgspec.msgpack.Decoder(HostReply).decode
 
 

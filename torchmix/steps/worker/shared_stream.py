@@ -62,6 +62,8 @@ class SharedStream:
         self._most_waiting = start.look_ahead + SKEW_STEPS
         self._digest_before = {first.step: first.order_digest}
         """Order digest of the steps before a step, as far as it is known."""
+        self.num_looks = 0
+        """Looks so far at what a step waits for."""
         self._end: EndReply | FailedReply | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="torchmix-steps", daemon=True)
@@ -121,9 +123,7 @@ class SharedStream:
         return decode_state(state, recipe=self._settings.part)
 
     def _run(self) -> None:
-        steps = local_shared_steps(
-            self._settings, self._base, consumers=self._consumers_of, is_stopped=lambda: self.is_empty
-        )
+        steps = local_shared_steps(self._settings, self._base, consumers=self._consumers_of, is_stopped=self._is_over)
         try:
             while self._await_request():
                 self._serve()
@@ -145,6 +145,11 @@ class SharedStream:
                         self._keep(self._seats[consumer], arrays)
         finally:
             steps.close()
+
+    def _is_over(self) -> bool:
+        """Asked while a step waits for a decision or a loader, and so a sign that it does."""
+        self.num_looks += 1
+        return self.is_empty
 
     def _await_request(self) -> bool:
         with self._changed:

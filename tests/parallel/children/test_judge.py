@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
+from torchmix.parallel.children.judge import ProcessWatch
 from torchmix.parallel.ring import Evidence, Patience
-from torchmix.steps.worker.judge import WorkerWatch
-from torchmix.steps.worker.messages import WorkerBeat
+from torchmix.steps.worker.messages import ProcessBeat
 
 PATIENCE = Patience(poll_s=0.25)
 
 
 def seconds_until_lost(
-    beat_at: Callable[[float], WorkerBeat | None], evidence: Evidence, *, most_s: float = 700.0
+    beat_at: Callable[[float], ProcessBeat | None], evidence: Evidence, *, most_s: float = 700.0
 ) -> tuple[float, str]:
     """How long a worker is borne, and what is said of it; -1 if it is borne for ever."""
-    watch, now_s = WorkerWatch(patience=PATIENCE, now_s=0.0), 0.0
+    watch, now_s = ProcessWatch(patience=PATIENCE, now_s=0.0), 0.0
     while now_s < most_s:
         now_s += 0.25
         reason = watch.look(beat_at(now_s), evidence, now_s=now_s)
@@ -26,12 +26,12 @@ def seconds_until_lost(
     return -1.0, ""
 
 
-def beats(*, is_asked: bool, progress: Callable[[float], int] = lambda _: 0) -> Callable[[float], WorkerBeat]:
-    return lambda now_s: WorkerBeat(count=int(now_s), is_asked=is_asked, progress=progress(now_s))
+def beats(*, is_asked: bool, progress: Callable[[float], int] = lambda _: 0) -> Callable[[float], ProcessBeat]:
+    return lambda now_s: ProcessBeat(count=int(now_s), is_asked=is_asked, progress=progress(now_s))
 
 
-def silent(_: float) -> WorkerBeat:
-    return WorkerBeat(count=1, is_asked=False, progress=0)
+def silent(_: float) -> ProcessBeat:
+    return ProcessBeat(count=1, is_asked=False, progress=0)
 
 
 def test_one_that_has_ended_is_lost_at_once() -> None:
@@ -59,7 +59,7 @@ def test_one_that_still_imports_is_borne_for_longer() -> None:
 def test_one_that_does_nothing_for_a_step_is_lost_after_a_minute() -> None:
     after_s, reason = seconds_until_lost(beats(is_asked=True), "running")
     assert 60 <= after_s <= 62
-    assert "for a step that is waited for" in reason
+    assert "for what is waited for" in reason
 
 
 def test_one_that_works_on_a_step_is_never_lost_by_time_alone() -> None:
@@ -72,6 +72,6 @@ def test_one_that_nobody_asks_may_rest() -> None:
 
 
 def test_time_in_which_the_watcher_did_not_run_is_not_held_against_the_worker() -> None:
-    watch = WorkerWatch(patience=PATIENCE, now_s=0.0)
+    watch = ProcessWatch(patience=PATIENCE, now_s=0.0)
     watch.look(silent(0.0), "stopped", now_s=0.25)
     assert watch.look(silent(0.0), "stopped", now_s=500.0) is None

@@ -1,4 +1,4 @@
-"""Is the worker of a node alive? The decision, without processes or sockets.
+"""Is a process that this one has started alive? The decision, without processes or sockets.
 
 In: its beats, and what the kernel says of the process, with times of this process' clock. Out: how it was lost, else
 None. Must hold: as ranks are judged (`parallel/ring.py`): never by time alone, and time in which this process did not
@@ -6,19 +6,31 @@ run itself is not held against others.
 
     gone       the process has ended
     stopped    SIGSTOP, a debugger, a frozen container: lost after `silence_s`
-    running    it does not beat, or a leader waits and nothing at all is done for it: lost after `stall_s`
+    running    it does not beat, or something is asked of it and nothing at all is done for that: lost after `stall_s`
 
-A worker that has not begun to beat imports; that may take long on a busy machine. Cost: microseconds a look.
+A process that has not begun to beat imports; that may take long on a busy machine. Cost: microseconds a look.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from torchmix.parallel.ring import Evidence, Patience, Silence
-from torchmix.steps.worker.messages import WorkerBeat
 
 
-class WorkerWatch:
-    """The host's eye on its worker."""
+class ProcessBeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
+    """What a process says once a second to whoever started it."""
+
+    count: int
+    """Grows with every beat."""
+    is_asked: bool
+    """Whether something that was asked of it is not done yet."""
+    progress: int
+    """Grows with whatever is done for that: by time of processors, and by each look at something that it waits for."""
+
+
+class ProcessWatch:
+    """The eye of whoever started a process."""
 
     def __init__(self, *, patience: Patience, now_s: float) -> None:
         """`now_s` is when the process was started, by this process' monotonic clock."""
@@ -26,8 +38,8 @@ class WorkerWatch:
         self._silence = Silence(poll_s=patience.poll_s, now_s=now_s)
         self._rest = Silence(poll_s=patience.poll_s, now_s=now_s)
 
-    def look(self, beat: WorkerBeat | None, evidence: Evidence, *, now_s: float) -> str | None:
-        """Judge the worker.
+    def look(self, beat: ProcessBeat | None, evidence: Evidence, *, now_s: float) -> str | None:
+        """Judge the process.
 
         Args:
             beat: The latest; None if there is none yet.
@@ -39,7 +51,7 @@ class WorkerWatch:
         """
         silent_s = self._silence.look(None if beat is None else beat.count, now_s=now_s)
         is_asked = beat is not None and beat.is_asked
-        # A worker that nobody asks may rest: each beat counts as progress.
+        # A process that nobody asks may rest: each beat counts as progress.
         done = None if beat is None else (beat.progress if is_asked else ("rests", beat.count))
         rested_s = self._rest.look(done, now_s=now_s)
         if evidence == "gone":
@@ -50,5 +62,5 @@ class WorkerWatch:
         if silent_s >= limit_s:
             return f"is silent for {silent_s:.0f} s: it runs, but Python in it does not"
         if rested_s >= self._patience.stall_s and is_asked:
-            return f"has done nothing for {rested_s:.0f} s for a step that is waited for"
+            return f"has done nothing for {rested_s:.0f} s for what is waited for"
         return None

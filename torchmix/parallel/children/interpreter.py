@@ -1,6 +1,6 @@
-"""How a worker process starts: a new interpreter that runs main.py and nothing else.
+"""How a process that works for a rank starts: a new interpreter that runs the `main` of one module and nothing else.
 
-In: this process' end of a channel is kept, the worker gets the other one. Out: a running process. Must hold: it has the
+In: this process' end of a channel is kept, the new one gets the other. Out: a running process. Must hold: it has the
 flags and the `sys.path` of this interpreter; no signal that it is to ignore ends it, not even while it is being born.
 
 Not multiprocessing's spawn: that imports the script that starts it, which costs seconds and hundreds of megabytes of a
@@ -17,33 +17,51 @@ import subprocess
 import sys
 from collections.abc import Collection
 from multiprocessing.spawn import get_executable
+from typing import BinaryIO
 
 THREAD_VARIABLES = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS")
 """They bound the threads of Hugging Face's tokenizers, and of libraries built with OpenMP, as some builds of numpy."""
 _CODE = (
     "import sys; end, ignored, cpu, *sys.path = sys.argv[1:]; "
-    "from torchmix.steps.worker.main import main; main(int(end), [*map(int, ignored.split())], int(cpu))"
+    "from %s import main; main(int(end), [*map(int, ignored.split())], int(cpu))"
 )
 
 
-def start_worker(end: socket.socket, *, ignored_signals: Collection[int] = (), cpu: int = 0) -> subprocess.Popen[bytes]:
-    """Start a worker that waits for its members.
+def start_interpreter(
+    module: str,
+    end: socket.socket,
+    *,
+    ignored_signals: Collection[int] = (),
+    cpu: int = 0,
+    log: BinaryIO | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `main(end, ignored_signals, cpu)` of a module.
 
     Args:
-        end: The worker's end of the channel; the caller closes it here.
+        module: Its name.
+        end: The process' end of the channel; the caller closes it here.
         ignored_signals: Signals that do not end it.
         cpu: Processors that threads of libraries in it may use; 0: all.
+        log: Where what it prints goes; None: where this process prints.
 
     Raises:
         OSError: It cannot be started.
     """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     numbers = " ".join(str(int(number)) for number in ignored_signals)
-    command = [get_executable() or sys.executable, *flags, "-c", _CODE, str(end.fileno()), numbers, str(cpu), *sys.path]
+    command = [get_executable() or sys.executable, *flags, "-c", _CODE % module]
+    command += [str(end.fileno()), numbers, str(cpu), *sys.path]
     # A process is born with the signals blocked that its parent's thread blocks.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ignored_signals)
     try:
-        return subprocess.Popen(command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, env=_environment(cpu))
+        return subprocess.Popen(
+            command,
+            pass_fds=[end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=_environment(cpu),
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -1,0 +1,79 @@
+"""What the ranks of a job tell each other of their loaders."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.support.worlds import run_ranks
+from torchmix.errors import OptionError, RankLost
+from torchmix.service.job.roster import NodeLoaders, Nodes, Present, loaders_of_job, nodes_of
+
+PREFIX = "torchmix/loaders/1"
+
+
+class Store:
+    """A store of this process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+def told(nodes: list[str], networks: list[str], address: str = "10.0.0.{}") -> tuple[list[Any], Store]:
+    """What each rank comes to know."""
+    store = Store()
+
+    def program(rank: int) -> tuple[Nodes, NodeLoaders]:
+        own = Present(node=nodes[rank], network=networks[rank], public=f"key {rank}")
+        found = nodes_of(store, PREFIX, own, rank=rank, world_size=len(nodes), check=lambda: None)
+        mine = None
+        if rank in found.hosts:
+            mine = NodeLoaders(public_of={f"tcp://{address.format(rank)}:1": f"server {rank}"})
+        return found, loaders_of_job(store, PREFIX, mine, found, rank=rank, check=lambda: None)
+
+    return run_ranks(range(len(nodes)), program), store
+
+
+def test_the_first_rank_of_each_node_starts_loaders_and_all_know_all() -> None:
+    ranks, store = told(["a", "a", "b", "c", "b"], ["x", "x", "y", "z", "y"])
+    nodes = Nodes(hosts=(0, 2, 3), num_networks=3, clients=tuple(f"key {rank}" for rank in range(5)))
+    loaders = NodeLoaders(public_of={f"tcp://10.0.0.{rank}:1": f"server {rank}" for rank in (0, 2, 3)})
+    assert ranks == [(nodes, loaders)] * 5
+    assert all(key.startswith(PREFIX) for key in store.values)
+
+
+def test_nodes_of_one_machine_may_listen_on_loopback() -> None:
+    ranks, _ = told(["a", "b"], ["x", "x"], "127.0.0.1")
+    assert len({repr(rank) for rank in ranks}) == 1
+
+
+def test_loopback_is_refused_where_other_machines_take_part() -> None:
+    with pytest.raises(OptionError, match=r"loaders of rank 0 listen at tcp://127.0.0.1:1, .*TORCHMIX_ADDRESS"):
+        store = Store()
+        nodes = Nodes(hosts=(0, 1), num_networks=2, clients=())
+        mine = NodeLoaders(public_of={"tcp://127.0.0.1:1": "key"})
+        loaders_of_job(store, PREFIX, mine, nodes, rank=0, check=lambda: None)
+
+
+def test_a_lost_rank_ends_the_wait() -> None:
+    is_lost = threading.Event()
+
+    def check() -> None:
+        if is_lost.is_set():
+            raise RankLost("rank 1 is lost", 1)
+        is_lost.set()
+
+    own = Present(node="a", network="x", public="key")
+    with pytest.raises(RankLost, match="rank 1 is lost"):
+        nodes_of(Store(), PREFIX, own, rank=0, world_size=2, check=check)

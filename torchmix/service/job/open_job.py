@@ -1,0 +1,154 @@
+"""The loaders of a job: started together, shared by the loaders of a process, left together.
+
+In: what loaders serve, and the ranks of the job. Out: settings of a client that asks all of them. Must hold: the first
+rank of each node, leader or not, starts its loaders, and they end with it, however it ends; keys are made for this run,
+secrets stay in the memory of the processes that use them. A collective: all ranks call it, as often and in the same
+order. Cost: the imports of the loaders, once for all parts of a recipe that are open together.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from torchmix.service.job.address import bind_of, network_name, own_address
+from torchmix.service.job.roster import JobStore, NodeLoaders, Nodes, Present, loaders_of_job, nodes_of
+from torchmix.service.keys import KeyPair
+from torchmix.service.main import LoaderStart
+from torchmix.service.open_fleet import FleetSettings
+from torchmix.service.pool import LoaderPool, starts_of
+from torchmix.service.server import new_pair
+
+_lock = threading.Lock()
+_open: list[tuple[object, LoaderStart, JobLoaders]] = []
+"""Those that this process holds, with the store and what they serve."""
+_num_opened = 0
+"""Times this process has asked a store for some; equal on all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobPlace:
+    """Where this rank stands."""
+
+    rank: int = 0
+    world_size: int = 1
+    node: str = ""
+    """Equal for the ranks of a node."""
+    store: JobStore = None
+    """The job's; None where all ranks are in this process."""
+    store_address: tuple[str, int] | None = None
+    """Host and port of the store, if it has one."""
+
+
+class JobLoaders:
+    """The loaders of a node, where this process has started them, and the way to those of all nodes."""
+
+    def __init__(self, pool: LoaderPool | None, fleet: FleetSettings) -> None:
+        """Nobody uses them yet."""
+        self.fleet = fleet
+        self.pool = pool
+        self._process = os.getpid()
+        self._num_users = 0
+        if pool is not None:
+            atexit.register(pool.close)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the last user has left, or this is a fork of the process that has it."""
+        return self._num_users == 0 or os.getpid() != self._process
+
+    def join(self) -> JobUse:
+        """One more user."""
+        self._num_users += 1
+        return JobUse(self)
+
+    def leave(self) -> None:
+        """One user less; the last one ends the loaders of the node."""
+        if os.getpid() != self._process:
+            return
+        self._num_users -= 1
+        if self._num_users == 0 and self.pool is not None:
+            atexit.unregister(self.pool.close)
+            self.pool.close()
+
+
+class JobUse:
+    """One user of a job's loaders: it leaves once, at the latest when it is collected."""
+
+    def __init__(self, loaders: JobLoaders) -> None:
+        """Made by `JobLoaders.join`."""
+        self.fleet = loaders.fleet
+        """How they are asked."""
+        self.leave = weakref.finalize(self, loaders.leave)
+        """Ends the use; may be called again."""
+        self.leave.atexit = False  # the pool has its own end
+
+
+def open_job_loaders(
+    start: LoaderStart,
+    *,
+    processes: int,
+    place: JobPlace,
+    lost_s: float,
+    check: Callable[[], None] = lambda: None,
+) -> JobUse:
+    """The loaders of the job; `leave` them with the loader.
+
+    Args:
+        start: What they serve; its `bind` and its keys are not looked at.
+        processes: Loaders of each node.
+        place: Where this rank stands.
+        lost_s: How long no loader may answer.
+        check: Raises while this waits, if a rank is lost.
+
+    Raises:
+        OptionError: A node has no address that the others reach.
+        TorchmixError: A loader cannot serve.
+        OSError: A process cannot be started.
+    """
+    global _num_opened
+    with _lock:
+        _open[:] = [entry for entry in _open if not entry[2].is_closed]
+        for store, of_start, found in _open:
+            if store is place.store and of_start == start:
+                return found.join()
+        client = new_pair()
+        held: LoaderPool | None
+        mine: NodeLoaders | None
+        if place.store is None:
+            held, loaders = _start(start, processes, Nodes(hosts=(0,), num_networks=1, clients=(client.public,)), place)
+        else:
+            _num_opened += 1
+            prefix, rank = f"torchmix/loaders/{_num_opened}", place.rank
+            own = Present(node=place.node, network=network_name(), public=client.public)
+            nodes = nodes_of(place.store, prefix, own, rank=rank, world_size=place.world_size, check=check)
+            held, mine = _start(start, processes, nodes, place) if rank in nodes.hosts else (None, None)
+            try:
+                loaders = loaders_of_job(place.store, prefix, mine, nodes, rank=rank, check=check)
+            except BaseException:
+                if held is not None:
+                    held.close()
+                raise
+        entry = JobLoaders(held, _fleet(client, loaders, lost_s))
+        _open.append((place.store, start, entry))
+        return entry.join()
+
+
+def _start(start: LoaderStart, processes: int, nodes: Nodes, place: JobPlace) -> tuple[LoaderPool, NodeLoaders]:
+    """The loaders of this node."""
+    pair = new_pair()
+    bind = bind_of(own_address(place.store_address))
+    start = msgspec.structs.replace(start, bind=bind, own=pair, allowed=nodes.clients)
+    pool = LoaderPool(starts_of(start, processes))
+    return pool, NodeLoaders(public_of=dict.fromkeys(pool.endpoints, pair.public))
+
+
+def _fleet(own: KeyPair, loaders: NodeLoaders, lost_s: float) -> FleetSettings:
+    endpoints = tuple(sorted(loaders.public_of))
+    return FleetSettings(endpoints=endpoints, own=own, server_of=loaders.public_of, lost_s=lost_s)

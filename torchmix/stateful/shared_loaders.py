@@ -1,0 +1,110 @@
+"""The shared loaders of a run: those that the recipe names, or those that the job starts on its nodes.
+
+In: a recipe's `loaders`, and this rank's place in the job. Out: settings of a client, and a hold on loaders that this
+process has started. Must hold: with `job` all ranks come here together; catalogs of all parts are there before a loader
+starts. Cost: with `job`, the start of loader processes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from torchmix.catalog.open_part import open_part
+from torchmix.catalog.settings import settings_of
+from torchmix.catalog.store import Catalog
+from torchmix.catalog.views.wanted import views_of
+from torchmix.indexing.scan import catalog_if_any, ensure_catalog
+from torchmix.indexing.wanted_rows import wanted_rows
+from torchmix.parallel.open_liveness import store_address
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
+from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.structs import Loaders, Recipe
+from torchmix.service.endpoints import endpoints_of
+from torchmix.service.job.open_job import JobPlace, JobUse, open_job_loaders
+from torchmix.service.job.roster import JobStore
+from torchmix.service.keys import client_keys
+from torchmix.service.main import LoaderStart
+from torchmix.service.open_fleet import FleetSettings
+from torchmix.steps.node_limits import processors
+from torchmix.steps.worker.open_node import NODE_VARIABLE, node_name
+
+LOST_S = 30.0
+"""How long no shared loader may answer before files are read here, or the run ends."""
+
+
+def remote_loaders(means: Loaders, folder: Path) -> FleetSettings | None:
+    """The shared loaders that the recipe names, if it does."""
+    if means.where != "remote" or means.endpoints is None:
+        return None
+    texts = (means.endpoints,) if isinstance(means.endpoints, str) else means.endpoints
+    found = endpoints_of(texts, folder)
+    keys = "" if means.keys is None else str(folder / means.keys)
+    if keys:
+        client_keys(Path(keys))  # a leader names a wrong folder, before a process is started
+    return FleetSettings(endpoints=found.fixed, folders=tuple(map(str, found.folders)), keys=keys, lost_s=LOST_S)
+
+
+def job_loaders(
+    means: Loaders,
+    whole: Recipe,
+    folder: Path,
+    tree: ClientPlaceTree,
+    *,
+    store: JobStore,
+    ignored_signals: Collection[int] = (),
+    check: Callable[[], None] = lambda: None,
+) -> JobUse | None:
+    """The loaders that the job starts, if it does; `leave` them with the loader. A collective of all ranks.
+
+    Args:
+        means: The recipe's `loaders`, or what stands in its place.
+        whole: The recipe; loaders serve all its parts.
+        folder: The recipe's.
+        tree: The place tree as this rank sees it.
+        store: The job's; None where all ranks are in this process.
+        ignored_signals: Signals that do not end loaders.
+        check: Raises while this waits, if a rank is lost.
+
+    Raises:
+        OptionError: A node has no address that the others reach.
+        TorchmixError: A catalog cannot be made, or a loader cannot serve.
+    """
+    if means.where != "job":
+        return None
+    parts = {name: part_of(whole, name) for name in PARTS if has_part(whole, name)}
+    if tree.is_leader:
+        for part in parts.values():
+            catalog_of(part, whole, folder)
+    start = LoaderStart(
+        parts=parts,
+        base=str(folder.absolute()),
+        catalog_folder=str((folder / whole.catalog).absolute()),
+        cache_bytes=parse_bytes(whole.read.cache, where="read.cache"),
+        bind="",
+        cpu=max(1, (means.cpu or processors()) // means.processes),
+        ignored_signals=tuple(sorted(ignored_signals)),
+    )
+    place = JobPlace(
+        rank=tree.topology.rank,
+        world_size=tree.topology.world_size,
+        node=node_name() or f"{socket.gethostname()} {os.environ.get(NODE_VARIABLE, '')}",
+        store=store,
+        store_address=None if store is None else store_address(store),
+    )
+    return open_job_loaders(start, processes=means.processes, place=place, lost_s=LOST_S, check=check)
+
+
+def catalog_of(part: Part, whole: Recipe, folder: Path) -> Catalog:
+    """The catalog of a part. Missing sources are indexed for all parts together."""
+    catalog_folder = folder / whole.catalog
+    catalog = catalog_if_any(catalog_folder, settings_of(part.sources, part.shuffle), views_of(part))
+    if catalog is None:
+        every = with_all_sources(whole)
+        ensure_catalog(catalog_folder, settings_of(every.sources, every.shuffle), folder, wanted_rows(every))
+        catalog = open_part(catalog_folder, part)
+    return catalog
