@@ -117,3 +117,35 @@ def test_the_command_line_does_without_torch() -> None:
     code = "import sys, torchmix.cli.main\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
+
+
+def test_bash_completes_verbs_options_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["--print-completion", "bash"]) == 0
+    (tmp_path / "completion.bash").write_text(capsys.readouterr().out, encoding="utf-8")
+    (tmp_path / "recipe.yaml").touch()
+
+    def completed(*words: str) -> set[str]:
+        listed = " ".join(f"'{word}'" for word in words)
+        script = (
+            f"source completion.bash; COMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; "
+            f"COMP_LINE='{' '.join(words)}'; "
+            "function=$(complete -p torchmix | sed 's/.*-F \\([^ ]*\\).*/\\1/'); "
+            "$function; printf '%s\\n' \"${COMPREPLY[@]}\""
+        )
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S, check=True
+        )
+        return set(done.stdout.split())
+
+    assert completed("torchmix", "che") == {"check"}
+    assert "--steps" in completed("torchmix", "plan", "--st")
+    assert "recipe.yaml" in completed("torchmix", "check", "rec")
+
+
+def test_without_shtab_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["--print-completion", "bash"]) == 2
+    assert "torchmix[completion]" in capsys.readouterr().err

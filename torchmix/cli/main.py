@@ -11,7 +11,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchmix import __version__
@@ -78,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="torchmix", description="The data plane of a training run.", epilog=EXIT_CODES
     )
     parser.add_argument("--version", action="version", version=f"torchmix {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a script that completes torchmix in this shell, and end",
+    )
     verbs = parser.add_subparsers(required=True, metavar=" | ".join(name for name, _ in VERBS))
     for name, verb in VERBS:
         one = verbs.add_parser(
@@ -92,6 +98,33 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_arguments(one)
         one.set_defaults(run=verb.run)
     return parser
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints what a shell sources; the package shtab writes it from the parser."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        try:
+            import shtab
+        except ImportError:
+            parser.error("--print-completion needs the package shtab: pip install 'torchmix[completion]'")
+        for one in _parsers(parser):
+            for action in one._actions:
+                if action.type is Path:
+                    action.complete = shtab.FILE  # type: ignore[attr-defined]  # what shtab reads
+        print(shtab.complete(parser, str(values)))
+        parser.exit()
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser, and those of its verbs."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from _parsers(one)
 
 
 def _report(error: TorchmixError, arguments: argparse.Namespace) -> int:
