@@ -18,7 +18,7 @@ from tests.support.tar_shards import write_shard
 
 TOKEN = 300
 CONTAINERS = ("parquet", "struct", "webdataset", "jsonl")
-OF_SEVERAL = ("lists", "structs", "members", "paths")
+OF_SEVERAL = ("lists", "structs", "members", "paths", "obelics", "interleaved")
 """Containers whose rows have any number of images."""
 RULES: dict[str, dict[str, Any]] = {
     "dynamic": {"patch": 4, "merge": 2, "min_pixels": 64, "max_pixels": 1024},
@@ -56,6 +56,15 @@ def make_image_rows(seed: int, count: int, *, most_images: int = 3, most_side: i
         words = ["".join(rng.choice(list("abcdefg "), int(rng.integers(0, 12)))) for _ in range(len(images) + 1)]
         rows.append(ImageRow(text=("" if rng.random() < 0.3 else "<image>").join(words), images=images))
     return rows
+
+
+def _interleaved(row: ImageRow) -> list[str | None]:
+    """The texts of a row, None for each image; a row has one text at least."""
+    first, *rest = row.marked.split("<image>")
+    found: list[str | None] = [first or " "]
+    for text in rest:
+        found += [None, *([text] if text else [])]
+    return found
 
 
 def make_rows(seed: int, count: int, *, most_side: int = 90) -> list[ImageRow]:
@@ -104,6 +113,17 @@ def write_source(folder: Path, name: str, container: str, files: list[list[Image
             held = {"text": [row.text for row in rows], "image": pa.array(lists, pa.list_(kind))}
             pq.write_table(pa.table(held), path.with_suffix(".parquet"), data_page_size=4096, row_group_size=16)
             source["path"] = f"{name}/*.parquet"
+        elif container == "obelics":
+            texts = [_interleaved(row) for row in rows]
+            images_of_row = [iter(row.images) for row in rows]
+            of_texts = [
+                [None if text is not None else next(held) for text in of_row]
+                for of_row, held in zip(texts, images_of_row, strict=True)
+            ]
+            held = {"texts": pa.array(texts, pa.list_(pa.string())), "image": pa.array(of_texts, pa.list_(pa.binary()))}
+            pq.write_table(pa.table(held), path.with_suffix(".parquet"), data_page_size=4096, row_group_size=16)
+            source |= {"path": f"{name}/*.parquet", "interleaved": "texts"}
+            source.pop("text", None)
         elif container == "members":
             samples = []
             for i, row in enumerate(rows):
@@ -130,8 +150,16 @@ def write_source(folder: Path, name: str, container: str, files: list[list[Image
                     file = folder / name / "files" / place
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_bytes(image)
-                value = named if container == "paths" else next(iter(named), None)
-                lines.append(json.dumps({"text": row.text, "image": value}))
+                value = next(iter(named), None) if container == "jsonl" else named
+                line: dict[str, Any] = {"text": row.text, "image": value}
+                if container == "interleaved":
+                    source.pop("text", None)
+                    source["interleaved"] = "parts"
+                    parts = [
+                        {"type": "text", "text": text} if text else {"type": "image"} for text in _interleaved(row)
+                    ]
+                    line = {"parts": parts, "image": value}
+                lines.append(json.dumps(line))
             path.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
             source["path"] = f"{name}/*.jsonl"
             images["folder"] = f"{name}/files"

@@ -18,6 +18,7 @@ from torchmix.catalog.bad_rows import BadRow
 from torchmix.catalog.settings import MapEntry
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 from torchmix.recipe.source.image_structs import Images
+from torchmix.recipe.source.layout_structs import RowLayout
 
 CATALOG_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -99,6 +100,8 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The function that rows go through; null where they are used as they are."""
     images: Images | None = None
     """Images in the texts, or those that the column holds, in the recipe's words."""
+    layout: RowLayout | None = None
+    """How rows become documents, in the recipe's words; null where they are plain texts or ids."""
     transform_id: str
     """Version of the transform from rows to tokens; the lengths are valid for this version only."""
     vocab_size: int | None

@@ -17,8 +17,10 @@ import msgspec
 from torchmix.catalog.sizes import window_pages_of
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.source.bad_rows import masks_bad_rows, max_bad_of
+from torchmix.recipe.source.chat import column_of, layout_of
 from torchmix.recipe.source.format import FORMATS, format_of, paths_of
 from torchmix.recipe.source.image_structs import Images
+from torchmix.recipe.source.layout_structs import RowLayout
 from torchmix.recipe.source.row_map import takes_of
 from torchmix.recipe.structs import Shuffle, Source
 
@@ -59,6 +61,8 @@ class SourceSettings:
     """Part of all rows that may be bad."""
     images: Images | None = None
     """Images in the texts, or those that the column holds; None: there are none."""
+    layout: RowLayout | None = None
+    """How rows become documents that are no plain texts or ids."""
     most_pages: int
     """`shuffle.window_pages`."""
     most_bytes: int
@@ -79,7 +83,7 @@ def settings_of(sources: Mapping[str, Source], shuffle: Shuffle) -> dict[str, So
         name: SourceSettings(
             patterns=paths_of(source),
             format=format_of(source),
-            column=source.tokens if source.text is None else source.text,
+            column=column_of(source),
             tokenizer=source.tokenizer,
             begin_id=source.begin_id,
             end_id=source.end_id,
@@ -88,6 +92,7 @@ def settings_of(sources: Mapping[str, Source], shuffle: Shuffle) -> dict[str, So
             masks_bad_rows=masks_bad_rows(source),
             max_bad=max_bad_of(source),
             images=source.images,
+            layout=layout_of(source),
             most_pages=shuffle.window_pages,
             most_bytes=most_bytes,
         )
@@ -114,6 +119,7 @@ def settings_of_images(settings: Mapping[str, SourceSettings]) -> dict[str, Sour
             begin_id=None,
             end_id=None,
             keeps_tokens=False,
+            layout=None,
         )
         for name, source in settings.items()
         if source.images is not None and source.tokenizer != IMAGE_BYTES

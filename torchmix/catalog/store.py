@@ -29,7 +29,9 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 from torchmix.recipe.source.image_structs import Images
 from torchmix.recipe.source.images import order_of_images
+from torchmix.recipe.source.layout_structs import RowLayout
 
+_SETTINGS = ("format", "column", "tokenizer", "begin_id", "end_id", "layout")
 ARRAYS_FOLDER = "arrays"
 ROWS_OF_VIEW = "rows"
 """The array of a view: the rows that it keeps."""
@@ -55,6 +57,8 @@ class SourceCatalog:
     """The function that rows went through; None where they are used as they are."""
     images: Images | None
     """Images in the texts, or those that the column holds; None: there are none."""
+    layout: RowLayout | None
+    """How rows became documents; None where they are plain texts or ids."""
     transform_id: str
     """Version of the transform from rows to tokens that the lengths were measured with."""
     files: tuple[FileEntry, ...]
@@ -243,11 +247,7 @@ def _check_settings(name: str, entry: SourceEntry, settings: SourceSettings, fol
     )
     for what, indexed, wanted in (
         ("path", list(entry.patterns), list(settings.patterns)),
-        ("format", entry.format, settings.format),
-        ("column", entry.column, settings.column),
-        ("tokenizer", entry.tokenizer, settings.tokenizer),
-        ("begin_id", entry.begin_id, settings.begin_id),
-        ("end_id", entry.end_id, settings.end_id),
+        *((key, getattr(entry, key), getattr(settings, key)) for key in _SETTINGS),
         ("map", entry.map and entry.map.function, settings.map and settings.map.function),
         ("images", order_of_images(entry.images), order_of_images(settings.images)),
         ("a shuffle window in pages", entry.window_pages, window_pages),
@@ -303,6 +303,7 @@ def open_source(
         end_id=entry.end_id,
         map=entry.map,
         images=entry.images,
+        layout=entry.layout,
         transform_id=entry.transform_id,
         files=entry.files,
         schemas=entry.schemas,

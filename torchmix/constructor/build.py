@@ -136,7 +136,7 @@ def build(
         packing: The recipe's packing; `method` and `align_tokens` decide where pieces lie, the other fields decide
             what resets at documents.
         reset_ids: [S] id that ends a document inside a row, by number of source, or NO_RESET; None: no source has one.
-        unlabelled: Places of the N tokens that have no label, because the next token stands for an image; None: all
+        unlabelled: Places of the N tokens that have no label, because no model is trained on the next token; None: all
             have one.
         memory: Lends memory to the sequence fields; fresh memory if None.
         masked: Names of sources whose unreadable pieces become blank: ids of 0, without loss. A piece is unreadable

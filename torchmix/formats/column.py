@@ -1,12 +1,13 @@
 """What a Parquet column may hold, and its rows as documents.
 
 In: the Arrow schema of a file and a column's name; Arrow arrays of that column. Out: which leaf of the file it is, or a
-clear error; `Documents`, or their lengths alone. Three kinds: `tokens`, integers of any width in lists, used as they
-are; `text`, a string or binary that the tokenizer turns into ids; and `values`, strings or binaries, one or a list of
-them a row, whose bytes are a document end to end. Must hold: a row's tokens are all integers of all its
-lists, in order, however lists and structs are nested; a null row or list holds none; a null in an integer's place, or
-in that of a struct around it, is an error that names its row. Cost: tokens are not copied, only their offsets widened;
-text as its tokenizer.
+clear error; `Documents`, or their lengths alone. The kinds: `tokens`, integers of any width in lists, used as they are;
+`text`, a string or binary that the tokenizer turns into ids; `values`, strings or binaries, one or a list of them a
+row, whose bytes are a document end to end; `json`, a string that holds JSON, or lists of strings, which become JSON;
+and `flags`, lists of integers or booleans that are looked at and never read again. Must hold: a row's tokens are all
+integers of all its lists, in order, however lists and structs are nested; a null row or list holds none; a null in an
+integer's place, or in that of a struct around it, is an error that names its row. Cost: tokens are not copied, only
+their offsets widened; text as its tokenizer.
 
 A column is named by its path through structs, `meta.text`; lists have no part in it, so that `turns.ids` may be the
 field `ids` of a struct, of a list of structs, or of both.
@@ -20,26 +21,35 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceUnreadable
+from torchmix.formats.array_rows import (
+    LISTS,
+    child_of,
+    entries_of,
+    json_texts,
+    list_documents,
+    text_documents,
+    texts_of,
+    value_documents,
+    values_of_rows,
+)
 from torchmix.formats.seen_ids import SeenIds, see_ids
 from torchmix.formats.source import Documents
 from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.documents.loss_flags import LossFlags
 from torchmix.transform.images.raw_bytes import RawBytes
 from torchmix.transform.maps.map_encoder import MapEncoder
 from torchmix.transform.row_encoder import RowEncoder, TextEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
-Kind = Literal["tokens", "text", "values"]
+Kind = Literal["tokens", "text", "values", "json", "flags"]
 
 TOKENS_TRANSFORM_ID = "tokens-1"
 
 _SHOWN_NAMES = 20
 _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
-_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
-_MOST_TOKEN = 2**63 - 1
 
 
 class _Leaf(NamedTuple):
@@ -73,8 +83,10 @@ def find_leaf(schema: pa.Schema, column: str, kind: Kind) -> int:
     if kind == "text" and not is_text:
         hint = "; use `tokens` for it, without a tokenizer" if is_tokens else ""
         raise SourceUnreadable(f"{held}, not a string{hint}")
-    if kind == "values" and str(leaf.type) not in _TEXT_TYPES:
+    if kind in ("values", "json") and str(leaf.type) not in _TEXT_TYPES:
         raise SourceUnreadable(f"{held}, not a string or binary, nor a list of them")
+    if kind == "flags" and not (leaf.num_lists and (is_tokens or pa.types.is_boolean(leaf.type))):
+        raise SourceUnreadable(f"{held}, not a list of integers or booleans")
     return found[0]
 
 
@@ -126,10 +138,10 @@ def to_documents(arrays: list[pa.Array], kind: Kind, first_row: int) -> Document
     """
     parts = []
     for array in arrays:
-        if kind == "values":
-            parts.append(_value_documents(array))
+        if kind in ("text", "json"):
+            parts.append(text_documents(array if kind == "text" else json_texts(array)))
         else:
-            parts.append(_text_documents(array) if kind == "text" else _list_documents(array, first_row))
+            parts.append(value_documents(array) if kind == "values" else list_documents(array, first_row))
         first_row += len(array)
     return join_documents(parts)
 
@@ -156,15 +168,29 @@ def count_tokens(
         num_opening: 1 where the first row is one value that is not in the file, and the end of the row before.
     """
     if kind == "text":
-        return tokenizer.count_tokens(_texts(array), first_row)
+        return tokenizer.count_tokens(texts_of(array), first_row)
     if kind == "values":
-        offsets, values = _values(array)
+        offsets, values = values_of_rows(array)
         lists = pa.LargeListArray.from_arrays(pa.array(offsets), values)
         assert isinstance(tokenizer, RawBytes), "values have no other"
         counts = tokenizer.count_values(lists, first_row, goes_on=num_opening > 0)
         counts[:num_opening] += 1  # the value that is not in the file has no bytes, and is one to the caller
         return counts
-    return np.diff(_list_documents(array, first_row).offsets)
+    if kind == "json":
+        if num_opening and count_values(array.slice(0, 1))[0] > 1:
+            raise SourceUnreadable(
+                f"row {first_row} goes over several pages of the file, and lists of texts are read by page; "
+                "write the file again, as with pyarrow 18 or later",
+                row=first_row,
+            )
+        counts = tokenizer.count_tokens(json_texts(array.slice(num_opening)), first_row + num_opening)
+        return np.concatenate([np.ones(num_opening, np.int64), counts])
+    if kind == "flags":
+        assert isinstance(tokenizer, LossFlags), "flags have no other"
+        documents = list_documents(array, first_row)
+        tokenizer.see(documents.values[num_opening:], documents.offsets, first_row, goes_on=num_opening > 0)
+        return np.diff(documents.offsets)
+    return np.diff(list_documents(array, first_row).offsets)
 
 
 def see_rows(array: pa.Array, kind: Kind, first_row: int, *, num_opening: int = 0) -> SeenIds | None:
@@ -176,7 +202,7 @@ def see_rows(array: pa.Array, kind: Kind, first_row: int, *, num_opening: int = 
     """
     if kind != "tokens":
         return None
-    documents = _list_documents(array, first_row)
+    documents = list_documents(array, first_row)
     return see_ids(documents.values[num_opening:], documents.offsets - num_opening, first_row)
 
 
@@ -194,100 +220,14 @@ def count_values(array: pa.Array) -> Int64Array:
 def _values_of_entries(array: pa.Array) -> Int64Array | None:
     """As `count_values`; None where each entry is one."""
     while isinstance(array.type, pa.StructType):
-        array = _child(array)
-    if not isinstance(array.type, _LISTS):
+        array = child_of(array)
+    if not isinstance(array.type, LISTS):
         return None
-    offsets, entries = _entries(array)
+    offsets, entries = entries_of(array)
     counts = _values_of_entries(entries)
     if counts is not None:
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])[offsets]
     return np.maximum(np.diff(offsets), 1)
-
-
-def _text_documents(array: pa.Array) -> Documents:
-    """Bytes of texts; a null has none."""
-    texts = _texts(array)
-    if texts.null_count:
-        texts = texts.fill_null("")  # a null may have bytes below it
-    if not len(texts):
-        return Documents(values=np.zeros(0, np.uint8), offsets=np.zeros(1, np.int64))
-    _, offset_buffer, byte_buffer = texts.buffers()
-    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
-    offsets = np.frombuffer(offset_buffer, width)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
-    values = np.zeros(0, np.uint8)
-    if offsets[-1] > offsets[0]:  # Arrow may leave out the buffer of no bytes
-        values = np.frombuffer(byte_buffer, np.uint8)[offsets[0] : offsets[-1]]
-    return Documents(values=values, offsets=offsets - offsets[0])
-
-
-def _value_documents(array: pa.Array) -> Documents:
-    """Bytes of the values of each row; a null has none."""
-    offsets, values = _values(array)
-    inner = _text_documents(values)
-    return Documents(values=inner.values, offsets=inner.offsets[offsets])
-
-
-def _values(array: pa.Array) -> tuple[Int64Array, pa.Array]:
-    """Where the values of each row begin, [rows + 1], and all values, as `_texts`."""
-    offsets = np.arange(len(array) + 1)
-    while isinstance(array.type, (*_LISTS, pa.StructType)):
-        if isinstance(array.type, pa.StructType):
-            array = _child(array)
-        else:
-            inner, array = _entries(array)
-            offsets = inner[offsets]
-    return offsets, _texts(array)
-
-
-def _list_documents(array: pa.Array, first_row: int) -> Documents:
-    offsets = np.arange(len(array) + 1)
-    while not pa.types.is_integer(array.type):
-        if isinstance(array.type, pa.StructType):
-            array = _child(array)
-        else:
-            inner, array = _entries(array)
-            offsets = inner[offsets]
-    if array.null_count:
-        row = first_row + _row_of(offsets, int(pc.index(array.is_null(), True).as_py()))
-        raise SourceUnreadable(f"row {row} holds a null inside its list of tokens; a token must be an integer", row=row)
-    values = array.to_numpy(zero_copy_only=True)
-    if values.dtype == np.uint64 and len(values) and values.max() > _MOST_TOKEN:
-        place = int(np.argmax(values > _MOST_TOKEN))
-        row = first_row + _row_of(offsets, place)
-        raise SourceUnreadable(f"row {row} holds the token {values[place]}; they end at 2^63 - 1", row=row)
-    return Documents(values=values, offsets=offsets)
-
-
-def _entries(array: pa.Array) -> tuple[Int64Array, pa.Array]:
-    """Offsets of a list array's entries, from 0, and the entries."""
-    if not isinstance(array.type, pa.ListType | pa.LargeListType | pa.MapType):
-        array = array.cast(pa.large_list(array.type.value_field))
-    offsets = array.offsets.to_numpy().astype(np.int64)
-    entries = array.values[offsets[0] : offsets[-1]]
-    offsets -= offsets[0]
-    return offsets, entries
-
-
-def _child(array: pa.StructArray) -> pa.Array:
-    """The one field of structs; null where the struct is."""
-    return array.flatten()[0] if array.null_count else array.field(0)
-
-
-def _row_of(offsets: Int64Array, place: int) -> int:
-    return int(np.searchsorted(offsets, place, side="right")) - 1
-
-
-def _texts(array: pa.Array) -> pa.Array:
-    """As string or large_string, which a binary becomes without a look at its bytes."""
-    while isinstance(array.type, pa.StructType):
-        array = _child(array)
-    if isinstance(array.type, pa.DictionaryType):
-        array = array.dictionary_decode()
-    if array.type in (pa.string_view(), pa.binary_view()):
-        array = array.cast(pa.large_binary())
-    if pa.types.is_binary(array.type):
-        return array.view(pa.string())
-    return array.view(pa.large_string()) if pa.types.is_large_binary(array.type) else array
 
 
 def _leaves(type: pa.DataType, path: str, num_lists: int) -> Iterator[_Leaf]:
@@ -296,7 +236,7 @@ def _leaves(type: pa.DataType, path: str, num_lists: int) -> Iterator[_Leaf]:
         yield from _leaves(type.storage_type, path, num_lists)
     elif isinstance(type, pa.DictionaryType | pa.RunEndEncodedType):
         yield from _leaves(type.value_type, path, num_lists)
-    elif isinstance(type, _LISTS):
+    elif isinstance(type, LISTS):
         of_no_size = isinstance(type, pa.FixedSizeListType) and not type.list_size
         for leaf in _leaves(type.value_type, path, num_lists + 1):
             yield leaf._replace(is_without_values=True) if of_no_size else leaf

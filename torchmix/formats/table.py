@@ -22,10 +22,11 @@ from torchmix.errors import CatalogStale, SourceUnreadable
 from torchmix.formats.arrow.look import look as look_at_arrow
 from torchmix.formats.arrow.source import ArrowSource
 from torchmix.formats.column import Kind
+from torchmix.formats.documents.loss_mask import LossMasked
+from torchmix.formats.documents.text import LaidOutTexts
 from torchmix.formats.found_column import FoundColumn
 from torchmix.formats.images.column import ImageColumn
 from torchmix.formats.images.tables import ImageTables
-from torchmix.formats.images.text import ImageTexts
 from torchmix.formats.jsonl.look import look as look_at_lines
 from torchmix.formats.jsonl.source import JsonLinesSource
 from torchmix.formats.kept_ids.source import FORMAT as KEPT_IDS
@@ -41,10 +42,13 @@ from torchmix.formats.webdataset.look import look as look_at_shard
 from torchmix.formats.webdataset.source import WebDatasetSource
 from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
 from torchmix.recipe.source.image_structs import Images
+from torchmix.recipe.source.layout_structs import RowLayout
 from torchmix.storage.find_files import find_files
 from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.images.open_rule import placeholders_of, rule_of
+from torchmix.transform.documents.loss_flags import LossFlags
+from torchmix.transform.documents.open_layout import open_layout
+from torchmix.transform.images.open_rule import rule_of
 from torchmix.transform.images.raw_bytes import RawBytes
 from torchmix.transform.maps.map_encoder import MapEncoder
 from torchmix.transform.maps.row_map import RowMap
@@ -135,6 +139,10 @@ class Reading(Protocol):
     def images(self) -> Images | None:
         """Images in its texts, or those that the column holds."""
 
+    @property
+    def layout(self) -> RowLayout | None:
+        """How rows become documents that are no plain texts or ids."""
+
 
 def find_source_files(name: str, settings: SourceSettings, directory: Path) -> list[str]:
     """Find the data files of a source; `directory` is the recipe's.
@@ -176,8 +184,10 @@ def choose_source(
             _refuse_other_names(name, path)
     if not FORMATS[reading.format].has_columns:
         return row.make_source(name=name)
-    if reading.images is not None:
-        return _source_with_images(name, reading, reading.images, tokenizers, tables)
+    if reading.tokenizer == IMAGE_BYTES:
+        return _image_column(name, reading, tokenizers)
+    if reading.images is not None or (reading.layout is not None and reading.layout.rows != "tokens"):
+        return _laid_out(name, reading, tokenizers, tables)
     kind: Kind = "tokens" if reading.tokenizer is None else "text"
     tokenizer: Tokenizer | None = None
     if reading.tokenizer is not None:
@@ -191,24 +201,39 @@ def choose_source(
             )
         kind = reading.map.takes
         encoder = MapEncoder(map=row_map, column=str(reading.column), takes=kind, tokenizer=tokenizer)
-    return row.make_source(name=name, column=reading.column, kind=kind, tokenizer=tokenizer or BYTES, map=encoder)
+    source = row.make_source(name=name, column=reading.column, kind=kind, tokenizer=tokenizer or BYTES, map=encoder)
+    if reading.layout is None or reading.layout.loss_mask is None:
+        return source
+    mask = reading.layout.loss_mask
+
+    def make_flags(flags: LossFlags) -> FormatSource:
+        return row.make_source(name=name, column=mask, kind="flags", tokenizer=flags)
+
+    return LossMasked(name=name, ids=source, column=mask, make_flags=make_flags)
 
 
-def _source_with_images(
-    name: str, reading: Reading, images: Images, tokenizers: Tokenizers, tables: ImageTables | None
-) -> FormatSource:
-    make, rule = _row(name, reading.format).make_source, rule_of(images, f"sources.{name}.images")
-    if reading.tokenizer == IMAGE_BYTES:
-        owner = name.removeprefix(".").removesuffix(".images")
-        folder = None if images.folder is None else place_of(tokenizers.directory, images.folder)
+def _image_column(name: str, reading: Reading, tokenizers: Tokenizers) -> FormatSource:
+    """The images of a source, as a source of their own."""
+    images, make = reading.images, _row(name, reading.format).make_source
+    assert images is not None, "it holds them"
+    owner = name.removeprefix(".").removesuffix(".images")
+    folder = None if images.folder is None else place_of(tokenizers.directory, images.folder)
 
-        def make_column(column: str, raw: RawBytes) -> FormatSource:
-            return make(name=owner, column=column, kind="values", tokenizer=raw)
+    def make_column(column: str, raw: RawBytes) -> FormatSource:
+        return make(name=owner, column=column, kind="values", tokenizer=raw)
 
-        return ImageColumn(name=name, images=images, folder=folder, rule=rule, make=make_column)
-    assert reading.tokenizer is not None, "a recipe with images has texts"
-    placeholders = placeholders_of(
+    rule = rule_of(images, f"sources.{name}.images")
+    return ImageColumn(name=name, images=images, folder=folder, rule=rule, make=make_column)
+
+
+def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: ImageTables | None) -> FormatSource:
+    """A source with images in its texts, or of chats."""
+    images, make = reading.images, _row(name, reading.format).make_source
+    assert reading.tokenizer is not None and reading.column is not None, "a recipe with images has texts"
+    kind: Kind = "text" if reading.layout is None else "json"
+    layout = open_layout(
         name,
+        reading.layout,
         images,
         tokenizers,
         tokenizer=reading.tokenizer,
@@ -216,11 +241,17 @@ def _source_with_images(
         end_id=reading.end_id,
     )
 
-    def make_texts(tokenizer: Tokenizer) -> FormatSource:
-        return make(name=name, column=reading.column, kind="text", tokenizer=tokenizer)
+    def make_texts(column: str, tokenizer: Tokenizer) -> FormatSource:
+        return make(name=name, column=column, kind=kind, tokenizer=tokenizer)
 
-    of_files = None if tables is None else tables.of_source(name)
-    return ImageTexts(name=name, placeholders=placeholders, rule=rule, make=make_texts, tables=of_files)
+    return LaidOutTexts(
+        name=name,
+        column=reading.column,
+        layout=layout,
+        rule=None if images is None else rule_of(images, f"sources.{name}.images"),
+        make=make_texts,
+        tables=None if tables is None or images is None else tables.of_source(name),
+    )
 
 
 def files_beside(format: str, path: str) -> tuple[str, ...]:

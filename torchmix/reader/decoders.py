@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale
-from torchmix.formats.images.text import with_images
+from torchmix.formats.documents.text import with_items
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source
 from torchmix.transform.maps.row_map import open_maps
@@ -54,5 +54,5 @@ def decoders_of(
                 f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "
                 f"{source.transform_id!r}, {of} has {decoder.transform_id!r}; {first}run torchmix index"
             )
-        decoders.append(with_images(decoder, source.sizes.items))
+        decoders.append(with_items(decoder, source.sizes.items))
     return decoders

@@ -42,7 +42,7 @@ from torchmix.reader.pieces.locate import Locator
 from torchmix.reader.pieces.open_documents import OpenDocuments
 from torchmix.reader.pieces.page_runs import PageRuns, mapped_runs
 from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch, Tokens
-from torchmix.reader.pieces.unlabelled import unlabelled_places
+from torchmix.reader.pieces.unlabelled import tables_without_labels, unlabelled_places
 from torchmix.reader.protocol import StepImages
 from torchmix.reader.rows.row_encoding import RowEncoding
 from torchmix.reader.source_pages import SourcePages
@@ -111,11 +111,7 @@ class Reader:
         self._scratch = Scratch()
         self._open = OpenDocuments()
         self.images = images
-        self._images_of_source = {
-            number: source.catalog.sizes.items["image"]
-            for number, source in enumerate(self._sources)
-            if source.catalog.images is not None and source.row_encoder is not None
-        }
+        self._without_labels = tables_without_labels([source.catalog for source in self._sources])
         self._closed = False
         self._bytes_served = self._bytes_mapped = self._cache_hits = self._cache_misses = 0
 
@@ -199,8 +195,8 @@ class Reader:
         successors = np.empty(len(at.order), np.int64)
         successors[at.order] = behind
         unlabelled: Int64Array | None = None
-        if self._images_of_source:
-            unlabelled = unlabelled_places(self._images_of_source, source, rows, starts, tokens, places)
+        if self._without_labels:
+            unlabelled = unlabelled_places(self._without_labels, source, rows, starts, tokens, places)
         others = self._encoding.others
         return Tokens(values=pieces.out, successors=successors, others=others, unlabelled=unlabelled)
 

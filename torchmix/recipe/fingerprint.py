@@ -18,6 +18,7 @@ from torchmix.recipe.mixture.shares_of_part import parse_shares, stages_of_part,
 from torchmix.recipe.mixture.tree import Node, walk
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import stages_of
+from torchmix.recipe.source.chat import order_of_layout
 from torchmix.recipe.source.documents import fractions_of
 from torchmix.recipe.source.format import format_of
 from torchmix.recipe.source.images import order_of_images
@@ -156,7 +157,7 @@ def _source(source: Source) -> list[Any]:
     bounds = [str(bound) for bound in fractions_of(source)]
     mapped = [] if source.map is None else [source.map]
     images = [] if source.images is None else [order_of_images(source.images)]
-    return [source.text, source.tokens, kind, format_of(source), bounds, *mapped, *images]
+    return [source.text, source.tokens, kind, format_of(source), bounds, *mapped, *images, *order_of_layout(source)]
 
 
 def _shuffle(shuffle: Shuffle) -> list[int | str]:

@@ -13,6 +13,7 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.build import nearest
 from torchmix.recipe.shares import parse_fraction
 from torchmix.recipe.source.bad_rows import masks_bad_rows
+from torchmix.recipe.source.chat import check_layout
 from torchmix.recipe.source.format import FORMATS, format_of, paths_of
 from torchmix.recipe.source.images import check_images
 from torchmix.recipe.source.properties import check_properties
@@ -20,6 +21,7 @@ from torchmix.recipe.source.row_map import check_map
 from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
 from torchmix.recipe.structs import MAX_NAME_BYTES, Selection, Source
 
+COLUMN_KEYS = ("text", "tokens", "messages", "interleaved")
 TOKENIZERS = "bytes, tiktoken:NAME, or the path of a tokenizer.json"
 
 
@@ -40,7 +42,7 @@ def check_source(name: str, source: Source, where: str) -> None:
         raise RecipeError(message, f"{where}.format")
     format = FORMATS[format_of(source)]
     if not format.has_columns:
-        for key in ("text", "tokens", "tokenizer", "begin_id", "end_id", "map", "keep"):
+        for key in (*COLUMN_KEYS, "loss_mask", "tokenizer", "begin_id", "end_id", "map", "keep"):
             if getattr(source, key) is not None:
                 message = f"{format.title} files hold tokens and have no columns; remove the key"
                 raise RecipeError(message, f"{where}.{key}")
@@ -60,6 +62,7 @@ def check_source(name: str, source: Source, where: str) -> None:
     if source.max_epochs is not None:
         check_range(source.max_epochs, f"{where}.max_epochs", 1)
     _check_bad_rows(source, where)
+    check_layout(source, where)
     check_images(source, where)
     check_properties(source, where)
 
@@ -97,17 +100,18 @@ def _check_bad_rows(source: Source, where: str) -> None:
 
 
 def _check_column(source: Source, where: str) -> None:
-    if (source.text is None) == (source.tokens is None):
-        both = "both are given" if source.text is not None else "neither is given"
-        hint = "" if source.text is not None else " (a prefix of Megatron's .bin and .idx needs format: megatron)"
-        raise RecipeError(f"exactly one of text and tokens names the column; {both}{hint}", where)
-    if not (source.text or source.tokens):
-        key = "tokens" if source.text is None else "text"
-        raise RecipeError("is empty; name a column", f"{where}.{key}")
+    given = [key for key in COLUMN_KEYS if getattr(source, key) is not None]
+    if len(given) != 1:
+        found = {0: "neither is given", 2: "both are given"}.get(len(given), f"{', '.join(given)} are given")
+        hint = "" if given else " (a prefix of Megatron's .bin and .idx needs format: megatron)"
+        words = "text and tokens" if set(given) <= {"text", "tokens"} else ", ".join(COLUMN_KEYS)
+        raise RecipeError(f"exactly one of {words} names the column; {found}{hint}", where)
+    if not getattr(source, given[0]):
+        raise RecipeError("is empty; name a column", f"{where}.{given[0]}")
 
 
 def _check_tokenizer(source: Source, where: str) -> None:
-    if source.text is not None and source.tokenizer is None and source.map is None:
+    if source.tokens is None and source.tokenizer is None and source.map is None:
         raise RecipeError(f"a text column needs a tokenizer; write {TOKENIZERS}", f"{where}.tokenizer")
     for key in ("tokenizer", "begin_id", "end_id"):
         if source.tokens is not None and source.map is None and getattr(source, key) is not None:

@@ -18,6 +18,7 @@ from torchmix.recipe.balance.structs import Balance as Balance
 from torchmix.recipe.balance.structs import Model as Model
 from torchmix.recipe.balance.structs import Module
 from torchmix.recipe.source.image_structs import Images
+from torchmix.recipe.source.layout_structs import Chat
 
 RECIPE_VERSION = 1
 MAX_BATCH_TOKENS = 2**30
@@ -70,12 +71,22 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What the files are, a key of `source_format.FORMATS`; None: by their names. `megatron`: pairs of .bin and .idx,
     which have no columns. Of `jsonl`, lines of JSON, a column is a key of each line."""
     text: str | None = None
-    """Name of a string column, tokenised by `tokenizer`. Exactly one of `text` and `tokens`; none with `megatron`."""
+    """Name of a string column, tokenised by `tokenizer`. Exactly one of `text`, `tokens`, `messages` and `interleaved`;
+    none with `megatron`."""
     tokens: str | None = None
     """Name of a list-of-integers column, used as it is."""
+    messages: str | None = None
+    """Name of a column of chats: a list of messages, each with `role` and `content`, or `from` and `value`; or JSON."""
+    chat: Chat | None = None
+    """How messages become documents, and which have loss; None: the template `plain`, loss on the assistant's."""
+    interleaved: str | None = None
+    """Name of a column of lists of texts and images, in their order; see `transform.documents.interleaved`."""
+    loss_mask: str | None = None
+    """With `tokens`, the column that says which of them have loss: lists as long as those, in which 0, false and
+    numbers below 0 mean that the model is not trained to predict the token."""
     tokenizer: str | None = None
     """How text becomes ids. `bytes`: UTF-8 bytes are 0 to 255, 256 ends each document. Or the path of a tokenizer.json,
-    or `tiktoken:` and the name of an encoding. Required with `text`, and only there."""
+    or `tiktoken:` and the name of an encoding. Required where the column holds no ids, and only there."""
     begin_id: int | str | None = None
     """Token before the ids of each text: an id, or the name of a token; None: no token. Not with `bytes`."""
     end_id: int | str | None = None

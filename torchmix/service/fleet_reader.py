@@ -24,6 +24,7 @@ from torchmix.reader.page_batches import BATCH_BYTES
 from torchmix.reader.pieces.id_check import IdCheck
 from torchmix.reader.pieces.locate import Locator
 from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch, Tokens
+from torchmix.reader.pieces.unlabelled import tables_without_labels, unlabelled_places
 from torchmix.reader.protocol import StepImages
 from torchmix.service.fleet import Asked, LoaderFleet
 from torchmix.service.messages import MOST_PIECES, TARGET_BYTES, PieceColumns, planned_bytes, rows_of
@@ -49,6 +50,7 @@ class FleetReader:
         """
         sources = list(catalog.sources.values())
         self._fleet = fleet
+        self._without_labels = tables_without_labels(sources)
         self._locator = Locator(sources)
         self._no_files = np.zeros(len(sources), np.int64)
         self._ids = None if ids is None else IdCheck(sources, ids)
@@ -127,7 +129,10 @@ class FleetReader:
             self._ids.check(at, places[at.order], copy.out, behind)
         successors = np.empty(len(at.order), np.int64)
         successors[at.order] = behind
-        return Tokens(values=copy.out, successors=successors)
+        unlabelled: Int64Array | None = None
+        if self._without_labels:
+            unlabelled = unlabelled_places(self._without_labels, source, rows, starts, tokens, places)
+        return Tokens(values=copy.out, successors=successors, unlabelled=unlabelled)
 
     def pages_at_once(self, source: int) -> int:
         """How many pages of a source, 1 or more, are worth one call of `warm`."""

@@ -74,6 +74,12 @@ class Tokenizers:
             return token
         return _id(self._encoder(f"sources.{source}", tokenizer), token, where)
 
+    def special_tokens(self, source: str, tokenizer: str) -> dict[str, int]:
+        """The special tokens of a vocabulary, with their ids; errors as `open`."""
+        encoder = self._encoder(f"sources.{source}", tokenizer)
+        found = {name: encoder.id_of_token(name) for name in encoder.special_tokens()}
+        return {name: token for name, token in found.items() if token is not None}
+
     def has_id(self, source: str, tokenizer: str, token: int) -> bool:
         """Whether an id is of a vocabulary; errors as `open`."""
         return self._encoder(f"sources.{source}", tokenizer).has_id(token)

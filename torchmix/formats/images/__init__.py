@@ -2,6 +2,5 @@
 
 headers.py  images of a file, as their column is scanned
 column.py   the column of images, as a source of its own
-text.py     the texts, with places for the images
 tables.py   the images of each file, from the catalog
 """

@@ -13,8 +13,8 @@ from torchmix.catalog.items import ItemTable
 from torchmix.catalog.settings import name_of_images
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogError
+from torchmix.formats.documents.text import TableOfFile
 from torchmix.formats.images.headers import IMAGE
-from torchmix.formats.images.text import TableOfFile
 from torchmix.storage.stores import place_of
 
 

@@ -226,9 +226,9 @@ class WebDatasetSource:
         return pa.array([row[0] if row else None for row in rows], pa.large_binary())
 
     def _check_kind(self) -> None:
-        if self.kind == "text" and self._value.is_pattern:
+        if self.kind != "values" and self._value.is_pattern:
             raise SourceUnreadable(f"{self.column!r} is a pattern; a text is one member, name it")
-        if self.kind == "tokens":
+        if self.kind in ("tokens", "flags"):
             raise SourceUnreadable("members hold texts; name one by text, with a tokenizer")
 
 

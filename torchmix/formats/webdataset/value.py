@@ -52,12 +52,12 @@ class MemberValue:
 
         Args:
             content: Of the member.
-            kind: What is wanted: a text, or of `values` one or a list of them.
+            kind: What is wanted: a text, of `values` one or a list of them, of `json` anything.
 
         Raises:
             ValueError: It is no JSON, or holds no such thing at the keys.
         """
-        if not self.keys:
+        if not self.keys and (kind != "json" or self.suffixes != (JSON,)):
             return [content]
         try:
             found: Any = json.loads(content)
@@ -67,6 +67,8 @@ class MemberValue:
             if not isinstance(found, dict) or key not in found:
                 raise ValueError(f"it has no key {key!r}")
             found = found[key]
+        if kind == "json":
+            return [None if found is None else json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")]
         several = found if kind == "values" and isinstance(found, list) else [found]
         for value in several:
             if value is not None and not isinstance(value, str):

@@ -62,7 +62,7 @@ class Tokens:
     others: tuple[OtherRows, ...] = ()
     """What maps gave beside the ids."""
     unlabelled: Int64Array | None = None
-    """Places whose next token stands for an image, which no model is trained to predict; None: there are none."""
+    """Places whose next token is one of an image, or without loss; None: there are none."""
 
 
 class PieceCopy:

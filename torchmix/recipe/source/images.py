@@ -29,8 +29,8 @@ def check_images(source: Source, where: str) -> None:
     images = source.images
     if images is None:
         return
-    if source.text is None:
-        raise RecipeError("images stand in texts; name the column of texts by text", where)
+    if source.text is None and source.messages is None and source.interleaved is None:
+        raise RecipeError("images stand in texts; name the column by text, messages or interleaved", where)
     where = f"{where}.images"
     if source.map is not None:
         raise RecipeError("a source has images or a map, not both; remove one", where)

@@ -18,7 +18,7 @@ _WORDS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 def check_map(source: Source, where: str) -> None:
     """Check `map` and `keep` of a source with columns, which stands at `where`; RecipeError at the first fault."""
-    if source.keep is not None and source.text is None and source.map is None:
+    if source.keep is not None and source.tokens is not None and source.map is None:
         message = "lists of tokens are ids already, so there is nothing to keep; remove the key"
         raise RecipeError(message, f"{where}.keep")
     if source.map is not None and not _WORDS.fullmatch(source.map):
@@ -34,4 +34,4 @@ def maps_of(sources: Mapping[str, Source]) -> dict[str, str]:
 
 def takes_of(source: Source) -> Literal["text", "tokens"]:
     """What the column of a source holds."""
-    return "tokens" if source.text is None else "text"
+    return "tokens" if source.tokens is not None else "text"

@@ -7,8 +7,7 @@ dynamic.py       an image keeps its ratio, as Qwen2-VL resizes
 tiles.py         square tiles and a thumbnail, as InternVL cuts
 anyres.py        a small picture and tiles of a canvas, as LLaVA-NeXT does
 own_rule.py      a function of the user's
-placeholders.py  texts with markers, and sizes of images -> tokens
-open_rule.py     the recipe's words -> a size rule, and placeholders
+open_rule.py     the recipe's words -> a size rule
 decode.py        bytes -> turned pixels in RGB
 make.py          bytes -> patches, as a step delivers them
 """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from torchmix.errors import SourceUnreadable
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.images.placeholders import ImagesOfRows, Placeholders
+from torchmix.transform.documents.lay_out import DocumentLayout, ImagesOfRows
+from torchmix.transform.documents.marked import MarkedText
 
 TOKEN, BEFORE, AFTER = 300, 301, 302
 TEXTS = ["a<image>bc", None, "no image", "<image><image>", "two", "x<image>y<image>", "", ""]
@@ -21,9 +24,9 @@ def images(counts: list[int] = COUNTS, tokens: list[int] = TOKENS, **options: ob
     return ImagesOfRows(first_item_of_row=first, tokens=np.array(tokens, np.int64), faults=dict(**options))
 
 
-def placeholders(**options: int | None) -> Placeholders:
+def placeholders(**options: int | None) -> DocumentLayout:
     around = {"begin": None, "end": 256, "before": None, "after": None} | options
-    return Placeholders(parts=BYTES, ends_parts=True, token=TOKEN, marker="<image>", **around)
+    return DocumentLayout(parts=BYTES, ends_parts=True, token=TOKEN, cutter=MarkedText("<image>"), **around)
 
 
 def by_hand(text: str | None, tokens: list[int], begin: int | None, before: int | None, after: int | None):
@@ -46,15 +49,15 @@ def test_each_image_has_its_places(begin: int | None, before: int | None, after:
     rule = placeholders(begin=begin, before=before, after=after)
     texts, held = pa.array(TEXTS), images()
     values, offsets = rule.encode(texts, held, 0, 0)
-    tokens, places = rule.count(texts, held, 0, 0)
-    assert np.array_equal(np.diff(offsets), tokens)
+    laid = rule.count(texts, held, 0, 0)
+    assert np.array_equal(np.diff(offsets), laid.tokens) and not len(laid.row_of_run)
     found_offsets = []
     for row, text in enumerate(TEXTS):
         of_row = TOKENS[held.first_item_of_row[row] : held.first_item_of_row[row + 1]]
         ids, image_offsets = by_hand(text, of_row, begin, before, after)
         assert values[offsets[row] : offsets[row + 1]].tolist() == ids, text
         found_offsets += image_offsets
-    assert places.tolist() == found_offsets
+    assert laid.offset_of_image.tolist() == found_offsets
     part, _ = rule.encode(texts[3:6], held, 3, 3)
     assert part.tolist() == values[offsets[3] : offsets[6]].tolist()
 
@@ -67,6 +70,6 @@ def test_rows_at_fault_are_named() -> None:
     held = ImagesOfRows(first_item_of_row=np.array([0, 0, 1]), tokens=np.array([0]), faults={0: "its header lies"})
     with pytest.raises(SourceUnreadable, match="row 1: its header lies"):
         placeholders().count(pa.array(["a", "b"]), held, 0, 0)
-    bad = Placeholders(parts=BYTES, ends_parts=True, begin=None, end=256, token=97, before=None, after=None, marker="#")
+    bad = dataclasses.replace(placeholders(), token=97, cutter=MarkedText("#"))
     with pytest.raises(SourceUnreadable, match="the text of row 1 holds the id 97"):
         bad.encode(pa.array(["b", "cab"]), images([0, 0], []), 0, 0)

@@ -1,0 +1,158 @@
+"""A conversation -> the parts of its document, by a template.
+
+In: for each row its messages as JSON, `{role, content}` or `{from, value}` each; or their contents, with the roles
+beside. Out: parts, with loss on what the model says and none on the rest. Must hold: what the template puts around a
+content never mixes with it: names of special tokens in the template are these tokens, in a content they are text. A
+content is a text, in which markers stand for images, or a list of texts and images. Images of a conversation without
+places for them stand before the first content of the user. A conversation without messages has no tokens. Cost: parsing
+the JSON, and some Python for each message.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from torchmix.errors import SourceUnreadable
+from torchmix.transform.documents.interleaved import contents, parsed
+from torchmix.transform.documents.row_parts import PartsWriter, RowParts, RowsToCut
+
+Pieces = tuple[str | int, ...]
+"""Texts of a template, and ids of its special tokens."""
+OTHER_NAMES = {"human": "user", "gpt": "assistant"}
+"""Roles as ShareGPT and LLaVA call them."""
+_CALLS = ("tool_calls", "function_call")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnPieces:
+    """What stands around the content of a role."""
+
+    before: Pieces
+    after: Pieces
+    has_loss: bool
+    """Whether the model is trained on the content and on `after`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatCutter:
+    """Implements `RowCutter`."""
+
+    turns: dict[str, TurnPieces]
+    """By role."""
+    separator: Pieces
+    """Behind each turn, without loss."""
+    marker: str | None
+    """Stands for an image in a content; None: the source has no images."""
+
+    @property
+    def cut_id(self) -> str:
+        """See `RowCutter`."""
+        turns = {role: [turn.before, turn.after, turn.has_loss] for role, turn in self.turns.items()}
+        return f"chat-1:{json.dumps([turns, self.separator, self.marker], sort_keys=True, separators=(',', ':'))}"
+
+    @property
+    def highest_id(self) -> int:
+        """See `RowCutter`."""
+        pieces = [*self.separator, *(piece for turn in self.turns.values() for piece in (*turn.before, *turn.after))]
+        return max((piece for piece in pieces if isinstance(piece, int)), default=-1)
+
+    @property
+    def places(self) -> str:
+        """See `RowCutter`."""
+        return "places of images in its messages"
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles, in the order of their numbers."""
+        return sorted(self.turns)
+
+    def role_number(self, name: Any) -> int:
+        """The number of a role, by its name.
+
+        Raises:
+            ValueError: It is none of the template's.
+        """
+        role = OTHER_NAMES.get(name, name) if isinstance(name, str) else name
+        if role not in self.turns:
+            raise ValueError(f"it has a message of role {name!r}; the template has {', '.join(self.roles)}")
+        return self.roles.index(role)
+
+    def cut(self, rows: RowsToCut) -> RowParts:
+        """See `RowCutter`."""
+        writer = PartsWriter()
+        for number, text in enumerate(rows.texts.to_pylist()):
+            if text is None:
+                writer.null_row()
+                continue
+            try:
+                roles = None if rows.roles is None else rows.roles[number]
+                turns = self._turns(parsed(text), roles)
+                self._write(writer, turns, int(rows.num_images[number]))
+            except ValueError as error:
+                raise SourceUnreadable(f"row {rows.first_row + number}: {error}", row=rows.first_row + number) from None
+            if turns:
+                writer.end_row()
+            else:
+                writer.null_row()
+        return writer.row_parts(has_losses=True)
+
+    def _turns(self, held: Any, roles: list[int] | None) -> list[tuple[str, list[str | None]]]:
+        """Role, and texts and images of each message."""
+        if not isinstance(held, list):
+            raise ValueError("it is no list of messages")
+        if roles is None:
+            return [self._message(message) for message in held]
+        if len(roles) != len(held):
+            raise ValueError(f"it has {len(held)} contents and {len(roles)} roles")
+        names = self.roles
+        return [(names[role], self._content(content)) for role, content in zip(roles, held, strict=True)]
+
+    def _message(self, message: Any) -> tuple[str, list[str | None]]:
+        if not isinstance(message, dict):
+            raise ValueError(f"it has a message that is a {type(message).__name__}, no mapping of role and content")
+        role, content = ("role", "content") if "role" in message else ("from", "value")
+        if role not in message or content not in message:
+            raise ValueError(f"it has a message with the keys {', '.join(message) or 'none'}, not role and content")
+        if any(message.get(key) for key in _CALLS):
+            raise ValueError("it has a message with calls of tools, which is not read; write them into the content")
+        return self.roles[self.role_number(message[role])], self._content(message[content])
+
+    def _content(self, held: Any) -> list[str | None]:
+        found: list[str | None] = []
+        for part in [] if held is None else contents(held):
+            if part is None or self.marker is None:
+                found.append(part)
+            else:
+                first, *rest = part.split(self.marker)
+                found.append(first)
+                for text in rest:
+                    found += [None, text]
+        return found
+
+    def _write(self, writer: PartsWriter, turns: list[tuple[str, list[str | None]]], num_images: int) -> None:
+        has_places = any(part is None for _, content in turns for part in content)
+        if has_places and self.marker is None:
+            raise ValueError("a message has an image, and the source has no images; name their column")
+        if num_images and not has_places and turns:
+            first = next((content for role, content in turns if role == "user"), turns[0][1])
+            first[:0] = [None] * num_images
+        for role, content in turns:
+            turn = self.turns[role]
+            _write_pieces(writer, turn.before, has_loss=False)
+            for part in content:
+                if part is None:
+                    writer.image()
+                else:
+                    writer.text(part, has_loss=turn.has_loss)
+            _write_pieces(writer, turn.after, has_loss=turn.has_loss)
+            _write_pieces(writer, self.separator, has_loss=False)
+
+
+def _write_pieces(writer: PartsWriter, pieces: Pieces, *, has_loss: bool) -> None:
+    for piece in pieces:
+        if isinstance(piece, int):
+            writer.id(piece, has_loss=has_loss)
+        else:
+            writer.text(piece, has_loss=has_loss)
