@@ -71,7 +71,7 @@ def keys_of(kind: Any, prefix: str = "") -> dict[str, str]:
             keys[name] = "none"  # the keys of a recipe once more
         elif struct is not None:
             if str in inner and not str(field.type).startswith("dict"):  # a word, or a mapping
-                keys[name] = "none"
+                keys[name] = "required" if field.required else "none"
             keys |= keys_of(struct, f"{name}.NAME." if str(field.type).startswith("dict") else f"{name}.")
         elif str(field.type).startswith("dict"):
             keys[f"{name}.NAME"] = "required" if field.required else "none"

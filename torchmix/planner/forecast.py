@@ -22,6 +22,7 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import View
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.shares.integers import SHARE_ONE
+from torchmix.mixture.shares.places import NONE_BEGUN, Begun
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import NONE_DENIED, Planner
@@ -86,6 +87,8 @@ class Forecast:
     """Tokens of all documents drawn in the simulated steps over what they take when rounded up to `align_tokens`."""
     sources: tuple[SourceForecast, ...]
     """By sorted name; without cells that have no rows."""
+    begun: tuple[int | None, ...]
+    """First step of each change of the schedule that begins at an epoch, in their order; None: not in N steps."""
 
     def is_exact(self, step: int) -> bool:
         """What happens in this step was planned, not estimated."""
@@ -119,7 +122,7 @@ def forecast(
     seen = _simulate(_patient_planner(part, sizes, views, denied), part, min(num_steps, simulated_steps), progress)
     stop_is_exact = seen.stop_step is not None
     _extrapolate(part, seen, num_steps)
-    shares = seen.planner.shares_of_step.mean(0, max(1, num_steps))
+    shares = seen.planner.shares_of_step.mean(0, max(1, num_steps), begun=seen.begun)
     assert shares is not None, "a checked recipe gives some source a share"
     sources = tuple(
         SourceForecast(
@@ -150,6 +153,7 @@ def forecast(
         num_low_fills=seen.num_low_fills,
         alignment=seen.cursor.drawn.raw / seen.cursor.drawn.aligned,
         sources=sources,
+        begun=seen.planner.shares_of_step.places.first_steps(seen.begun),
     )
 
 
@@ -169,6 +173,8 @@ class _Seen:
     num_pieces: NDArray[np.int64]
     first_step: dict[int, int]
     runs_out_step: dict[int, int]
+    begun: Begun = NONE_BEGUN
+    """Entries of the schedule at an epoch that have begun."""
     steps: int = 0
     simulated_tokens: int = 0
     stop_step: int | None = None
@@ -213,6 +219,9 @@ def _simulate(planner: Planner, part: Part, num_steps: int, progress: Callable[[
             seen.runs_out_step |= {s: step for s in range(len(names)) if s not in seen.runs_out_step}
             break
         for decision in cursor.decisions[len(seen.cursor.decisions) :]:
+            if decision.kind == "stage":
+                seen.begun += ((decision.name, step),)
+                continue
             seen.runs_out_step[names.index(decision.name)] = step
             if part.streams[decision.name].on_exhausted == "error":
                 seen.stop_step = step
@@ -232,7 +241,7 @@ def _add_step(seen: _Seen, plan: StepPlan, cursor: Cursor) -> None:
     seen.piece_tokens += plan.delivered_tokens
     seen.num_pieces += np.bincount(plan.pieces.stream, minlength=len(plan.streams))
     total = int(plan.delivered_tokens.sum())
-    shares = None if cursor.decisions else _shares(seen, plan.step)
+    shares = None if seen.runs_out_step else _shares(seen, plan.step)
     if shares is not None:
         away = np.abs(plan.delivered_tokens / total - shares)
         seen.deviation += np.divide(away, shares, out=np.zeros(len(shares)), where=shares > 0)
@@ -267,12 +276,14 @@ def _extrapolate(part: Part, seen: _Seen, num_steps: int) -> None:
     Time is counted in samples, since a step may grow.
     """
     names, batch = seen.planner.streams, part.batch
-    borders = [samples_before(batch, step) for step in seen.planner.shares_of_step.borders(num_steps)]
+    places = seen.planner.shares_of_step.places
+    borders = _borders(seen, num_steps)
     # What is delivered, not what is drawn: in the first steps the draw also fills the pool.
     now, stop = float(samples_before(batch, seen.steps)), float(samples_before(batch, num_steps))
     sample_tokens = seen.simulated_tokens / max(now, 1)
     most = np.array([float(part.streams[name].max_epochs or math.inf) for name in names])
-    most *= np.maximum(seen.epoch_tokens, 1)  # a cell without rows has none, and no share
+    an_epoch = np.maximum(seen.epoch_tokens, 1)  # a cell without rows has none, and no share
+    most *= an_epoch
     wait = {s: _wait(seen, s) for s in range(len(names)) if s not in seen.first_step and seen.epoch_tokens[s]}
     while now < stop and seen.stop_step is None:
         shares = _shares(seen, _step_at(batch, now))
@@ -285,6 +296,10 @@ def _extrapolate(part: Part, seen: _Seen, num_steps: int) -> None:
         left = np.divide(np.maximum(most - seen.drawn, 0), rate, out=np.full(len(rate), math.inf), where=rate > 0)
         behind = bisect_right(borders, now)  # the shares are those of `now` up to the next border
         stride = min(stop - now, float(left.min()), *(border - now for border in borders[behind : behind + 1]))
+        if places.have_epochs:
+            begins = (np.floor(seen.drawn / an_epoch + 1e-9) + 1) * an_epoch - seen.drawn
+            at_epoch = np.divide(begins, rate, out=np.full(len(rate), math.inf), where=rate > 0)
+            stride = min(stride, float(at_epoch[[names.index(name) for name in places.streams]].min()))
         for s in wait:
             if s not in seen.first_step and wait[s] < rate[s] * stride:
                 seen.first_step[s] = _step_at(batch, now + wait[s] / rate[s])
@@ -292,6 +307,12 @@ def _extrapolate(part: Part, seen: _Seen, num_steps: int) -> None:
         seen.drawn += rate * stride
         seen.delivered += rate * stride
         now += stride
+        if places.have_epochs:
+            epochs = {name: int(seen.drawn[s] / an_epoch[s] + 1e-9) for s, name in enumerate(names)}
+            step = _step_at(batch, now) + 1
+            if due := places.due(step, seen.begun, epochs):
+                seen.begun += tuple((name, step) for name in due)
+                borders = _borders(seen, num_steps)
         for s in np.flatnonzero((left <= stride) & (now < stop)).tolist():
             seen.runs_out_step[s] = _step_at(batch, now)
             if part.streams[names[s]].on_exhausted == "error":
@@ -306,8 +327,14 @@ def _extrapolate(part: Part, seen: _Seen, num_steps: int) -> None:
 def _shares(seen: _Seen, step: int) -> NDArray[np.float64] | None:
     """[S] shares in a step, without what has run out; None where nothing is left."""
     gone = frozenset(seen.planner.streams[s] for s in seen.runs_out_step)
-    shares = seen.planner.shares_of_step.at(step, gone)
+    shares = seen.planner.shares_of_step.at(step, gone, begun=seen.begun)
     return None if shares is None else shares / SHARE_ONE
+
+
+def _borders(seen: _Seen, num_steps: int) -> list[int]:
+    """Samples at which the shares change, as far as it is known."""
+    steps = seen.planner.shares_of_step.borders(num_steps, seen.begun)
+    return [samples_before(seen.planner.part.batch, step) for step in steps]
 
 
 def _step_at(batch: Batch, samples: float) -> int:

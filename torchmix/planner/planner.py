@@ -23,6 +23,7 @@ from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.denied import denied_fingerprint
 from torchmix.mixture.draw import Draw, Position, draw, exhausted_error
 from torchmix.mixture.next_windows import NextWindows
+from torchmix.mixture.shares.places import Begun
 from torchmix.mixture.stretches import Stretches, joined
 from torchmix.parallel.layout import Layout
 from torchmix.planner import pack
@@ -224,7 +225,7 @@ class Planner:
         Raises:
             SourceExhausted: All streams have run out, so nothing can be drawn for `step`.
         """
-        shares = self.shares_of_step.at(step, gone_by(decisions), decided.shares)
+        shares = self.shares_of_step.at(step, gone_by(decisions), decided.shares, begun_by(decisions))
         if shares is None:
             raise exhausted_error("", 0, step, all_sources=True)
         return shares
@@ -235,7 +236,7 @@ class Planner:
         """Draw what the pool lacks to fill the batch, and top it up until the batch is full."""
         length = self.part.batch.length
         capacity = samples_of_step(self.part.batch, cursor.step) * length
-        position, decisions, drawn = cursor.position, cursor.decisions, cursor.drawn
+        position, decisions, drawn = cursor.position, self._with_begun(cursor), cursor.drawn
         asked = np.zeros(len(self.streams), np.int64)
         parts: list[Stretches] = []
         have = self._aligned_sum(cursor.pool.tokens)
@@ -257,6 +258,15 @@ class Planner:
                 decisions = (*decisions, Decision(step=cursor.step, kind="ran_out", name=name))
         drew = parts[0] if len(parts) == 1 else joined(parts)
         return self._pieces_of(cursor.step, drew), asked, position, decisions, drawn
+
+    def _with_begun(self, cursor: Cursor) -> tuple[Decision, ...]:
+        """The decisions, with the stages of the schedule that begin at an epoch and with this step."""
+        places = self.shares_of_step.places
+        if not places.have_epochs:
+            return cursor.decisions
+        epochs = dict(zip(self.streams, cursor.position.epoch.tolist(), strict=True))
+        due = places.due(cursor.step, begun_by(cursor.decisions), epochs)
+        return (*cursor.decisions, *(Decision(step=cursor.step, kind="stage", name=name) for name in due))
 
     def _draw_aligned(
         self, position: Position, shares: Int64Array, need: int, drawn: DrawnTokens, capacity: int
@@ -323,6 +333,11 @@ class Planner:
 def gone_by(decisions: Collection[Decision]) -> frozenset[str]:
     """Names of the streams that have run out."""
     return frozenset(decision.name for decision in decisions if decision.kind == "ran_out")
+
+
+def begun_by(decisions: Collection[Decision]) -> Begun:
+    """Stream and first step of each stage at an epoch that has begun."""
+    return tuple((decision.name, decision.step) for decision in decisions if decision.kind == "stage")
 
 
 def open_planner(

@@ -17,6 +17,7 @@ import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.mixture.shares.integers import integer_shares
+from torchmix.mixture.shares.places import NONE_BEGUN, Begun, StagePlaces
 from torchmix.mixture.shares.schedule import Schedule, ShareChange
 from torchmix.recipe.mixture.changes import tokens_before
 from torchmix.recipe.mixture.dynamic import dynamic_of, shares_in_group, with_decided
@@ -37,25 +38,32 @@ class SharesOfStep:
         self._batch = part.batch
         self._names = sorted(part.streams)
         self._trees = trees_of(part, tokens=tokens)
-        self._places = [(stage.start_token, stage.stop_token) for stage in stages_of_part(part)]
+        self.places = StagePlaces(stages_of_part(part), part.batch)
         self._deciding = dynamic_of(part)
         self._decided = NOT_DECIDED
-        self._after: tuple[frozenset[str], Schedule | None] = (frozenset(), self._schedule(frozenset()))
+        self._after = frozenset[str](), NONE_BEGUN, self._schedule(frozenset(), NONE_BEGUN)
         has_share = np.zeros(len(self._names), bool)
         for tree in self._trees:
             has_share |= self._shares(tree, frozenset()) > 0
         self.num_with_share = int(has_share.sum())
         """Streams with a share in at least one stage."""
 
-    def at(self, step: int, gone: frozenset[str], decided: Mapping[str, int] = NOT_DECIDED) -> Int64Array | None:
+    def at(
+        self,
+        step: int,
+        gone: frozenset[str],
+        decided: Mapping[str, int] = NOT_DECIDED,
+        begun: Begun = NONE_BEGUN,
+    ) -> Int64Array | None:
         """int64 [S], sum 2^32: the mean over the tokens of a step; None if every stream with a share has run out.
 
         Args:
             step: From 0.
             gone: Names of the streams that have run out.
             decided: Shares that a policy has given the children of its group; empty: the schedule's.
+            begun: Stages at an epoch that have begun.
         """
-        return self.mean(step, step + 1, gone, decided)
+        return self.mean(step, step + 1, gone, decided, begun)
 
     def mean(
         self,
@@ -63,22 +71,23 @@ class SharesOfStep:
         stop: int,
         gone: frozenset[str] = frozenset(),
         decided: Mapping[str, int] = NOT_DECIDED,
+        begun: Begun = NONE_BEGUN,
     ) -> Int64Array | None:
         """int64 [S], sum 2^32: the mean over the tokens of steps [start, stop), one step or more; see `at`."""
-        if self._after[0] != gone or self._decided is not decided:
+        if self._after[:2] != (gone, begun) or self._decided is not decided:
             self._decided = decided
-            self._after = gone, self._schedule(gone)
-        schedule = self._after[1]
+            self._after = gone, begun, self._schedule(gone, begun)
+        schedule = self._after[2]
         if schedule is None:
             return None
         if schedule.is_constant:
             return schedule.shares(0, 1)
         return schedule.shares(tokens_before(self._batch, start), tokens_before(self._batch, stop))
 
-    def borders(self, stop: int) -> list[int]:
+    def borders(self, stop: int, begun: Begun = NONE_BEGUN) -> list[int]:
         """Steps before `stop` at which the shares change, ascending; a ramp counts as `RAMP_PARTS` changes."""
         tokens = set[int]()
-        for begin, end in self._places:
+        for begin, end in filter(None, self.places.at(begun)):
             tokens |= {begin + (end - begin) * part // RAMP_PARTS for part in range(RAMP_PARTS + 1)}
         steps = (bisect_left(range(stop), place, key=lambda step: tokens_before(self._batch, step)) for place in tokens)
         return sorted({step for step in steps if 0 < step < stop})
@@ -88,15 +97,17 @@ class SharesOfStep:
         assert self._deciding is not None, "the part has a policy"
         stop = tokens_before(self._batch, step + 1)
         shares = shares_in_group(self._trees[0], self._deciding.path)
-        for (begin, end), tree in zip(self._places, self._trees[1:], strict=True):
+        for place, tree in zip(self.places.at(NONE_BEGUN), self._trees[1:], strict=True):
             after = shares_in_group(tree, self._deciding.path)
+            assert place is not None, "with a policy, no stage begins at an epoch"
+            begin, end = place
             if stop < begin or set(after) != set(shares):
                 break
             done = Fraction(1) if stop >= end else Fraction(stop - begin, end - begin)
             shares = {name: share + (after[name] - share) * done for name, share in shares.items()}
         return shares
 
-    def _schedule(self, gone: frozenset[str]) -> Schedule | None:
+    def _schedule(self, gone: frozenset[str], begun: Begun) -> Schedule | None:
         trees = self._trees
         if self._deciding is not None and self._decided:
             trees = [with_decided(tree, self._deciding.path, self._decided) for tree in trees]
@@ -106,7 +117,9 @@ class SharesOfStep:
         # A stage whose streams have all run out has the shares of the stage before it, or else of the next one.
         now = next(each for each in shares if each.any())
         changes = []
-        for place, each in zip([(0, 0), *self._places], shares, strict=True):
+        for place, each in zip([(0, 0), *self.places.at(begun)], shares, strict=True):
+            if place is None:
+                continue
             now = each if each.any() else now
             changes.append(ShareChange(start_token=place[0], stop_token=place[1], shares=now))
         return Schedule(changes[0].shares, changes[1:])

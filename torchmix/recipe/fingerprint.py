@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.mixture.changes import Stage
 from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares, stages_of_part, tree_of_part
 from torchmix.recipe.mixture.tree import Node, walk
@@ -128,12 +129,19 @@ def _order(part: Part) -> dict[str, Any]:
     if any(node.children for _, node in walk(tree)):
         order["tree"] = _tree(tree)
     if part.schedule:
-        order["schedule"] = [[stage.start_token, stage.stop_token, _tree(stage.tree)] for stage in stages_of_part(part)]
+        order["schedule"] = [[*_place(stage), _tree(stage.tree)] for stage in stages_of_part(part)]
     if part.dynamic is not None:  # which shares it decided is in the log, whose digest the state has
         dynamic = dynamic_of(part)
         assert dynamic is not None
         order["dynamic"] = [list(dynamic.path), dynamic.every_steps, dynamic.lag_steps]
     return order
+
+
+def _place(stage: Stage) -> list[Any]:
+    """Where a stage begins, and where its shares are reached."""
+    if stage.epoch is None:
+        return [stage.start_token, stage.stop_token]
+    return [[stage.epoch.of, stage.epoch.epochs], [stage.ramp_steps, stage.ramp_tokens]]
 
 
 def _tree(node: Node) -> list[Any]:

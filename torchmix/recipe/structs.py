@@ -174,13 +174,23 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """As that of a source, for a flat."""
 
 
+class EpochPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A place of the run: where a stream has been gone through."""
+
+    epochs: int
+    """How often it has, at least 1."""
+    of: str
+    """Name of the stream: a source, selection, child, flat or cell that has a share."""
+
+
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
     """New shares from a place of the run on."""
 
-    start: str
-    """Where the change begins (`from` in YAML): `12T tokens` or `5000 steps`."""
+    start: str | EpochPlace
+    """Where the change begins (`from` in YAML): `12T tokens` or `5000 steps`, or with the first step after an epoch."""
     to: str | None = None
-    """Where the new shares are reached, on a straight line from `from`; None: they hold at once."""
+    """Where the new shares are reached, on a straight line from `from`; None: they hold at once. It counts from where
+    the change begins, if that is an epoch."""
     set: dict[str, Share] | None = None
     """Path of a child, with dots (`text.german`), to its share of its group; its siblings keep their ratios in what is
     left."""

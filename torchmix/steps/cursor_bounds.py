@@ -20,7 +20,8 @@ longest piece: at most L, and at most those of its longest document:
                        two; at most C + L + sum of longest(s) tokens: a draw asks for what is missing to C, or for L,
                        and a stream gives at most longest(s) more than that
     drawn_step         in [0, step)
-    decisions          of a stream each, one at most, by step, in [0, step); a stream that has run out owes nothing
+    decisions          by step, in [0, step); a stream runs out once, and then owes nothing; an entry of the schedule
+                       begins once, and its stream has given the epochs that it names
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torchmix.errors import StateError
 from torchmix.planner.asking import MOST_ALIGNED
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.pack import Pieces
-from torchmix.planner.planner import Planner
+from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner, begun_by
 from torchmix.recipe.ramp import most_samples, samples_before
 
 MAX_STEPS = 1 << 24
@@ -53,6 +54,7 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
     """
     check_step(cursor.step)
     _check_decisions(cursor, planner)
+    _check_begun(cursor, planner)
     length = planner.part.batch.length
     longest = np.array([min(order.space.longest_tokens, length) for order in planner.orders], np.int64)
     most_in_pool = most_pool_tokens(planner, longest) if cursor.step else 0
@@ -164,11 +166,12 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
 def _check_decisions(cursor: Cursor, planner: Planner) -> None:
     earliest, found = 0, set[str]()
     for decision in cursor.decisions:
-        if decision.kind != "ran_out":
-            raise StateError(
-                f"the state's decisions name stage {decision.name!r} of the schedule, and no entry of the recipe's "
-                "schedule begins at an epoch. The state is damaged"
+        if decision.kind == "stage":
+            _check(
+                "decision that an entry of the schedule has begun, in step", decision.step, earliest, cursor.step - 1
             )
+            earliest = decision.step
+            continue
         if decision.name not in planner.streams or decision.name in found:
             raise StateError(
                 f"the state's decisions say {'twice ' if decision.name in found else ''}that stream "
@@ -179,6 +182,26 @@ def _check_decisions(cursor: Cursor, planner: Planner) -> None:
         earliest = decision.step
         s = planner.streams.index(decision.name)
         _check(f"debt of stream {decision.name!r}, which has run out,", int(cursor.position.debt[s]), 0, 0)
+
+
+def _check_begun(cursor: Cursor, planner: Planner) -> None:
+    """Check the stages that have begun at an epoch."""
+    begun, places = begun_by(cursor.decisions), planner.shares_of_step.places
+    found = places.steps_of(begun)
+    if len(found) != len(begun):
+        raise StateError(
+            f"the state's decisions say that changes of the shares at epochs of {', '.join(name for name, _ in begun)} "
+            f"have begun, and the recipe's schedule has no such changes. The state is damaged"
+        )
+    for number in found:
+        epoch = places.stage_of(number).epoch
+        assert epoch is not None, "the stage has begun at an epoch"
+        _check(
+            f"epoch of stream {epoch.of!r}, at which schedule[{number}] has begun,",
+            int(cursor.position.epoch[planner.streams.index(epoch.of)]),
+            epoch.epochs,
+            UNLIMITED_EPOCHS,
+        )
 
 
 def _by_number(numbers: Int64Array) -> list[tuple[int, Int64Array]]:

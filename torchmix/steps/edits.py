@@ -244,7 +244,8 @@ def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderS
         streams=streams,
         sources=[] if has_plain_streams else list(planner.sources),
         pool=pool,
-        decisions=[decision for decision in state.decisions if decision.name in prints],
+        # A stage at an epoch that has ended begins again with the next step, if the edited schedule has it.
+        decisions=[one for one in state.decisions if one.kind == "ran_out" and one.name in prints],
         bad_tokens={name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources},
         denied=planner.denied_fingerprint,
         edited_from="",

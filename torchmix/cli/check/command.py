@@ -31,6 +31,7 @@ from torchmix.cli.check.findings import (
 )
 from torchmix.cli.check.image_findings import image_findings
 from torchmix.cli.check.memory_findings import budget_of, memory_findings
+from torchmix.cli.check.schedule_findings import schedule_findings
 from torchmix.cli.check.stream_facts import values_of_stream
 from torchmix.cli.check.vocabulary_findings import vocabulary_findings
 from torchmix.cli.groups import group_values, print_groups
@@ -133,6 +134,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                     progress=bar.update,
                 )
             findings += forecast_findings(part, result)
+            findings += schedule_findings(part, result)
         except PlanError as error:
             findings.append(Finding(level=Level.FINDING, where="sources", message=str(error)))
     findings = [_placed(finding, whole) for finding in findings]

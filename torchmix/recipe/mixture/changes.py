@@ -1,23 +1,26 @@
 """The recipe's `schedule` -> the trees that follow each other, and where each holds.
 
 In: changes, as the recipe has them, and the tree at the start. Out: the tree after each change, with the tokens of the
-run at which it begins and holds. Must hold: places are exact integers, rise, and do not overlap; a place in steps
-counts the tokens of all steps before it, with the batch's ramp. Cost: microseconds a change.
+run at which it begins and holds, or the epoch of a stream at which it begins. Must hold: places are exact integers,
+rise, and do not overlap; a place in steps counts the tokens of all steps before it, with the batch's ramp. Cost:
+microseconds a change.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 from torchmix.errors import RecipeError
+from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.mixture.groups import tree_of
 from torchmix.recipe.mixture.tree import Node, with_shares
 from torchmix.recipe.ramp import samples_before
 from torchmix.recipe.shares import parse_share
-from torchmix.recipe.structs import Batch, Change
+from torchmix.recipe.streams import Stream
+from torchmix.recipe.structs import Batch, Change, EpochPlace
 
 _PLACE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMBT]?)\s*(tokens?|steps?)\s*", re.ASCII)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -30,10 +33,16 @@ class Stage:
     """A tree, and where it begins to hold."""
 
     start_token: int
-    """Where the shares begin to change."""
+    """Where the shares begin to change; 0 of a stage that begins at an epoch."""
     stop_token: int
     """Where the shares of the tree are reached; equal to `start_token` where they hold at once."""
     tree: Node
+    epoch: EpochPlace | None = None
+    """The epoch at which it begins; None: at `start_token`."""
+    ramp_steps: int = 0
+    """Of a stage that begins at an epoch: steps from there until its shares are reached."""
+    ramp_tokens: int = 0
+    """Of such a stage: tokens of the run, in place of steps."""
 
 
 def tokens_before(batch: Batch, step: int) -> int:
@@ -42,7 +51,7 @@ def tokens_before(batch: Batch, step: int) -> int:
 
 
 def stages_of_schedule(
-    start: Node, schedule: Collection[Change], batch: Batch, sources: Collection[str], where: str = "schedule"
+    start: Node, schedule: Collection[Change], batch: Batch, streams: Mapping[str, Stream], where: str = "schedule"
 ) -> tuple[Stage, ...]:
     """The stages that follow the start.
 
@@ -50,7 +59,7 @@ def stages_of_schedule(
         start: The tree at token 0.
         schedule: The recipe's.
         batch: The recipe's, for places in steps.
-        sources: Names of the sources.
+        streams: The part's.
         where: Path of keys, for errors.
 
     Raises:
@@ -61,6 +70,10 @@ def stages_of_schedule(
     tree, at = start, 0
     for number, change in enumerate(schedule):
         place = f"{where}[{number}]"
+        if isinstance(change.start, EpochPlace):
+            tree = _changed(tree, change, streams, place)
+            stages.append(_at_epoch(change.start, change.to, tree, streams, place))
+            continue
         begin = _tokens(change.start, batch, f"{place}.from")
         end = begin if change.to is None else _tokens(change.to, batch, f"{place}.to")
         if begin < at:
@@ -69,7 +82,7 @@ def stages_of_schedule(
             raise RecipeError(
                 f"{change.to} is not after {change.start}; leave `to` out for a sudden change", f"{place}.to"
             )
-        tree, at = _changed(tree, change, sources, place), end
+        tree, at = _changed(tree, change, streams, place), end
         stages.append(Stage(start_token=begin, stop_token=end, tree=tree))
     return tuple(stages)
 
@@ -97,14 +110,37 @@ def _changed(tree: Node, change: Change, sources: Collection[str], place: str) -
         raise RecipeError(error.message, f"{place}.set") from None
 
 
+def _at_epoch(start: EpochPlace, to: str | None, tree: Node, streams: Mapping[str, Stream], where: str) -> Stage:
+    """A stage that begins at an epoch, and may end in a ramp of some length."""
+    stream = streams.get(start.of)
+    if stream is None:
+        message = f"no stream has the name {start.of!r}{nearest(start.of, streams)}; streams are {listed(streams)}"
+        raise RecipeError(message, f"{where}.from.of")
+    if start.epochs < 1:
+        raise RecipeError(f"{start.epochs} is out of range; it must be at least 1", f"{where}.from.epochs")
+    if stream.max_epochs is not None and start.epochs > stream.max_epochs:
+        message = f"{start.of!r} has max_epochs {stream.max_epochs}, so its epoch {start.epochs} never ends"
+        raise RecipeError(message, f"{where}.from.epochs")
+    steps, tokens = (0, 0) if to is None else _count(to, f"{where}.to")
+    return Stage(start_token=0, stop_token=0, tree=tree, epoch=start, ramp_steps=steps, ramp_tokens=tokens)
+
+
 def _tokens(text: str, batch: Batch, where: str) -> int:
+    steps, tokens = _count(text, where)
+    tokens += tokens_before(batch, steps)
+    if tokens > MOST_TOKENS:
+        raise RecipeError(f"{text!r} is beyond 10^18 tokens", where)
+    return tokens
+
+
+def _count(text: str, where: str) -> tuple[int, int]:
+    """Steps and tokens that a text says; one of the two is 0."""
     match = _PLACE.fullmatch(text)
     if match is None:
         raise RecipeError(f"{text!r} is no place of a run; write 5000 steps, or 12T tokens (K, M, B, T)", where)
     count = Fraction(match[1]) * _UNITS[match[2]]
     if count.denominator != 1:
         raise RecipeError(f"{text!r} is no whole number of {match[3]}", where)
-    tokens = tokens_before(batch, int(count)) if match[3].startswith("step") else int(count)
-    if tokens > MOST_TOKENS:
+    if count > MOST_TOKENS:
         raise RecipeError(f"{text!r} is beyond 10^18 tokens", where)
-    return tokens
+    return (int(count), 0) if match[3].startswith("step") else (0, int(count))

@@ -17,7 +17,7 @@ from torchmix.recipe.build import nearest
 from torchmix.recipe.mixture.shares_of_part import tree_of_part
 from torchmix.recipe.mixture.tree import SEPARATOR, Node, walk
 from torchmix.recipe.parts import Part
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import EpochPlace, Recipe
 
 _STEPS = re.compile(r"\s*(\d{1,12})\s*steps?\s*", re.ASCII)
 _MULTIPLE = re.compile(r"\s*(\d{1,9}\.?\d{0,9}|\.\d{1,9})\s*x\s*", re.ASCII)
@@ -79,6 +79,10 @@ def dynamic_of(part: Recipe | Part) -> Deciding | None:
             "dynamic.policy",
         )
     lowest, highest = (_multiple(text) for text in dynamic.within)
+    for number, change in enumerate(part.schedule):
+        if isinstance(change.start, EpochPlace):
+            message = "with `dynamic`, changes begin at steps or tokens: bounds of a share must be known before the run"
+            raise RecipeError(message, f"schedule[{number}].from")
     if lowest > 1 or highest < 1:
         raise RecipeError("the schedule's own share, 1x, is not within these bounds", "dynamic.within")
     return Deciding(
