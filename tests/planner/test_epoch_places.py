@@ -11,7 +11,7 @@ from tests.support.mixtures import SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.errors import RecipeError, StateError
 from torchmix.planner.cursor import Cursor, Decision
-from torchmix.planner.forecast import forecast
+from torchmix.planner.forecast.run_ahead import forecast
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe

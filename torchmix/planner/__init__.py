@@ -2,5 +2,5 @@
 
 Files in reading order: cost.py, pack.py, balance.py, items.py; the folder methods/; plan.py; the folder graph/;
 names.py, stream_order.py, shares_of_step.py, asking.py, cursor.py, planner.py, open_documents.py, one_pass.py,
-forecast.py, plans.py, raw.py.
+plans.py, raw.py; the folder forecast/.
 """

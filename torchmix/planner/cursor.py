@@ -8,13 +8,14 @@ record each `every` steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from torchmix.errors import PlanError, StateError
 from torchmix.mixture.draw import Position
 from torchmix.mixture.policies.log import LOG_START, StepRecord
+from torchmix.mixture.shares.places import Begun
 from torchmix.planner.asking import DrawnTokens
 from torchmix.planner.pack import Pieces
 from torchmix.planner.shares_of_step import NOT_DECIDED
@@ -73,6 +74,16 @@ class Cursor:
     """Totals of all draws in the steps before `step`."""
     decided: Decided = UNDECIDED
     """What a policy has decided for the step before `step`."""
+
+
+def gone_by(decisions: Collection[Decision]) -> frozenset[str]:
+    """Names of the streams that have run out."""
+    return frozenset(decision.name for decision in decisions if decision.kind == "ran_out")
+
+
+def begun_by(decisions: Collection[Decision]) -> Begun:
+    """Stream and first step of each stage at an epoch that has begun."""
+    return tuple((decision.name, decision.step) for decision in decisions if decision.kind == "stage")
 
 
 def decided_at(step: int, before: Decided, deciding: Deciding, records: DecisionRecords) -> Decided:

@@ -10,7 +10,7 @@ never on the layout. Cost: see docs/performance.md; the first step after a start
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -23,12 +23,11 @@ from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.denied import denied_fingerprint
 from torchmix.mixture.draw import Draw, Position, draw, exhausted_error
 from torchmix.mixture.next_windows import NextWindows
-from torchmix.mixture.shares.places import Begun
 from torchmix.mixture.stretches import Stretches, joined
 from torchmix.parallel.layout import Layout
 from torchmix.planner import pack
 from torchmix.planner.asking import DrawnTokens, ask_less
-from torchmix.planner.cursor import UNDECIDED, Cursor, Decided, Decision, DecisionRecords, decided_at
+from torchmix.planner.cursor import UNDECIDED, Cursor, Decided, Decision, DecisionRecords, begun_by, decided_at, gone_by
 from torchmix.planner.graph.drawn_step import DrawnStep, TokensOfStep
 from torchmix.planner.graph.strategy import backbone_cost, strategy_cache, strategy_of
 from torchmix.planner.names import PieceNames
@@ -328,16 +327,6 @@ class Planner:
             drawn_step=np.full_like(row, step),
             document_tokens=stretches.document_tokens,
         )
-
-
-def gone_by(decisions: Collection[Decision]) -> frozenset[str]:
-    """Names of the streams that have run out."""
-    return frozenset(decision.name for decision in decisions if decision.kind == "ran_out")
-
-
-def begun_by(decisions: Collection[Decision]) -> Begun:
-    """Stream and first step of each stage at an epoch that has begun."""
-    return tuple((decision.name, decision.step) for decision in decisions if decision.kind == "stage")
 
 
 def open_planner(

@@ -33,9 +33,9 @@ import numpy as np
 from torchmix.array_types import Int64Array
 from torchmix.errors import StateError
 from torchmix.planner.asking import MOST_ALIGNED
-from torchmix.planner.cursor import Cursor
+from torchmix.planner.cursor import Cursor, begun_by
 from torchmix.planner.pack import Pieces
-from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner, begun_by
+from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner
 from torchmix.recipe.ramp import most_samples, samples_before
 
 MAX_STEPS = 1 << 24

@@ -49,7 +49,8 @@ from torchmix.cli.terminal import (
 )
 from torchmix.errors import CatalogError, PlanError
 from torchmix.indexing.deny_lists import check_lists
-from torchmix.planner.forecast import SIMULATED_STEPS, Forecast, forecast
+from torchmix.planner.forecast.figures import SIMULATED_STEPS, Forecast
+from torchmix.planner.forecast.run_ahead import forecast
 from torchmix.planner.planner import Planner, denied_rows
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import bytes_text

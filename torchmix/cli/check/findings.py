@@ -22,7 +22,7 @@ from torchmix.cli.check.stream_facts import where_of_stream
 from torchmix.cli.selections import rows_and_tokens, shares_of_sources
 from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.formats.table import READ_AS
-from torchmix.planner.forecast import LOW_FILL, Forecast, SourceForecast
+from torchmix.planner.forecast.figures import LOW_FILL, Forecast, SourceForecast
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.parts import Part

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torchmix.cli.check.findings import Finding, Level
 from torchmix.cli.terminal import count_text
-from torchmix.planner.forecast import Forecast
+from torchmix.planner.forecast.figures import Forecast
 from torchmix.recipe.parts import Part
 from torchmix.recipe.structs import EpochPlace
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchmix.catalog.store import Catalog
 from torchmix.cli.selections import rows_and_tokens
-from torchmix.planner.forecast import SourceForecast
+from torchmix.planner.forecast.figures import SourceForecast
 from torchmix.recipe.mixture.shares_of_part import tree_of_part
 from torchmix.recipe.mixture.tree import walk
 from torchmix.recipe.parts import Part

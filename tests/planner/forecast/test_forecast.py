@@ -13,8 +13,9 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError, SourceExhausted
-from torchmix.planner.forecast import Forecast, SourceForecast, epoch_tokens, forecast
-from torchmix.planner.stream_order import order_of_stream
+from torchmix.planner.forecast.figures import Forecast, SourceForecast
+from torchmix.planner.forecast.run_ahead import forecast
+from torchmix.planner.stream_order import epoch_tokens, order_of_stream
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
 

@@ -1,0 +1,92 @@
+"""The rest of a run, at the rate of its first steps.
+
+In: sums over the first steps. Out: the same, carried on to N steps: expected numbers. Must hold: what runs out, and
+changes of the shares, count from where they happen. Cost: one stride from each such place to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+import numpy as np
+
+from torchmix.planner.forecast.simulation import Seen, shares_in
+from torchmix.recipe.parts import Part
+from torchmix.recipe.ramp import samples_before, stages_of
+from torchmix.recipe.structs import Batch
+
+
+def extrapolate(part: Part, seen: Seen, num_steps: int) -> None:
+    """Carry the sums on to `num_steps` at the rate of the simulated steps, from one run-out to the next.
+
+    Time is counted in samples, since a step may grow.
+    """
+    names, batch = seen.planner.streams, part.batch
+    places = seen.planner.shares_of_step.places
+    borders = _borders(seen, num_steps)
+    # What is delivered, not what is drawn: in the first steps the draw also fills the pool.
+    now, stop = float(samples_before(batch, seen.steps)), float(samples_before(batch, num_steps))
+    sample_tokens = seen.simulated_tokens / max(now, 1)
+    most = np.array([float(part.streams[name].max_epochs or math.inf) for name in names])
+    an_epoch = np.maximum(seen.epoch_tokens, 1)  # a cell without rows has none, and no share
+    most *= an_epoch
+    wait = {s: _wait(seen, s) for s in range(len(names)) if s not in seen.first_step and seen.epoch_tokens[s]}
+    while now < stop and seen.stop_step is None:
+        shares = shares_in(seen, _step_at(batch, now))
+        if shares is None:
+            seen.stop_step = _step_at(batch, now)
+            if samples_before(batch, seen.stop_step) < now:
+                seen.stop_step += 1
+            break
+        rate = shares * sample_tokens
+        left = np.divide(np.maximum(most - seen.drawn, 0), rate, out=np.full(len(rate), math.inf), where=rate > 0)
+        behind = bisect_right(borders, now)  # the shares are those of `now` up to the next border
+        stride = min(stop - now, float(left.min()), *(border - now for border in borders[behind : behind + 1]))
+        if places.have_epochs:
+            begins = (np.floor(seen.drawn / an_epoch + 1e-9) + 1) * an_epoch - seen.drawn
+            at_epoch = np.divide(begins, rate, out=np.full(len(rate), math.inf), where=rate > 0)
+            stride = min(stride, float(at_epoch[[names.index(name) for name in places.streams]].min()))
+        for s in wait:
+            if s not in seen.first_step and wait[s] < rate[s] * stride:
+                seen.first_step[s] = _step_at(batch, now + wait[s] / rate[s])
+            wait[s] -= float(rate[s]) * stride
+        seen.drawn += rate * stride
+        seen.delivered += rate * stride
+        now += stride
+        if places.have_epochs:
+            epochs = {name: int(seen.drawn[s] / an_epoch[s] + 1e-9) for s, name in enumerate(names)}
+            step = _step_at(batch, now) + 1
+            if due := places.due(step, seen.begun, epochs):
+                seen.begun += tuple((name, step) for name in due)
+                borders = _borders(seen, num_steps)
+        for s in np.flatnonzero((left <= stride) & (now < stop)).tolist():
+            seen.runs_out_step[s] = _step_at(batch, now)
+            if part.streams[names[s]].on_exhausted == "error":
+                seen.stop_step = _step_at(batch, now)
+    shares = shares_in(seen, num_steps) if seen.stop_step is None else None
+    if shares is not None:
+        rate = shares * sample_tokens
+        late = {s: _step_at(batch, now + wait[s] / rate[s]) for s in wait if s not in seen.first_step and rate[s] > 0}
+        seen.first_step |= late
+
+
+def _borders(seen: Seen, num_steps: int) -> list[int]:
+    """Samples at which the shares change, as far as it is known."""
+    steps = seen.planner.shares_of_step.borders(num_steps, seen.begun)
+    return [samples_before(seen.planner.part.batch, step) for step in steps]
+
+
+def _step_at(batch: Batch, samples: float) -> int:
+    """The step that a sample belongs to, by the samples before it."""
+    stage = [stage for stage in stages_of(batch) if samples_before(batch, stage.from_step) <= samples][-1]
+    return stage.from_step + math.floor((samples - samples_before(batch, stage.from_step)) / stage.samples)
+
+
+def _wait(seen: Seen, s: int) -> float:
+    """Tokens that a source is charged before it gives its next document: half of the document, less the debt."""
+    position, order = seen.cursor.position, seen.planner.orders[s]
+    ends = order.window(int(position.epoch[s]), int(position.window[s])).ends
+    ahead = ends[int(position.offset[s]) :] - ends[int(position.offset[s])]
+    next_tokens = int(ahead[np.argmax(ahead > 0)])
+    return max(next_tokens / 2 - float(position.debt[s]) - float(position.residue[s]) / 2**32, 0.0)

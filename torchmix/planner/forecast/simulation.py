@@ -1,0 +1,147 @@
+"""The first steps of a run, planned in full.
+
+In: a part and the sizes of its sources. Out: sums over the steps so far. Must hold: the steps are those of the run,
+since the same planner makes them. Cost: the planning of each step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.sizes import SourceSizes
+from torchmix.catalog.store import View
+from torchmix.errors import SourceExhausted
+from torchmix.mixture.shares.integers import SHARE_ONE
+from torchmix.mixture.shares.places import NONE_BEGUN, Begun
+from torchmix.planner.cursor import Cursor
+from torchmix.planner.forecast.figures import LOW_FILL
+from torchmix.planner.plan import StepPlan
+from torchmix.planner.planner import Planner
+from torchmix.planner.stream_order import epoch_tokens
+from torchmix.recipe.parts import Part
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Seen:
+    """Sums over the steps so far; arrays are [S] by sorted name."""
+
+    planner: Planner
+    cursor: Cursor
+    epoch_tokens: NDArray[np.int64]
+    delivered: NDArray[np.float64]
+    drawn: NDArray[np.float64]
+    most_repeats: NDArray[np.int64]
+    deviation: NDArray[np.float64]
+    """Sum over `shared_steps` of how far each source's part of a step is from its share, over the share."""
+    piece_tokens: NDArray[np.int64]
+    num_pieces: NDArray[np.int64]
+    first_step: dict[int, int]
+    runs_out_step: dict[int, int]
+    begun: Begun = NONE_BEGUN
+    """Entries of the schedule at an epoch that have begun."""
+    steps: int = 0
+    simulated_tokens: int = 0
+    stop_step: int | None = None
+    shared_steps: int = 0
+    """Steps before any source ran out."""
+    lowest_fill: float = 1.0
+    lowest_fill_step: int = 0
+    num_low_fills: int = 0
+
+
+def patient_planner(
+    part: Part, sizes: Mapping[str, SourceSizes], views: Mapping[str, View], denied: Mapping[str, Int64Array]
+) -> Planner:
+    # With `renormalise` everywhere the plan is the same up to the first step that runs out, and the
+    # decision it logs names the source and the step.
+    patient = {name: dataclasses.replace(each, on_exhausted="renormalise") for name, each in part.streams.items()}
+    return Planner(dataclasses.replace(part, streams=patient), sizes, views=views, denied=denied)
+
+
+def simulate(planner: Planner, part: Part, num_steps: int, progress: Callable[[], object]) -> Seen:
+    names = planner.streams
+    seen = Seen(
+        planner=planner,
+        cursor=planner.start(),
+        epoch_tokens=np.array(
+            [epoch_tokens(order, planner.sizes, planner.denied) for order in planner.orders], np.int64
+        ),
+        delivered=np.zeros(len(names)),
+        drawn=np.zeros(len(names)),
+        most_repeats=np.zeros(len(names), np.int64),
+        deviation=np.zeros(len(names)),
+        piece_tokens=np.zeros(len(names), np.int64),
+        num_pieces=np.zeros(len(names), np.int64),
+        first_step={},
+        runs_out_step={},
+    )
+    for step in range(num_steps):
+        try:
+            plan, cursor = planner.step(seen.cursor)
+        except SourceExhausted:
+            seen.stop_step = step
+            seen.runs_out_step |= {s: step for s in range(len(names)) if s not in seen.runs_out_step}
+            break
+        for decision in cursor.decisions[len(seen.cursor.decisions) :]:
+            if decision.kind == "stage":
+                seen.begun += ((decision.name, step),)
+                continue
+            seen.runs_out_step[names.index(decision.name)] = step
+            if part.streams[decision.name].on_exhausted == "error":
+                seen.stop_step = step
+        if seen.stop_step is not None:
+            break
+        _add_step(seen, plan, cursor)
+        progress()
+    return seen
+
+
+def _add_step(seen: Seen, plan: StepPlan, cursor: Cursor) -> None:
+    for s in np.flatnonzero(plan.delivered_tokens).tolist():
+        seen.first_step.setdefault(s, plan.step)
+    seen.delivered += plan.delivered_tokens
+    seen.drawn += plan.drawn_tokens
+    np.maximum(seen.most_repeats, _repeats(plan), out=seen.most_repeats)
+    seen.piece_tokens += plan.delivered_tokens
+    seen.num_pieces += np.bincount(plan.pieces.stream, minlength=len(plan.streams))
+    total = int(plan.delivered_tokens.sum())
+    shares = None if seen.runs_out_step else shares_in(seen, plan.step)
+    if shares is not None:
+        away = np.abs(plan.delivered_tokens / total - shares)
+        seen.deviation += np.divide(away, shares, out=np.zeros(len(shares)), where=shares > 0)
+        seen.shared_steps += 1
+    fill = total / plan.capacity_tokens
+    seen.num_low_fills += fill < LOW_FILL
+    if fill < seen.lowest_fill:
+        seen.lowest_fill, seen.lowest_fill_step = fill, plan.step
+    seen.simulated_tokens += total
+    seen.cursor, seen.steps = cursor, plan.step + 1
+
+
+def _repeats(plan: StepPlan) -> NDArray[np.int64]:
+    """[S] most times that one document of the source begins in this step."""
+    begins = plan.pieces.start == 0
+    pieces = plan.pieces.take(begins)
+    stream, epoch, count = pieces.stream, pieces.epoch, len(plan.streams)
+    first_epoch, last_epoch = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
+    np.minimum.at(first_epoch, stream, epoch)
+    np.maximum.at(last_epoch, stream, epoch)
+    repeats = (last_epoch >= 0).astype(np.int64)
+    # Only a stream in which an epoch ends within the step can give a document twice.
+    for s in np.flatnonzero(first_epoch < last_epoch).tolist():
+        places = np.stack([pieces.source[stream == s], pieces.row[stream == s]])
+        repeats[s] = np.unique(places, axis=1, return_counts=True)[1].max()
+    return repeats
+
+
+def shares_in(seen: Seen, step: int) -> NDArray[np.float64] | None:
+    """[S] shares in a step, without what has run out; None where nothing is left."""
+    gone = frozenset(seen.planner.streams[s] for s in seen.runs_out_step)
+    shares = seen.planner.shares_of_step.at(step, gone, begun=seen.begun)
+    return None if shares is None else shares / SHARE_ONE
