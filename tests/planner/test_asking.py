@@ -9,7 +9,7 @@ from tests.support.mixtures import make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture import draw as draw_module
-from torchmix.planner import planner as planner_module
+from torchmix.planner import drawing
 from torchmix.planner.asking import MOST_ALIGNED, DrawnTokens, ask_less
 from torchmix.planner.pack import aligned
 from torchmix.planner.planner import Planner
@@ -47,7 +47,7 @@ def test_only_a_draw_that_counts_is_asked_of_the_sources(monkeypatch: pytest.Mon
         asked.append(tokens)
         return draw_module.draw(orders, shares, position, tokens, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(planner_module, "draw", spied)
+    monkeypatch.setattr(drawing, "draw", spied)
     planner = planner_of(8, 128, 9)
     plan, cursor = planner.step(planner.start())
     assert asked[0] == 8 * 1024 > 4 * asked[1], "the first draw is taken back: nothing was known of lengths"

@@ -19,15 +19,14 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import Catalog, View
 from torchmix.errors import CatalogMissing
-from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.denied import denied_fingerprint
-from torchmix.mixture.draw import Draw, Position, draw, exhausted_error
-from torchmix.mixture.next_windows import NextWindows
+from torchmix.mixture.draw import Position, exhausted_error
 from torchmix.mixture.stretches import Stretches, joined
 from torchmix.parallel.layout import Layout
 from torchmix.planner import pack
-from torchmix.planner.asking import DrawnTokens, ask_less
+from torchmix.planner.asking import DrawnTokens
 from torchmix.planner.cursor import UNDECIDED, Cursor, Decided, Decision, DecisionRecords, begun_by, decided_at, gone_by
+from torchmix.planner.drawing import Drawing
 from torchmix.planner.graph.drawn_step import DrawnStep, TokensOfStep
 from torchmix.planner.graph.strategy import backbone_cost, strategy_cache, strategy_of
 from torchmix.planner.names import PieceNames
@@ -103,12 +102,6 @@ class Planner:
         epochs = [part.streams[name].max_epochs or UNLIMITED_EPOCHS for name in self.streams]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each stream may give at most."""
-        number = {name: s for s, name in enumerate(self.sources)}
-        self._source_of_stream = np.array([number[part.streams[name].sources[0]] for name in self.streams], np.int64)
-        self._has_own_rows = np.array([part.streams[name].is_flat for name in self.streams], np.bool_)
-        """[S] whether the rows of a stream's space are not those of one source."""
-        self._coming = ComingPieces()
-        self._next_windows = NextWindows(self.orders, self.max_epochs)
         self._names = PieceNames({name: part.streams[name].sources for name in self.streams}, self.sources)
         backbone_cost(part).check_fits(num_samples=most_samples(part.batch), length=part.batch.length)
         self._strategy = strategy_of(part, layout)
@@ -116,6 +109,7 @@ class Planner:
         concat = part.packing.method == "concat"
         self.align_tokens = 1 if concat else part.packing.align_tokens
         """A piece takes a multiple of this many tokens in its sample."""
+        self._drawing = Drawing(part, self.orders, self.max_epochs, align_tokens=self.align_tokens)
 
     def start(self) -> Cursor:
         """The cursor before step 0."""
@@ -204,7 +198,7 @@ class Planner:
         if self._deciding is not None and self.decisions is not None:
             decided = decided_at(cursor.step, decided, self._deciding, self.decisions)
         new, asked, position, decisions, drawn = self._draw(cursor, decided)
-        self._next_windows.follow(cursor.position, position, asked)
+        self._drawing.follow(cursor.position, position, asked)
         packed = self._pack(cursor, new)
         digest = self.order_digest_of(cursor.order_digest, cursor.step, packed)
         after = Cursor(
@@ -238,13 +232,13 @@ class Planner:
         position, decisions, drawn = cursor.position, self._with_begun(cursor), cursor.drawn
         asked = np.zeros(len(self.streams), np.int64)
         parts: list[Stretches] = []
-        have = self._aligned_sum(cursor.pool.tokens)
+        have = self._drawing.aligned_sum(cursor.pool.tokens)
         # Each further draw asks for a sample or more: a few tokens would fall below every stream's midpoint.
         num_streams = self.shares_of_step.num_with_share
         while have < capacity and not (self.part.one_pass and have and len(gone_by(decisions)) == num_streams):
             need = max(capacity - have, length if parts else 0)
             shares = self.shares(decisions, step=cursor.step, decided=decided)
-            more, aligned = self._draw_aligned(position, shares, need, drawn, capacity)
+            more, aligned = self._drawing.draw(position, shares, need, drawn, capacity)
             position = more.position
             asked += more.asked
             parts.append(more.stretches)
@@ -256,7 +250,7 @@ class Planner:
                     raise exhausted_error(name, int(self.max_epochs[s]), cursor.step, all_sources=False)
                 decisions = (*decisions, Decision(step=cursor.step, kind="ran_out", name=name))
         drew = parts[0] if len(parts) == 1 else joined(parts)
-        return self._pieces_of(cursor.step, drew), asked, position, decisions, drawn
+        return self._drawing.pieces_of(cursor.step, drew), asked, position, decisions, drawn
 
     def _with_begun(self, cursor: Cursor) -> tuple[Decision, ...]:
         """The decisions, with the stages of the schedule that begin at an epoch and with this step."""
@@ -266,17 +260,6 @@ class Planner:
         epochs = dict(zip(self.streams, cursor.position.epoch.tolist(), strict=True))
         due = places.due(cursor.step, begun_by(cursor.decisions), epochs)
         return (*cursor.decisions, *(Decision(step=cursor.step, kind="stage", name=name) for name in due))
-
-    def _draw_aligned(
-        self, position: Position, shares: Int64Array, need: int, drawn: DrawnTokens, capacity: int
-    ) -> tuple[Draw, int]:
-        """The draw that counts when `need` aligned tokens are missing, and the aligned tokens that it gave."""
-        ask: int | None = drawn.to_ask(need)
-        while ask is not None:
-            found = draw(self.orders, shares, position, ask, max_epochs=self.max_epochs, coming=self._coming)
-            raw, aligned = int(found.stretches.tokens.sum()), self._aligned_sum(found.stretches.tokens)
-            ask = ask_less(ask, need_tokens=need, raw_tokens=raw, aligned_tokens=aligned, capacity_tokens=capacity)
-        return found, aligned
 
     def _pack(self, cursor: Cursor, drawn: Pieces) -> Packed:
         packing, length = self.part.packing, self.part.batch.length
@@ -300,33 +283,10 @@ class Planner:
             )
         return pack.renumber(packed, seed=seed, step=step, num_samples=num_samples)
 
-    def _aligned_sum(self, tokens: Int64Array) -> int:
-        # A stretch is split into whole samples and a rest, so rounding up the whole stretch gives the same sum.
-        return int(pack.aligned(tokens, self.align_tokens).sum() if self.align_tokens > 1 else tokens.sum())
-
     def _by_stream(self, pieces: Pieces) -> Int64Array:
         sums = np.zeros(len(self.streams), np.int64)
         np.add.at(sums, pieces.stream, pieces.tokens)
         return sums
-
-    def _pieces_of(self, step: int, stretches: Stretches) -> Pieces:
-        source, row = self._source_of_stream[stretches.stream], stretches.row
-        own = np.flatnonzero(self._has_own_rows[stretches.stream])
-        if len(own):
-            row = row.copy()
-            for s in np.unique(stretches.stream[own]).tolist():
-                mine = own[stretches.stream[own] == s]
-                source[mine], row[mine] = self.orders[s].space.places(stretches.row[mine])
-        return Pieces(
-            stream=stretches.stream,
-            source=source,
-            epoch=stretches.epoch,
-            row=row,
-            start=stretches.start,
-            tokens=stretches.tokens,
-            drawn_step=np.full_like(row, step),
-            document_tokens=stretches.document_tokens,
-        )
 
 
 def open_planner(

@@ -40,9 +40,9 @@ class Stage:
     epoch: EpochPlace | None = None
     """The epoch at which it begins; None: at `start_token`."""
     ramp_steps: int = 0
-    """Of a stage that begins at an epoch: steps from there until its shares are reached."""
+    """Steps from the epoch at which it begins until its shares are reached."""
     ramp_tokens: int = 0
-    """Of such a stage: tokens of the run, in place of steps."""
+    """Tokens of the run from there, in place of steps."""
 
 
 def tokens_before(batch: Batch, step: int) -> int:
