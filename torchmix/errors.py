@@ -22,7 +22,8 @@
     |-- TopologyError (ValueError)      sizes that do not divide, ranks that do not exist
     |-- StateError (ValueError)         a state that this loader cannot continue from
     |   |-- StateVersion                written by another format version
-    |   `-- StateMismatch               of another recipe, catalog or (inside a step) layout
+    |   |-- StateMismatch               of another recipe, catalog or (inside a step) layout
+    |   `-- HistoryMissing              the steps before it cannot be planned: no record of the edits of its run
     |-- RankLost                        another rank was killed, stopped or failed
     |-- OpenFilesLimit                  this process may not have as many open files as its held steps need
     |-- WorkerLost                      the process that reads for this rank was killed
@@ -195,6 +196,10 @@ class StateVersion(StateError):
 
 class StateMismatch(StateError):
     """The state belongs to another recipe, catalog or (inside a step) layout."""
+
+
+class HistoryMissing(StateError):
+    """What a run had before an edit is not recorded, is damaged, or is of another run."""
 
 
 class RankLost(TorchmixError):

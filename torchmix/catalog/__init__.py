@@ -11,6 +11,7 @@ lock.py          one writer at a time
 array_files.py   arrays on disk, each with its size and checksum
 manifest.py      everything else on disk: one JSON file
 denied/          rows that deny-lists name
+kept_manifests.py manifests that runs had
 store.py         sources, open; fingerprints
 open_part.py     a part of a recipe with its views
 vocabulary.py    ids of sources against those that the model has

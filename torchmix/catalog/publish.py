@@ -9,11 +9,13 @@ under the catalog's lock. Cost: the arrays of each changed source are written on
         arrays/<source>.<8 hex>      arrays of one index of one source, never altered
         arrays/sources.<8 hex>       likewise, of small sources that were indexed together
         parts/                       files scanned by a run that has not been published
+        history/                     manifests of training runs, whose arrays stay
         .lock
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import SMALL_BYTES, ArrayEntry, ArrayWriter, flush_files, write_arrays
 from torchmix.catalog.items import joined_arrays, named_arrays
+from torchmix.catalog.kept_manifests import kept_manifests
 from torchmix.catalog.manifest import (
     CATALOG_VERSION,
     NEW_MANIFEST_NAME,
@@ -42,6 +45,9 @@ from torchmix.catalog.page_table import join_tables
 from torchmix.catalog.parts import FilePart, remove_parts
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.store import ARRAYS_FOLDER, source_fingerprint
+from torchmix.errors import HistoryMissing
+
+logger = logging.getLogger(__name__)
 
 SHARED_NAME = "sources"
 ARRAYS_NAME = re.compile(r".+\.[0-9a-f]{8}")
@@ -252,13 +258,18 @@ def _array_files(manifest: Manifest) -> set[str]:
 
 
 def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:
-    """Remove what a killed run left: every file of the catalog that `manifest` does not name, and no other file.
+    """Remove what a killed run left: every file of the catalog that neither `manifest` nor the history of a run names.
 
     Finished parts stay: `remove_parts` is for them. Needs the catalog's lock.
     """
     (directory / NEW_MANIFEST_NAME).unlink(missing_ok=True)
     remove_parts(directory, None)
     named = {*manifest.superseded, *_array_files(manifest)} if manifest else set()
+    try:
+        named = named.union(*map(_array_files, kept_manifests(directory)))
+    except HistoryMissing as error:
+        logger.warning("%s; until then no array of an earlier catalog is removed", error)
+        return
     folder = directory / ARRAYS_FOLDER
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in named and ARRAYS_NAME.fullmatch(path.name):

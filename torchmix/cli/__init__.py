@@ -4,7 +4,6 @@ terminal.py  exit codes, counts, tables, JSON, progress: what every verb shares
 groups.py    what the groups of a mixture give together
 selections.py what rows of a source have shares of their own
 layout.py    the options that say how large a job is
-decisions.py the option --decisions: the log of a policy
 index.py     torchmix index: build the catalog
 query.py     torchmix query: SQL over properties
 properties.py torchmix properties add: a table of further properties

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import PropertiesEntry
 from torchmix.catalog.properties.rows import PropertyRows
-from torchmix.catalog.store import Catalog
+from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import OptionError
 from torchmix.recipe.build import listed, nearest
 
@@ -28,15 +28,17 @@ MOST_NAMED = 5
 class DocumentNames:
     """The rows of a catalog's sources, by name and by id."""
 
-    def __init__(self, catalog: Catalog, folder: Path, properties: Mapping[str, PropertiesEntry]) -> None:
-        """Take a catalog.
+    def __init__(
+        self, sources: Mapping[str, SourceCatalog], folder: Path, properties: Mapping[str, PropertiesEntry]
+    ) -> None:
+        """Take sources.
 
         Args:
-            catalog: The sources.
+            sources: By name.
             folder: Where the catalog lies.
             properties: What is kept of the rows of each source.
         """
-        self._catalog, self._folder, self._properties = catalog, folder, properties
+        self._sources, self._folder, self._properties = dict(sorted(sources.items())), folder, properties
 
     def row(self, word: str) -> tuple[str, int]:
         """The source and the row of a word as `web:1234`.
@@ -47,12 +49,12 @@ class DocumentNames:
         name, colon, number = word.rpartition(":")
         if not colon or not (number.isascii() and number.isdigit()):
             raise OptionError(f"{word!r} is no row of a source; write it as web:1234")
-        if name not in self._catalog.sources:
-            sources = list(self._catalog.sources)
+        if name not in self._sources:
+            sources = list(self._sources)
             raise OptionError(
                 f"{word!r}: there is no source {name!r}{nearest(name, sources)}; sources are {listed(sources)}"
             )
-        row, num_rows = int(number), self._catalog.sources[name].num_documents
+        row, num_rows = int(number), self._sources[name].num_documents
         if row >= num_rows:
             raise OptionError(f"{word!r}: {name!r} has {num_rows} rows, from 0 on")
         return name, row
@@ -88,12 +90,12 @@ class DocumentNames:
 
     def _sources_with_ids(self) -> list[str]:
         kept = self._properties
-        return [name for name in self._catalog.sources if name in kept and kept[name].id is not None]
+        return [name for name in self._sources if name in kept and kept[name].id is not None]
 
     def _ids(self, source: str) -> pa.ChunkedArray:
         entry = self._properties[source]
         assert entry.id is not None, "the caller has asked"
-        rows = PropertyRows(self._folder, self._catalog.sources[source], entry, {})
+        rows = PropertyRows(self._folder, self._sources[source], entry, {})
         return rows.whole([entry.id])[entry.id].cast(pa.string())
 
 

@@ -49,6 +49,7 @@ from torchmix.stateful.shared_loaders import catalog_of, job_loaders, remote_loa
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.edits import row_facts
+from torchmix.steps.history.entries import RunHistory
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
 from torchmix.steps.node_limits import processors
@@ -219,6 +220,9 @@ def build_loader(
                     node = open_node(tree, options)
                 else:
                     node = open_node(tree, options, store=store, check=liveness.check)
+            history = None
+            if part == "train" and tree.replica == 0 and not one_pass and decisions is None:
+                history = RunHistory(folder / whole.catalog, msgspec.to_builtins(whole), planned)
             return StepStream(
                 settings,
                 catalog=catalog if node is None else None,
@@ -227,6 +231,7 @@ def build_loader(
                 look_ahead=look_ahead,
                 held=held,
                 rows=row_facts(planned, catalog),
+                history=history,
             )
 
         shared = SharedParts(

@@ -23,6 +23,7 @@ from torchmix.constructor.fields import StepTensors
 from torchmix.errors import OptionError, StateError, StateMismatch
 from torchmix.steps.edits import RowFacts, changed_rows
 from torchmix.steps.header import state_after
+from torchmix.steps.history.entries import RunHistory
 from torchmix.steps.local_steps import HeldReader, local_steps
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import LoaderState, check_catalog, check_layout, decode_state, encode_state, start_state
@@ -44,6 +45,7 @@ class StepStream(IterableDataset[StepTensors]):
         look_ahead: int = 2,
         held: HeldReader | None = None,
         rows: RowFacts | None = None,
+        history: RunHistory | None = None,
     ) -> None:
         """Keep the settings; nothing is opened yet.
 
@@ -55,6 +57,7 @@ class StepStream(IterableDataset[StepTensors]):
             look_ahead: Finished steps that may wait in the worker, 1 or more.
             rows: What the part's streams have, to compare states with.
             held: What an earlier stream of this process has read, for steps that are made here.
+            history: Where beginnings and edits of the run are kept; None: nowhere.
         """
         super().__init__()
         self._settings = settings
@@ -63,7 +66,7 @@ class StepStream(IterableDataset[StepTensors]):
         self._consumer, self._look_ahead = consumer, look_ahead
         self.rows = rows
         """What the part's streams have by the catalog; None: not looked at."""
-        self._held = held or HeldReader()
+        self._held, self._history = held or HeldReader(), history
         self._held.is_kept = False
         self._release = None if node is None else weakref.finalize(self, node.leave, farewell_s=0.0)
         if self._release is not None:
@@ -96,6 +99,8 @@ class StepStream(IterableDataset[StepTensors]):
         check_layout(state, self._settings.part.batch, self._settings.layout)
         self.check_state(state)
         self._state, self._last_header = data, b""
+        if self._history is not None:
+            self._history.keep(state, catalog=self._settings.catalog)
 
     def check_state(self, state: LoaderState) -> None:
         """Refuse a state of another catalog than the one that the loader was built with.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -40,9 +41,10 @@ from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.blocks.plan_blocks import PlannedStep, plan_blocks
 from torchmix.steps.blocks.read_blocks import read_together
 from torchmix.steps.boundary import boundary_of_cursor
-from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
+from torchmix.steps.cursor_state import state_of_cursor
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import encode_header
+from torchmix.steps.history.start import start_cursor
 from torchmix.steps.module_items import arrays_of_modules
 from torchmix.steps.replay.read import RecordedPlan, open_recorded_plan
 from torchmix.steps.state import LoaderState, decode_state, encode_state
@@ -198,7 +200,8 @@ def _steps(
         if recorded is not None:
             cursor = recorded.cursor_of_state(start, is_stopped=is_stopped)
         else:
-            cursor = cursor_of_state(start, planner, catalog=catalog.fingerprint, is_stopped=is_stopped)
+            folder = Path(settings.catalog_folder)
+            cursor = start_cursor(start, planner, catalog=catalog, catalog_folder=folder, is_stopped=is_stopped)
     except SourceExhausted:
         if not part.one_pass:
             raise

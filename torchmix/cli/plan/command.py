@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from torchmix.catalog.open_part import open_part
-from torchmix.cli.decisions import add_decisions, decisions_of
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.layout import add_layout, layout_of_arguments
 from torchmix.cli.plan.loaders import add_loaders, show_loaders
@@ -29,17 +29,21 @@ from torchmix.cli.plan.simulate import (
 )
 from torchmix.cli.plan.summary import PlanSummary, print_summary
 from torchmix.cli.plan.tree import add_tree, tree_lines, tree_of, tree_values
+from torchmix.cli.run.decisions import add_decisions
+from torchmix.cli.run.steps import add_state, run_fold, state_of
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError
 from torchmix.mixture.shares.integers import SHARE_ONE
-from torchmix.planner.planner import Planner, open_planner
+from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import epoch_tokens
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import samples_of_step
+from torchmix.steps.history.run_fold import RunFold
 from torchmix.steps.replay.tables import paths_of
 from torchmix.steps.replay.write import write_plan_files
+from torchmix.steps.state import LoaderState
 
 HELP = "show what the steps of a run will hold"
 
@@ -49,8 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=at_least(1), metavar="N", help="number of steps to plan")
     add_part(parser)
     parser.add_argument("--one-pass", action="store_true", help="every document once; --steps may then be left out")
-    parser.add_argument("--start", type=at_least(0), default=0, metavar="S", help="first step (default 0)")
+    parser.add_argument("--start", type=at_least(0), metavar="S", help="first step (default 0, or the state's)")
     add_layout(parser)
+    add_state(parser, "plan the steps of its run from there on")
     add_decisions(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write the plan here, as Parquet, to look at or to replay"
@@ -81,11 +86,15 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     folder = recipe_directory(arguments.recipe) / recipe.catalog
     catalog = open_part(folder, part)
     layout = layout_of_arguments(arguments, part)
-    planner = open_planner(part, catalog, layout, decisions=decisions_of(arguments, part))
-    shares = _mean_shares(planner, arguments.start, arguments.steps)
-    summary = PlanSummary(shares, [epoch_tokens(order, planner.sizes, planner.denied) for order in planner.orders])
+    state = state_of(arguments, part, catalog)
+    start = _start(arguments, state)
+    directory = recipe_directory(arguments.recipe)
+    fold = run_fold(arguments, part, catalog, directory=directory, layout=layout, state=state, first=start)
+    planners = fold.planners()
+    shares, epochs = _mean_shares(planners, start, arguments.steps), _epoch_tokens(planners)
+    summary = PlanSummary(shares, [epochs[name] for name in shares])
     simulation = simulation_of(part) if arguments.simulate else None
-    stop = sys.maxsize if arguments.steps is None else arguments.start + arguments.steps
+    stop = sys.maxsize if arguments.steps is None else start + arguments.steps
     has_ended = False
     with ExitStack() as stack:
         total = 0 if arguments.steps is None else stop
@@ -94,34 +103,37 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         )
         files = None
         if arguments.out is not None:
-            files = stack.enter_context(write_plan_files(arguments.out, planner, catalog.fingerprint))
-        cursor = planner.start()
-        for step in range(stop):
-            began, before = time.perf_counter(), cursor
+            _check_one_recipe(fold, start, stop)
+            files = stack.enter_context(write_plan_files(arguments.out, planners[-1], catalog.fingerprint))
+        for step in range(fold.cursor.step, stop):
+            began = time.perf_counter()
             try:
-                plan, cursor = planner.step(before)
+                before, plan = fold.before(), fold.plan()
             except PlanError:  # the data ended: what there is before it is still worth a look
-                if has_ended := one_pass and step > arguments.start:
+                if has_ended := one_pass and step > start:
                     break
                 bar.close()
                 if not arguments.json:
                     print_summary({"dp": layout.dp, **summary.values()})
                 raise
-            if step < arguments.start:
+            if step < start:
                 summary.pass_over(plan)
             else:
                 summary.add(plan, time.perf_counter() - began)
                 if simulation is not None:
                     simulation.add(plan)
                 if files is not None:
-                    files.add(plan, before, cursor)
+                    files.add(plan, before, fold.cursor)
             bar.update()
+        if state is not None:
+            fold.skip_to(state.step)  # whose digest tells whether these are the steps of its run
     values = {
         "recipe": str(arguments.recipe),
         "recipe_fingerprint": recipe_fingerprint(part),
         "catalog_fingerprint": catalog.fingerprint,
         "part": arguments.part,
         "has_ended": has_ended,
+        "edits": list(fold.edits),
         **asdict(layout),
         **summary.values(),
         "groups": group_values(part, shares, summary.delivered()),
@@ -134,16 +146,18 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     of_part = arguments.recipe if arguments.part == "train" else f"{arguments.part} of {arguments.recipe}"
     last = values["first_step"] + values["num_steps"] - 1
-    sizes = [samples_of_step(part.batch, step) for step in (*range(arguments.start, last), last)]
+    sizes = [samples_of_step(part.batch, step) for step in (*range(start, last), last)]
     samples = str(sizes[0]) if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
     print(
-        f"steps {arguments.start} to {last} of {of_part}: {samples} samples x {part.batch.length} tokens, "
+        f"steps {start} to {last} of {of_part}: {samples} samples x {part.batch.length} tokens, "
         f"dp {layout.dp}, micro-batch size {layout.micro_batch_size}\n"
     )
     print_summary(values, explain=arguments.explain)
     print_groups(values["groups"], explain=arguments.explain)
     if simulation is not None:
         print_simulation(values["simulation"], explain=arguments.explain)
+    if fold.edits:
+        print(f"\nedited at step {', '.join(map(str, fold.edits))}: each step is of the recipe that the run had then")
     if has_ended:
         print(f"\none pass: after step {last} every document has been given once")
     if arguments.out is not None:
@@ -161,8 +175,36 @@ def _show_tree(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _mean_shares(planner: Planner, start: int, num_steps: int | None) -> dict[str, float]:
-    """Share of each source, by sorted name: the mean over the tokens of the steps."""
-    shares = planner.shares_of_step.mean(start, start + (num_steps or 1))
+def _start(arguments: argparse.Namespace, state: LoaderState | None) -> int:
+    """The first step to show."""
+    if arguments.start is None:
+        return 0 if state is None else state.step
+    return int(arguments.start)
+
+
+def _check_one_recipe(fold: RunFold, start: int, stop: int) -> None:
+    """Refuse files of steps that several recipes have made: they could not be replayed."""
+    inside = [step for step in fold.edits if start < step < stop]
+    if inside or any(stop <= step for step in fold.edits):
+        raise OptionError(
+            f"--out: the run was edited at step {', '.join(map(str, inside or fold.edits))}, and a plan's files are "
+            f"of one recipe; give --start {fold.edits[-1]}, or plan earlier steps with the recipe that the run had then"
+        )
+
+
+def _mean_shares(planners: Sequence[Planner], start: int, num_steps: int | None) -> dict[str, float]:
+    """Share of each source that the run has had, by sorted name: the last recipe's mean over tokens of the steps."""
+    last = planners[-1]
+    shares = last.shares_of_step.mean(start, start + (num_steps or 1))
     assert shares is not None, "a checked recipe gives some source a share"
-    return {name: float(share) / SHARE_ONE for name, share in zip(planner.streams, shares, strict=True)}
+    of_last = {name: float(share) / SHARE_ONE for name, share in zip(last.streams, shares, strict=True)}
+    return {name: of_last.get(name, 0.0) for name in sorted({name for one in planners for name in one.streams})}
+
+
+def _epoch_tokens(planners: Sequence[Planner]) -> dict[str, int]:
+    """Tokens of an epoch of each source, as it was last."""
+    return {
+        name: epoch_tokens(order, one.sizes, one.denied)
+        for one in planners
+        for name, order in zip(one.streams, one.orders, strict=True)
+    }

@@ -63,7 +63,8 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
     folder = recipe_directory(arguments.recipe) / recipe.catalog
     catalog = open_part(folder, part)
     coming = ComingLoads(part, catalog, read_profile(folder, catalog, part.seed))
-    loads = coming.mean(arguments.start, arguments.start + (arguments.steps or STEPS))
+    start = arguments.start or 0
+    loads = coming.mean(start, start + (arguments.steps or STEPS))
     budget = budget_of(recipe, cpu=arguments.cpu, memory=arguments.memory)
     found = partition(loads, budget, processes=arguments.processes)
     if arguments.json:

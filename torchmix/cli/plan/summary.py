@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from torchmix.array_types import Int64Array
 from torchmix.cli.terminal import count_text, percent_text, print_meanings, print_table
 from torchmix.planner.plan import ItemPlan, StepPlan
 
@@ -43,10 +44,11 @@ class PlanSummary:
         """Start at no steps.
 
         Args:
-            shares: Share of each source, by sorted name.
+            shares: Share of each source, by sorted name; all that the run has had.
             epoch_tokens: [S] tokens that one epoch of each gives.
         """
         self._shares = dict(shares)
+        self._place = {name: s for s, name in enumerate(self._shares)}
         self._epoch_tokens = np.array(epoch_tokens, np.int64)
         count = len(shares)
         self._asked, self._drawn, self._delivered, self._pool = (np.zeros(count, np.int64) for _ in range(4))
@@ -62,16 +64,16 @@ class PlanSummary:
 
     def pass_over(self, plan: StepPlan) -> None:
         """Count a step before the first one asked for: only the position in each source's epochs."""
-        self._drawn_before += plan.drawn_tokens
+        self._drawn_before += self._by_name(plan, plan.drawn_tokens)
 
     def add(self, plan: StepPlan, seconds: float) -> None:
         """Count a step; `seconds` is how long it took to plan."""
         if self._last is None:
             self._first_step, self._least_capacity = plan.step, plan.capacity_tokens
-        self._asked += plan.asked_tokens
-        self._drawn += plan.drawn_tokens
-        self._delivered += plan.delivered_tokens
-        self._pool = plan.pool_tokens
+        self._asked += self._by_name(plan, plan.asked_tokens)
+        self._drawn += self._by_name(plan, plan.drawn_tokens)
+        self._delivered += self._by_name(plan, plan.delivered_tokens)
+        self._pool = self._by_name(plan, plan.pool_tokens)
         self._seconds.append(seconds)
         self._capacity += plan.capacity_tokens
         self._least_capacity = min(self._least_capacity, plan.capacity_tokens)
@@ -89,6 +91,12 @@ class PlanSummary:
         for name, module in plan.item_modules.items():
             self._modules.setdefault(name, _ModuleSums()).add(module)
         self._last = plan
+
+    def _by_name(self, plan: StepPlan, tokens: Int64Array) -> Int64Array:
+        """Tokens of a plan's streams in the order of the shares; an edited run has other streams from step to step."""
+        found = np.zeros(len(self._shares), np.int64)
+        found[[self._place[name] for name in plan.streams]] = tokens
+        return found
 
     def delivered(self) -> dict[str, int]:
         """Tokens that each source gave, by sorted name."""

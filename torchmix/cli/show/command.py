@@ -11,8 +11,9 @@ import argparse
 from pathlib import Path
 
 from torchmix.catalog.open_part import open_part
-from torchmix.cli.decisions import add_decisions
 from torchmix.cli.layout import add_layout
+from torchmix.cli.run.decisions import add_decisions
+from torchmix.cli.run.steps import add_state
 from torchmix.cli.show.documents import DocumentReader
 from torchmix.cli.show.page import write_page
 from torchmix.cli.show.rows import print_row, rows_shown
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument("--dp-rank", type=at_least(0), metavar="R", help="samples of one data-parallel rank")
     step.add_argument("--microbatch", type=at_least(0), metavar="M", help="samples of one microbatch")
     add_layout(step)
-    step.add_argument("--state", type=Path, metavar="FILE", help="bytes of a state to plan from, not from step 0")
+    add_state(step, "of the run that is meant, to plan from")
     add_decisions(parser)
     step.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page with texts and images, and who encodes them"
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         for row in rows:
             print_row(row)
         return ExitCode.OK
-    plan = plan_of_step(part, catalog, arguments)
+    plan = plan_of_step(part, catalog, directory, arguments)
     maps, seed = maps_of(part.sources), part.seed
     if arguments.html is not None:
         numbers = numbers_of_samples(plan, arguments)

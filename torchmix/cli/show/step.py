@@ -15,18 +15,14 @@ from typing import Any
 import numpy as np
 
 from torchmix.catalog.store import Catalog
-from torchmix.cli.decisions import decisions_of
 from torchmix.cli.layout import layout_of_arguments
+from torchmix.cli.run.steps import run_fold, state_of
 from torchmix.cli.show.documents import DocumentReader, place_of
 from torchmix.cli.show.readable import excerpt, readable
 from torchmix.cli.terminal import count_text, print_table, progress_bar
-from torchmix.errors import OptionError, StateMismatch, TopologyError
-from torchmix.planner.cursor import Cursor
+from torchmix.errors import OptionError, TopologyError
 from torchmix.planner.plan import StepPlan
-from torchmix.planner.planner import Planner, open_planner
 from torchmix.recipe.parts import Part
-from torchmix.steps.cursor_state import cursor_of_state
-from torchmix.steps.state import decode_state
 
 COLUMNS = {
     "source": "a source of the recipe, by its name",
@@ -37,21 +33,24 @@ COLUMNS = {
 }
 
 
-def plan_of_step(part: Part, catalog: Catalog, arguments: argparse.Namespace) -> StepPlan:
+def plan_of_step(part: Part, catalog: Catalog, directory: Path, arguments: argparse.Namespace) -> StepPlan:
     """The step that the arguments name.
 
     Raises:
-        StateError: `--state` is no state of this recipe and catalog, or of a later step.
+        StateError: `--state` is no state of this recipe and catalog, or the step's recipe is not known.
         PlanError: The data ends before the step.
     """
     layout = layout_of_arguments(arguments, part)
-    planner = open_planner(part, catalog, layout, decisions=decisions_of(arguments, part))
-    cursor = _cursor(planner, part, catalog, arguments)
-    num_steps = arguments.step + 1 - cursor.step
+    state = state_of(arguments, part, catalog)
+    fold = run_fold(arguments, part, catalog, directory=directory, layout=layout, state=state, first=arguments.step)
+    num_steps = arguments.step + 1 - fold.cursor.step
     with progress_bar(num_steps, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
-        for _ in range(num_steps):
-            plan, cursor = planner.step(cursor)
+        while fold.cursor.step < arguments.step:
+            fold.pack()
             bar.update()
+        plan = fold.plan()
+        if state is not None:
+            fold.skip_to(state.step)  # whose digest tells whether these are the steps of its run
     return plan
 
 
@@ -140,21 +139,6 @@ def _ids_text(ids: list[int], most: int) -> str:
     if len(ids) <= 2 * most:
         return " ".join(map(str, ids))
     return " ".join([*map(str, ids[:most]), "...", *map(str, ids[len(ids) - most :])])
-
-
-def _cursor(planner: Planner, part: Part, catalog: Catalog, arguments: argparse.Namespace) -> Cursor:
-    """Where to plan from: the state's boundary, or the start."""
-    if arguments.state is None:
-        return planner.start()
-    state = decode_state(arguments.state.read_bytes(), recipe=part)
-    cursor = cursor_of_state(state, planner, catalog=catalog.fingerprint)
-    assert cursor is not None  # nothing stops it
-    if cursor.step > arguments.step:
-        raise StateMismatch(
-            f"{arguments.state} is the state before step {cursor.step}, which is after step {arguments.step}; use an "
-            "earlier one, or none"
-        )
-    return cursor
 
 
 def numbers_of_samples(plan: StepPlan, arguments: argparse.Namespace) -> list[int]:

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.open_part import open_part
-from torchmix.cli.decisions import add_decisions, decisions_of
+from torchmix.cli.run.decisions import add_decisions
+from torchmix.cli.run.steps import add_state, run_fold, state_of
 from torchmix.cli.show.readable import readable
 from torchmix.cli.terminal import (
     ExitCode,
@@ -30,14 +32,14 @@ from torchmix.cli.terminal import (
     progress_bar,
 )
 from torchmix.cli.trace.asked import add_documents, documents_asked, has_documents
-from torchmix.errors import OptionError, StateMismatch
+from torchmix.errors import OptionError
 from torchmix.lineage.appearances import appearances, documents_of_step
 from torchmix.lineage.deny_list import deny_list, write_whole
 from torchmix.lineage.documents import DocumentNames, rows_by_source
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
-from torchmix.steps.history.run_fold import RunFold, Segment
-from torchmix.steps.state import LoaderState, decode_state
+from torchmix.steps.history.run_fold import RunFold
+from torchmix.steps.state import LoaderState
 
 HELP = "say in which steps a document is, or which documents are in a step"
 MOST_LINES = 40
@@ -57,10 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this verb beside RECIPE and --json."""
     add_documents(parser)
     parser.add_argument("--step", type=at_least(0), metavar="N", help="all documents of this step instead")
-    parser.add_argument("--state", type=Path, metavar="FILE", help="bytes of a state: the steps that its run has had")
+    add_state(parser, "the steps that its run has had")
     parser.add_argument(
-        "--steps", type=at_least(1), metavar="N", help="steps to look at, from 0 on (default the state's)"
+        "--steps", type=at_least(1), metavar="N", help="look at the steps before this one (default the state's)"
     )
+    parser.add_argument("--start", type=at_least(0), default=0, metavar="S", help="first step to look at (default 0)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write what was found as Parquet")
     parser.add_argument("--deny-from", type=Path, metavar="FILE", help="write these documents as a deny-list (Parquet)")
     add_part(parser)
@@ -73,88 +76,95 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
     Raises:
         OptionError: Nothing is asked, or what is asked is not there.
-        StateError: `--state` is no state of this recipe, or its run had other steps.
+        StateError: `--state` is no state of this recipe, or the history of its run is not whole.
         TorchmixError: The recipe is wrong or not indexed, or a step cannot be planned.
     """
     if has_documents(arguments) == (arguments.step is not None):
         raise OptionError("name documents with --row, --id or --list, or a step with --step")
-    recipe = load_recipe(arguments.recipe)
-    part = part_of(recipe, arguments.part)
-    folder = recipe_directory(arguments.recipe) / recipe.catalog
+    recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
+    part, folder = part_of(recipe, arguments.part), directory / recipe.catalog
     catalog = open_part(folder, part)
-    names = DocumentNames(catalog, folder, read_manifest(folder).properties)
-    state = None if arguments.state is None else decode_state(arguments.state.read_bytes(), recipe=part)
-    wanted = rows_by_source(documents_asked(arguments, names, list(catalog.sources)))
+    state = state_of(arguments, part, catalog)
+    steps = _steps(arguments, state)
+    fold, sources = None, dict(catalog.sources)
+    if steps is not None:
+        fold = run_fold(arguments, part, catalog, directory=directory, state=state, first=steps.start)
+        for segment in fold.segments:  # also what an edit has removed; rows of files that were added come last
+            sources = {**segment.catalog.sources, **sources}
+    names = DocumentNames(sources, folder, read_manifest(folder).properties)
+    wanted = rows_by_source(documents_asked(arguments, names, list(sources)))
     values: dict[str, Any] = {"recipe": str(arguments.recipe), "part": arguments.part}
-    table: pa.Table | None = None
-    if arguments.step is not None or arguments.steps is not None or state is not None:
-        fold = RunFold([Segment(part=part, catalog=catalog)], decisions=decisions_of(arguments, part))
-        stop = _stop(arguments, state)
-        silent = arguments.json or arguments.quiet
-        with progress_bar(stop, unit="step", title="planning", silent=silent) as bar:
-            if arguments.step is not None:
-                _skip_to(fold, arguments.step, state, bar.update)
-                table = documents_of_step(fold, names)
-            else:
-                tables = []
-                if state is not None and state.step <= stop:
-                    tables.append(appearances(fold, wanted, state.step, on_step=bar.update))
-                    _check_digest(fold, state)
-                tables.append(appearances(fold, wanted, stop, on_step=bar.update))
-                table = pa.concat_tables(tables)
-        values |= {"stop": stop, "pieces": table.to_pylist()}
-    elif arguments.deny_from is None:
-        raise OptionError("give --state FILE, for the steps that a run has had, or --steps N")
-    if arguments.step is not None:
-        assert table is not None
-        wanted = rows_by_source(list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)))
-    files = []
-    if arguments.out is not None:
-        if table is None:
-            raise OptionError("--out writes what was found in steps; give --state, --steps or --step, too")
-        write_whole(arguments.out, table)
-        files.append(str(arguments.out))
+    table, files = None, []
+    if fold is not None and steps is not None:
+        table = _found(arguments, fold, names, wanted, steps, state)
+        values |= {"start": steps.start, "stop": steps.stop, "edits": list(fold.edits), "pieces": table.to_pylist()}
+        if arguments.step is not None:
+            wanted = rows_by_source(list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)))
+        if arguments.out is not None:
+            write_whole(arguments.out, table)
+            files.append(str(arguments.out))
     if arguments.deny_from is not None:
         write_whole(arguments.deny_from, deny_list(wanted))
         files.append(str(arguments.deny_from))
     if arguments.json:
         print_json({**values, "files": files})
         return ExitCode.OK
-    if table is not None:
-        _print(table, wanted, arguments, state)
+    if table is not None and steps is not None:
+        _print(table, wanted, arguments, steps, state)
     if files:
         print(f"wrote {' and '.join(files)}")
     return ExitCode.OK
 
 
-def _stop(arguments: argparse.Namespace, state: LoaderState | None) -> int:
-    """The step to end before."""
+def _steps(arguments: argparse.Namespace, state: LoaderState | None) -> range | None:
+    """The steps to look at; None where documents are only to be listed."""
     if arguments.step is not None:
-        return int(arguments.step) + 1
-    if arguments.steps is not None:
-        return int(arguments.steps)
-    assert state is not None, "the caller has looked"
-    return state.step
+        return range(arguments.step, arguments.step + 1)
+    stop = arguments.steps if arguments.steps is not None else None if state is None else state.step
+    if stop is not None:
+        if arguments.start >= stop:
+            raise OptionError(
+                f"there are no steps from --start {arguments.start} on before step {stop}; give --steps N"
+            )
+        return range(arguments.start, stop)
+    if arguments.out is not None:
+        raise OptionError("--out writes what was found in steps; give --state, --steps or --step, too")
+    if arguments.deny_from is None:
+        raise OptionError("give --state FILE, for the steps that a run has had, or --steps N")
+    return None
 
 
-def _skip_to(fold: RunFold, step: int, state: LoaderState | None, on_step: Any) -> None:
-    while fold.cursor.step < step:
-        fold.pack()
-        on_step()
-        if state is not None and fold.cursor.step == state.step:
-            _check_digest(fold, state)
+def _found(
+    arguments: argparse.Namespace,
+    fold: RunFold,
+    names: DocumentNames,
+    wanted: dict[str, Int64Array],
+    steps: range,
+    state: LoaderState | None,
+) -> pa.Table:
+    """What the steps have; all of the state's steps are planned, so that its digest is compared."""
+    end = max(steps.stop, 0 if state is None else state.step)
+    silent = arguments.json or arguments.quiet
+    with progress_bar(end - fold.cursor.step, unit="step", title="planning", silent=silent) as bar:
+
+        def skip_to(step: int) -> None:
+            while fold.cursor.step < step:
+                fold.pack()
+                bar.update()
+            fold.skip_to(step)
+
+        skip_to(steps.start)
+        if arguments.step is not None:
+            table = documents_of_step(fold, names)
+        else:
+            table = appearances(fold, wanted, steps.stop, on_step=bar.update)
+        skip_to(end)
+    return table
 
 
-def _check_digest(fold: RunFold, state: LoaderState) -> None:
-    """Raise where a state's run had other steps than the fold."""
-    if state.order_digest and state.order_digest != fold.cursor.order_digest:
-        raise StateMismatch(
-            f"the run of the state had other steps before step {state.step} (digest {state.order_digest.hex()}) than "
-            f"this recipe alone gives (digest {fold.cursor.order_digest.hex()})"
-        )
-
-
-def _print(table: pa.Table, wanted: dict[str, Any], arguments: argparse.Namespace, state: LoaderState | None) -> None:
+def _print(
+    table: pa.Table, wanted: dict[str, Any], arguments: argparse.Namespace, steps: range, state: LoaderState | None
+) -> None:
     pieces = table.slice(0, MOST_LINES if arguments.step is not None else len(table)).to_pylist()
     rows = [
         (
@@ -178,9 +188,8 @@ def _print(table: pa.Table, wanted: dict[str, Any], arguments: argparse.Namespac
         )
         return
     found = len(set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)))
-    steps = len(np.unique(table["step"].to_numpy()))
-    stop = _stop(arguments, state)
+    num_steps = len(np.unique(table["step"].to_numpy()))
     print(
-        f"{chr(10) if rows else ''}{found} of {num_documents} documents are in {steps} of the steps 0 to "
-        f"{count_text(stop - 1)}"
+        f"{chr(10) if rows else ''}{found} of {num_documents} documents are in {num_steps} of the steps "
+        f"{count_text(steps.start)} to {count_text(steps.stop - 1)}"
     )

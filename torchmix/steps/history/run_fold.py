@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchmix.catalog.store import Catalog
-from torchmix.errors import StateMismatch
+from torchmix.errors import HistoryMissing
 from torchmix.parallel.layout import Layout
 from torchmix.planner.cursor import Cursor, DecisionRecords
 from torchmix.planner.pack import Packed
@@ -55,12 +55,32 @@ class RunFold:
             StateError: The first segment's state does not fit its catalog.
         """
         self._layout, self._decisions = layout, decisions
+        self.segments = tuple(segments)
+        """All of them."""
         self._coming = list(segments)[::-1]
         self.planner: Planner
         """The planner of the step at the cursor."""
         self.cursor: Cursor
         """Before the next step."""
         self._open(self._coming.pop())
+
+    @property
+    def edits(self) -> tuple[int, ...]:
+        """The steps, after the first one of the fold, at which an edit took hold."""
+        return tuple(one.step for one in self.segments[1:] if one.state is not None and one.state.edited_from)
+
+    def planners(self) -> list[Planner]:
+        """A planner of each segment, in order."""
+        now = len(self.segments) - 1 - len(self._coming)
+        return [
+            self.planner if number == now else open_planner(one.part, one.catalog, self._layout)
+            for number, one in enumerate(self.segments)
+        ]
+
+    def before(self) -> Cursor:
+        """The cursor that the next step is planned at, of the recipe that makes it."""
+        self._turn()
+        return self.cursor
 
     def plan(self) -> StepPlan:
         """The next step, placed; errors as `Planner.step`."""
@@ -88,10 +108,13 @@ class RunFold:
         while self._coming and self._coming[-1].step == self.cursor.step:
             segment = self._coming.pop()
             assert segment.state is not None, "only a run's first segment begins without a state"
-            if segment.state.order_digest != self.cursor.order_digest:
-                raise StateMismatch(
-                    f"the steps before step {segment.step} give digest {self.cursor.order_digest.hex()}, and the edit "
-                    f"at that step was of a run with {segment.state.order_digest.hex()}"
+            found, wanted = self.cursor.order_digest.hex(), segment.state.order_digest.hex()
+            if found != wanted:
+                raise HistoryMissing(
+                    f"the recipes that are known of the steps before step {segment.step} give other steps than the "
+                    f"run had (digest {found}, the run's is {wanted}): "
+                    f"the history in the catalog's folder was removed, or is of another run. Bring it back, or look at "
+                    f"steps from {segment.step} on with a state from there"
                 )
             self._open(segment)
 

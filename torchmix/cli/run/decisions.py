@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torchmix.recipe.parts import Part
 from torchmix.steps.decisions import EndedLog, opened_log
+from torchmix.steps.state import LoaderState
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +24,24 @@ def add_decisions(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def decisions_of(arguments: argparse.Namespace, part: Part) -> EndedLog | None:
-    """The log that was named.
+def decisions_of(
+    arguments: argparse.Namespace, part: Part, *, directory: Path | None = None, state: LoaderState | None = None
+) -> EndedLog | None:
+    """The log that was named, or the one that a state's run has written.
+
+    Args:
+        arguments: Of the verb.
+        part: Of the recipe.
+        directory: The recipe's folder.
+        state: Of the run.
 
     Raises:
         PlanError: There is no log at the place, or several that no other one goes on from.
     """
     if arguments.decisions is not None:
         return opened_log(arguments.decisions)
+    if part.dynamic is not None and directory is not None and state is not None and state.log_branch:
+        return opened_log(directory / part.dynamic.decisions / f"{state.log_branch}.jsonl")
     if part.dynamic is not None:
         logger.warning("these are the schedule's shares; --decisions DIR plans those that the recipe's policy decided")
     return None

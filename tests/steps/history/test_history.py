@@ -1,0 +1,214 @@
+"""The history of edited runs: earlier steps are planned as they were given, by the tokens; what is missing is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.loaders import run_job
+from tests.support.numbered_rows import Document, delivered, traced, write_numbered
+from torchmix.cli.main import main
+from torchmix.errors import HistoryMissing, StateMismatch
+from torchmix.parallel.topology import Topology
+from torchmix.stateful.open import build_loader
+
+Capture = pytest.CaptureFixture[str]
+Given = dict[int, Counter[Document]]
+ALONE = Topology()
+EDIT, STOP = 9, 16
+FIRST, SECOND = "{web: 70%, code: 30%}", "{web: 20%, code: 40%, late: 40%}"
+SOURCES = "web code late"
+
+
+def word_of(recipe: Path, state: dict[str, Any]) -> str | None:
+    """The word that accepts the recipe, if it is an edit."""
+    with build_loader(recipe, topology=ALONE, loaders="in_process") as loader:
+        try:
+            loader.load_state_dict(state)
+        except StateMismatch as error:
+            return str(re.findall(r"accept_edit='([0-9a-f]+)'", str(error))[0])
+    return None
+
+
+def run(recipe: Path, stop: int, state: dict[str, Any] | None = None, **options: Any) -> tuple[Given, dict[str, Any]]:
+    """Steps up to `stop`, with whatever edit the recipe is; what was delivered, and the state."""
+    word = None if state is None else word_of(recipe, state)
+
+    def program(loader: Any, rank: Any) -> None:
+        if state is not None:
+            loader.load_state_dict(state, accept_edit=word)
+        for microbatch in loader:
+            rank.microbatches.append(microbatch)
+            if microbatch.is_last_of_step and microbatch.step == stop - 1:
+                break
+
+    [rank] = run_job(recipe, ALONE, program=program, **options)
+    return delivered(rank.microbatches), rank.state
+
+
+def edited(folder: Path) -> tuple[Path, Given, dict[str, Any]]:
+    """A run with an edit at EDIT: the recipe, what was delivered, the state at STOP."""
+    before, state = run(write_numbered(folder, FIRST), EDIT)
+    recipe = write_numbered(folder, SECOND, sources=SOURCES)
+    after, state = run(recipe, STOP, state)
+    return recipe, {**before, **after}, state
+
+
+def save(folder: Path, state: dict[str, Any], name: str = "state.bin") -> Path:
+    (folder / name).write_bytes(state["torchmix_state"])
+    return folder / name
+
+
+def trace_all(capsys: Capture, recipe: Path, *words: object) -> dict[str, Any]:
+    rows = recipe.parent / "rows.txt"
+    rows.write_text("".join(f"{name}:{row}\n" for name in SOURCES.split() for row in range(600)))
+    capsys.readouterr()
+    assert main(["trace", str(recipe), "--list", str(rows), *map(str, words), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("by_state", [True, False])
+def test_every_step_of_an_edited_run_is_traced_as_it_was_given(by_state: bool, tmp_path: Path, capsys: Capture) -> None:
+    recipe, given, state = edited(tmp_path)
+    words: list[object] = ["--state", save(tmp_path, state)] if by_state else ["--steps", STOP]
+    found = trace_all(capsys, recipe, *words)
+    assert traced(found["pieces"]) == given and len(given) == STOP
+    assert found["edits"] == [EDIT]
+
+
+def test_a_plan_and_a_step_shown_are_those_of_the_run(tmp_path: Path, capsys: Capture) -> None:
+    recipe, given, state = edited(tmp_path)
+    capsys.readouterr()
+    for step in (0, EDIT - 1, EDIT, STOP - 1):
+        assert main(["show", str(recipe), "--step", str(step), "--json"]) == 0
+        pieces = [piece for sample in json.loads(capsys.readouterr().out)["samples"] for piece in sample["pieces"]]
+        shown = Counter({(piece["source"], piece["row"]): 0 for piece in pieces})
+        for piece in pieces:
+            shown[piece["source"], piece["row"]] += piece["tokens"]
+        assert shown == given[step]
+    assert main(["plan", str(recipe), "--steps", str(STOP), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["edits"] == [EDIT] and [source["name"] for source in plan["sources"]] == ["code", "late", "web"]
+    tokens = sum((counts for counts in given.values()), Counter[Document]())
+    for source in plan["sources"]:
+        assert source["delivered_tokens"] == sum(n for (name, _), n in tokens.items() if name == source["name"])
+    assert main(["plan", str(recipe), "--steps", "3", "--state", str(save(tmp_path, state)), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["first_step"] == STOP
+    assert main(["plan", str(recipe), "--steps", str(STOP), "--out", str(tmp_path / "out")]) == 2
+    assert f"the run was edited at step {EDIT}" in capsys.readouterr().err
+
+
+def test_a_step_number_alone_begins_in_the_edited_run(tmp_path: Path) -> None:
+    recipe, given, state = edited(tmp_path)
+    again, last = run(recipe, STOP, start_step=EDIT + 3)
+    assert again == {step: given[step] for step in range(EDIT + 3, STOP)}
+    assert last == state
+    with pytest.raises(HistoryMissing, match=f"has had this recipe since step {EDIT}, and was to begin at step 4"):
+        run(recipe, STOP, start_step=4)
+
+
+def test_a_recipe_that_comes_back_is_the_same_run(tmp_path: Path, capsys: Capture) -> None:
+    _, given, state = edited(tmp_path)
+    recipe = write_numbered(tmp_path, FIRST)
+    more, _ = run(recipe, STOP + 6, state)
+    found = trace_all(capsys, write_numbered(tmp_path, SECOND, sources=SOURCES), "--steps", STOP)
+    assert traced(found["pieces"]) == given
+    rows = tmp_path / "rows.txt"
+    rows.write_text("".join(f"{name}:{row}\n" for name in SOURCES.split() for row in range(600)))
+    write_numbered(tmp_path, FIRST)
+    capsys.readouterr()
+    assert main(["trace", str(recipe), "--list", str(rows), "--steps", str(STOP + 6), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert traced(found["pieces"]) == {**given, **more} and found["edits"] == [EDIT, STOP]
+
+
+def test_branches_are_told_apart_by_a_state_and_never_guessed(tmp_path: Path, capsys: Capture) -> None:
+    recipe = write_numbered(tmp_path, FIRST)
+    early_given, early = run(recipe, 5)
+    late_given, late = run(recipe, EDIT, early)
+    recipe = write_numbered(tmp_path, SECOND, sources=SOURCES)
+    branch, state_of_branch = run(recipe, STOP, early)
+    other, state_of_other = run(recipe, STOP, late)
+    capsys.readouterr()
+    assert main(["trace", str(recipe), "--row", "web:1", "--steps", "3"]) == 3
+    assert "2 runs have had this recipe (from step 5 on, from step 9 on)" in capsys.readouterr().err
+    with pytest.raises(HistoryMissing, match="2 runs have had this recipe"):
+        run(recipe, STOP, start_step=12)
+    found = trace_all(capsys, recipe, "--state", save(tmp_path, state_of_branch))
+    assert traced(found["pieces"]) == {**early_given, **branch}
+    found = trace_all(capsys, recipe, "--state", save(tmp_path, state_of_other))
+    assert traced(found["pieces"]) == {**early_given, **late_given, **other}
+
+
+def test_documents_of_a_spike_are_taken_out_and_the_run_stays_traceable(tmp_path: Path, capsys: Capture) -> None:
+    recipe = write_numbered(tmp_path, FIRST)
+    before, state = run(recipe, EDIT)
+    words = ["--step", str(EDIT - 1), "--deny-from", str(tmp_path / "spike.parquet")]
+    assert main(["trace", str(recipe), *words]) == 0
+    write_numbered(tmp_path, FIRST, extra="deny: [spike.parquet]")
+    after, state = run(recipe, 40, state)
+    assert not set(before[EDIT - 1]) & {document for counts in after.values() for document in counts}
+    found = trace_all_of(capsys, recipe, save(tmp_path, state))
+    assert traced(found["pieces"]) == {**before, **after} and found["edits"] == [EDIT]
+
+
+@pytest.mark.parametrize("what", ["all", "first", "altered"])
+def test_a_history_that_is_gone_is_named_and_later_steps_need_only_a_state(
+    what: str, tmp_path: Path, capsys: Capture
+) -> None:
+    recipe, _, state = edited(tmp_path)
+    folder = tmp_path / "catalog" / "history"
+    entries = {json.loads(path.read_bytes())["step"]: path for path in folder.glob("*.run.json")}
+    assert sorted(entries) == [0, EDIT]
+    if what == "altered":
+        entries[EDIT].write_bytes(entries[EDIT].read_bytes() + b"\n")
+    else:
+        for path in entries.values() if what == "all" else [entries[0]]:
+            path.unlink()
+    file = save(tmp_path, state)
+    capsys.readouterr()
+    assert main(["trace", str(recipe), "--row", "web:1", "--state", str(file)]) == 3
+    said = {"all": "give other steps than the run had", "first": "does not have the recipe", "altered": "was altered"}
+    assert said[what] in capsys.readouterr().err
+    assert (
+        main(["trace", str(recipe), "--row", "web:1", "--state", str(file), "--start", str(STOP), "--steps", "20"]) == 0
+    )
+
+
+def test_a_run_goes_on_where_the_history_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recipe = write_numbered(tmp_path, FIRST)
+    (tmp_path / "catalog" / "history").write_text("in the way")
+    given, _ = run(recipe, 3)
+    assert len(given) == 3 and "the history of this run is not kept" in caplog.text
+
+
+def test_an_index_run_keeps_the_arrays_of_a_run(tmp_path: Path, capsys: Capture) -> None:
+    recipe, given, state = edited(tmp_path)
+    for _ in range(3):  # arrays of the manifest before the last would go
+        assert main(["index", str(recipe), "--force"]) == 0
+    found = trace_all(capsys, recipe, "--state", save(tmp_path, state))
+    assert traced(found["pieces"]) == given
+
+
+def test_an_unwritten_history_leaves_an_unedited_run_traceable(tmp_path: Path, capsys: Capture) -> None:
+    recipe = write_numbered(tmp_path, FIRST)
+    given, state = run(recipe, 6)
+    for path in (tmp_path / "catalog" / "history").iterdir():
+        path.unlink()
+    found = trace_all_of(capsys, recipe, save(tmp_path, state))
+    assert traced(found["pieces"]) == given
+
+
+def trace_all_of(capsys: Capture, recipe: Path, state: Path) -> dict[str, Any]:
+    rows = recipe.parent / "rows.txt"
+    rows.write_text("".join(f"{name}:{row}\n" for name in ("web", "code") for row in range(600)))
+    capsys.readouterr()
+    assert main(["trace", str(recipe), "--list", str(rows), "--state", str(state), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
