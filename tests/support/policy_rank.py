@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> None:
                     break
         found = loader.state_dict()["torchmix_state"]
         Path(recipe).with_name(f"state-{dist.get_rank()}").write_bytes(found)
+    assert len(dist.distributed_c10d._world.pg_map) == 1, "the loader gives its groups back"
     dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ one line of a file each step, and the policy's own time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import secrets
@@ -159,7 +160,14 @@ class Reports:
             )
 
     def close(self) -> None:
-        """Give the log back; may be called again."""
+        """Give the log and the group back; may be called again, and after the job has destroyed its groups."""
+        self._close_log()
+        group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(ValueError, AssertionError, RuntimeError):  # destroyed before, or broken
+                dist.destroy_process_group(group)
+
+    def _close_log(self) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -203,7 +211,7 @@ class Reports:
 
     def _open(self, branch: str, parent: str, records: list[StepRecord], digest: str, step: int) -> None:
         """Begin a branch; steps that were not reported before the state was saved have nothing in it."""
-        self.close()
+        self._close_log()
         begin_branch(self._folder, branch, parent=parent, length=len(records) if parent else 0, digest=digest)
         self._log = LogWriter(self._folder, branch, digest=digest)
         missing = records if not parent else [StepRecord(step=late) for late in range(len(records), step)]
