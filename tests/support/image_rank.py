@@ -1,9 +1,10 @@
 """One real rank that consumes a recipe with images, and writes what came.
 
-    RANK=.. WORLD_SIZE=.. MASTER_..=.. python -m tests.support.image_rank RECIPE OUT TP STEPS
+    RANK=.. WORLD_SIZE=.. MASTER_..=.. python -m tests.support.image_rank RECIPE OUT TP CP PP STEPS LOADERS LOG
 
-Out: OUT/RANK.npz with the tokens and labels of all microbatches, the images that this rank encodes, and what the other
-ranks' rows put in the place of each token: a checksum of the pixels of the image, and the number of the row in it.
+Out: OUT/RANK.npz with its place, the tokens and labels of all microbatches as far as its role has them, the images that
+this rank encodes, and what the other ranks' rows put in the place of each token: a checksum of the pixels of the image,
+and the number of the row in it. Images that it decodes itself are noted in LOG.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 import torchmix
+from tests.support.decode_log import install
 from torchmix.parallel import HeldRows, Topology, place_rows, route
 
 
@@ -28,12 +31,14 @@ def checksum(pixels: np.ndarray) -> float:
 
 def main(arguments: list[str]) -> None:
     recipe, out = arguments[0], Path(arguments[1])
-    tp, steps = map(int, arguments[2:4])
+    tp, cp, pp, steps = map(int, arguments[2:6])
+    loaders: Any = arguments[6]
+    install(arguments[7])
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
-    topology = Topology.from_torchrun(tp=tp)
-    tokens, labels, placed, images, totals = [], [], [], [], []
-    with torchmix.build_loader(recipe, topology=topology, max_steps=steps) as loader:
+    topology = Topology.from_torchrun(tp=tp, cp=cp, pp=pp)
+    tokens, labels, placed, images, totals, segments = [], [], [], [], [], []
+    with torchmix.build_loader(recipe, topology=topology, max_steps=steps, loaders=loaders) as loader:
         step = []
         for microbatch in loader:
             step.append(microbatch)
@@ -52,19 +57,26 @@ def main(arguments: list[str]) -> None:
             assert batch.cu_seqlens[-1] == len(pixels)
             held = HeldRows(route(rows, batch.routes))
             for each in step:
-                zeros = torch.zeros(*each.tokens.shape, 2, dtype=torch.float64)
-                placed.append(place_rows(zeros, held.rows, batch.routes, each.index).detach().numpy())
-                tokens.append(each.tokens.numpy())
-                labels.append(each.labels_int32.numpy())
+                if each.tokens is not None:
+                    zeros = torch.zeros(*each.tokens.shape, 2, dtype=torch.float64)
+                    placed.append(place_rows(zeros, held.rows, batch.routes, each.index).detach().numpy())
+                    tokens.append(each.tokens.numpy())
+                if each.labels_int32 is not None:
+                    labels.append(each.labels_int32.numpy())
+                segments.append(each.cu_seqlens_padded.numpy())
                 totals.append(float(each.num_tokens_global))
             step = []
+    place = topology.coordinates
     np.savez(
         out / f"{topology.rank}.npz",
-        tokens=np.stack(tokens),
-        labels=np.stack(labels),
-        placed=np.stack(placed),
+        place=np.array([place.dp, place.pp, place.cp, place.tp]),
+        tokens=np.array(tokens),
+        labels=np.array(labels),
+        placed=np.array(placed),
         images=np.array(images).reshape(-1, 4),
         totals=np.array(totals),
+        segments=np.concatenate(segments),
+        segments_stop=np.cumsum([len(each) for each in segments]),
     )
     if dist.is_initialized():
         dist.barrier()

@@ -59,9 +59,9 @@ def make_image_rows(seed: int, count: int, *, most_images: int = 3, most_side: i
 
 
 def _interleaved(row: ImageRow) -> list[str | None]:
-    """The texts of a row, None for each image; a row has one text at least."""
+    """The texts of a row, None for each image."""
     first, *rest = row.marked.split("<image>")
-    found: list[str | None] = [first or " "]
+    found: list[str | None] = [first] if first or not rest else []
     for text in rest:
         found += [None, *([text] if text else [])]
     return found
@@ -156,7 +156,8 @@ def write_source(folder: Path, name: str, container: str, files: list[list[Image
                     source.pop("text", None)
                     source["interleaved"] = "parts"
                     parts = [
-                        {"type": "text", "text": text} if text else {"type": "image"} for text in _interleaved(row)
+                        {"type": "text", "text": text} if text is not None else {"type": "image"}
+                        for text in _interleaved(row)
                     ]
                     line = {"parts": parts, "image": value}
                 lines.append(json.dumps(line))

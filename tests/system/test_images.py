@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import io
 import math
+import os
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,12 @@ import pytest
 import yaml
 from PIL import Image, ImageOps
 
+from tests.support.decode_log import decoded, digest_of, site_folder
 from tests.support.image_rank import checksum
 from tests.support.image_sources import OF_SEVERAL, RULES, TOKEN, ImageRow, make_image_rows, make_rows, write_source
 from tests.support.processes import Processes
+from torchmix.indexing.scan import index_recipe
+from torchmix.recipe.load import load_recipe
 
 STEPS = 3
 DEADLINE_S = 120.0
@@ -91,17 +97,43 @@ def patches_of(content: bytes, rule: str) -> tuple[np.ndarray, int]:
     return np.stack(found), len(found) // 4
 
 
-def check(folder: Path, ranks: int, tp: int, rows: dict[str, dict[str, ImageRow]], rule: str) -> None:
+def whole(parts: list[np.ndarray], segments: list[np.ndarray]) -> np.ndarray:
+    """Sequences of all microbatches, put together from those of the CP ranks: [microbatches, T, ...]."""
+    if len(parts) == 1:
+        return parts[0].reshape(len(segments), -1, *parts[0].shape[3:])
+    cp, found = len(parts), []
+    flat = [part.reshape(len(segments), -1, *part.shape[3:]) for part in parts]
+    for number, borders in enumerate(segments):
+        chunks: list[np.ndarray] = []
+        for start, stop in pairwise(borders.tolist()):
+            size = (stop - start) // (2 * cp)
+            own = [part[number, start // cp : stop // cp] for part in flat]
+            chunks += [each[:size] for each in own] + [each[size:] for each in reversed(own)]
+        found.append(np.concatenate(chunks))
+    return np.stack(found)
+
+
+def check(folder: Path, ranks: int, rows: dict[str, dict[str, ImageRow]], rule: str) -> None:
     found = [dict(np.load(folder / f"{rank}.npz")) for rank in range(ranks)]
+    by_place = {tuple(one["place"].tolist()): one for one in found}
+    num_dp, num_pp, num_cp, _ = (max(place[axis] for place in by_place) + 1 for axis in range(4))
+    for (dp, pp, cp, tp), one in by_place.items():  # a TP peer has what its leader has, rows included
+        for key in ("tokens", "labels", "placed") if tp else ():
+            np.testing.assert_array_equal(one[key], by_place[dp, pp, cp, 0][key])
+        assert len(one["tokens"]) == (len(one["totals"]) if pp == 0 else 0)
+        assert len(one["labels"]) == (len(one["totals"]) if pp == num_pp - 1 else 0)
     by_text = {text: row for of_source in rows.values() for text, row in of_source.items()}
     seen: list[float] = []
+    contents: Counter[str] = Counter()
     num_labels = num_with_images = 0
-    for rank, one in enumerate(found):
-        if rank % tp:  # a TP peer has what its leader has, rows included
-            for key in ("tokens", "labels", "placed"):
-                np.testing.assert_array_equal(one[key], found[rank - rank % tp][key])
-            continue
-        tokens, labels, placed = (one[key].reshape(-1, *one[key].shape[3:]) for key in ("tokens", "labels", "placed"))
+    for dp in range(num_dp):
+        first = [by_place[dp, 0, cp, 0] for cp in range(num_cp)]
+        last = [by_place[dp, num_pp - 1, cp, 0] for cp in range(num_cp)]
+        segments = np.split(first[0]["segments"], first[0]["segments_stop"][:-1])
+        tokens = whole([one["tokens"] for one in first], segments)
+        placed = whole([one["placed"] for one in first], segments)
+        labels = whole([one["labels"] for one in last], segments)
+        tokens, labels, placed = tokens.reshape(-1), labels.reshape(-1), placed.reshape(-1, 2)
         num_labels += int((labels >= 0).sum())
         start = 0
         for end in np.flatnonzero(tokens == 256).tolist():
@@ -119,6 +151,7 @@ def check(folder: Path, ranks: int, tp: int, rows: dict[str, dict[str, ImageRow]
                 of_tokens += range(place, place + count)
                 place += count
                 seen.append(checksum(patches))
+                contents[digest_of(image)] += 1
             assert np.flatnonzero(ids == TOKEN).tolist() == of_tokens, text
             num_with_images += bool(row.images)
             np.testing.assert_array_equal(placed[start : end + 1], wanted)
@@ -129,6 +162,7 @@ def check(folder: Path, ranks: int, tp: int, rows: dict[str, dict[str, ImageRow]
             start = end + 1
     encoded = sorted(code for one in found for code in one["images"][:, 0].tolist())
     assert encoded == sorted(seen) and num_with_images > 10, "each image is encoded once in the job"
+    assert decoded(folder / "decoded") == contents, "each image is decoded once in the job"
     assert min(len(one["images"]) for one in found) > 0
     totals = found[0]["totals"].reshape(STEPS, -1)[:, 0]
     assert num_labels == totals.sum()
@@ -136,20 +170,35 @@ def check(folder: Path, ranks: int, tp: int, rows: dict[str, dict[str, ImageRow]
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("containers", "rule", "tp", "world_size"),
+    ("containers", "rule", "sizes", "loaders"),
     [
-        (["parquet", "webdataset", "jsonl", "struct"], "dynamic", 1, 4),
-        (["webdataset", "parquet"], "tiles", 2, 4),
-        (["lists", "members", "structs", "paths"], "dynamic", 1, 2),
+        (["parquet", "webdataset", "jsonl", "struct"], "dynamic", (1, 1, 1, 4), "node"),
+        (["webdataset", "parquet"], "tiles", (2, 1, 1, 2), "in_process"),
+        (["lists", "members", "structs", "paths"], "dynamic", (1, 2, 1, 2), "node"),
+        (["obelics", "interleaved", "parquet"], "tiles", (1, 1, 2, 2), "in_process"),
+        (["webdataset", "lists"], "dynamic", (1, 1, 2, 2), "node"),
+        (["jsonl", "parquet"], "tiles", (1, 2, 1, 2), "in_process"),
     ],
 )
 def test_every_tensor_is_what_pillow_makes(
-    tmp_path: Path, containers: list[str], rule: str, tp: int, world_size: int
+    tmp_path: Path, containers: list[str], rule: str, sizes: tuple[int, int, int, int], loaders: str
 ) -> None:
+    tp, cp, pp, dp = sizes
     rows = write_project(tmp_path, containers, rule=rule)
+    index_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path)
+    site = site_folder(tmp_path / "site", tmp_path / "decoded")
+    paths = [str(site), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    world_size = tp * cp * pp * dp
     with Processes(tmp_path) as processes:
-        arguments = (str(tmp_path / "recipe.yaml"), str(tmp_path), str(tp), str(STEPS))
-        ranks = processes.start_ranks("-m", "tests.support.image_rank", *arguments, world_size=world_size)
+        numbers = map(str, (tp, cp, pp, STEPS))
+        arguments = (str(tmp_path / "recipe.yaml"), str(tmp_path), *numbers, loaders, str(tmp_path / "decoded"))
+        ranks = processes.start_ranks(
+            "-m",
+            "tests.support.image_rank",
+            *arguments,
+            world_size=world_size,
+            environment={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
         codes = [rank.wait(deadline_s=DEADLINE_S) for rank in ranks]
         assert codes == [0] * world_size, processes.report()
-    check(tmp_path, world_size, tp, rows, rule)
+    check(tmp_path, world_size, rows, rule)

@@ -1,0 +1,49 @@
+"""Notes every image that Pillow opens in a process, by the hash of its bytes: the decoder decodes each that it opens.
+
+install(FOLDER)           from now on, into FOLDER/PID
+site_folder(PATH, LOG)    a folder for PYTHONPATH that installs it in every new interpreter
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+
+def install(folder: str) -> None:
+    """Note what is opened from now on."""
+    from PIL import Image
+
+    opened, lock = Image.open, Lock()
+
+    def noted(file: Any, *arguments: Any, **options: Any) -> Any:
+        digest = hashlib.sha1(file.getvalue()).hexdigest()
+        with lock, Path(folder, str(os.getpid())).open("a", encoding="ascii") as log:
+            log.write(f"{digest}\n")
+        return opened(file, *arguments, **options)
+
+    Image.open = noted  # type: ignore[assignment]
+
+
+def site_folder(path: Path, folder: Path) -> Path:
+    """Write it; the interpreter imports `sitecustomize` as it starts."""
+    path.mkdir()
+    folder.mkdir()
+    (path / "sitecustomize.py").write_text(
+        f"from tests.support.decode_log import install\n\ninstall({str(folder)!r})\n"
+    )
+    return path
+
+
+def decoded(folder: Path) -> Counter[str]:
+    """How often each image was opened, over all processes."""
+    return Counter(line for log in folder.iterdir() for line in log.read_text().split())
+
+
+def digest_of(content: bytes) -> str:
+    """As the log has it."""
+    return hashlib.sha1(content).hexdigest()
