@@ -1,10 +1,11 @@
 """One real rank that consumes a recipe with images, and writes what came.
 
-    RANK=.. WORLD_SIZE=.. MASTER_..=.. python -m tests.support.image_rank RECIPE OUT TP CP PP STEPS LOADERS LOG
+    RANK=.. WORLD_SIZE=.. MASTER_..=.. python -m tests.support.image_rank RECIPE OUT TP CP PP STEPS LOADERS LOG MROPE
 
 Out: OUT/RANK.npz with its place, the tokens and labels of all microbatches as far as its role has them, the images that
 this rank encodes, and what the other ranks' rows put in the place of each token: a checksum of the pixels of the image,
-and the number of the row in it. Images that it decodes itself are noted in LOG.
+and the number of the row in it; if MROPE is 1, positions in three dimensions. Images that it decodes itself are noted
+in LOG.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> None:
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
     topology = Topology.from_torchrun(tp=tp, cp=cp, pp=pp)
-    tokens, labels, placed, images, totals, segments = [], [], [], [], [], []
+    tokens, labels, placed, images, totals, segments, positions = [], [], [], [], [], [], []
     with torchmix.build_loader(recipe, topology=topology, max_steps=steps, loaders=loaders) as loader:
         step = []
         for microbatch in loader:
@@ -61,6 +62,10 @@ def main(arguments: list[str]) -> None:
                     zeros = torch.zeros(*each.tokens.shape, 2, dtype=torch.float64)
                     placed.append(place_rows(zeros, held.rows, batch.routes, each.index).detach().numpy())
                     tokens.append(each.tokens.numpy())
+                    if arguments[8] == "1":
+                        mrope = each.mrope_position_ids("vision")
+                        assert mrope is not None
+                        positions.append(mrope.permute(1, 2, 0).numpy())
                 if each.labels_int32 is not None:
                     labels.append(each.labels_int32.numpy())
                 segments.append(each.cu_seqlens_padded.numpy())
@@ -73,6 +78,7 @@ def main(arguments: list[str]) -> None:
         tokens=np.array(tokens),
         labels=np.array(labels),
         placed=np.array(placed),
+        positions=np.array(positions),
         images=np.array(images).reshape(-1, 4),
         totals=np.array(totals),
         segments=np.concatenate(segments),

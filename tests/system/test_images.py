@@ -61,8 +61,8 @@ def write_project(folder: Path, containers: list[str], *, rule: str = "dynamic")
     return rows
 
 
-def patches_of(content: bytes, rule: str) -> tuple[np.ndarray, int]:
-    """The patches of an image by loops, and its tokens."""
+def patches_of(content: bytes, rule: str) -> tuple[np.ndarray, int, int]:
+    """The patches of an image by loops, its tokens, and how many of them are a row of its picture."""
     with Image.open(io.BytesIO(content)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")
     if rule == "dynamic":
@@ -94,7 +94,7 @@ def patches_of(content: bytes, rule: str) -> tuple[np.ndarray, int]:
                 for dy, dx in ((0, 0), (0, 4), (4, 0), (4, 4)):
                     patch = picture[y + dy : y + dy + 4, x + dx : x + dx + 4]
                     found.append(patch.transpose(2, 0, 1).reshape(-1))
-    return np.stack(found), len(found) // 4
+    return np.stack(found), len(found) // 4, pictures[0].shape[1] // 8
 
 
 def whole(parts: list[np.ndarray], segments: list[np.ndarray]) -> np.ndarray:
@@ -131,9 +131,12 @@ def check(folder: Path, ranks: int, rows: dict[str, dict[str, ImageRow]], rule: 
         last = [by_place[dp, num_pp - 1, cp, 0] for cp in range(num_cp)]
         segments = np.split(first[0]["segments"], first[0]["segments_stop"][:-1])
         tokens = whole([one["tokens"] for one in first], segments)
-        placed = whole([one["placed"] for one in first], segments)
+        placed = whole([one["placed"] for one in first], segments).reshape(-1, 2)
+        positions = None
+        if rule == "dynamic":
+            positions = whole([one["positions"] for one in first], segments).reshape(-1, 3)
         labels = whole([one["labels"] for one in last], segments)
-        tokens, labels, placed = tokens.reshape(-1), labels.reshape(-1), placed.reshape(-1, 2)
+        tokens, labels = tokens.reshape(-1), labels.reshape(-1)
         num_labels += int((labels >= 0).sum())
         start = 0
         for end in np.flatnonzero(tokens == 256).tolist():
@@ -143,9 +146,14 @@ def check(folder: Path, ranks: int, rows: dict[str, dict[str, ImageRow]], rule: 
             row = by_text[text]
             wanted = np.zeros((len(ids), 2))
             place, parts, of_tokens = 0, row.marked.split("<image>"), list[int]()
+            walked, turn = list[tuple[int, int, int]](), 0  # positions of the tokens so far, and the next one
             for part, image in zip(parts, row.images, strict=False):
-                patches, count = patches_of(image, rule)
+                patches, count, columns = patches_of(image, rule)
                 place += len(part)
+                walked += [(turn + i,) * 3 for i in range(len(part))]
+                turn += len(part)
+                walked += [(turn, turn + i // columns, turn + i % columns) for i in range(count)]
+                turn += max(columns, count // columns)
                 wanted[place : place + count, 0] = checksum(patches)
                 wanted[place : place + count, 1] = np.arange(count) + 1
                 of_tokens += range(place, place + count)
@@ -154,6 +162,9 @@ def check(folder: Path, ranks: int, rows: dict[str, dict[str, ImageRow]], rule: 
                 contents[digest_of(image)] += 1
             assert np.flatnonzero(ids == TOKEN).tolist() == of_tokens, text
             num_with_images += bool(row.images)
+            if positions is not None:
+                walked += [(turn + i,) * 3 for i in range(len(ids) - len(walked))]
+                assert positions[start : end + 1].tolist() == [list(each) for each in walked], text
             np.testing.assert_array_equal(placed[start : end + 1], wanted)
             following = np.append(ids[1:], -1)
             np.testing.assert_array_equal(
@@ -192,6 +203,7 @@ def test_every_tensor_is_what_pillow_makes(
     with Processes(tmp_path) as processes:
         numbers = map(str, (tp, cp, pp, STEPS))
         arguments = (str(tmp_path / "recipe.yaml"), str(tmp_path), *numbers, loaders, str(tmp_path / "decoded"))
+        arguments += (str(int(rule == "dynamic")),)
         ranks = processes.start_ranks(
             "-m",
             "tests.support.image_rank",

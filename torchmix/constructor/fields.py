@@ -43,6 +43,8 @@ from torchmix.constructor.expand import (
     expand_tokens,
 )
 from torchmix.constructor.modules.batch import ModuleBatch, modules_of_microbatches
+from torchmix.constructor.modules.mrope import mrope_position_ids
+from torchmix.errors import OptionError
 
 
 class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True, dict=True):
@@ -97,6 +99,23 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
     def position_ids(self) -> torch.Tensor | None:
         """int64 [B, T]; first stage."""
         return None if self.tokens_int32 is None else expand_position_ids(self.spans, self.tokens_int32.shape)
+
+    def mrope_position_ids(self, module: str) -> torch.Tensor | None:
+        """int64 [3, B, T]: time, row and column of each token, as Qwen2-VL's embeddings take them; first stage.
+
+        Args:
+            module: The module that encodes the images.
+
+        Raises:
+            KeyError: There is no such module.
+            OptionError: It computes no images, or one of them has no grid of tokens.
+        """
+        images = self.modules[module].images
+        if images is None:
+            raise OptionError(f"mrope_position_ids: module {module!r} computes no images")
+        if self.position_ids is None:
+            return None
+        return mrope_position_ids(self.position_ids, self.cu_seqlens_padded, images[images[:, 0] == self.index])
 
     @cached_property
     def source_index(self) -> torch.Tensor | None:

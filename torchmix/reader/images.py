@@ -76,6 +76,10 @@ class ImageReader:
         """See `StepImages`."""
         return self._transforms[source]
 
+    def merge(self, source: str) -> int:
+        """See `StepImages`."""
+        return int(getattr(self._transforms[source].rule, "merge", 1))
+
     def read(self, source: str, images: Int64Array) -> list[memoryview]:
         """The bytes of some images of a source.
 

@@ -37,6 +37,9 @@ class StepImages(Protocol):
         """What a source makes of its images."""
         ...
 
+    def merge(self, source: str) -> int:
+        """Patches of the side of a block that becomes one token; 1 where the source merges none."""
+
     def read(self, source: str, images: Int64Array) -> list[memoryview]:
         """The bytes of some images of a source."""
         ...

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.constructor.modules.arrays import arrays_of_module, items_of_replica
+from torchmix.constructor.modules.image_places import NAME, image_places
 from torchmix.constructor.modules.routes import route_table, slice_align
 from torchmix.parallel.modules.rank_places import RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
@@ -46,6 +47,8 @@ def arrays_of_modules(
             mine = items_of_replica(module, plan.layout, replica)
             values = images_of_items(plan, module, mine, reader.images, masked=masked_sources(part.sources))
         of_module = arrays_of_module(plan, module, routes, places, replica, values=values)
+        if module.unit != "document" and reader.images is not None:
+            of_module[NAME] = image_places(plan, module, replica, reader.images, length=part.batch.length)
         arrays |= {f"{name}.{key}": array for key, array in of_module.items()}
     return arrays
 

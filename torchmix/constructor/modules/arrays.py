@@ -10,6 +10,7 @@ cut. Cost: copies of the values that are kept.
     MODULE.rows              int32 [n]      rows that each item gives
     MODULE.item/NAME         [n, ...]       other values of items: source, row, ...
     MODULE.unit/NAME         [units, ...]   values of their units: tokens, pixels
+    MODULE.images            int32 [k, 5]   images in the texts of the replica, see `image_places.py`; of images alone
     MODULE.sends, MODULE.sends_stop, MODULE.receives, MODULE.receives_stop    see `routes.py`; stops are [R * N]
 
 R is ranks, C consumers, N bins: the microbatches of the step, or 1.
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.constructor.modules.image_places import NAME as IMAGES
 from torchmix.constructor.modules.routes import RouteTable
 from torchmix.parallel.layout import Layout
 from torchmix.parallel.modules.rank_places import RankPlaces
@@ -122,6 +124,8 @@ def _cut(arrays: Arrays, ranks: Sequence[int]) -> dict[str, NDArray[Any]]:
             cut[name] = array[items]
         elif name.startswith("unit/"):
             cut[name] = array[units]
+        elif name == IMAGES:
+            cut[name] = array
     for name in ("sends", "receives"):
         roads, stop = _parts(arrays[f"{name}_stop"], np.array(ranks, np.int64), num_bins)
         cut[name], cut[f"{name}_stop"] = arrays[name][roads], stop

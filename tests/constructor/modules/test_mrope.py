@@ -1,0 +1,73 @@
+"""Positions in three dimensions, against a walk over the tokens of each segment."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from torchmix.constructor.modules.mrope import mrope_position_ids
+from torchmix.errors import OptionError
+
+LENGTH = 48
+
+
+def walk(tokens: int, images: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Positions of a segment; `images` are offset, rows and columns."""
+    found: list[tuple[int, int, int]] = []
+    position, rest = 0, list(images)
+    while len(found) < tokens:
+        if rest and rest[0][0] == len(found):
+            _, rows, columns = rest.pop(0)
+            found += [(position, position + r, position + c) for r in range(rows) for c in range(columns)]
+            position += max(rows, columns)
+        else:
+            found.append((position,) * 3)
+            position += 1
+    return found
+
+
+def make_microbatch(rng: np.random.Generator, num_samples: int) -> tuple[list[int], list[list[int]], list[list[int]]]:
+    """Boundaries, the table of images, and the positions of all tokens."""
+    borders, table, wanted = [0], [], []
+    while borders[-1] < num_samples * LENGTH:
+        room = LENGTH - borders[-1] % LENGTH
+        width = min(room, int(rng.integers(1, 6)) * 8)
+        offset, images = int(rng.integers(0, 3)), []
+        while rng.random() < 0.8:
+            rows, columns = (int(side) for side in rng.integers(1, 4, 2))
+            if offset + rows * columns > width:
+                break
+            images.append((offset, rows, columns))
+            table.append([0, borders[-1] + offset, rows * columns, rows, columns])
+            offset += rows * columns + int(rng.integers(0, 3))
+        wanted += walk(width, images)
+        borders.append(borders[-1] + width)
+    return borders, table, wanted
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+def test_positions_are_those_of_a_walk(cp: int) -> None:
+    for seed in range(60):
+        borders, table, wanted = make_microbatch(np.random.default_rng(seed), 2)
+        position = np.concatenate([np.arange(stop - start) for start, stop in pairwise(borders)])
+        for rank in range(cp):
+            places = np.arange(len(position))
+            if cp > 1:
+                chunks = [np.array_split(np.arange(a, b), 2 * cp) for a, b in pairwise(borders)]
+                places = np.concatenate([np.concatenate([c[rank], c[2 * cp - 1 - rank]]) for c in chunks])
+            found = mrope_position_ids(
+                torch.from_numpy(position[places]).reshape(2, -1),
+                torch.tensor(borders, dtype=torch.int32),
+                torch.tensor(table, dtype=torch.int32).reshape(-1, 5),
+            )
+            assert found.shape == (3, 2, LENGTH // cp) and found.dtype == torch.int64
+            assert found.reshape(3, -1).T.tolist() == np.array(wanted)[places].tolist(), seed
+
+
+def test_tiles_have_no_grid_of_tokens() -> None:
+    table = torch.tensor([[0, 2, 10, 0, 0]], dtype=torch.int32)
+    with pytest.raises(OptionError, match="cuts tiles"):
+        mrope_position_ids(torch.arange(16).reshape(1, 16), torch.tensor([0, 16], dtype=torch.int32), table)
