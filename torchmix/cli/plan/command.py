@@ -19,6 +19,9 @@ from torchmix.catalog.open_part import open_part
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.layout import add_layout, layout_of_arguments
 from torchmix.cli.plan.loaders import add_loaders, show_loaders
+from torchmix.cli.plan.report.figures import check_charts
+from torchmix.cli.plan.report.numbers import ReportNumbers
+from torchmix.cli.plan.report.page import write_report
 from torchmix.cli.plan.simulate import (
     DEFAULT_STEPS,
     add_simulate,
@@ -34,6 +37,7 @@ from torchmix.cli.run.steps import add_state, run_fold, state_of
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError
 from torchmix.mixture.shares.integers import SHARE_ONE
+from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import epoch_tokens
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -60,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write the plan here, as Parquet, to look at or to replay"
     )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write a page here: heat maps, lengths, mixture, predicted times"
+    )
     add_tree(parser)
     add_loaders(parser)
     add_simulate(parser)
@@ -77,6 +84,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         return _show_tree(arguments)
     if arguments.loaders:
         return show_loaders(arguments)
+    if arguments.report is not None:
+        check_charts()
     if arguments.steps is None and arguments.simulate:
         arguments.steps = DEFAULT_STEPS
     if arguments.steps is None and not one_pass:
@@ -94,6 +103,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     shares, epochs = _mean_shares(planners, start, arguments.steps), _epoch_tokens(planners)
     summary = PlanSummary(shares, [epochs[name] for name in shares])
     simulation = simulation_of(part) if arguments.simulate else None
+    numbers = ReportNumbers(backbone_cost(part), part.batch.length) if arguments.report is not None else None
     stop = sys.maxsize if arguments.steps is None else start + arguments.steps
     has_ended = False
     with ExitStack() as stack:
@@ -122,6 +132,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                 summary.add(plan, time.perf_counter() - began)
                 if simulation is not None:
                     simulation.add(plan)
+                if numbers is not None:
+                    numbers.add(plan)
                 if files is not None:
                     files.add(plan, before, fold.cursor)
             bar.update()
@@ -141,6 +153,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     }
     if simulation is not None:
         values["simulation"] = simulation_values(simulation, part, layout, arguments)
+    if numbers is not None:
+        write_report(arguments.report, values, numbers)
     if arguments.json:
         print_json(values)
         return ExitCode.OK
@@ -162,6 +176,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         print(f"\none pass: after step {last} every document has been given once")
     if arguments.out is not None:
         print(f"\nwrote {', '.join(path.name for path in paths_of(arguments.out))} to {arguments.out}")
+    if arguments.report is not None:
+        print(f"\nwrote {arguments.report}")
     return ExitCode.OK
 
 

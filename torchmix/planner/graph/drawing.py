@@ -6,18 +6,31 @@ Cost: some hundred bytes a piece.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchmix.errors import PlanError
 from torchmix.planner.graph.states import states_of
 from torchmix.planner.plan import StepPlan
 
-COLUMNS = (("source", 20), ("piece", 190), ("sample", 430), ("bin", 590), ("bucket", 770))
+COLUMNS = (("source", 20), ("piece", 210), ("sample", 430), ("bin", 620), ("bucket", 810))
+COLORS = ("#4269d0", "#c98a00", "#e0452c", "#3a9c86", "#3ca951", "#d9538f", "#a463f2", "#5b8fd9", "#9c6b4e", "#6f7480")
+"""Colors of sources. They begin again behind the last one."""
+PLAIN = "#8a94a6"
+HEADS = {
+    "source": "source",
+    "piece": "pieces of documents",
+    "sample": "sample",
+    "bin": "bin: a rank's microbatch",
+    "bucket": "bucket: a rank",
+}
 ROW, BOX, TOP = 22, 16, 46
-WIDTH = 900
+WIDTH, BOX_WIDTH = 990, 160
 
 
 def drawing_of(plan: StepPlan, microbatch: int = 0, *, most_pieces: int = 200) -> str:
@@ -26,7 +39,8 @@ def drawing_of(plan: StepPlan, microbatch: int = 0, *, most_pieces: int = 200) -
     Args:
         plan: A step.
         microbatch: Of each rank.
-        most_pieces: Pieces drawn; the others are counted in the title.
+        most_pieces: Pieces drawn one by one. Where there are more, those of one source in one sample are drawn as one,
+            and at most so many of these; the title counts all.
 
     Raises:
         PlanError: The step has no such microbatch.
@@ -36,42 +50,78 @@ def drawing_of(plan: StepPlan, microbatch: int = 0, *, most_pieces: int = 200) -
     columns = states_of(plan)
     mine = np.flatnonzero(columns["bin"] == microbatch)
     mine = mine[np.lexsort((columns["slot"][mine], columns["sample"][mine], columns["bucket"][mine]))]
-    left_out = max(0, len(mine) - most_pieces)
-    mine = mine[:most_pieces]
-    rows = [{name: column[at] for name, column in columns.items()} for at in mine.tolist()]
+    title = f"step {plan.step}, microbatch {microbatch}: {len(mine):,} pieces"
+    rows = [{name: column[at] for name, column in columns.items()} for at in mine[: most_pieces + 1].tolist()]
+    if len(mine) > most_pieces:
+        grouped = _by_source_and_sample({name: column[mine] for name, column in columns.items()})
+        rows = grouped[:most_pieces]
+        if len(grouped) > most_pieces and grouped[most_pieces]["bucket"] == rows[-1]["bucket"] != rows[0]["bucket"]:
+            rows = [row for row in rows if row["bucket"] != rows[-1]["bucket"]]  # whole ranks
+        ranks, all_ranks = (len({row["bucket"] for row in each}) for each in (rows, grouped))
+        title += f", by source and sample; drawn are those of {ranks} of {all_ranks} ranks"
     height = TOP + ROW * max(1, len(rows)) + 20
-    title = f"step {plan.step}, microbatch {microbatch}: {len(mine) + left_out} pieces"
-    title += f", {left_out} of them not drawn" if left_out else ""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
         f'font-size="11"><rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<text x="20" y="16" font-weight="bold">{escape(title)}</text>',
     ]
-    parts += [f'<text x="{x}" y="36" fill="#666666">{name}</text>' for name, x in COLUMNS]
+    parts += [f'<text x="{x}" y="36" fill="#666666">{HEADS[name]}</text>' for name, x in COLUMNS]
     place = {name: _places([_label(name, row) for row in rows]) for name, _ in COLUMNS}
+    texts = {_label("piece", row): _text(row) for row in rows}
+    names = sorted({str(row["source"]) for row in rows})
+    color_of = {name: COLORS[number % len(COLORS)] for number, name in enumerate(names)}
+    color_of |= {_label("piece", row): color_of[str(row["source"])] for row in rows}
     for (name, x), (following, next_x) in pairwise(COLUMNS):
         roads = dict.fromkeys((_label(name, row), _label(following, row)) for row in rows)
         for start, stop in roads:
             y, next_y = place[name][start], place[following][stop]
             parts.append(
-                f'<path d="M{x + 130} {y} C{x + 150} {y} {next_x - 20} {next_y} {next_x - 2} {next_y}" fill="none" '
-                f'stroke="#b0b8c4"/>'
+                f'<path d="M{x + BOX_WIDTH} {y:g} C{x + BOX_WIDTH + 20} {y:g} {next_x - 20} {next_y:g} {next_x - 2} '
+                f'{next_y:g}" fill="none" stroke="{color_of.get(start, PLAIN)}"/>'
             )
     for name, x in COLUMNS:
         for label, y in place[name].items():
-            text = escape(label if len(label) <= 22 else label[:21] + "\u2026")
+            text = texts.get(label, label)
+            text = escape(text if len(text) <= 28 else text[:27] + "\u2026")
             parts.append(
-                f'<g><title>{escape(label)}</title><rect x="{x}" y="{y - BOX / 2:g}" width="130" height="{BOX}" rx="4" '
-                f'fill="#eef2f8" stroke="#7a8aa0"/><text x="{x + 6}" y="{y + 4:g}">{text}</text></g>'
+                f'<g><title>{escape(label)}</title><rect x="{x}" y="{y - BOX / 2:g}" width="{BOX_WIDTH}" '
+                f'height="{BOX}" rx="4" fill="#f4f6fa" stroke="{color_of.get(label, PLAIN)}"/>'
+                f'<text x="{x + 6}" y="{y + 4:g}">{text}</text></g>'
             )
     return "".join([*parts, "</svg>\n"])
 
 
-def _label(column: str, row: dict[str, object]) -> str:
+def _by_source_and_sample(columns: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
+    """A row for the pieces of each source in each sample, by rank, sample and source."""
+    keys = np.stack([columns["bucket"], columns["sample"]])
+    names, source = np.unique(columns["source"], return_inverse=True)
+    order = np.lexsort((source.reshape(-1), keys[1], keys[0]))
+    place = np.stack([keys[0][order], keys[1][order], source.reshape(-1)[order]])
+    starts = np.flatnonzero(np.append(True, (place[:, 1:] != place[:, :-1]).any(axis=0)))
+    tokens = np.add.reduceat(columns["tokens"][order], starts)
+    counts = np.diff(np.append(starts, len(order)))
+    return [
+        {
+            "source": names[place[2, start]],
+            "sample": place[1, start],
+            "bucket": place[0, start],
+            "bin": columns["bin"][0],
+            "tokens": of,
+            "pieces": count,
+        }
+        for start, of, count in zip(starts.tolist(), tokens.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+def _label(column: str, row: Mapping[str, Any]) -> str:
     """What stands in a column for a piece."""
+    if "pieces" in row:
+        piece = f"{row['pieces']:,} of {row['source']} in sample {row['sample']}: {row['tokens']:,} tokens"
+    else:
+        piece = f"{row['source']}, row {row['row']} from token {row['start']} on: {row['tokens']:,} tokens"
     texts = {
         "source": f"{row['source']}",
-        "piece": f"row {row['row']}: {row['tokens']} tokens",
+        "piece": piece,
         "sample": f"sample {row['sample']}",
         "bin": f"bin {row['bucket']}.{row['bin']}",
         "bucket": f"rank dp {row['bucket']}",
@@ -79,9 +129,24 @@ def _label(column: str, row: dict[str, object]) -> str:
     return texts[column]
 
 
+def _text(row: Mapping[str, Any]) -> str:
+    """What stands in the box of a piece, or of several."""
+    if "pieces" in row:
+        return f"{row['pieces']:,} pieces, {row['tokens']:,} tokens"
+    return f"row {row['row']}: {row['tokens']:,} tokens"
+
+
 def _places(labels: list[str]) -> dict[str, float]:
-    """Height of each label: the mean of its rows."""
+    """Height of each label: the mean of its rows, or below the label before it where they would overlap."""
     rows: dict[str, list[int]] = {}
     for row, label in enumerate(labels):
         rows.setdefault(label, []).append(row)
-    return {label: TOP + ROW * (sum(found) / len(found) + 0.5) for label, found in rows.items()}
+    means = {label: sum(found) / len(found) for label, found in rows.items()}
+    place: dict[str, float] = {}
+    room = 0.0
+    for below, label in enumerate(sorted(means, key=lambda label: means[label])):
+        last = len(labels) - (len(means) - below)  # leaves a row for each label that follows
+        room = max(room, min(means[label], last))
+        place[label] = TOP + ROW * (room + 0.5)
+        room += 1
+    return place
