@@ -6,6 +6,7 @@ checksum.py    checksums of parts -> of the whole
 decompress.py  compressed bytes -> as many as they should be
 array_rows.py  rows of an Arrow array, by what they hold
 column.py      an Arrow array -> documents
+column_source.py  what sources of one column share
 found_column.py  what a look at a file finds
 good_rows.py   the same where some rows cannot be read
 

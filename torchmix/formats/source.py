@@ -116,8 +116,8 @@ class PageRun:
     that decoded then, and `tokens` is what they hold."""
 
 
-class FormatSource(Protocol):
-    """One source of the recipe: its name, and how its files are read. Safe to share between threads."""
+class PageSource(Protocol):
+    """How the pages of one source become documents. Safe to share between threads."""
 
     @property
     def name(self) -> str:
@@ -125,15 +125,7 @@ class FormatSource(Protocol):
 
     @property
     def format(self) -> str:
-        """Its row of the table of formats."""
-
-    @property
-    def transform_id(self) -> str:
-        """What turns a row into tokens, with its version; sizes in the catalog are true for this alone."""
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Ids of its tokenizer, from 0 on; None where its files hold ids."""
+        """Its row of the table of formats, or `kept ids`."""
 
     @property
     def row_encoder(self) -> RowEncoder | None:
@@ -147,6 +139,25 @@ class FormatSource(Protocol):
         Raises:
             SourceUnreadable: the file has no whole footer.
         """
+
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """The documents of each run of pages, `run.num_rows` of them, as the file holds them: ids, or bytes of texts.
+
+        Raises:
+            CorruptPage: the bytes of a run do not decode, or to another number of rows.
+        """
+
+
+class FormatSource(PageSource, Protocol):
+    """One source of the recipe: how its files are indexed, too."""
+
+    @property
+    def transform_id(self) -> str:
+        """What turns a row into tokens, with its version; sizes in the catalog are true for this alone."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Ids of its tokenizer, from 0 on; None where its files hold ids."""
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
         """Look at what describes a file: whether it can be read, and holds what the source needs.
@@ -175,11 +186,4 @@ class FormatSource(Protocol):
 
         Raises:
             SourceUnreadable: No such file or column, or a format without columns.
-        """
-
-    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """The documents of each run of pages, `run.num_rows` of them, as the file holds them: ids, or bytes of texts.
-
-        Raises:
-            CorruptPage: the bytes of a run do not decode, or to another number of rows.
         """

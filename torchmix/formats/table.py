@@ -30,8 +30,6 @@ from torchmix.formats.images.tables import ImageTables
 from torchmix.formats.jsonl.look import look as look_at_lines
 from torchmix.formats.jsonl.source import JsonLinesSource
 from torchmix.formats.kept_ids.source import FORMAT as KEPT_IDS
-from torchmix.formats.kept_ids.source import KeptIdsSource
-from torchmix.formats.kept_ids.source import look as look_at_nothing
 from torchmix.formats.megatron.files import find_datasets, index_path
 from torchmix.formats.megatron.look import look as look_at_dataset
 from torchmix.formats.megatron.source import IndexedSource, dtype_of_schema
@@ -88,10 +86,9 @@ READ_AS: dict[str, FormatRow] = {
     ),
     "jsonl": FormatRow(make_source=JsonLinesSource, look=look_at_lines),
     "arrow": FormatRow(make_source=ArrowSource, look=look_at_arrow),
-    KEPT_IDS: FormatRow(make_source=KeptIdsSource, look=look_at_nothing, type_in_file=dtype_of_schema),
     "webdataset": FormatRow(make_source=WebDatasetSource, look=look_at_shard),
 }
-"""By the keys of the recipe's `FORMATS`, and one that only an index run writes."""
+"""By the keys of the recipe's `FORMATS`."""
 
 NOT_READ = {
     ".csv": "CSV",
@@ -252,6 +249,12 @@ def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: Image
         make=make_texts,
         tables=None if tables is None or images is None else tables.of_source(name),
     )
+
+
+def type_in_file(format: str, schema: bytes) -> np.dtype[np.integer[Any]] | None:
+    """Type of the tokens of a file that holds all of them as they are; None where pages are decoded."""
+    read = dtype_of_schema if format == KEPT_IDS else READ_AS[format].type_in_file
+    return None if read is None else read(schema)
 
 
 def files_beside(format: str, path: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import CorruptPage
-from torchmix.formats.table import READ_AS
+from torchmix.formats.table import type_in_file
 from torchmix.reader.open_files import OpenFiles
 from torchmix.storage.stores import is_uri
 
@@ -145,8 +145,5 @@ class MappedFiles:
 
 def _dtype_as_it_lies(format: str, schema: bytes) -> np.dtype[np.integer[Any]] | None:
     """Dtype of the tokens in a file; None if pages must be decoded, or may hold ids beyond int32."""
-    type_in_file = READ_AS[format].type_in_file
-    if type_in_file is None:
-        return None
-    dtype = type_in_file(schema)
-    return dtype if dtype.itemsize <= 4 else None
+    dtype = type_in_file(format, schema)
+    return None if dtype is None or dtype.itemsize > 4 else dtype

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from torchmix.catalog.manifest import FileEntry
 from torchmix.errors import SourceChanged, SourceUnreadable, where_of
-from torchmix.formats.source import FormatSource
+from torchmix.formats.source import PageSource
 from torchmix.formats.table import files_beside
 from torchmix.reader.open_objects import OpenObjects, changed, check_identity
 from torchmix.storage.file_status import statuses
@@ -51,7 +51,7 @@ class OpenFiles:
     """The files of one source."""
 
     def __init__(
-        self, source: FormatSource, files: Sequence[FileEntry], directory: Path, descriptors: Descriptors
+        self, source: PageSource, files: Sequence[FileEntry], directory: Path, descriptors: Descriptors
     ) -> None:
         """Nothing is opened yet.
 

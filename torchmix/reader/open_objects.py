@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torchmix.catalog.manifest import FileEntry
 from torchmix.errors import SourceChanged, SourceUnreadable, where_of
-from torchmix.formats.source import FormatSource
+from torchmix.formats.source import PageSource
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.storage.read_ahead import ReadAhead
 from torchmix.storage.store_file import StoreFile
@@ -22,7 +22,7 @@ MOST_OBJECTS = 4096
 """Opened objects kept for one source, a few kilobytes each; they hold no connection."""
 
 
-def check_identity(source: FormatSource, entry: FileEntry, file: RandomAccessFile, path: str) -> None:
+def check_identity(source: PageSource, entry: FileEntry, file: RandomAccessFile, path: str) -> None:
     """Raise SourceChanged unless an open file is the indexed one."""
     if file.num_bytes != entry.num_bytes:
         raise changed(source, entry, path, f"has {file.num_bytes} bytes")
@@ -36,7 +36,7 @@ def check_identity(source: FormatSource, entry: FileEntry, file: RandomAccessFil
         raise changed(source, entry, path, f"has footer hash {footer_hash}")
 
 
-def changed(source: FormatSource, entry: FileEntry, path: str, found: str) -> SourceChanged:
+def changed(source: PageSource, entry: FileEntry, path: str, found: str) -> SourceChanged:
     """The error that says what was found in a file, and what was indexed."""
     return SourceChanged(
         f"it {found}; it was indexed with {entry.num_bytes} bytes and footer hash {entry.footer_hash}. Put the file "
@@ -48,7 +48,7 @@ def changed(source: FormatSource, entry: FileEntry, path: str, found: str) -> So
 class OpenObjects:
     """The objects of one source; safe to share between threads."""
 
-    def __init__(self, source: FormatSource, files: Sequence[FileEntry]) -> None:
+    def __init__(self, source: PageSource, files: Sequence[FileEntry]) -> None:
         """Nothing is opened yet. `files` are the catalog's; only those in stores may be read here."""
         self._source = source
         self._files = files

@@ -28,7 +28,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import LoaderClosed
 from torchmix.formats.kept_ids.in_place_of import in_place_of
-from torchmix.formats.source import FormatSource
+from torchmix.formats.source import FormatSource, PageSource
 from torchmix.reader.decode_count import DecodeFigures
 from torchmix.reader.decoded_page import Companion, DecodedPage
 from torchmix.reader.decoders import decoders_of
@@ -92,9 +92,10 @@ class Reader:
         self._sources: list[SourcePages] = []
         self._figures = DecodeFigures()
         decoders = decoders_of(catalog, directory, sources, maps=maps)
-        for source, decoder in zip(catalog.sources.values(), decoders, strict=True):
+        for source, reads in zip(catalog.sources.values(), decoders, strict=True):
+            decoder: PageSource = reads
             if sources is None and decoder.row_encoder is not None:
-                source, decoder = in_place_of(source, decoder, catalog.directory) or (source, decoder)
+                source, decoder = in_place_of(source, catalog.directory) or (source, decoder)
             files = OpenFiles(decoder, source.files, directory, self._descriptors)
             masks_bad = source.name in masked
             pages = SourcePages(source, decoder, files, companions, masks_bad=masks_bad, figures=self._figures)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.store import SourceCatalog
 from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.formats.source import Documents, FormatSource, PageRun, offsets_of
+from torchmix.formats.source import Documents, PageRun, PageSource, offsets_of
 from torchmix.reader.decode_count import DecodeFigures
 from torchmix.reader.decoded_page import (
     PAGE_OVERHEAD_BYTES,
@@ -49,7 +49,7 @@ class SourcePages:
     def __init__(
         self,
         catalog: SourceCatalog,
-        decoder: FormatSource,
+        decoder: PageSource,
         files: OpenFiles,
         companions: PageCache[tuple[str, int], Companion],
         *,

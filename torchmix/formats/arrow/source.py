@@ -23,57 +23,30 @@ from torchmix.formats.arrow.column import find_column
 from torchmix.formats.arrow.page import read_page
 from torchmix.formats.arrow.properties import read_properties
 from torchmix.formats.arrow.scan import ArrowScan
-from torchmix.formats.column import Kind, row_encoder_of, transform_id_of, vocab_size_of
+from torchmix.formats.column_source import ColumnSource
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
 from torchmix.formats.seen_ids import SeenIds
 from torchmix.formats.source import Documents, FileScan, PageRun
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
-from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.maps.map_encoder import MapEncoder
-from torchmix.transform.row_encoder import RowEncoder
-from torchmix.transform.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArrowSource:
-    """A source of the recipe whose files are Arrow's; implements `source.Source`."""
-
-    name: str
-    column: str
-    kind: Kind
-    tokenizer: Tokenizer = BYTES
-    """Encodes texts; unused with `tokens`."""
-    map: MapEncoder | None = None
-    """The function that rows go through; lengths are measured once their pages are known."""
+class ArrowSource(ColumnSource):
+    """A source of the recipe whose files are Arrow's; implements `source.FormatSource`."""
 
     @property
     def format(self) -> str:
-        """See `source.Source.format`."""
+        """See `source.FormatSource.format`."""
         return "arrow"
 
-    @property
-    def transform_id(self) -> str:
-        """See `source.Source.transform_id`."""
-        return transform_id_of(self.kind, self.tokenizer, self.map)
-
-    @property
-    def vocab_size(self) -> int | None:
-        """See `source.Source.vocab_size`."""
-        return vocab_size_of(self.kind, self.tokenizer, self.map)
-
-    @property
-    def row_encoder(self) -> RowEncoder | None:
-        """See `source.Source.row_encoder`."""
-        return row_encoder_of(self.kind, self.tokenizer, self.map)
-
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
-        """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
+        """See `source.FormatSource.fingerprint`; the hash covers the file's beginning, too."""
         return hash_ends(file)
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
-        """See `source.Source.check`."""
+        """See `source.FormatSource.check`."""
         with opened(path, where_of(self.name, path)) as opened_file:
             num_bytes, _ = hash_ends(opened_file)
             file = open_arrow(opened_file.read, num_bytes)
@@ -82,7 +55,7 @@ class ArrowSource:
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
     ) -> FileScan:
-        """See `source.Source.scan`; `progress` is called after each record batch."""
+        """See `source.FormatSource.scan`; `progress` is called after each record batch."""
         with opened(path, where_of(self.name, path)) as opened_file:
             num_bytes, digest = hash_ends(opened_file)
             read = opened_file.read
@@ -98,11 +71,11 @@ class ArrowSource:
         return scan.as_scan(num_bytes, digest)
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
-        """See `source.Source.properties`."""
+        """See `source.FormatSource.properties`."""
         return read_properties(path, columns, where_of(self.name, path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """See `source.Source.decode`; a row without tokens is read as null, which gives none either."""
+        """See `source.FormatSource.decode`; a row without tokens is read as null, which gives none either."""
         return list(map(self._documents, runs))
 
     def _documents(self, run: PageRun) -> Documents:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable, located, where_of
-from torchmix.formats.column import Kind, row_encoder_of, transform_id_of, vocab_size_of
+from torchmix.formats.column_source import ColumnSource
 from torchmix.formats.good_rows import documents_of_run, look_at_rows, passes_over_rows
 from torchmix.formats.jsonl.frames import codec_of_name
 from torchmix.formats.jsonl.lines import BYTE_ORDER_MARK, LineFault, LineParser
@@ -31,23 +31,12 @@ from torchmix.formats.source import Documents, FileScan, PageRun
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
-from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.maps.map_encoder import MapEncoder
-from torchmix.transform.row_encoder import RowEncoder
-from torchmix.transform.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JsonLinesSource:
-    """A source of the recipe whose files are JSON lines; implements `source.Source`."""
+class JsonLinesSource(ColumnSource):
+    """A source of the recipe whose files are JSON lines; implements `source.FormatSource`."""
 
-    name: str
-    column: str
-    kind: Kind
-    tokenizer: Tokenizer = BYTES
-    """Encodes texts; unused with `tokens`."""
-    map: MapEncoder | None = None
-    """The function that rows go through; lengths are measured once their pages are known."""
     _parser: LineParser = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,36 +44,21 @@ class JsonLinesSource:
 
     @property
     def format(self) -> str:
-        """See `source.Source.format`."""
+        """See `source.FormatSource.format`."""
         return "jsonl"
 
-    @property
-    def transform_id(self) -> str:
-        """See `source.Source.transform_id`."""
-        return transform_id_of(self.kind, self.tokenizer, self.map)
-
-    @property
-    def vocab_size(self) -> int | None:
-        """See `source.Source.vocab_size`."""
-        return vocab_size_of(self.kind, self.tokenizer, self.map)
-
-    @property
-    def row_encoder(self) -> RowEncoder | None:
-        """See `source.Source.row_encoder`."""
-        return row_encoder_of(self.kind, self.tokenizer, self.map)
-
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
-        """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
+        """See `source.FormatSource.fingerprint`; the hash covers the file's beginning, too."""
         return hash_ends(file)
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
-        """See `source.Source.check`; the lines of the first page are looked at."""
+        """See `source.FormatSource.check`; the lines of the first page are looked at."""
         self._read(path, most_pages=1, progress=None, bad=bad)
 
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
     ) -> FileScan:
-        """See `source.Source.scan`; `progress` is called after each page."""
+        """See `source.FormatSource.scan`; `progress` is called after each page."""
         return self._read(path, most_pages=None, progress=progress, bad=bad)
 
     def _read(
@@ -108,11 +82,11 @@ class JsonLinesSource:
         return found.as_scan(num_bytes, digest)
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
-        """See `source.Source.properties`."""
+        """See `source.FormatSource.properties`."""
         return read_properties(path, columns, where_of(self.name, path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """See `source.Source.decode`."""
+        """See `source.FormatSource.decode`."""
         return list(map(self._documents, runs))
 
     def _documents(self, run: PageRun) -> Documents:

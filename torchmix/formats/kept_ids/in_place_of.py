@@ -20,7 +20,6 @@ from torchmix.catalog.page_table import PageTable, join_tables
 from torchmix.catalog.store import SourceCatalog
 from torchmix.formats.kept_ids.ids_file import KeptFile, kept_path, read_kept
 from torchmix.formats.kept_ids.source import FORMAT, KeptIdsSource
-from torchmix.formats.source import FormatSource
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +29,11 @@ def identity_of(num_bytes: int, footer_hash: str, column: str | None, transform_
     return num_bytes, footer_hash, column or "", transform_id
 
 
-def in_place_of(
-    source: SourceCatalog, decoder: FormatSource, folder: Path
-) -> tuple[SourceCatalog, KeptIdsSource] | None:
+def in_place_of(source: SourceCatalog, folder: Path) -> tuple[SourceCatalog, KeptIdsSource] | None:
     """The source over its kept ids, and how they are read.
 
     Args:
         source: A source whose rows are encoded.
-        decoder: How it is read otherwise.
         folder: The catalog's.
     """
     found: list[KeptFile | None] = []
@@ -63,7 +59,7 @@ def in_place_of(
         schemas=tuple(dtype.encode() for dtype in dtypes),
         pages=join_tables(tables),
     )
-    return over_ids, KeptIdsSource(name=source.name, transform_id=source.transform_id, vocab_size=decoder.vocab_size)
+    return over_ids, KeptIdsSource(name=source.name)
 
 
 def _entry(entry: FileEntry, kept: KeptFile, dtypes: list[str]) -> FileEntry:

@@ -46,7 +46,7 @@ QUICK_DOCUMENTS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexedSource:
-    """A source of the recipe whose files are Megatron's; implements `source.Source`."""
+    """A source of the recipe whose files are Megatron's; implements `source.FormatSource`."""
 
     name: str
     _known: dict[str, tuple[tuple[FileStatus, ...], tuple[int, str]]] = field(
@@ -56,31 +56,31 @@ class IndexedSource:
 
     @property
     def format(self) -> str:
-        """See `source.Source.format`."""
+        """See `source.FormatSource.format`."""
         return "megatron"
 
     @property
     def transform_id(self) -> str:
-        """See `source.Source.transform_id`."""
+        """See `source.FormatSource.transform_id`."""
         return TRANSFORM_ID
 
     @property
     def vocab_size(self) -> int | None:
-        """See `source.Source.vocab_size`."""
+        """See `source.FormatSource.vocab_size`."""
         return None
 
     @property
     def row_encoder(self) -> RowEncoder | None:
-        """See `source.Source.row_encoder`."""
+        """See `source.FormatSource.row_encoder`."""
         return None
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
-        """See `source.Source.fingerprint`; from samples of the .bin and of the .idx beside it."""
+        """See `source.FormatSource.fingerprint`; from samples of the .bin and of the .idx beside it."""
         with _open(index_path(path), where_of(self.name, path)) as index:
             return self._identity(file, index, path)
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
-        """See `source.Source.check`; reads the head of the .idx."""
+        """See `source.FormatSource.check`; reads the head of the .idx."""
         of_index = index_path(str(path))
         with _open(of_index, where_of(self.name, path)) as index, located(where_of(self.name, of_index)):
             read_header(index)
@@ -88,7 +88,7 @@ class IndexedSource:
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
     ) -> FileScan:
-        """See `source.Source.scan`; no row is bad, since nothing of a row is looked at."""
+        """See `source.FormatSource.scan`; no row is bad, since nothing of a row is looked at."""
         of_index = index_path(str(path))
         where = where_of(self.name, path)
         with _open(str(path), where) as file, _open(of_index, where) as index:
@@ -113,7 +113,7 @@ class IndexedSource:
         )
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
-        """See `source.Source.properties`; these files have none."""
+        """See `source.FormatSource.properties`; these files have none."""
         raise SourceUnreadable(
             f"has no columns, so no property {columns[0]!r}; join a table of properties by row, or take them from the "
             "path",
@@ -121,7 +121,7 @@ class IndexedSource:
         )
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """See `source.Source.decode`; the lengths are the catalog's, since the .bin has none."""
+        """See `source.FormatSource.decode`; the lengths are the catalog's, since the .bin has none."""
         return list(map(self._documents, runs))
 
     def _documents(self, run: PageRun) -> Documents:

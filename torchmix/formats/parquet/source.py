@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import SourceUnreadable, located, where_of
-from torchmix.formats.column import Kind, find_leaf, is_without_values, row_encoder_of, transform_id_of, vocab_size_of
+from torchmix.formats.column import find_leaf, is_without_values
+from torchmix.formats.column_source import ColumnSource
 from torchmix.formats.good_rows import documents_of_run
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
 from torchmix.formats.parquet.page import decode_pages, encode_schema
@@ -32,51 +33,24 @@ from torchmix.formats.seen_ids import join_seen
 from torchmix.formats.source import Documents, FileScan, PageRun, offsets_of
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
-from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.maps.map_encoder import MapEncoder
-from torchmix.transform.row_encoder import RowEncoder
-from torchmix.transform.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParquetSource:
-    """A source of the recipe whose files are Parquet; implements `source.Source`."""
-
-    name: str
-    column: str
-    kind: Kind
-    tokenizer: Tokenizer = BYTES
-    """Encodes texts; unused with `tokens`."""
-    map: MapEncoder | None = None
-    """The function that rows go through; lengths are measured once their pages are known."""
+class ParquetSource(ColumnSource):
+    """A source of the recipe whose files are Parquet; implements `source.FormatSource`."""
 
     @property
     def format(self) -> str:
-        """See `source.Source.format`."""
+        """See `source.FormatSource.format`."""
         return "parquet"
 
-    @property
-    def transform_id(self) -> str:
-        """See `source.Source.transform_id`."""
-        return transform_id_of(self.kind, self.tokenizer, self.map)
-
-    @property
-    def vocab_size(self) -> int | None:
-        """See `source.Source.vocab_size`."""
-        return vocab_size_of(self.kind, self.tokenizer, self.map)
-
-    @property
-    def row_encoder(self) -> RowEncoder | None:
-        """See `source.Source.row_encoder`."""
-        return row_encoder_of(self.kind, self.tokenizer, self.map)
-
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
-        """See `source.Source.fingerprint`."""
+        """See `source.FormatSource.fingerprint`."""
         footer = read_footer(file)
         return footer.num_bytes, footer.digest
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
-        """See `source.Source.check`."""
+        """See `source.FormatSource.check`."""
         with opened(path, where_of(self.name, path)) as file:
             arrow_schema, _ = _read_schema(read_footer(file))
             find_leaf(arrow_schema, self.column, self.kind)
@@ -84,7 +58,7 @@ class ParquetSource:
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
     ) -> FileScan:
-        """See `source.Source.scan`; `progress` is called after each column chunk."""
+        """See `source.FormatSource.scan`; `progress` is called after each column chunk."""
         with opened(path, where_of(self.name, path)) as file:
             footer = read_footer(file)
             arrow_schema, created_by = _read_schema(footer)
@@ -129,11 +103,11 @@ class ParquetSource:
         )
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
-        """See `source.Source.properties`."""
+        """See `source.FormatSource.properties`."""
         return read_properties(path, columns, where_of(self.name, path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """See `source.Source.decode`."""
+        """See `source.FormatSource.decode`."""
         values = decode_values(runs) if self._holds_tokens else [None] * len(runs)
         return list(map(self._documents, runs, values))
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
-from torchmix.formats.column import Kind, row_encoder_of, transform_id_of, vocab_size_of
+from torchmix.formats.column_source import ColumnSource
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
 from torchmix.formats.source import Documents, FileScan, PageRun
 from torchmix.formats.webdataset.members import BLOCK_BYTES, TarSample, samples_of, size_in_header
@@ -29,10 +29,6 @@ from torchmix.formats.webdataset.value import MemberValue
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
-from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.maps.map_encoder import MapEncoder
-from torchmix.transform.row_encoder import RowEncoder
-from torchmix.transform.tokenizer import Tokenizer
 
 Values = list[bytes | None]
 """The values of one row; a text is at most one."""
@@ -42,14 +38,9 @@ BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WebDatasetSource:
-    """A source of the recipe whose files are tar shards; implements `source.Source`."""
+class WebDatasetSource(ColumnSource):
+    """A source of the recipe whose files are tar shards; implements `source.FormatSource`."""
 
-    name: str
-    column: str
-    kind: Kind
-    tokenizer: Tokenizer = BYTES
-    map: MapEncoder | None = None
     _value: MemberValue = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,30 +48,15 @@ class WebDatasetSource:
 
     @property
     def format(self) -> str:
-        """See `source.Source.format`."""
+        """See `source.FormatSource.format`."""
         return "webdataset"
 
-    @property
-    def transform_id(self) -> str:
-        """See `source.Source.transform_id`."""
-        return transform_id_of(self.kind, self.tokenizer, self.map)
-
-    @property
-    def vocab_size(self) -> int | None:
-        """See `source.Source.vocab_size`."""
-        return vocab_size_of(self.kind, self.tokenizer, self.map)
-
-    @property
-    def row_encoder(self) -> RowEncoder | None:
-        """See `source.Source.row_encoder`."""
-        return row_encoder_of(self.kind, self.tokenizer, self.map)
-
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
-        """See `source.Source.fingerprint`; the hash covers the file's beginning, too."""
+        """See `source.FormatSource.fingerprint`; the hash covers the file's beginning, too."""
         return hash_ends(file)
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
-        """See `source.Source.check`; the first sample is looked at."""
+        """See `source.FormatSource.check`; the first sample is looked at."""
         with opened(path, where_of(self.name, path)) as file:
             self._check_kind()
             sample = next(samples_of(file.read, file.num_bytes), None)
@@ -92,7 +68,7 @@ class WebDatasetSource:
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
     ) -> FileScan:
-        """See `source.Source.scan`; `progress` is called after each batch."""
+        """See `source.FormatSource.scan`; `progress` is called after each batch."""
         pages, tokens, batch = _TarPages(), list[Int64Array](), list[Values]()
         batch_bytes = told_bytes = 0
         with opened(path, where_of(self.name, path)) as file:
@@ -167,7 +143,7 @@ class WebDatasetSource:
         return page, []
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
-        """See `source.Source.properties`.
+        """See `source.FormatSource.properties`.
 
         Raises:
             SourceUnreadable: Always; members of a shard are no columns.
@@ -177,7 +153,7 @@ class WebDatasetSource:
         )
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """See `source.Source.decode`."""
+        """See `source.FormatSource.decode`."""
         return list(map(self._documents, runs))
 
     def _documents(self, run: PageRun) -> Documents:

@@ -29,7 +29,8 @@ class IdCheck:
         self._catalogs = catalogs
         self._limit = limit
         self._is_unseen = [
-            not READ_AS[catalog.format].scan_reads_tokens or catalog.map is not None for catalog in catalogs
+            catalog.map is not None or (catalog.format in READ_AS and not READ_AS[catalog.format].scan_reads_tokens)
+            for catalog in catalogs
         ]
 
     def check(
