@@ -15,7 +15,9 @@ from tests.support.loaders import write_job
 from torchmix import megatron_adapter as tmx
 from torchmix.constructor.expand import expand_source_index
 from torchmix.errors import RecipeError, StateError, StateMismatch
-from torchmix.megatron_adapter.batch import losses_of_part
+from torchmix.megatron_adapter.batch import losses_of_part, scripts_with_losses
+from torchmix.mixture.policies.log import StepRecord, records_of_branch
+from torchmix.steps.decisions import last_branch
 
 SAMPLES, LENGTH = 8, 64
 
@@ -42,6 +44,7 @@ def one_rank() -> Iterator[None]:
         tmx.close()
         dist.destroy_process_group()
         losses_of_part.clear()
+        scripts_with_losses.clear()
 
 
 class Run:
@@ -85,11 +88,65 @@ def test_steps_come_in_order_and_leave_their_state(folder: Path, num_chunks: int
             len(run.train[0])  # type: ignore[arg-type]
 
 
-def test_a_policy_that_nobody_would_tell_losses_is_refused(folder: Path) -> None:
+@pytest.fixture
+def dynamic(folder: Path, tmp_path: Path) -> Path:
+    """A recipe with a policy."""
+    log = f"dynamic: {{policy: odm, every: 2 steps, lag: 1 step, decisions: {tmp_path}/log}}"
     path = folder / "dynamic.yaml"
-    path.write_text((folder / "recipe.yaml").read_text() + "dynamic: {policy: odm}\n")
-    with installed(args_for(path), core=True), pytest.raises(RecipeError, match="does not report yet"):
-        Run(args_for(path))
+    path.write_text(f"{(folder / 'recipe.yaml').read_text()}{log}\n")
+    return path
+
+
+def train_with_losses(run: Run, script: dict[str, Any], *, loss: float = 1.0) -> None:
+    """A step whose tokens all have one loss."""
+    for iterator in run.train:
+        for _ in range(SAMPLES):
+            fields = dict(zip(script["BATCH_KEYS"], script["get_batch"](iterator), strict=True))
+            script["loss_func"](fields["loss_mask"], loss * fields["loss_mask"])
+    run.args.consumed_train_samples += SAMPLES
+
+
+def log_of(folder: Path) -> list[StepRecord]:
+    """The records of the one branch of a log that no other goes on from."""
+    return [record for record, _ in records_of_branch(folder, last_branch(folder))]
+
+
+def test_a_policy_needs_a_script_whose_losses_are_seen(dynamic: Path) -> None:
+    with installed(args_for(dynamic), core=True), pytest.raises(RecipeError, match="no `loss_func` of its own"):
+        Run(args_for(dynamic))
+
+
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_a_policy_is_told_each_step_and_goes_on_with_the_checkpoint(
+    dynamic: Path, tmp_path: Path, is_logged: bool
+) -> None:
+    args = args_for(dynamic, iterations_to_skip=[2], data_source_loss=is_logged, log_interval=1000)
+    script = script_of("0.20", lambda mask, output: (output * mask).sum())
+    with installed(args, core=True, machine=Machine()) as modules:
+        script["get_batch"] = tmx.get_batch(script)
+        run = Run(args)
+        train_with_losses(run, script)
+        modules["megatron.training.training"].dummy_train_step(run.train)
+        args.consumed_train_samples += SAMPLES
+        train_with_losses(run, script, loss=2.0)
+        saved = SimpleNamespace(**vars(args))
+        train_with_losses(run, script)
+        tmx.close()
+    first = log_of(tmp_path / "log")
+    assert [bool(record.losses) for record in first] == [True, False, True, True]
+    for loss_sum, tokens in first[2].losses.values():
+        assert loss_sum == 2.0 * tokens > 0
+    assert first[3].shares is not None
+    resumed = args_for(dynamic, load="/checkpoints", consumed_train_samples=3 * SAMPLES)
+    script = script_of("0.20", lambda mask, output: (output * mask).sum())
+    with installed(resumed, core=True) as modules:
+        script["get_batch"] = tmx.get_batch(script)
+        modules["megatron.training.checkpointing"].check_checkpoint_args(saved)
+        run = Run(resumed)
+        for _ in range(3):
+            train_with_losses(run, script)
+    again = log_of(tmp_path / "log")
+    assert again[:4] == first and len(again) == 6
 
 
 def test_a_checkpoint_goes_on_with_the_next_step(folder: Path) -> None:

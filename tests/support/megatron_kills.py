@@ -16,6 +16,7 @@ import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch.distributed as dist
 
@@ -34,7 +35,7 @@ def train(rank: int, *, port: int, recipe: Path, out: Path, layout: Layout) -> N
     store = start_rank(rank, port, layout.world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.world_size, timeout=timedelta(minutes=30))
 
-    def tell(step: int) -> None:
+    def tell(step: int, _: SimpleNamespace) -> None:
         (out / f"step-{rank}").write_text(str(step))
         time.sleep(0.02)  # so that steps are not over before they are looked at
 

@@ -147,16 +147,18 @@ def run_layout(
     recipe_path: Path,
     layout: Layout,
     *,
-    on_step: Callable[[int], None] | None = None,
+    on_step: Callable[[int, SimpleNamespace], None] | None = None,
     checkpoint: SimpleNamespace | None = None,
+    accept_edit: str | None = None,
 ) -> tuple[Record, SimpleNamespace]:
     """Train one layout for its steps, as Megatron's training loop does; all ranks call it.
 
     Args:
         recipe_path: The recipe.
         layout: Sizes, and how many steps.
-        on_step: Called after each step.
+        on_step: Called after each step, with Megatron's arguments.
         checkpoint: Arguments of Megatron in the checkpoint to go on from.
+        accept_edit: The word of `--data-accept-edit`.
 
     Returns:
         What was seen, and Megatron's arguments at the end.
@@ -178,6 +180,7 @@ def run_layout(
     rerun_state_machine.initialize_rerun_state_machine(mode=rerun_state_machine.RerunMode.VALIDATE_RESULTS)
     args = fake_megatron.default_args(
         data_recipe=str(recipe_path),
+        data_accept_edit=accept_edit,
         tensor_model_parallel_size=layout.tp,
         context_parallel_size=layout.cp,
         pipeline_model_parallel_size=layout.pp,
@@ -223,7 +226,7 @@ def run_layout(
                 run_step(iterators, forward_only=bool(layout.forward_only))
             args.consumed_train_samples += samples
             if on_step is not None:
-                on_step(step)
+                on_step(step, args)
         machine.set_mode(rerun_state_machine.RerunMode.DISABLED)  # as Megatron does for evaluations
         for number in range(layout.passes):
             record.keep_as_run(number, part="validation")

@@ -49,6 +49,8 @@ GetBatch = Callable[..., Any]
 
 losses_of_part: dict[str, SourceLosses] = {}
 """Where losses by source are added up, by part of the recipe; filled when the iterators are made."""
+scripts_with_losses: set[str] = set()
+"""Names of the scripts whose `loss_func` is wrapped: without one, a policy would wait for losses for ever."""
 
 
 def get_batch(script: MutableMapping[str, Any]) -> GetBatch:
@@ -72,6 +74,7 @@ def get_batch(script: MutableMapping[str, Any]) -> GetBatch:
     identify_data()
     if "loss_func" in script:
         script["loss_func"] = with_source_losses(script["loss_func"])
+        scripts_with_losses.add(str(script.get("__name__")))
     needs_of_stage: dict[int | None, Needs] = {}
 
     def get_batch(data_iterator: Any, vp_stage: int | None = None) -> Any:
@@ -123,7 +126,13 @@ def fields_of(item: Item, needs: Needs) -> dict[str, Any]:
         losses = losses_of_part.get(item["part"])
         if losses is not None:
             index = expand_source_index(spans, labels.shape)
-            sources = MicrobatchSources(index=index, losses=losses, is_last_of_step=item["is_last_of_step"])
+            sources = MicrobatchSources(
+                index=index,
+                losses=losses,
+                step=item["step"],
+                is_first_of_step=item["index"] == 0,
+                is_last_of_step=item["is_last_of_step"],
+            )
             attach(fields["loss_mask"], sources)
     if packed:
         fields |= {name: moved(item[name]) for name in ("cu_seqlens", "cu_seqlens_padded")}

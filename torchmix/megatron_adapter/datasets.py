@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RankLost, RecipeError
-from torchmix.megatron_adapter.batch import losses_of_part
+from torchmix.megatron_adapter.batch import losses_of_part, scripts_with_losses
 from torchmix.megatron_adapter.batch_sizes import (
     check_batch_sizes,
     validation_micro_batch_size,
@@ -45,6 +45,7 @@ from torchmix.megatron_adapter.evaluation import (
 )
 from torchmix.megatron_adapter.losses.loss_weights import FirstStepTokens
 from torchmix.megatron_adapter.losses.source_loss import SourceLosses
+from torchmix.megatron_adapter.losses.step_report import StepReports
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
 from torchmix.megatron_adapter.places import tree_of_job
 from torchmix.megatron_adapter.refusals import check_refusals, names_of_validation_sets
@@ -172,10 +173,10 @@ class _Job:
 
         args = self._args
         part = part_of(self._recipe, "train")
-        if part.dynamic is not None:  # the trainer would wait for decisions that nobody takes
+        if part.dynamic is not None and not scripts_with_losses:  # the trainer would wait for decisions for ever
             raise RecipeError(
-                "a policy needs the losses of each step, which the adapter of Megatron does not report yet; leave "
-                "`dynamic` out, or give a `schedule`",
+                "a policy needs the losses of each step, and the script has no `loss_func` of its own that torchmix "
+                "could listen to; call get_batch(globals()) in a script with `loss_func`, or leave `dynamic` out",
                 "dynamic",
             )
         start = start_of_run(args, self._batch, watch_checkpoints(checkpointing), recipe=part)
@@ -198,7 +199,10 @@ class _Job:
         if start.state is not None:
             loader.load_state_dict({"torchmix_state": start.state}, accept_edit=args.data_accept_edit)
         remember(args, loader.state_dict()["torchmix_state"])  # Megatron may save before the first step
-        self._report_sources("train", self._recipe)
+        reports = None
+        if part.dynamic is not None and self._tree.role.is_last_stage:
+            reports = StepReports(sorted(part.sources), loader.report)
+        self._report_sources("train", self._recipe, reports)
         tokens = FirstStepTokens() if self._counts_tokens() else None
 
         def on_microbatch(microbatch: Microbatch) -> None:
@@ -216,7 +220,7 @@ class _Job:
             on_step_consumed=lambda state: remember(args, state),
         )
         if getattr(args, "iterations_to_skip", None):
-            take_over_skipping(training, shared.skip_step)
+            take_over_skipping(training, lambda: _skip(shared, reports))
         if args.iteration < (getattr(args, "train_iters", None) or sys.maxsize):
             shared.await_first()
         return shared
@@ -297,15 +301,15 @@ class _Job:
         is_first = place.tp == place.cp == place.dp == 0 and place.pp == self._tree.topology.pp - 1
         return role.is_last_stage and is_first and not getattr(self._args, "calculate_per_token_loss", False)
 
-    def _report_sources(self, part: str, recipe: Recipe) -> None:
-        """Let `get_batch` add up the losses of a part by source."""
-        if not self._args.data_source_loss:
+    def _report_sources(self, part: str, recipe: Recipe, reports: StepReports | None = None) -> None:
+        """Let `get_batch` add up the losses of a part by source, for the log and for a policy."""
+        args, is_logged = self._args, bool(self._args.data_source_loss)
+        if not is_logged and reports is None:
             return
-        args = self._args
         steps = {"seen": 0}
 
         def is_due_in_training() -> bool:
-            return bool((args.curr_iteration + 1) % args.log_interval == 0)
+            return is_logged and bool((args.curr_iteration + 1) % args.log_interval == 0)
 
         def is_due_in_evaluation() -> bool:
             steps["seen"] += 1
@@ -315,6 +319,7 @@ class _Job:
             part=part,
             names=sorted(part_of(recipe, part).sources),
             is_due=is_due_in_training if part == "train" else is_due_in_evaluation,
+            reports=reports,
         )
 
     def _at_exit(self) -> None:
@@ -324,6 +329,13 @@ class _Job:
             self.close()
         except RankLost as error:  # named on stderr already, and there is nothing left to stop
             logger.warning("%s", error)
+
+
+def _skip(shared: SharedMicrobatches, reports: StepReports | None) -> None:
+    """Let all chunks pass over a step, and tell the policy."""
+    step = shared.skip_step()
+    if reports is not None:
+        reports.skip(step)
 
 
 def _number_of_signal(args: Any) -> int:

@@ -136,8 +136,8 @@ class SharedMicrobatches:
         if not self._waiting and not self._num_dropped:
             self._fetch()
 
-    def skip_step(self) -> None:
-        """Let every chunk pass over the next step.
+    def skip_step(self) -> int:
+        """Let every chunk pass over the next step; its number.
 
         Raises:
             PlanError: A chunk is inside a step.
@@ -147,7 +147,7 @@ class SharedMicrobatches:
         while True:
             last = [self.take(chunk) for chunk in range(len(self._num_taken))][-1]
             if last["is_last_of_step"]:
-                return
+                return int(last["step"])
 
     def _fetch(self) -> None:
         microbatch = next(self._source)

@@ -59,7 +59,7 @@ def microbatch(
     """Losses of tokens with their sources (-1 is padding), as a script has them."""
     mask = torch.tensor([[float(source >= 0) for source in sources]])
     index = torch.tensor([sources], dtype=torch.int32)
-    attach(mask, MicrobatchSources(index=index, losses=losses, is_last_of_step=is_last))
+    attach(mask, MicrobatchSources(index=index, losses=losses, step=0, is_first_of_step=True, is_last_of_step=is_last))
     return mask, torch.tensor([values])
 
 

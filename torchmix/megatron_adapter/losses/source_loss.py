@@ -1,9 +1,10 @@
-"""The loss of each source: from `source_index` on the last stage, into Megatron's log, TensorBoard and W&B.
+"""The loss of each source: from `source_index` on the last stage, into Megatron's log, TensorBoard, W&B, and a policy.
 
 In: a script's `loss_func`, and the source of each token of its loss mask. Out: the same `loss_func`, which also adds up
 loss and tokens by source. Must hold: what `loss_func` returns is not altered; nothing is moved to the host and nothing
 is sent but at the end of a `--log-interval` (training) or of an evaluation, when all ranks of the last stage send one
-packed tensor, at the same place of their schedules and over the group in which Megatron sums its own loss.
+packed tensor, at the same place of their schedules and over the group in which Megatron sums its own loss; a policy is
+told of each step (`step_report.py`).
 
 Why not as entries of Megatron's report: it would send one message for each source in each step, and divide by zero
 where a source had no token in a step.
@@ -23,6 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torchmix.megatron_adapter.losses.step_report import StepReports
+
 MOST_SOURCES_IN_A_LINE = 24
 """Sources in a line of the log, those with most tokens first; TensorBoard gets all."""
 _TIE = "torchmix_sources"
@@ -36,6 +39,8 @@ class MicrobatchSources:
     """int32, the source of each token of the loss mask, -1 in padding; on the loss mask's device."""
     losses: SourceLosses
     """Where to add."""
+    step: int
+    is_first_of_step: bool
     is_last_of_step: bool
 
 
@@ -48,16 +53,25 @@ class SourceLosses:
     """Sorted, as `source_index` counts them."""
     is_due: Callable[[], bool]
     """Asked after the last microbatch of each step: whether to report now; the same on all ranks."""
+    reports: StepReports | None = None
+    """Tells the policy of the recipe, where it has one."""
     _sums: torch.Tensor | None = field(default=None, repr=False)
     """float64 [2, sources]: losses, tokens."""
 
-    def add(self, losses: torch.Tensor, loss_mask: torch.Tensor, index: torch.Tensor) -> None:
-        """Add a microbatch; all three have the same number of tokens, on one device."""
+    def add(self, losses: torch.Tensor, loss_mask: torch.Tensor, sources: MicrobatchSources) -> None:
+        """Add a microbatch; losses, mask and index have the same number of tokens, on one device."""
         mask = loss_mask.reshape(-1).float()
-        place = index.reshape(-1).clamp(min=0)  # padding counts nothing, wherever it goes
+        place = sources.index.reshape(-1).clamp(min=0)  # padding counts nothing, wherever it goes
         values = torch.stack([losses.detach().reshape(-1).float() * mask, mask])
         part = torch.zeros(2, len(self.names), dtype=torch.float32, device=mask.device).index_add_(1, place, values)
         self._sums = part.double() if self._sums is None else self._sums.add_(part)
+        if self.reports is not None:
+            self.reports.add(
+                part,
+                step=sources.step,
+                is_first_of_step=sources.is_first_of_step,
+                is_last_of_step=sources.is_last_of_step,
+            )
 
     def reduce(self) -> torch.Tensor:
         """Sums over all ranks of the last stage, float64 [2, sources]; counts from zero again. A collective."""
@@ -86,7 +100,7 @@ def with_source_losses(loss_func: Callable[..., Any]) -> Callable[..., Any]:
         result = loss_func(loss_mask, output_tensor, *rest, **named)
         sources: MicrobatchSources | None = getattr(loss_mask, _TIE, None)
         if sources is not None and output_tensor.numel() == loss_mask.numel():
-            sources.losses.add(output_tensor, loss_mask, sources.index)
+            sources.losses.add(output_tensor, loss_mask, sources)
             if sources.is_last_of_step and sources.losses.is_due():
                 _report(sources.losses)
         return result
