@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from tests.support.fake_megatron import default_args, file_of_core
-from torchmix.errors import RecipeError
+from torchmix.errors import RecipeError, StateMismatch
 from torchmix.megatron_adapter.batch_sizes import (
     check_batch_sizes,
     validation_micro_batch_size,
     validation_samples,
 )
+from torchmix.megatron_adapter.counts import check_training
 from torchmix.recipe.structs import Batch, RampStage
 
 
@@ -63,6 +64,30 @@ SAME = ((0, 16), (3, 32), (5, 48))
 def test_equal_sizes_pass() -> None:
     check_batch_sizes(default_args(global_batch_size=8, seq_length=64), Batch(samples=8, length=64))
     check_batch_sizes(default_args(global_batch_size=8, seq_length=64), ramp((0, 8), (5, 8)))
+
+
+def test_samples_may_become_longer_and_megatron_has_one_of_their_lengths(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    stages = RampStage(from_step=0, samples=8), RampStage(from_step=5, samples=8, length=256)
+    batch = Batch(samples=stages, length=64)
+    for length in (64, 256):
+        check_batch_sizes(default_args(global_batch_size=8, seq_length=length), batch)
+    with pytest.raises(RecipeError, match="--seq-length is 128, the recipe's samples have 64 or 256 tokens"):
+        check_batch_sizes(default_args(global_batch_size=8, seq_length=128), batch)
+    calculator = ModuleType("num_microbatches_calculator")
+    calculator.get_num_microbatches = lambda: 4  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "megatron.core.num_microbatches_calculator", calculator)
+    sizes = {"global_batch_size": 8, "micro_batch_size": 1}
+    for step, length in ((4, 64), (5, 256)):
+        check_training(
+            default_args(**sizes, seq_length=length, consumed_train_samples=8 * step), batch, dp=2, step=step
+        )
+    words = "step 5 has samples of 256 tokens .*--train-samples 40 ends a run there.* --seq-length 256"
+    with pytest.raises(StateMismatch, match=words):
+        check_training(default_args(**sizes, seq_length=64, consumed_train_samples=40), batch, dp=2, step=5)
+    with pytest.raises(StateMismatch, match="step 4 has samples of 64 tokens"):
+        check_training(default_args(**sizes, seq_length=256, consumed_train_samples=32), batch, dp=2, step=4)
 
 
 @pytest.mark.parametrize(

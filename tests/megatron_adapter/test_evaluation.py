@@ -36,7 +36,7 @@ def test_validation_goes_on_at_megatrons_count(consumed: int, step: int) -> None
 
 def test_an_evaluation_has_its_own_batch_and_a_smaller_cache(recipe: Path) -> None:
     whole = load_recipe(recipe)
-    part = recipe_of_evaluation(whole, samples=12)
+    part = recipe_of_evaluation(whole, samples=12, length=whole.batch.length)
     assert (part.batch.samples, part.batch.length) == (12, whole.batch.length)
     assert parse_bytes(part.read.cache, where="") == parse_bytes(whole.read.cache, where="") // 8
     assert part.sources == whole.sources
@@ -50,12 +50,15 @@ def test_validation_goes_round_sources_that_training_uses_once(tmp_path: Path) -
     fifth = {name: msgspec.structs.replace(source, documents=("80%", "100%")) for name, source in once.items()}
     own = msgspec.structs.replace(plain, validation=Evaluation(sources=fifth, mixture=plain.mixture))
     for recipe in (split, own):
-        part = part_of(recipe_of_evaluation(recipe, samples=4), "validation")
+        part = part_of(recipe_of_evaluation(recipe, samples=4, length=recipe.batch.length), "validation")
         planner = open_planner(part, open_catalog(part, tmp_path))
         cursor = planner.start()
         while cursor.position.epoch.min() < 2:
             cursor = planner.skip(cursor)
-        assert steps_of_pass(recipe_of_evaluation(recipe, samples=4), "validation", tmp_path) < cursor.step
+        assert (
+            steps_of_pass(recipe_of_evaluation(recipe, samples=4, length=recipe.batch.length), "validation", tmp_path)
+            < cursor.step
+        )
 
 
 def test_rows_that_are_held_out_are_no_set_of_their_own(recipe: Path) -> None:

@@ -7,7 +7,7 @@ nothing, the budget is what this job may use of this machine. Cost: some small f
 from __future__ import annotations
 
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.ramp import most_samples
+from torchmix.recipe.ramp import most_tokens
 from torchmix.recipe.structs import Recipe
 from torchmix.service.scale.partition import LoaderBudget
 from torchmix.steps.memory_budget import PROCESS_BYTES, STEP_TOKEN_BYTES
@@ -26,7 +26,7 @@ def budget_of(recipe: Recipe, *, cpu: int | None = None, memory: str | None = No
     """
     given = recipe.loaders.memory if memory is None else memory
     is_shared = recipe.loaders.where != "remote"
-    steps = STEPS_HELD * STEP_TOKEN_BYTES * most_samples(recipe.batch) * recipe.batch.length
+    steps = STEPS_HELD * STEP_TOKEN_BYTES * most_tokens(recipe.batch)
     return LoaderBudget(
         cpu=cpu or recipe.loaders.cpu or processors(),
         memory_bytes=memory_bytes() if given is None else parse_bytes(given, where="loaders.memory"),

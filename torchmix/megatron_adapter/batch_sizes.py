@@ -17,8 +17,8 @@ from itertools import count, pairwise
 from typing import Any
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.ramp import samples_of_step, stages_of
-from torchmix.recipe.structs import Batch
+from torchmix.recipe.ramp import lengths_of, samples_of_step, stages_of
+from torchmix.recipe.structs import Batch, RampStage
 
 
 def check_batch_sizes(args: Any, batch: Batch) -> None:
@@ -31,16 +31,18 @@ def check_batch_sizes(args: Any, batch: Batch) -> None:
     Raises:
         RecipeError: They differ; says where, with both values.
     """
-    if args.seq_length != batch.length:
+    lengths = lengths_of(batch)
+    if args.seq_length not in lengths:
+        listed = " or ".join(map(str, lengths))
+        has = f"batch.length is {listed}" if len(lengths) == 1 else f"samples have {listed} tokens"
         raise RecipeError(
-            f"--seq-length is {args.seq_length}, the recipe's batch.length is {batch.length}; a sample is one "
-            f"sequence, so set both to the same",
+            f"--seq-length is {args.seq_length}, the recipe's {has}; a sample is one sequence, so set both to the same",
             "batch.length",
         )
     decoder_length = getattr(args, "decoder_seq_length", None)
-    if decoder_length not in (None, batch.length):
+    if decoder_length not in (None, args.seq_length):
         raise RecipeError(
-            f"--decoder-seq-length is {decoder_length}, the recipe's batch.length is {batch.length}; Megatron's "
+            f"--decoder-seq-length is {decoder_length}, the recipe's batch.length is {args.seq_length}; Megatron's "
             f"pipeline stages then agree on another shape: leave the flag out",
             "batch.length",
         )
@@ -50,7 +52,7 @@ def check_batch_sizes(args: Any, batch: Batch) -> None:
             "micro-batch-size x data-parallel size divides",
             "batch.samples",
         )
-    last = stages_of(batch)[-1]
+    last = _last_size(batch)
     if not _is_ramped(args):
         if last.from_step or args.global_batch_size != last.samples:
             raise RecipeError(
@@ -148,6 +150,14 @@ def _sizes_of_megatron(args: Any) -> Iterator[tuple[int, bool]]:
         samples = int(calculator.get_current_global_batch_size())
         yield samples, consumed >= end
         consumed += samples
+
+
+def _last_size(batch: Batch) -> RampStage:
+    """The stage in which the number of samples changes last; later ones only make samples longer."""
+    last, *later = stages_of(batch)
+    for stage in later:
+        last = stage if stage.samples != last.samples else last
+    return last
 
 
 def _flags(args: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import StateError, StateMismatch
 from torchmix.megatron_adapter.batch_sizes import validation_samples
-from torchmix.recipe.ramp import samples_before, samples_of_step
+from torchmix.recipe.ramp import length_of_step, samples_before, samples_of_step
 from torchmix.recipe.structs import Batch
 
 
@@ -27,10 +27,18 @@ def check_training(args: Any, batch: Batch, *, dp: int, step: int) -> None:
         step: Whose first microbatch is about to be used.
 
     Raises:
-        StateMismatch: Megatron has consumed another number of samples, or means another number of microbatches.
+        StateMismatch: Megatron has consumed another number of samples, or means another number of microbatches or
+            another length of samples.
     """
     from megatron.core.num_microbatches_calculator import get_num_microbatches
 
+    length = length_of_step(batch, step)
+    if args.seq_length != length:
+        raise StateMismatch(
+            f"step {step} has samples of {length} tokens by the recipe, and --seq-length is {args.seq_length}; save a "
+            f"checkpoint before this step (--train-samples {samples_before(batch, step)} ends a run there), and go on "
+            f"from it with --seq-length {length} --max-position-embeddings {length}"
+        )
     planned = samples_before(batch, step)
     if args.consumed_train_samples != planned:
         raise StateMismatch(

@@ -227,7 +227,7 @@ class _Job:
 
     def _open_evaluation(self, part: str) -> SharedMicrobatches:
         args, samples = self._args, validation_samples(self._args)
-        recipe = recipe_of_evaluation(self._recipe, samples=samples)
+        recipe = recipe_of_evaluation(self._recipe, samples=samples, length=args.seq_length)
         is_pass = part == "validation" and bool(args.full_validation)
         if is_pass:
             self._report_sources(part, recipe)
@@ -259,7 +259,12 @@ class _Job:
         print_rank_0(f" > torchmix: the validation sets are {', '.join(names)}")
         if has_part(self._recipe, "test"):
             print_rank_0(" > torchmix: no test, which Megatron cannot do with --multiple-validation-sets")
-        recipe = recipe_of_evaluation(self._recipe, samples=validation_samples(self._args), num_sets=len(names))
+        recipe = recipe_of_evaluation(
+            self._recipe,
+            samples=validation_samples(self._args),
+            length=self._args.seq_length,
+            num_sets=len(names),
+        )
         return [self._open_pass(recipe_of_set(recipe, name), "train") for name in names]
 
     def _open_pass(self, recipe: Recipe, part: str) -> SharedMicrobatches:

@@ -42,18 +42,19 @@ _num_from_rank_0 = 0
 """Numbers that ranks have taken from rank 0; equal on all ranks."""
 
 
-def recipe_of_evaluation(recipe: Recipe, *, samples: int, num_sets: int = 1) -> Recipe:
+def recipe_of_evaluation(recipe: Recipe, *, samples: int, length: int, num_sets: int = 1) -> Recipe:
     """The recipe with the global batch of evaluations and a smaller cache.
 
     Args:
         recipe: The checked recipe, with all its parts.
         samples: Samples of a global batch of validation or test.
+        length: Tokens of a sample, `--seq-length`: that of training now, where it grows.
         num_sets: Loaders that share the cache.
     """
     cache_bytes = parse_bytes(recipe.read.cache, where="read.cache")
     return msgspec.structs.replace(
         recipe,
-        batch=msgspec.structs.replace(recipe.batch, samples=samples),
+        batch=msgspec.structs.replace(recipe.batch, samples=samples, length=length),
         read=Read(cache=max(1, cache_bytes // (CACHE_SHARE * num_sets))),
     )
 

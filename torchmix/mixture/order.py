@@ -41,6 +41,7 @@ class StreamOrder:
         method: Method = "page",
         counted: Callable[[NDArray[np.int32]], NDArray[np.int32]] | None = None,
         piece_tokens: int | None = None,
+        unit_pieces: int = 1,
         denied: Denied | None = None,
     ) -> None:
         """Take a stream's place in the mixture.
@@ -54,6 +55,7 @@ class StreamOrder:
                 keeps its place in the order. None: all tokens count.
             piece_tokens: Longer documents are drawn in pieces of this many tokens. None: every document is drawn as a
                 whole.
+            unit_pieces: Pieces of one document that are drawn together; see `Window`.
             denied: Documents that are not given; they keep their places and their pieces.
         """
         self.name = name
@@ -64,6 +66,7 @@ class StreamOrder:
         self.has_long_documents = counted is None and piece_tokens is not None and space.longest_tokens > piece_tokens
         """Whether some documents may have several pieces."""
         self._piece_tokens = piece_tokens if self.has_long_documents else None
+        self._unit_pieces = unit_pieces
         self._windows: WindowRows = _WINDOWS[method](space, key_of_stream(name, seed))
         self.num_windows = self._windows.num_windows
         self.is_sparse = self._windows.is_sparse
@@ -159,7 +162,14 @@ class StreamOrder:
             return Window(rows=rows, ends=ends, document_tokens=whole)
         first_piece = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(np.maximum((counted + (size - 1)) // size, 1), out=first_piece[1:])
-        return Window(rows=rows, ends=ends, document_tokens=whole, first_piece=first_piece, piece_tokens=size)
+        return Window(
+            rows=rows,
+            ends=ends,
+            document_tokens=whole,
+            first_piece=first_piece,
+            piece_tokens=size,
+            unit_pieces=self._unit_pieces,
+        )
 
 
 class SourceOrder(StreamOrder):

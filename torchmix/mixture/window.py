@@ -55,7 +55,10 @@ class Window:
     first_piece: Int64Array | None = None
     """[W + 1] pieces of the documents before each; None if each document is one."""
     piece_tokens: int = 0
-    """Tokens of a sample, where documents have several pieces."""
+    """Tokens of a piece, where documents have several pieces."""
+    unit_pieces: int = 1
+    """Pieces that are drawn together, counted from the beginning of a document: those of a sample, once samples have
+    become longer."""
 
     @property
     def num_pieces(self) -> int:
@@ -78,22 +81,25 @@ class Window:
             if first_token + last_token < 2 * target:
                 return Taken(start, behind, before, last_token)
             return Taken(start, behind - 1, before, first_token)
-        inside, size = target - first_token, self.piece_tokens
-        whole = (inside - 1) // size  # pieces of the last document that end below the target
-        last = min(size, last_token - first_token - whole * size)
-        whole += 2 * whole * size + last < 2 * inside
-        stop = self.first_piece.data[behind - 1] + whole
-        return Taken(start, stop, before, min(first_token + whole * size, last_token))
+        inside, size = target - first_token, self.piece_tokens * self.unit_pieces
+        whole = (inside - 1) // size  # units of the last document that end below the target
+        begin = max(whole * size, before - first_token)  # some of the next unit may have been given
+        end = min((whole + 1) * size, last_token - first_token)
+        if begin + end < 2 * inside:
+            begin = end
+        stop = self.first_piece.data[behind - 1] + -(-begin // self.piece_tokens)
+        return Taken(start, stop, before, first_token + begin)
 
     def tokens(self, piece: int) -> int:
-        """Tokens that piece number `piece` counts for."""
+        """Tokens that piece number `piece` counts for, with those that are drawn together with it."""
         ends = self.ends.data
         if self.first_piece is None:
             return int(ends[piece + 1] - ends[piece])
         first_piece = self.first_piece.data
         document = bisect_right(first_piece, piece) - 1
-        left = ends[document + 1] - ends[document] - (piece - first_piece[document]) * self.piece_tokens
-        return int(max(0, min(left, self.piece_tokens)))
+        inside = piece - first_piece[document]
+        left = ends[document + 1] - ends[document] - inside * self.piece_tokens
+        return int(max(0, min(left, (self.unit_pieces - inside % self.unit_pieces) * self.piece_tokens)))
 
     def tokens_before(self, piece: int) -> int:
         """Tokens of all pieces before number `piece`, in [0, num_pieces]."""

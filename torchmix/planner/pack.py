@@ -76,13 +76,16 @@ class Packed:
 
 
 def split_long(pieces: Pieces, length: int) -> Pieces:
-    """Cut each stretch longer than a sample into pieces of `length` tokens and a rest, in order."""
-    parts = -(-pieces.tokens // length)
+    """Cut each stretch where a multiple of `length` tokens of its document ends, in order."""
+    first = pieces.start // length
+    parts = -(-(pieces.start + pieces.tokens) // length) - first
     if not len(parts) or parts.max() == 1:
         return pieces
     part = np.arange(int(parts.sum()), dtype=np.int64) - np.repeat(np.cumsum(parts) - parts, parts)
     cut = pieces.take(np.repeat(np.arange(len(pieces)), parts))
-    return replace(cut, start=cut.start + part * length, tokens=np.minimum(cut.tokens - part * length, length))
+    edge = (np.repeat(first, parts) + part) * length
+    begin = np.maximum(cut.start, edge)
+    return replace(cut, start=begin, tokens=np.minimum(cut.start + cut.tokens, edge + length) - begin)
 
 
 def aligned(tokens: Int64Array, align_tokens: int) -> Int64Array:

@@ -21,6 +21,7 @@ from torchmix.catalog.store import Catalog, View
 from torchmix.errors import CatalogMissing
 from torchmix.mixture.denied import denied_fingerprint
 from torchmix.mixture.draw import Position, exhausted_error
+from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.stretches import Stretches, joined
 from torchmix.parallel.layout import Layout
 from torchmix.planner import pack
@@ -36,7 +37,7 @@ from torchmix.planner.shares_of_step import SharesOfStep
 from torchmix.planner.stream_order import NO_VIEWS, order_of_stream, stream_fingerprint, tokens_of_streams
 from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import most_samples, samples_of_step, stages_of
+from torchmix.recipe.ramp import length_of, length_of_step, lengths_of, samples_of_step, stages_of
 
 UNLIMITED_EPOCHS = 1 << 62
 NONE_DENIED: Mapping[str, Int64Array] = {}
@@ -92,7 +93,12 @@ class Planner:
         self.denied = {s: denied[name] for s, name in enumerate(self.sources) if name in denied}
         """Rows that are not given, by the number of their source."""
         self.denied_fingerprint = denied_fingerprint({name: denied[name] for name in self.sources if name in denied})
-        self.orders = tuple(order_of_stream(part, name, sizes, views, self.denied) for name in self.streams)
+        self._order_of = partial(order_of_stream, part, sizes=sizes, views=views, denied=self.denied)
+        first, *longer = lengths_of(part.batch)
+        self.orders = self._orders_of(first)
+        """[S] orders of the streams; samples may have become longer, which alters no position in them."""
+        for length in longer:
+            self._orders_of(length)  # refuses now what would fail in a later step
         self.fingerprints = tuple(stream_fingerprint(part.streams[name], fingerprints or {}) for name in self.streams)
         """[streams] a hash of each stream's rows; empty where those of its sources are not known."""
         self.streams_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
@@ -103,12 +109,14 @@ class Planner:
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each stream may give at most."""
         self._names = PieceNames({name: part.streams[name].sources for name in self.streams}, self.sources)
-        backbone_cost(part).check_fits(num_samples=most_samples(part.batch), length=part.batch.length)
+        for stage in stages_of(part.batch):
+            backbone_cost(part).check_fits(num_samples=stage.samples, length=length_of(part.batch, stage))
         self._strategy = strategy_of(part, layout)
         self._kept = strategy_cache(part, self.sources, self.sizes)
         concat = part.packing.method == "concat"
         self.align_tokens = 1 if concat else part.packing.align_tokens
         """A piece takes a multiple of this many tokens in its sample."""
+        self._length = first
         self._drawing = Drawing(part, self.orders, self.max_epochs, align_tokens=self.align_tokens)
 
     def start(self) -> Cursor:
@@ -147,7 +155,7 @@ class Planner:
 
     def drawn_step(self, step: int, packed: Packed, tokens: TokensOfStep, order_digest: bytes) -> DrawnStep:
         """What a strategy begins with."""
-        num_samples, length = samples_of_step(self.part.batch, step), self.part.batch.length
+        num_samples, length = samples_of_step(self.part.batch, step), length_of_step(self.part.batch, step)
         pieces = packed.pieces
         ends_document = pieces.start + pieces.tokens == pieces.document_tokens
         make = partial(
@@ -227,7 +235,10 @@ class Planner:
         self, cursor: Cursor, decided: Decided
     ) -> tuple[Pieces, Int64Array, Position, tuple[Decision, ...], DrawnTokens]:
         """Draw what the pool lacks to fill the batch, and top it up until the batch is full."""
-        length = self.part.batch.length
+        length = length_of_step(self.part.batch, cursor.step)
+        if length != self._length:  # what earlier draws have kept is cut for other samples
+            self._length, self.orders = length, self._orders_of(length)
+            self._drawing = Drawing(self.part, self.orders, self.max_epochs, align_tokens=self.align_tokens)
         capacity = samples_of_step(self.part.batch, cursor.step) * length
         position, decisions, drawn = cursor.position, self._with_begun(cursor), cursor.drawn
         asked = np.zeros(len(self.streams), np.int64)
@@ -252,6 +263,10 @@ class Planner:
         drew = parts[0] if len(parts) == 1 else joined(parts)
         return self._drawing.pieces_of(cursor.step, drew), asked, position, decisions, drawn
 
+    def _orders_of(self, length: int) -> tuple[StreamOrder, ...]:
+        """The streams' orders for samples of so many tokens."""
+        return tuple(self._order_of(name=name, length=length) for name in self.streams)
+
     def _with_begun(self, cursor: Cursor) -> tuple[Decision, ...]:
         """The decisions, with the stages of the schedule that begin at an epoch and with this step."""
         places = self.shares_of_step.places
@@ -262,7 +277,7 @@ class Planner:
         return (*cursor.decisions, *(Decision(step=cursor.step, kind="stage", name=name) for name in due))
 
     def _pack(self, cursor: Cursor, drawn: Pieces) -> Packed:
-        packing, length = self.part.packing, self.part.batch.length
+        packing, length = self.part.packing, length_of_step(self.part.batch, cursor.step)
         seed, step = self.part.seed, cursor.step
         num_samples = samples_of_step(self.part.batch, step)
         if packing.method == "concat":

@@ -27,7 +27,7 @@ from torchmix.planner.pack import Packed, Pieces, aligned
 from torchmix.planner.plan import ItemPlan, ModulePlan, StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.recipe.balance.modules import BACKBONE
-from torchmix.recipe.ramp import samples_of_step
+from torchmix.recipe.ramp import length_of_step, samples_of_step
 
 DEFERRED = -1
 """The sample of a piece that waits for the next step."""
@@ -71,7 +71,7 @@ def summary_buffer(planner: Planner, cursor: Cursor) -> Summary:
     return Summary(
         columns=columns,
         num_samples=samples_of_step(planner.part.batch, cursor.step),
-        length=planner.part.batch.length,
+        length=length_of_step(planner.part.batch, cursor.step),
         planner=planner,
         cursor=cursor,
         pieces=pieces,

@@ -19,11 +19,11 @@ from torchmix.array_types import Int64Array
 from torchmix.mixture.shares.integers import integer_shares
 from torchmix.mixture.shares.places import NONE_BEGUN, Begun, StagePlaces
 from torchmix.mixture.shares.schedule import Schedule, ShareChange
-from torchmix.recipe.mixture.changes import tokens_before
 from torchmix.recipe.mixture.dynamic import dynamic_of, shares_in_group, with_decided
 from torchmix.recipe.mixture.shares_of_part import stages_of_part, trees_of
 from torchmix.recipe.mixture.tree import Node, stream_shares
 from torchmix.recipe.parts import Part
+from torchmix.recipe.ramp import tokens_before
 
 NOT_DECIDED: Mapping[str, int] = MappingProxyType({})
 RAMP_PARTS = 64

@@ -67,6 +67,8 @@ def order_of_stream(
     sizes: Mapping[str, SourceSizes],
     views: Mapping[str, View] = NO_VIEWS,
     denied: Denied | None = None,
+    *,
+    length: int | None = None,
 ) -> StreamOrder:
     """The order of a stream. The recipe's used rows and overflow rule apply before any draw.
 
@@ -76,17 +78,19 @@ def order_of_stream(
         sizes: Sizes of the part's sources, of those of the stream at least.
         views: Rows of members that do not have all rows of their source.
         denied: Documents that are not given, by the number of their source.
+        length: Tokens of a sample; None: those of the first step. Positions count pieces of the first length.
 
     Raises:
         CatalogMissing: The rows of a member are not known.
         DocumentTooLong: `overflow: error`, and a used document exceeds a sample.
         PlanError: The stream would give no tokens at all.
     """
-    length, overflow = part.batch.length, part.packing.overflow
+    piece_tokens, overflow = part.batch.length, part.packing.overflow
+    length = piece_tokens if length is None else length
     space = space_of_stream(part, name, sizes, views)
     has_long = space.longest_tokens > length  # the catalog's maximum over all rows: no lengths are read
     if overflow == "error" and has_long:
-        _refuse_long_documents(part, name, space)
+        _refuse_long_documents(part, name, space, length)
     drops = overflow == "drop" and has_long
     is_absent = part.streams[name].is_cell and not space.num_tokens  # then it has no share, and is never drawn from
     if not is_absent and not _has_tokens(space.lengths(), at_most=length if drops else MAX_DOCUMENT_TOKENS):
@@ -102,7 +106,8 @@ def order_of_stream(
         seed=part.seed,
         method=part.shuffle.method,
         counted=counted,
-        piece_tokens=length,
+        piece_tokens=piece_tokens,
+        unit_pieces=length // piece_tokens,
         denied=mine,
     )
     if mine and not epoch_tokens(order, [sizes[source] for source in sorted(part.sources)], mine):
@@ -188,8 +193,8 @@ def stream_fingerprint(stream: Stream, of_member: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
-def _refuse_long_documents(part: Part, name: str, space: Space) -> None:
-    length, kind = part.batch.length, "source" if part.streams[name].is_source else "stream"
+def _refuse_long_documents(part: Part, name: str, space: Space, length: int) -> None:
+    kind = "source" if part.streams[name].is_source else "stream"
     row = space.used_rows()[0]
     for block in space.lengths():
         if int(block.max(initial=0)) > length:

@@ -15,7 +15,7 @@ from torchmix.recipe.held_out import check_hold_out
 from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.parts import with_all_sources
-from torchmix.recipe.ramp import most_samples
+from torchmix.recipe.ramp import length_of, stages_of
 from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.source.images import check_packing_of_images
 from torchmix.recipe.source.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
@@ -113,6 +113,8 @@ def _check_batch(batch: Batch) -> None:
         for i, stage in enumerate(batch.samples):
             where = f"batch.samples[{i}]"
             check_range(stage.samples, f"{where}.samples", 1)
+            if stage.length is not None:
+                _check_length(batch, i, f"{where}.length")
             if i == 0 and stage.from_step != 0:
                 raise RecipeError(f"the first stage begins at step {stage.from_step}, not at 0", f"{where}.from_step")
             if i > 0 and stage.from_step <= batch.samples[i - 1].from_step:
@@ -121,10 +123,25 @@ def _check_batch(batch: Batch) -> None:
                 )
                 raise RecipeError(message, f"{where}.from_step")
     check_range(batch.length, "batch.length", 2)
-    most = most_samples(batch)
-    if most * batch.length > MAX_BATCH_TOKENS:
-        message = f"{most} x {batch.length} = {most * batch.length} tokens, at most {MAX_BATCH_TOKENS}"
-        raise RecipeError(message, "batch")
+    for stage in stages_of(batch):
+        tokens = stage.samples * length_of(batch, stage)
+        if tokens > MAX_BATCH_TOKENS:
+            message = f"{stage.samples} x {length_of(batch, stage)} = {tokens} tokens, at most {MAX_BATCH_TOKENS}"
+            raise RecipeError(message, "batch")
+
+
+def _check_length(batch: Batch, number: int, where: str) -> None:
+    """Check the length that a stage names: documents that were cut before go on where they were."""
+    assert not isinstance(batch.samples, int), "a stage names a length"
+    length = batch.samples[number].length or batch.length
+    before = max([batch.length, *(stage.length or 0 for stage in batch.samples[:number])])
+    if number == 0 and length != batch.length:
+        raise RecipeError(f"{length} is not batch.length {batch.length}; the first stage has that", where)
+    if length < before:
+        message = f"{length} is shorter than {before}, the length of the stage before; what waits would not fit"
+        raise RecipeError(message, where)
+    if length % max(1, batch.length):
+        raise RecipeError(f"{length} is no multiple of batch.length {batch.length}", where)
 
 
 def _check_split(recipe: Recipe) -> None:

@@ -18,14 +18,14 @@ from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.recipe.mixture.shares_of_part import parse_shares, stages_of_part, tree_of_part
 from torchmix.recipe.mixture.tree import Node, walk
 from torchmix.recipe.parts import Part, part_of
-from torchmix.recipe.ramp import stages_of
+from torchmix.recipe.ramp import length_of, stages_of
 from torchmix.recipe.source.chat import order_of_layout
 from torchmix.recipe.source.documents import fractions_of
 from torchmix.recipe.source.format import format_of
 from torchmix.recipe.source.images import order_of_images
 from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
 from torchmix.recipe.streams import row_sets_of
-from torchmix.recipe.structs import Recipe, Shuffle, Source
+from torchmix.recipe.structs import Batch, RampStage, Recipe, Shuffle, Source
 
 KEY_BYTES = 4
 """Bytes of a key's digest: enough to find the key that differs, once the fingerprint does."""
@@ -109,7 +109,7 @@ def _order(part: Part) -> dict[str, Any]:
     order: dict[str, Any] = {
         "format": ORDER_FORMAT,
         "seed": part.seed,
-        "batch": [[[stage.from_step, stage.samples] for stage in stages_of(part.batch)], part.batch.length],
+        "batch": [[_batch_stage(part.batch, stage) for stage in stages_of(part.batch)], part.batch.length],
         "packing": [
             part.packing.method,
             part.packing.overflow,
@@ -135,6 +135,12 @@ def _order(part: Part) -> dict[str, Any]:
         assert dynamic is not None
         order["dynamic"] = [list(dynamic.path), dynamic.every_steps, dynamic.lag_steps]
     return order
+
+
+def _batch_stage(batch: Batch, stage: RampStage) -> list[int]:
+    """First step and samples of a stage; and its length, where that is another than the recipe's first."""
+    length = length_of(batch, stage)
+    return [stage.from_step, stage.samples, *([] if length == batch.length else [length])]
 
 
 def _place(stage: Stage) -> list[Any]:

@@ -1,7 +1,8 @@
-"""The size of the global batch over steps: constant, or a ramp.
+"""The size of the global batch over steps, and of its samples: constant, or in stages.
 
-In: `batch.samples`, a number or stages. Out: samples of any step, samples before any step, and back. Must hold: exact
-integers, from the step alone: no rank, no history. Cost: one pass over the stages.
+In: `batch.samples`, a number or stages, and `batch.length`. Out: samples and their length at any step, samples and
+tokens before any step, and back. Must hold: exact integers, from the step alone: no rank, no history. Cost: one pass
+over the stages.
 
 Megatron ramps by consumed samples (`--rampup-batch-size START INCREMENT SAMPLES`); a ramp by steps is the same once its
 borders are counted in steps, and it needs no division of the borders by the size.
@@ -14,13 +15,15 @@ from torchmix.recipe.structs import Batch, RampStage
 
 
 def stages_of(batch: Batch) -> tuple[RampStage, ...]:
-    """The stages, in order, without those that change nothing; one stage where the size is constant."""
+    """The stages, in order, each with its length, without those that change nothing; one where all is constant."""
     if isinstance(batch.samples, int):
-        return (RampStage(from_step=0, samples=batch.samples),)
+        return (RampStage(from_step=0, samples=batch.samples, length=batch.length),)
     stages: list[RampStage] = []
+    length = batch.length
     for stage in batch.samples:
-        if not stages or stages[-1].samples != stage.samples:
-            stages.append(stage)
+        length = stage.length or length
+        if not stages or (stages[-1].samples, stages[-1].length) != (stage.samples, length):
+            stages.append(RampStage(from_step=stage.from_step, samples=stage.samples, length=length))
     return tuple(stages)
 
 
@@ -29,12 +32,32 @@ def samples_of_step(batch: Batch, step: int) -> int:
     return next(stage.samples for stage in reversed(stages_of(batch)) if stage.from_step <= step)
 
 
+def length_of_step(batch: Batch, step: int) -> int:
+    """Tokens of a sample of a step, from 0."""
+    return next(length_of(batch, stage) for stage in reversed(stages_of(batch)) if stage.from_step <= step)
+
+
+def length_of(batch: Batch, stage: RampStage) -> int:
+    """Tokens of a sample in one of `stages_of`."""
+    return stage.length or batch.length
+
+
 def samples_before(batch: Batch, step: int) -> int:
     """Samples of all steps before `step`: what Megatron calls consumed samples."""
     stages = stages_of(batch)
     stops = [*(stage.from_step for stage in stages[1:]), step]
     return sum(
         max(0, min(stop, step) - stage.from_step) * stage.samples for stage, stop in zip(stages, stops, strict=True)
+    )
+
+
+def tokens_before(batch: Batch, step: int) -> int:
+    """Tokens of all steps before `step`, padding included: samples x length, as Megatron counts consumed samples."""
+    stages = stages_of(batch)
+    stops = [*(stage.from_step for stage in stages[1:]), step]
+    return sum(
+        max(0, min(stop, step) - stage.from_step) * stage.samples * length_of(batch, stage)
+        for stage, stop in zip(stages, stops, strict=True)
     )
 
 
@@ -62,6 +85,21 @@ def step_after_samples(batch: Batch, consumed: int) -> int:
 def most_samples(batch: Batch) -> int:
     """Samples of the largest global batch."""
     return max(stage.samples for stage in stages_of(batch))
+
+
+def lengths_of(batch: Batch) -> tuple[int, ...]:
+    """Tokens of a sample in all stages, ascending, each once."""
+    return tuple(sorted({length_of(batch, stage) for stage in stages_of(batch)}))
+
+
+def most_length(batch: Batch) -> int:
+    """Tokens of the longest sample."""
+    return lengths_of(batch)[-1]
+
+
+def most_tokens(batch: Batch) -> int:
+    """Tokens of the largest global batch."""
+    return max(stage.samples * length_of(batch, stage) for stage in stages_of(batch))
 
 
 def last_samples(batch: Batch) -> int:

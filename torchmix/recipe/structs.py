@@ -34,6 +34,9 @@ class RampStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The first step of this size; 0 in the first stage, rising from stage to stage."""
     samples: int
     """Samples of a global batch, over all ranks; at least 1."""
+    length: int | None = None
+    """Tokens of a sample from this step on, a multiple of `batch.length` and never fewer than before; None: as many as
+    before."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +45,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     samples: int | tuple[RampStage, ...]
     """Samples of a global batch, over all ranks; at least 1. Or the stages of a ramp over steps, see `ramp.py`."""
     length: int
-    """Tokens of a sample, padding included; at least 2."""
+    """Tokens of a sample, padding included; at least 2. Later stages of a ramp may have longer ones."""
 
 
 class PathProperty(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -27,7 +27,7 @@ from torchmix.parallel.modules.rank_places import check_scopes, layout_of
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import stages_of
+from torchmix.recipe.ramp import lengths_of, stages_of
 from torchmix.recipe.source.resets import sources_with_resets
 from torchmix.service.job.open_job import JobUse
 from torchmix.stateful.serve import ReceivedSteps
@@ -105,12 +105,13 @@ def places_of(
     check_scopes(part.modules, tree)
     for stage in stages_of(part.batch):
         layout.num_microbatches(stage.samples)
-    check_context_parallel(
-        tree.topology.cp,
-        length=part.batch.length,
-        packing=part.packing,
-        resetting=list(sources_with_resets(part.sources)),
-    )
+    for length in lengths_of(part.batch):
+        check_context_parallel(
+            tree.topology.cp,
+            length=length,
+            packing=part.packing,
+            resetting=list(sources_with_resets(part.sources)),
+        )
     return tree, layout
 
 

@@ -26,6 +26,7 @@ from torchmix.parallel.fan_out import FanOut, Share
 from torchmix.parallel.modules.rank_places import places_in_replica
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.parts import Part
+from torchmix.recipe.ramp import length_of_step
 from torchmix.steps.bad_tokens import BadTokens, masked_of
 from torchmix.steps.edits import RowFacts
 from torchmix.steps.header import StepHeader, decode_header, encode
@@ -57,11 +58,12 @@ def serve_steps(
     counts = BadTokens(bad_tokens)
     is_at_rest = True  # no exchange is half done
     memory = StepMemory()
-    length, packing = part.batch.length, part.packing
+    packing = part.packing
     try:
         for step in steps:
-            slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)
             header = decode_header(step.header)
+            length = length_of_step(part.batch, header.step)
+            slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)
             masked = masked_of(header, step.num_masked_tokens)
             own = _with_modules(step, share_of(step, tree.role, slices, memory=memory), tree, [tree.topology.rank])
             if fan_out is None:

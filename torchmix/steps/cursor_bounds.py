@@ -36,7 +36,7 @@ from torchmix.planner.asking import MOST_ALIGNED
 from torchmix.planner.cursor import Cursor, begun_by
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner
-from torchmix.recipe.ramp import most_samples, samples_before
+from torchmix.recipe.ramp import most_length, most_tokens, tokens_before
 
 MAX_STEPS = 1 << 24
 """Steps of a run. The recipe implies none where sources may be repeated without a bound; runs have a million or two."""
@@ -55,11 +55,11 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
     check_step(cursor.step)
     _check_decisions(cursor, planner)
     _check_begun(cursor, planner)
-    length = planner.part.batch.length
+    length = most_length(planner.part.batch)
     longest = np.array([min(order.space.longest_tokens, length) for order in planner.orders], np.int64)
     most_in_pool = most_pool_tokens(planner, longest) if cursor.step else 0
     batch = planner.part.batch
-    drawn = samples_before(batch, cursor.step) * batch.length + most_in_pool
+    drawn = tokens_before(batch, cursor.step) + most_in_pool
     position = cursor.position
     for s, order in enumerate(planner.orders):
         epoch, window, offset = int(position.epoch[s]), int(position.window[s]), int(position.offset[s])
@@ -85,7 +85,7 @@ def check_bad_tokens(bad_tokens: Mapping[str, int], step: int, planner: Planner)
     """
     batch = planner.part.batch
     for name, tokens in bad_tokens.items():
-        _check(f"bad_tokens of source {name!r}", tokens, 1, samples_before(batch, step) * batch.length)
+        _check(f"bad_tokens of source {name!r}", tokens, 1, tokens_before(batch, step))
 
 
 def check_step(step: int) -> None:
@@ -127,7 +127,7 @@ def pieces_of_columns(
 def most_pool_tokens(planner: Planner, longest_tokens: Int64Array) -> int:
     """Tokens that a pool has at most, given those of the longest piece of each stream."""
     batch = planner.part.batch
-    return (most_samples(batch) + 1) * batch.length + int(longest_tokens.sum())
+    return most_tokens(batch) + most_length(batch) + int(longest_tokens.sum())
 
 
 def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
@@ -146,8 +146,10 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
     if planner.part.packing.method == "best_fit":  # it splits documents at multiples of a sample, and nowhere else
         rest = pool.start % length
         _check_each("start", pool.start, pool.start - rest, pool.start - rest)
-        whole = np.minimum(counted - pool.start, length)
-        _check_each("tokens", pool.tokens, whole, whole)
+        most = most_length(planner.part.batch)
+        whole = np.minimum(counted - pool.start, most)
+        rest = np.where(pool.tokens < whole, pool.tokens % length, 0)  # samples were shorter when it was drawn
+        _check_each("tokens", pool.tokens, whole if most == length else pool.tokens - rest, whole)
     order_in_documents = np.lexsort((pool.start, pool.row, pool.epoch, pool.source, pool.stream))
     ordered = pool.take(order_in_documents)
     is_same = np.ones(max(0, len(pool) - 1), np.bool_)

@@ -17,7 +17,7 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.reader.rows.kept_ids import MEMORY_BYTES
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import most_samples
+from torchmix.recipe.ramp import most_length, most_samples
 from torchmix.recipe.structs import Loaders, Read
 from torchmix.steps.node_limits import memory_bytes
 
@@ -102,7 +102,7 @@ def memory_budget(
         "dictionaries": readers * min(COMPANION_BYTES, DECODED_BYTES * decoded),
         "kept documents": readers * min(MEMORY_BYTES, DECODED_BYTES * decoded),
         "orders of windows": readers * 2 * ROW_BYTES * rows,
-        "steps": (2 * look_ahead + 2) * STEP_TOKEN_BYTES * samples_here * part.batch.length,
+        "steps": (2 * look_ahead + 2) * STEP_TOKEN_BYTES * samples_here * most_length(part.batch),
     }
     return MemoryBudget(
         terms={name: value for name, value in terms.items() if value},

@@ -20,6 +20,7 @@ from torchmix.parallel.modules.rank_places import RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.parts import Part
+from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.steps.step_images import images_of_items
 
@@ -37,9 +38,10 @@ def arrays_of_modules(
         reader: Of the part's sources.
     """
     arrays: dict[str, NDArray[Any]] = {}
+    length = length_of_step(part.batch, plan.step)
     for name, module in plan.item_modules.items():
         align_tokens = slice_align(part.packing)
-        routes = route_table(plan, module, places, replica, length=part.batch.length, align_tokens=align_tokens)
+        routes = route_table(plan, module, places, replica, length=length, align_tokens=align_tokens)
         if module.unit == "document":
             values = _documents(plan, module, replica, reader)
         else:
@@ -48,7 +50,7 @@ def arrays_of_modules(
             values = images_of_items(plan, module, mine, reader.images, masked=masked_sources(part.sources))
         of_module = arrays_of_module(plan, module, routes, places, replica, values=values)
         if module.unit != "document" and reader.images is not None:
-            of_module[NAME] = image_places(plan, module, replica, reader.images, length=part.batch.length)
+            of_module[NAME] = image_places(plan, module, replica, reader.images, length=length)
         arrays |= {f"{name}.{key}": array for key, array in of_module.items()}
     return arrays
 

@@ -34,6 +34,7 @@ from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
+from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.resets import sources_with_resets
 from torchmix.service.open_fleet import FleetSettings
@@ -277,7 +278,8 @@ def _read_block(
         for replica in dict.fromkeys(replica for replica, _ in consumers_of[i].values())
     }
     try:
-        tokens_of = read_together(reader, pieces_of, settings.part.batch.length) if pieces_of else {}
+        lengths = [length_of_step(settings.part.batch, block[i].plan.step) for i, _ in pieces_of]
+        tokens_of = read_together(reader, pieces_of, lengths) if pieces_of else {}
     except TorchmixError:
         if len(block) == 1:
             raise
@@ -296,7 +298,7 @@ def build_step(
     settings: StreamSettings, plan: StepPlan, read: ReadStep, reader: StepReader, *, masked: Collection[str] = ()
 ) -> tuple[dict[int, StepArrays], float]:
     """Each consumer's arrays of a step, and the seconds that filling all of them took."""
-    length, packing = settings.part.batch.length, settings.part.packing
+    length, packing = length_of_step(settings.part.batch, plan.step), settings.part.packing
     reset_ids = reset_ids_of(settings.part, plan.sources)
     began = time.perf_counter()
     built = {}

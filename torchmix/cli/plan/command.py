@@ -43,7 +43,7 @@ from torchmix.planner.stream_order import epoch_tokens
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
-from torchmix.recipe.ramp import samples_of_step
+from torchmix.recipe.ramp import length_of_step, most_length, samples_of_step
 from torchmix.steps.history.run_fold import RunFold
 from torchmix.steps.replay.tables import paths_of
 from torchmix.steps.replay.write import write_plan_files
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     shares, epochs = _mean_shares(planners, start, arguments.steps), _epoch_tokens(planners)
     summary = PlanSummary(shares, [epochs[name] for name in shares])
     simulation = simulation_of(part) if arguments.simulate else None
-    numbers = ReportNumbers(backbone_cost(part), part.batch.length) if arguments.report is not None else None
+    numbers = ReportNumbers(backbone_cost(part), most_length(part.batch)) if arguments.report is not None else None
     stop = sys.maxsize if arguments.steps is None else start + arguments.steps
     has_ended = False
     with ExitStack() as stack:
@@ -162,8 +162,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     last = values["first_step"] + values["num_steps"] - 1
     sizes = [samples_of_step(part.batch, step) for step in (*range(start, last), last)]
     samples = str(sizes[0]) if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
+    first_length, last_length = (length_of_step(part.batch, step) for step in (start, last))
+    lengths = str(first_length) if first_length == last_length else f"{first_length} to {last_length}"
     print(
-        f"steps {start} to {last} of {of_part}: {samples} samples x {part.batch.length} tokens, "
+        f"steps {start} to {last} of {of_part}: {samples} samples x {lengths} tokens, "
         f"dp {layout.dp}, micro-batch size {layout.micro_batch_size}\n"
     )
     print_summary(values, explain=arguments.explain)

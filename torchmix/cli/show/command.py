@@ -23,6 +23,7 @@ from torchmix.errors import OptionError
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
+from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.source.row_map import maps_of
 
@@ -101,12 +102,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         }
         print_json({**about, "samples": list(samples)})
         return ExitCode.OK
+    length = length_of_step(part.batch, plan.step)
     print(
-        f"step {plan.step} of {arguments.recipe}: {plan.num_samples} samples x {part.batch.length} tokens, digest "
+        f"step {plan.step} of {arguments.recipe}: {plan.num_samples} samples x {length} tokens, digest "
         f"{plan.order_digest.hex()}"
     )
     for sample in samples:
-        print_sample(sample, length=part.batch.length, characters=arguments.characters)
+        print_sample(sample, length=length, characters=arguments.characters)
     if arguments.explain:
         print_meanings(COLUMNS)
     return ExitCode.OK

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torchmix.recipe.mixture.changes import Stage, tokens_before
+from torchmix.recipe.mixture.changes import Stage
+from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.structs import Batch
 
 Begun = tuple[tuple[str, int], ...]

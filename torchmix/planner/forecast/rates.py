@@ -13,7 +13,7 @@ import numpy as np
 
 from torchmix.planner.forecast.simulation import Seen, shares_in
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import samples_before, stages_of
+from torchmix.recipe.ramp import length_of_step, samples_before, stages_of, tokens_before
 from torchmix.recipe.structs import Batch
 
 
@@ -27,7 +27,7 @@ def extrapolate(part: Part, seen: Seen, num_steps: int) -> None:
     borders = _borders(seen, num_steps)
     # What is delivered, not what is drawn: in the first steps the draw also fills the pool.
     now, stop = float(samples_before(batch, seen.steps)), float(samples_before(batch, num_steps))
-    sample_tokens = seen.simulated_tokens / max(now, 1)
+    fill = seen.simulated_tokens / max(tokens_before(batch, seen.steps), 1)
     most = np.array([float(part.streams[name].max_epochs or math.inf) for name in names])
     an_epoch = np.maximum(seen.epoch_tokens, 1)  # a cell without rows has none, and no share
     most *= an_epoch
@@ -39,7 +39,7 @@ def extrapolate(part: Part, seen: Seen, num_steps: int) -> None:
             if samples_before(batch, seen.stop_step) < now:
                 seen.stop_step += 1
             break
-        rate = shares * sample_tokens
+        rate = shares * fill * length_of_step(batch, _step_at(batch, now))
         left = np.divide(np.maximum(most - seen.drawn, 0), rate, out=np.full(len(rate), math.inf), where=rate > 0)
         behind = bisect_right(borders, now)  # the shares are those of `now` up to the next border
         stride = min(stop - now, float(left.min()), *(border - now for border in borders[behind : behind + 1]))
@@ -66,15 +66,16 @@ def extrapolate(part: Part, seen: Seen, num_steps: int) -> None:
                 seen.stop_step = _step_at(batch, now)
     shares = shares_in(seen, num_steps) if seen.stop_step is None else None
     if shares is not None:
-        rate = shares * sample_tokens
+        rate = shares * fill * length_of_step(batch, num_steps)
         late = {s: _step_at(batch, now + wait[s] / rate[s]) for s in wait if s not in seen.first_step and rate[s] > 0}
         seen.first_step |= late
 
 
 def _borders(seen: Seen, num_steps: int) -> list[int]:
-    """Samples at which the shares change, as far as it is known."""
-    steps = seen.planner.shares_of_step.borders(num_steps, seen.begun)
-    return [samples_before(seen.planner.part.batch, step) for step in steps]
+    """Samples at which the shares change, as far as it is known, or the batch."""
+    batch = seen.planner.part.batch
+    steps = {*seen.planner.shares_of_step.borders(num_steps, seen.begun), *(one.from_step for one in stages_of(batch))}
+    return [samples_before(batch, step) for step in sorted(steps) if 0 < step < num_steps]
 
 
 def _step_at(batch: Batch, samples: float) -> int:

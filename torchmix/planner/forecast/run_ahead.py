@@ -20,7 +20,7 @@ from torchmix.planner.forecast.simulation import patient_planner, simulate
 from torchmix.planner.planner import NONE_DENIED
 from torchmix.planner.stream_order import NO_VIEWS
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import samples_before
+from torchmix.recipe.ramp import tokens_before
 
 
 def forecast(
@@ -68,14 +68,13 @@ def forecast(
         for s, name in enumerate(seen.planner.streams)
         if seen.epoch_tokens[s]
     )
-    length = part.batch.length
     return Forecast(
         num_steps=num_steps,
         simulated_steps=seen.steps,
         stop_step=seen.stop_step,
         stop_is_exact=stop_is_exact,
-        capacity_tokens=samples_before(part.batch, num_steps) * length // num_steps,
-        fill=seen.simulated_tokens / (samples_before(part.batch, seen.steps) * length) if seen.steps else 0.0,
+        capacity_tokens=tokens_before(part.batch, num_steps) // num_steps,
+        fill=seen.simulated_tokens / tokens_before(part.batch, seen.steps) if seen.steps else 0.0,
         lowest_fill=seen.lowest_fill,
         lowest_fill_step=seen.lowest_fill_step,
         num_low_fills=seen.num_low_fills,

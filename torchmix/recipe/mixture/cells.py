@@ -61,6 +61,10 @@ def check_cells(part: HasMixture, where: str = "") -> None:
             raise RecipeError(f"{name!r} cannot name a group of cells: {reason}", place)
         _check_properties(cells, f"{place}.cells.shares")
         _check_of(part, cells, f"{place}.cells.of")
+        for cell in cells_in(name, cells):
+            if len(cell.name.encode()) > MAX_NAME_BYTES:
+                message = f"the cell {cell.name!r} has a name of more than {MAX_NAME_BYTES} bytes; shorten its parts"
+                raise RecipeError(message, f"{place}.cells.shares")
         key = [sorted(cells.of), sorted(cells.shares)]
         if found.setdefault(name, key) != key:
             message = f"the group {name!r} has cells of other sources or properties elsewhere; give it another name"

@@ -17,7 +17,7 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.mixture.groups import tree_of
 from torchmix.recipe.mixture.tree import Node, with_shares
-from torchmix.recipe.ramp import samples_before
+from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.shares import parse_share
 from torchmix.recipe.streams import Stream
 from torchmix.recipe.structs import Batch, Change, EpochPlace
@@ -43,11 +43,6 @@ class Stage:
     """Steps from the epoch at which it begins until its shares are reached."""
     ramp_tokens: int = 0
     """Tokens of the run from there, in place of steps."""
-
-
-def tokens_before(batch: Batch, step: int) -> int:
-    """Tokens of all steps before `step`, padding included: samples x length, as Megatron counts consumed samples."""
-    return samples_before(batch, step) * batch.length
 
 
 def stages_of_schedule(

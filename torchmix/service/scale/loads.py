@@ -17,8 +17,8 @@ from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.shares_of_step import NOT_DECIDED, SharesOfStep
 from torchmix.planner.stream_order import tokens_of_streams
 from torchmix.reader.page_batches import BATCH_BYTES
-from torchmix.recipe.mixture.changes import tokens_before
 from torchmix.recipe.parts import Part
+from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.streams import row_sets_of
 from torchmix.service.routing import run_pages
 from torchmix.service.scale.partition import SourceLoad

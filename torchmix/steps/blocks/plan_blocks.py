@@ -18,7 +18,7 @@ from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.reader.protocol import StoppedWaiting
-from torchmix.recipe.ramp import samples_of_step
+from torchmix.recipe.ramp import length_of_step, samples_of_step
 from torchmix.steps.replay.read import RecordedPlan
 
 BLOCK_TOKENS = 1 << 18
@@ -50,13 +50,13 @@ def plan_blocks(
     """
     most = 1
     while max_steps is None or cursor.step < max_steps:
-        samples = samples_of_step(planner.part.batch, cursor.step)
-        whole = max(1, BLOCK_TOKENS // (samples * planner.part.batch.length))
+        size = _size(planner, cursor.step)
+        whole = max(1, BLOCK_TOKENS // (size[0] * size[1]))
         stop = cursor.step + min(most, whole)
         stop = stop if max_steps is None else min(stop, max_steps)
         block: list[PlannedStep] = []
         error: Exception | None = None
-        while cursor.step < stop and samples_of_step(planner.part.batch, cursor.step) == samples:
+        while cursor.step < stop and _size(planner, cursor.step) == size:
             is_recorded = recorded is not None and recorded.has(cursor.step)
             if block and not is_recorded and not planner.is_decided(cursor):
                 break
@@ -74,3 +74,8 @@ def plan_blocks(
                 return
             raise error
         most *= 2
+
+
+def _size(planner: Planner, step: int) -> tuple[int, int]:
+    """Samples of a step, and the tokens of each."""
+    return samples_of_step(planner.part.batch, step), length_of_step(planner.part.batch, step)

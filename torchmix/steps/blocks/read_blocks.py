@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.constructor.build import ReplicaPieces
 from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
@@ -20,20 +21,26 @@ from torchmix.reader.protocol import StepReader
 Key = TypeVar("Key", bound=Hashable)
 
 
-def read_together(reader: StepReader, pieces_of: Mapping[Key, ReplicaPieces], length: int) -> dict[Key, Tokens]:
+def read_together(
+    reader: StepReader, pieces_of: Mapping[Key, ReplicaPieces], lengths: Sequence[int]
+) -> dict[Key, Tokens]:
     """Tokens of each, in memory that the next call uses again.
 
     Args:
         reader: Who reads.
         pieces_of: At least one.
-        length: Tokens of a sample.
+        lengths: Tokens of a sample of each.
 
     Raises:
         TorchmixError: Some piece cannot be read.
     """
-    sizes = [pieces.num_samples * length for pieces in pieces_of.values()]
+    sizes = [pieces.num_samples * length for pieces, length in zip(pieces_of.values(), lengths, strict=True)]
     stops = list(accumulate(sizes))
     starts = [stop - size for stop, size in zip(stops, sizes, strict=True)]
+
+    def wanted_places() -> list[Int64Array]:
+        of_each = zip(pieces_of.values(), lengths, starts, strict=True)
+        return [pieces.places(length) + start for pieces, length, start in of_each]
 
     def of_all(name: str) -> NDArray[Any]:
         return _joined([getattr(pieces, name) for pieces in pieces_of.values()])
@@ -43,9 +50,7 @@ def read_together(reader: StepReader, pieces_of: Mapping[Key, ReplicaPieces], le
         of_all("row"),
         of_all("start"),
         of_all("tokens"),
-        places=_joined(
-            [pieces.places(length) + start for pieces, start in zip(pieces_of.values(), starts, strict=True)]
-        ),
+        places=_joined(wanted_places()),
         num_places=stops[-1],
         epochs=of_all("epoch"),
     )
