@@ -37,10 +37,12 @@ def running(
     keys: ServerKeys | None = None,
     cache_bytes: int = 1 << 24,
     masked: frozenset[str] = frozenset(),
+    seed: int = 0,
     **options: Any,
 ) -> Iterator[LoaderServer]:
     """A loader of one catalog, answering in a thread."""
-    served = ServedCatalogs({"train": PartToServe(catalog=catalog, masked=masked)}, directory, cache_bytes=cache_bytes)
+    part = PartToServe(catalog=catalog, masked=masked, seed=seed)
+    served = ServedCatalogs({"train": part}, directory, cache_bytes=cache_bytes)
     server = LoaderServer(served, bind=bind, keys=keys, **options)
     thread = threading.Thread(target=server.run, name="loader")
     thread.start()

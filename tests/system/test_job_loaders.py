@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.stateful.test_reports import DYNAMIC, digests
+from tests.support.catalogs import open_catalog
+from tests.support.fleets import fleet_of
 from tests.support.loaders import Rank, run_job, write_job
 from tests.support.node_rank import hash_of
 from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import NUM_LINES, ReadCounts, write_reading
 from torchmix.parallel.topology import Topology
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
+from torchmix.service.main import LoaderStart
+from torchmix.service.pool import LoaderPool, starts_of
 from torchmix.stateful.loader import StatefulDataLoader
 
 pytestmark = pytest.mark.system
 STEPS = 24
 DEADLINE_S = 240.0
+LOADER_RANK = ("job,processes=2", "1", "1", "1", "2", "9")
+"""Where it reads, then tp, cp, pp, steps ahead and steps."""
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +88,80 @@ def test_nodes_of_a_job_read_for_each_other(
     assert not any(rank["left"] for rank in found)
     asking = [rank for rank in found if "loaders_ready" in rank]
     assert asking and all(rank["loaders_ready"] == sum(hosts) for rank in asking)
+
+
+def test_loaders_and_workers_that_are_lost_cost_no_token(job: Path, tmp_path: Path) -> None:
+    topology = Topology(dp=4)
+    faults = {"LOADER_FAULTS": "2:SIGKILL 8:SIGSTOP 14:SIGKILL", "FAULTS": "5:SIGKILL"}
+    with Processes(tmp_path) as processes:
+        ranks = start(processes, job, topology, nodes=2, **faults)
+        found = results(ranks)
+        said = "".join(rank.stderr() for rank in ranks)
+    assert given(found) == planned(job, topology)
+    assert [rank["workers_lost"] for rank in found] == [1] * 4
+    assert "has ended by signal SIGKILL" in said
+
+
+def test_a_job_whose_loaders_all_end_goes_on(job: Path, tmp_path: Path) -> None:
+    topology = Topology(dp=2)
+    with Processes(tmp_path) as processes:
+        words = {"LOADERS": "job", "LOADER_FAULTS": "2:SIGKILL 7:SIGKILL"}
+        found = results(start(processes, job, topology, nodes=2, **words))
+    assert given(found) == planned(job, topology)
+
+
+def test_ranks_that_are_killed_leave_no_loader_and_no_file(job: Path, tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes, tempfile.TemporaryDirectory() as folder:
+        (tmp_path / "saves").mkdir()
+        ranks = processes.start_ranks(
+            "-m",
+            "tests.support.loader_rank",
+            str(job),
+            str(tmp_path / "saves"),
+            *LOADER_RANK,
+            world_size=2,
+            environment={"HOLD_AT": "2", "TMPDIR": folder},
+        )
+        ranks[0].wait_for_line("step 2", deadline_s=DEADLINE_S)
+        assert sum("service.main" in command for command in ranks[0].session.values()) == 2
+        for rank in ranks:
+            rank.send_signal(signal.SIGKILL)
+        for rank in ranks:
+            wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all that a rank started")
+        assert not list(Path(folder).iterdir())
+
+
+def test_a_loader_that_is_stopped_is_started_again_at_its_endpoint(job: Path) -> None:
+    recipe = load_recipe(job)
+    start = LoaderStart(
+        parts={"train": part_of(recipe, "train")},
+        base=str(job.parent),
+        catalog_folder=str(job.parent / recipe.catalog),
+        cache_bytes=1 << 20,
+        bind="tcp://127.0.0.1:0",
+    )
+    pool = LoaderPool(starts_of(start, 2))
+    try:
+        first, other = pool.pids
+        os.kill(first, signal.SIGSTOP)
+        wait_until(lambda: pool.pids[0] != first, deadline_s=DEADLINE_S, what="another loader in its place")
+        assert pool.pids[1] == other and pool.num_lost == 1
+        catalog = open_catalog(recipe, job.parent)
+        fleet = fleet_of(catalog, pool.endpoints[:1], seed=recipe.seed)
+        fleet.members.join()
+        fleet.close()
+    finally:
+        pool.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (first, other, *pool.pids))
+
+
+def test_a_policy_decides_as_without_loaders(tmp_path: Path) -> None:
+    expected = digests(write_job(tmp_path / "alone", extra=DYNAMIC), stop=9)
+    recipe = write_job(tmp_path, extra=DYNAMIC)
+    with Processes(tmp_path) as processes:
+        ranks = processes.start_ranks("-m", "tests.support.policy_rank", str(recipe), "job", "1", "9", world_size=2)
+        assert [rank.wait(deadline_s=DEADLINE_S) for rank in ranks] == [0, 0], processes.report()
+        assert ranks[0].stdout().splitlines() == [f"step {step} digest {one}" for step, one in enumerate(expected)]
 
 
 def test_a_job_of_four_nodes_reads_and_encodes_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,18 +6,26 @@ import json
 import os
 import shutil
 import signal
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support.catalogs import open_catalog
 from tests.support.deadlines import LONG_S
-from tests.support.loaders import run_job, same_microbatches, write_job
+from tests.support.fleets import running
+from tests.support.loaders import run_job, same_microbatches, take, write_job
 from tests.support.processes import Child, Processes, free_port, wait_until
 from torchmix.errors import LoaderLost, OptionError
+from torchmix.parallel.ring import Patience
 from torchmix.parallel.topology import Topology
+from torchmix.recipe.load import load_recipe
 from torchmix.service.keys import write_keys
+from torchmix.service.served import ServedCatalogs
 from torchmix.service.server import new_pair
 
 pytestmark = pytest.mark.system
@@ -138,3 +146,29 @@ def test_an_address_beyond_this_machine_needs_keys(job, tmp_path):
         child = processes.start_python("-c", COMMAND, "serve", str(job), "--json", "--bind", "tcp://0.0.0.0:0")
         assert child.wait(deadline_s=LONG_S) == 2
         assert "reached from other machines" in json.loads(child.stdout())["error"]["message"]
+
+
+def test_a_node_worker_that_waits_for_a_slow_loader_is_not_stuck(job, monkeypatch):
+    # Neither the worker nor anybody else does anything for longer than a worker may that is asked.
+    monkeypatch.setattr("torchmix.steps.worker.host.Patience", partial(Patience, stall_s=3.0))
+    recipe = load_recipe(job)
+    catalog = open_catalog(recipe, job.parent)
+    read, is_slow = ServedCatalogs.read, threading.Event()
+
+    def slow(self, fingerprint, arrays):
+        if not is_slow.is_set():
+            is_slow.set()
+            time.sleep(8)
+        return read(self, fingerprint, arrays)
+
+    monkeypatch.setattr(ServedCatalogs, "read", slow)
+    with running(catalog, job.parent, "tcp://127.0.0.1:0", seed=recipe.seed) as server:
+        loaders = {"where": "remote", "endpoints": server.endpoint}
+
+        def program(loader, rank):
+            take(loader, rank, None, steps=2)
+            rank.result = loader.stats()["workers_lost"]
+
+        [rank] = run_job(job, Topology(), program=program, loaders=loaders)
+    assert is_slow.is_set() and rank.result == 0
+    assert same_microbatches(rank.microbatches, run_job(job, Topology(), steps=2)[0].microbatches)
