@@ -14,11 +14,14 @@ import pytest
 
 from tests.stateful.test_reports import DYNAMIC, digests
 from tests.support.catalogs import open_catalog
+from tests.support.files import make_text_file, random_texts
 from tests.support.fleets import fleet_of
 from tests.support.loaders import Rank, run_job, write_job
+from tests.support.maps import write_functions
 from tests.support.node_rank import hash_of
 from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import NUM_LINES, ReadCounts, write_reading
+from tests.system.test_images import write_project
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
@@ -162,6 +165,43 @@ def test_a_policy_decides_as_without_loaders(tmp_path: Path) -> None:
         ranks = processes.start_ranks("-m", "tests.support.policy_rank", str(recipe), "job", "1", "9", world_size=2)
         assert [rank.wait(deadline_s=DEADLINE_S) for rank in ranks] == [0, 0], processes.report()
         assert ranks[0].stdout().splitlines() == [f"step {step} digest {one}" for step, one in enumerate(expected)]
+
+
+@pytest.mark.parametrize("containers", [["parquet", "webdataset", "lists"], ["struct", "jsonl", "paths"]], ids=str)
+def test_images_come_from_loaders(containers: list[str], tmp_path: Path) -> None:
+    write_project(tmp_path, containers)
+
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        found = hashlib.sha256()
+        for microbatch in loader:
+            hash_of(microbatch, found)
+            for name, array in sorted(microbatch.modules["vision"].arrays.items()):
+                found.update(f"{name} {array.dtype} {tuple(array.shape)}".encode() + array.numpy().tobytes())
+        rank.result = found.hexdigest()
+
+    given_by = [
+        [rank.result for rank in run_job(tmp_path / "recipe.yaml", Topology(dp=2), program=program, **options)]
+        for options in ({"max_steps": 3}, {"max_steps": 3, "loaders": "job,processes=2"})
+    ]
+    assert given_by[0] == given_by[1]
+
+
+def test_rows_go_through_maps_in_loaders(tmp_path: Path) -> None:
+    make_text_file(tmp_path / "web.parquet", random_texts(3, 200))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"""
+version: 1
+seed: 5
+batch: {{samples: 8, length: 32}}
+sources: {{web: {{path: web.parquet, text: text, tokenizer: bytes, map: "{write_functions(tmp_path)}:drawn"}}}}
+mixture: {{web: 100%}}
+"""
+    )
+    options = {"max_steps": 150}  # of more than one epoch, which a random map tells apart
+    assert planned(recipe, Topology(dp=2), loaders="job,processes=2", **options) == planned(
+        recipe, Topology(dp=2), **options
+    )
 
 
 def test_a_job_of_four_nodes_reads_and_encodes_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

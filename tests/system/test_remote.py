@@ -20,6 +20,7 @@ from tests.support.deadlines import LONG_S
 from tests.support.fleets import running
 from tests.support.loaders import run_job, same_microbatches, take, write_job
 from tests.support.processes import Child, Processes, free_port, wait_until
+from tests.system.test_images import write_project
 from torchmix.errors import LoaderLost, OptionError
 from torchmix.parallel.ring import Patience
 from torchmix.parallel.topology import Topology
@@ -172,3 +173,9 @@ def test_a_node_worker_that_waits_for_a_slow_loader_is_not_stuck(job, monkeypatc
         [rank] = run_job(job, Topology(), program=program, loaders=loaders)
     assert is_slow.is_set() and rank.result == 0
     assert same_microbatches(rank.microbatches, run_job(job, Topology(), steps=2)[0].microbatches)
+
+
+def test_images_in_files_that_rows_name_are_refused_by_name(tmp_path):
+    write_project(tmp_path, ["parquet", "paths"])
+    with pytest.raises(OptionError, match="rows of s1 name files of images"):
+        run_job(tmp_path / "recipe.yaml", Topology(), steps=1, loaders={"where": "remote", "endpoints": "nowhere"})

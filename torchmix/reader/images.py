@@ -7,6 +7,7 @@ images; for paths a file is opened for each image. It belongs to one thread at a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from torchmix.catalog.settings import name_of_images
 from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint, open_source
 from torchmix.errors import CatalogMissing, CatalogStale, RecipeError
 from torchmix.formats.images.headers import IMAGE, image_path
+from torchmix.reader.protocol import StepReader
 from torchmix.reader.reader import Reader
 from torchmix.storage.open_path import opened
 from torchmix.storage.stores import place_of
@@ -29,21 +31,33 @@ CACHE_BYTES = 256 << 20
 class ImageReader:
     """Reads images of the sources of a catalog; implements `StepImages`."""
 
-    def __init__(self, catalog: Catalog, directory: Path, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        directory: Path,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        open_columns: Callable[[Catalog], StepReader] | None = None,
+    ) -> None:
         """Open the columns of images; no file of data is opened yet.
 
         Args:
             catalog: The sources, open; at least one has images.
             directory: The recipe's folder.
             cache_bytes: Pages of images kept.
+            open_columns: What reads the columns of images, in the place of a reader of their files.
 
         Raises:
             CatalogMissing, CatalogStale: The images are not indexed as the texts are.
             RecipeError: Sources have patches of different sizes.
         """
         self._texts = {name: source for name, source in catalog.sources.items() if source.images is not None}
-        self._columns = _open_columns(catalog.directory, [name_of_images(name) for name in self._texts])
-        self._reader = Reader(self._columns, directory, cache_bytes=cache_bytes, seed=0)
+        self._columns = image_columns(catalog)
+        self._reader: StepReader
+        if open_columns is None:
+            self._reader = Reader(self._columns, directory, cache_bytes=cache_bytes, seed=0)
+        else:
+            self._reader = open_columns(self._columns)
         self._number_of = {name: i for i, name in enumerate(self._columns.sources)}
         self._shift = {
             name: _shifts(source, self._columns.sources[name_of_images(name)]) for name, source in self._texts.items()
@@ -119,7 +133,14 @@ class ImageReader:
         self._reader.close()
 
 
-def _open_columns(folder: Path, names: list[str]) -> Catalog:
+def image_columns(catalog: Catalog) -> Catalog:
+    """The columns of images of a catalog's sources, as sources of bytes.
+
+    Raises:
+        CatalogMissing: A column is not indexed.
+    """
+    folder = catalog.directory
+    names = [name_of_images(name) for name, source in catalog.sources.items() if source.images is not None]
     manifest = read_manifest(folder)
     sources: dict[str, SourceCatalog] = {}
     for name in sorted(names):

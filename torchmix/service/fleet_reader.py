@@ -68,7 +68,7 @@ class FleetReader:
 
     @property
     def images(self) -> StepImages | None:
-        """None: sources with images are refused before."""
+        """None: images are sources of their own, with a reader of their own."""
         return None
 
     def read(

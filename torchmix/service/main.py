@@ -26,6 +26,7 @@ from torchmix.errors import TorchmixError
 from torchmix.parallel.children.interpreter import ignore_signals
 from torchmix.parallel.children.judge import ProcessBeat
 from torchmix.parallel.error_form import ErrorForm
+from torchmix.reader.images import image_columns
 from torchmix.recipe.parts import Part
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.row_map import maps_of
@@ -161,6 +162,9 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
         )
         for name, part in start.parts.items()
     }
+    for name, part in list(parts.items()):
+        if any(source.images is not None for source in part.catalog.sources.values()):
+            parts[f"images of {name}"] = PartToServe(catalog=image_columns(part.catalog), is_cut=False)
     served = ServedCatalogs(parts, Path(start.base), cache_bytes=start.cache_bytes)
     stack.callback(served.close)
     server = LoaderServer(served, bind=start.bind, keys=_keys(start))

@@ -21,8 +21,10 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import LoaderLost, OptionError, SourceUnreadable, TorchmixError
+from torchmix.reader.images import CACHE_BYTES, ImageReader
 from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.reader.protocol import StepImages, StepReader
+from torchmix.reader.reader import Reader
 from torchmix.service.client import LoaderLinks
 from torchmix.service.endpoints import Endpoints
 from torchmix.service.fleet import LoaderFleet
@@ -56,6 +58,7 @@ class FleetSettings:
 def open_fleet_reader(
     settings: FleetSettings,
     catalog: Catalog,
+    directory: Path,
     *,
     seed: int,
     masked: frozenset[str],
@@ -68,6 +71,7 @@ def open_fleet_reader(
     Args:
         settings: Where they are.
         catalog: What is asked for.
+        directory: The recipe's folder.
         seed: The recipe's.
         masked: Sources whose bad pages are masked.
         ids: The bound that all ids must be below.
@@ -75,13 +79,28 @@ def open_fleet_reader(
         is_stopped: Asked while a loader is waited for; True ends the wait with `StoppedWaiting`.
 
     Raises:
-        OptionError: Keys are missing or wrong, or a source has images.
+        OptionError: Keys are missing or wrong, or a source has images in files that its rows name.
         LoaderLost: No loader answers, and files cannot be read here.
     """
-    if with_images := [name for name, source in catalog.sources.items() if source.images is not None]:
-        raise OptionError(
-            f"sources {', '.join(with_images)} have images, which shared loaders do not serve; use loaders.where: node"
-        )
+    images = _images(settings, catalog, directory, is_stopped)
+    try:
+        return _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, images)
+    except BaseException:
+        if images is not None:
+            images.close()
+        raise
+
+
+def _asking(
+    settings: FleetSettings,
+    catalog: Catalog,
+    seed: int,
+    masked: frozenset[str],
+    ids: IdLimit | None,
+    read_here: Callable[[], StepReader],
+    is_stopped: Callable[[], bool],
+    images: ImageReader | None = None,
+) -> StepReader:
     hello = LoaderHello(
         client=f"{socket.gethostname()}:{os.getpid()}",
         catalog=catalog.fingerprint,
@@ -93,35 +112,66 @@ def open_fleet_reader(
     patience = FleetPatience(lost_s=settings.lost_s)
     fleet = LoaderFleet(FleetMembers(endpoints, links, hello, patience=patience, is_stopped=is_stopped))
     try:
-        return FleetOrFiles(FleetReader(catalog, fleet, ids=ids), read_here)
+        return FleetOrFiles(FleetReader(catalog, fleet, ids=ids), read_here, images=images)
     except LoaderLost as error:
         fleet.close()
-        return FleetOrFiles(_files(error, read_here), None, lost=str(error))
+        return FleetOrFiles(_files(error, read_here), None, lost=str(error), images=images)
     except BaseException:
         fleet.close()
         raise
 
 
+def _images(
+    settings: FleetSettings, catalog: Catalog, directory: Path, is_stopped: Callable[[], bool]
+) -> ImageReader | None:
+    """What asks loaders for the images of a catalog's sources, over connections of its own."""
+    sources = {name: source.images for name, source in catalog.sources.items() if source.images is not None}
+    if not sources:
+        return None
+    by_path = [name for name, images in sources.items() if images.folder is not None]
+    if by_path and settings.own is None:
+        raise OptionError(
+            f"rows of {', '.join(by_path)} name files of images, which whoever builds the steps opens, and trainers "
+            "with loaders.where: remote open no data file; use job or node"
+        )
+
+    def open_columns(columns: Catalog) -> StepReader:
+        def read_here() -> StepReader:
+            return Reader(columns, directory, cache_bytes=CACHE_BYTES, seed=0)
+
+        return _asking(settings, columns, 0, frozenset(), None, read_here, is_stopped)
+
+    return ImageReader(catalog, directory, open_columns=open_columns)
+
+
 class FleetOrFiles:
     """A `StepReader` that asks a fleet as long as one loader answers, and then reads files."""
 
-    def __init__(self, reader: StepReader, read_here: Callable[[], StepReader] | None, *, lost: str = "") -> None:
+    def __init__(
+        self,
+        reader: StepReader,
+        read_here: Callable[[], StepReader] | None,
+        *,
+        lost: str = "",
+        images: ImageReader | None = None,
+    ) -> None:
         """Begin with a fleet; or, where it was lost before, with a reader of this process.
 
         Args:
             reader: Closed by `close`.
             read_here: Opens files when the fleet is lost; None: it was.
             lost: How.
+            images: What reads images; closed by `close`. None: whichever reads the rest.
         """
         self._reader = reader
         self._read_here = read_here
-        self._lost = lost
+        self._lost, self._images = lost, images
         self._held: tuple[Int64Array, Int64Array, Int64Array] | None = None
 
     @property
     def images(self) -> StepImages | None:
         """The images of a step, from whichever reads."""
-        return self._reader.images
+        return self._images or self._reader.images
 
     def read(
         self,
@@ -184,6 +234,8 @@ class FleetOrFiles:
     def close(self) -> None:
         """Close whichever reads; may be called again."""
         self._reader.close()
+        if self._images is not None:
+            self._images.close()
 
 
 def _keys(settings: FleetSettings) -> ClientKeys | None:

@@ -134,6 +134,7 @@ def _open_reader(settings: StreamSettings, catalog: Catalog, is_stopped: Callabl
     return open_fleet_reader(
         settings.fleet,
         catalog,
+        Path(settings.base),
         seed=part.seed,
         masked=masked,
         ids=ids,
