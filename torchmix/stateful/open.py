@@ -57,6 +57,7 @@ from torchmix.steps.replay.manifest import check_plan_of, read_manifest
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.host import NodeOptions
 from torchmix.steps.worker.open_node import open_node
+from torchmix.transform.images.decode import decoder_id
 
 logger = logging.getLogger(__name__)
 
@@ -276,9 +277,15 @@ def _facts(planned: Part, tree: ClientPlaceTree, **options: float | str | Path |
         "resets": _resets(planned),
         "balance": msgspec.json.encode(planned.balance).decode(),
         "modules": msgspec.json.encode(planned.modules, order="sorted").decode(),
+        "decoder": _decoder(planned),
         **facts_of_places(tree),
         **{name: str(value) for name, value in options.items()},
     }
+
+
+def _decoder(part: Part) -> str:
+    """The build that decodes images, if there are any: two builds would give replicas other pixels."""
+    return decoder_id() if any(source.images is not None for source in part.sources.values()) else "no images"
 
 
 def _resets(part: Part) -> str:

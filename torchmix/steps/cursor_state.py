@@ -38,7 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 def state_of_cursor(
-    cursor: Cursor, planner: Planner, *, recipe: str, catalog: str, keys: bytes = b"", log_branch: str = ""
+    cursor: Cursor,
+    planner: Planner,
+    *,
+    recipe: str,
+    catalog: str,
+    keys: bytes = b"",
+    log_branch: str = "",
+    decoder: str = "",
 ) -> LoaderState:
     """The state at the boundary before `cursor.step`; `log_branch`: where decisions are read."""
     at = cursor.position
@@ -78,6 +85,7 @@ def state_of_cursor(
         log_length=cursor.decided.length,
         log_branch=log_branch,
         denied=planner.denied_fingerprint,
+        decoder=decoder,
     )
 
 

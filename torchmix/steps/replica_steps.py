@@ -49,6 +49,7 @@ from torchmix.steps.history.start import start_cursor
 from torchmix.steps.module_items import arrays_of_modules
 from torchmix.steps.replay.read import RecordedPlan, open_recorded_plan
 from torchmix.steps.state import LoaderState, decode_state, encode_state
+from torchmix.steps.step_images import decoder_of_run
 from torchmix.steps.windows_ahead import WindowsAhead
 
 
@@ -212,6 +213,7 @@ def _steps(
     masked = masked_sources(part.sources)
     bounds = BadTokenBounds(part, catalog)
     windows = WindowsAhead(planner, reader)
+    decoder = decoder_of_run(start, has_images=reader.images is not None)
     first_microbatch, like = start.microbatch, b""
     for block in plan_blocks(planner, cursor, settings.max_steps, recorded=recorded):
         to_come = documents_to_come(planner, block[-1].after)
@@ -224,6 +226,7 @@ def _steps(
                 catalog=catalog.fingerprint,
                 keys=keys,
                 log_branch=log.branch if log else "",
+                decoder=decoder,
             )
             like = encode_state(first)
         for (plan, after, plan_s), read, read_s, reading in _read_block(settings, block, reader, consumers):

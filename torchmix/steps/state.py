@@ -131,6 +131,9 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     log_branch: _Fingerprint = ""
     """The branch of the log that they were read from, and that has the decisions which do not hold yet."""
 
+    decoder: _Name = ""
+    """The build that decodes images, see `transform.images.decode.decoder_id`; left out without images."""
+
     @property
     def source_names(self) -> list[str]:
         """Sorted names of the sources; empty where nothing was planned yet."""

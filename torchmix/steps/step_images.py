@@ -22,6 +22,8 @@ from torchmix.catalog.items import ItemTable
 from torchmix.errors import CorruptPage, ImageUnreadable
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.reader.protocol import StepImages
+from torchmix.steps.state import LoaderState
+from torchmix.transform.images.decode import decoder_id
 from torchmix.transform.images.make import ImageTransform
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,19 @@ def images_of_items(
     units = grid.prod(axis=1).astype(np.int32)
     assert int(units.sum()) == len(values), "an image has the patches that were planned"
     return {"units": units, "item/grid_thw": grid, "unit/pixel_values": values}
+
+
+def decoder_of_run(start: LoaderState, *, has_images: bool) -> str:
+    """The build that decodes images here, "" without images; a warning where the run had another one before `start`."""
+    decoder = decoder_id() if has_images else ""
+    if has_images and start.decoder and start.decoder != decoder:
+        logger.warning(
+            "the state is of a run that decoded images with %s, and here it is %s: pixels of JPEG may differ by 1 or 2 "
+            "levels, so the run goes on with the same images and not with the same bits; install that build for both",
+            start.decoder,
+            decoder,
+        )
+    return decoder
 
 
 class _Maker:

@@ -1,0 +1,78 @@
+"""Which build decodes images: it is in the state, and a resume with another one says so."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchmix
+from tests.support.image_sources import make_rows, write_source
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.parts import part_of
+from torchmix.recipe.structs import Recipe
+from torchmix.stateful.open import _facts
+from torchmix.steps import step_images
+from torchmix.steps.state import read_state
+from torchmix.transform.images.decode import decoder_id
+
+
+def recipe_of(folder: Path, *, with_images: bool) -> Recipe:
+    source = write_source(folder, "pairs", "parquet", [make_rows(1, 30)], "dynamic")
+    extra: dict[str, Any] = {"modules": {"vision": {"items": "image", "sizes": "patches"}}}
+    if not with_images:
+        source.pop("images")
+        extra = {}
+    return check_recipe(
+        {
+            "version": 1,
+            "seed": 1,
+            "batch": {"samples": 2, "length": 256},
+            "sources": {"pairs": source},
+            "mixture": {"pairs": 1},
+            **extra,
+        }
+    )
+
+
+def take(recipe: Recipe, folder: Path, state: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Some steps, and the state after them."""
+    topology = torchmix.Topology.single()
+    with torchmix.build_loader(
+        recipe, directory=folder, topology=topology, loaders="in_process", max_steps=4
+    ) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        for number, _ in enumerate(loader):
+            if number == 2:
+                return loader.state_dict()
+    raise AssertionError("fewer steps than were asked")
+
+
+def test_a_resume_with_another_decoder_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = recipe_of(tmp_path, with_images=True)
+    state = take(recipe, tmp_path)
+    assert read_state(state["torchmix_state"]).decoder == decoder_id()
+    with caplog.at_level(logging.WARNING):
+        take(recipe, tmp_path, state)
+        assert "decoded images" not in caplog.text
+        monkeypatch.setattr(step_images, "decoder_id", lambda: "pillow 99")
+        other = take(recipe, tmp_path, state)
+    assert f"decoded images with {decoder_id()}, and here it is pillow 99" in caplog.text
+    assert read_state(other["torchmix_state"]).decoder == "pillow 99"
+
+
+def test_a_run_without_images_has_no_decoder(tmp_path: Path) -> None:
+    state = take(recipe_of(tmp_path, with_images=False), tmp_path)
+    assert read_state(state["torchmix_state"]).decoder == "" and b"decoder" not in state["torchmix_state"]
+
+
+def test_ranks_must_have_one_decoder(tmp_path: Path) -> None:
+    tree = torchmix.ClientPlaceTree.from_topology(torchmix.Topology.single())
+    parts = [part_of(recipe_of(tmp_path, with_images=one), "train") for one in (True, False)]
+    facts = [_facts(part, tree)["decoder"] for part in parts]
+    assert facts == [decoder_id(), "no images"]
