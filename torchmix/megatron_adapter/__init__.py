@@ -11,6 +11,7 @@ In reading order:
     checkpoint_args.py   the state of the data in Megatron's checkpoint; where a run begins
     packed_seq.py        boundaries as Megatron's PackedSeqParams                    (torch)
     microbatches.py      one stream for all model chunks of a rank                   (torch)
+    images_around.py     the images of a step around Megatron's schedule             (torch)
     losses/              the loss of each source; a warning where tokens weigh unequal (torch)
     script_fields.py     which fields a script's batch has, in which order
     batch.py             `get_batch`, in the layout of the script                    (torch)
@@ -31,9 +32,19 @@ if TYPE_CHECKING:
     from torchmix.megatron_adapter.arguments import enabled, extra_args
     from torchmix.megatron_adapter.batch import get_batch
     from torchmix.megatron_adapter.datasets import close, provider
+    from torchmix.megatron_adapter.images_around import place_images, with_images
     from torchmix.megatron_adapter.packed_seq import packed_seq_params
 
-__all__ = ["close", "enabled", "extra_args", "get_batch", "packed_seq_params", "provider"]
+__all__ = [
+    "close",
+    "enabled",
+    "extra_args",
+    "get_batch",
+    "packed_seq_params",
+    "place_images",
+    "provider",
+    "with_images",
+]
 
 _HOME_OF_LAZY_NAME = {
     "close": "torchmix.megatron_adapter.datasets",
@@ -41,7 +52,9 @@ _HOME_OF_LAZY_NAME = {
     "extra_args": "torchmix.megatron_adapter.arguments",
     "get_batch": "torchmix.megatron_adapter.batch",
     "packed_seq_params": "torchmix.megatron_adapter.packed_seq",
+    "place_images": "torchmix.megatron_adapter.images_around",
     "provider": "torchmix.megatron_adapter.datasets",
+    "with_images": "torchmix.megatron_adapter.images_around",
 }
 
 

@@ -20,8 +20,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import PlanError
+from torchmix.parallel.modules.route import Routes
 
 Item = dict[str, Any]
 """A microbatch as `item_of` makes it."""
@@ -89,6 +92,8 @@ class SharedMicrobatches:
         self._is_inside_step = False
         self._num_taken: list[int] = []
         """Microbatches that each chunk has had."""
+        self.images_of_step: tuple[torch.Tensor, Routes] | None = None
+        """Rows of the images of the step that runs, and where they belong; see `images_around.py`."""
 
     def new_iterator(self) -> MicrobatchIterator:
         """An iterator for one more chunk.
@@ -101,6 +106,19 @@ class SharedMicrobatches:
         self._num_taken.append(0)
         iterator = MicrobatchIterator if self._num_steps is None else CountedIterator
         return iterator(self, len(self._num_taken) - 1)
+
+    def next_microbatch(self) -> Microbatch:
+        """The microbatch that comes next; between steps, when all chunks have had the same.
+
+        Raises:
+            PlanError: A chunk is inside a step.
+            StopIteration: The source has ended.
+        """
+        if self._is_inside_step or len(set(self._num_taken)) > 1:
+            raise PlanError("the images of a step were to be encoded while a chunk was inside one")
+        if not self._waiting:
+            self._fetch()
+        return self._waiting[0][0]
 
     @property
     def num_steps(self) -> int:
@@ -171,13 +189,17 @@ class MicrobatchIterator:
 
     def __init__(self, shared: SharedMicrobatches, chunk: int) -> None:
         self.shared = shared
+        self.index = -1
+        """Place in its step of the microbatch that was given last; -1 before the first."""
         self._chunk = chunk
 
     def __iter__(self) -> MicrobatchIterator:
         return self
 
     def __next__(self) -> Item:
-        return self.shared.take(self._chunk)
+        item = self.shared.take(self._chunk)
+        self.index = int(item["index"])
+        return item
 
 
 class CountedIterator(MicrobatchIterator):
