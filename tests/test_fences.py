@@ -35,6 +35,7 @@ ROOMS = (
     "reader",
     "pages",
     "parallel",
+    "boards",
     "planner",
     "service",
     "constructor",

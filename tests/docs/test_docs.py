@@ -36,6 +36,8 @@ VERBS = (
     "keys",
     "calibrate",
     "reframe",
+    "top",
+    "doctor",
 )
 OTHERS_NAMES = {"PackedSeqParams", "FileMetaData", "SchemaElement", "FirstFitPackingConfig"}
 """Of Megatron, Parquet and Grain."""

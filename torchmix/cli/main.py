@@ -22,6 +22,7 @@ from torchmix.cli.plan import command as plan
 from torchmix.cli.show import command as show
 from torchmix.cli.terminal import ExitCode, print_json
 from torchmix.cli.trace import command as trace
+from torchmix.cli.watch import doctor, top
 from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
 
 VERBS = (
@@ -37,6 +38,8 @@ VERBS = (
     ("diff", diff),
     ("serve", serve),
     ("keys", keys),
+    ("top", top),
+    ("doctor", doctor),
     ("calibrate", calibrate),
     ("reframe", reframe),
 )
@@ -89,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         one = verbs.add_parser(
             name, help=verb.HELP, description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.", epilog=EXIT_CODES
         )
-        if verb not in (diff, init, properties, reframe):
+        if verb not in (diff, doctor, init, properties, reframe, top):
             one.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe in YAML")
         one.add_argument("--json", action="store_true", help="print one JSON object")
         loudness = one.add_mutually_exclusive_group()

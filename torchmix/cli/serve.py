@@ -11,6 +11,7 @@ import signal
 import threading
 from pathlib import Path
 
+from torchmix.boards.board import own_board
 from torchmix.cli.terminal import ExitCode, at_least, print_json
 from torchmix.errors import OptionError
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -67,6 +68,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     )
     is_over = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    own_board.open("serve", run=f"serve {Path(arguments.recipe).absolute()}")
     pool = LoaderPool(starts_of(start, arguments.processes))
     try:
         if arguments.json:

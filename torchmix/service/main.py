@@ -21,6 +21,7 @@ from typing import NoReturn
 import msgspec
 import pyarrow as pa
 
+from torchmix.boards.board import own_board, shown_every_second
 from torchmix.catalog.open_part import open_part
 from torchmix.errors import TorchmixError
 from torchmix.parallel.children.interpreter import ignore_signals
@@ -147,7 +148,9 @@ def run_loader(end: socket.socket) -> int:
             with suppress(OSError):  # who has started it is stopped, or gone
                 end.send(framed(now))
 
-        server.run(stop_when_readable=end.fileno(), beat=beat)
+        own_board.open("loader", facts={"endpoint": server.endpoint})
+        with shown_every_second(own_board, "serving", server.figures):
+            server.run(stop_when_readable=end.fileno(), beat=beat)
     return 0
 
 

@@ -9,6 +9,7 @@ In reading order:
     feed.py            all processing of a step before the trainer asks for it, in a thread
     reports.py         losses from the trainer to the recipe's policy, and the log of its decisions
     step_in_use.py     the step that is being consumed
+    shown.py           what a trainer shows of its steps to torchmix top
     reshard.py         what a rank needs to stand in another place of the job
     loader.py          StatefulDataLoader
     metrics.py         the figures of stats(), flat or for Prometheus

@@ -39,6 +39,7 @@ from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.feed import end_feed, end_with, feed_of_rank
 from torchmix.stateful.reports import Reports
 from torchmix.stateful.reshard import Reshard, Seating, SharedParts, agreed_places, at_layout, reseat
+from torchmix.stateful.shown import ShownSteps
 from torchmix.stateful.step_in_use import Microbatches, StepInUse
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.stateful.waiting import await_end, await_item, who_waits
@@ -94,7 +95,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         self._feed: Ahead[StepTensors] | None = None
         self._ended = self._closed = False
         self._process = os.getpid()
-        self._wait_s = self._total_wait_s = 0.0
+        self._shown = ShownSteps(shared.part, seating.tree, run=shared.run)
 
     def __iter__(self) -> Iterator[Microbatch]:
         """Continue with the next microbatch; prefetching begins with this call, not with the first `next`.
@@ -230,7 +231,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
         header adds `step`, `tokens_of_source`, `fill`, `balance_ratio`, `hash_order_ratio` (cost over its lower bound;
         1 is best), `plan_s`, `read_s`, `build_s`, and the totals of the leader's reader since it started.
         """
-        waits = {"data_wait_s": self._wait_s, "total_data_wait_s": self._total_wait_s}
+        waits = {"data_wait_s": self._shown.wait_s, "total_data_wait_s": self._shown.total_wait_s}
         own = {**waits, "workers_lost": self.dataset.workers_lost}
         return {**(stats_of(self._header) if self._header is not None else {}), **own}
 
@@ -242,6 +243,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             return
         self._closed = True
         self._step = None
+        self._shown.close()
         atexit.unregister(self.close)
         try:
             self._stop_feed()
@@ -289,8 +291,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
                 self._reports.check_reported(self._state.step)
             assert self._feed is not None
             arrived = await_item(self._feed, who=who_waits(self._tree, self._state.step), liveness=self._liveness)
-            self._wait_s = time.perf_counter() - began
-            self._total_wait_s += self._wait_s
+            self._shown.waited(time.perf_counter() - began)
             if arrived is None:
                 self._ended = True
                 atexit.register(self.close)  # a script that has consumed all data may exit without close()
@@ -299,6 +300,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             after = check_arrival(header, self._state)
             self._header = header
             self._step = StepInUse(arrived.microbatches(), header, after, num_used=self._state.microbatch)
+            self._shown.step(header, workers_lost=self.dataset.workers_lost)
             if self._liveness is not None:
                 self._liveness.note_step(arrived.step)
         step = self._step

@@ -46,6 +46,7 @@ from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.reports import open_reports
 from torchmix.stateful.reshard import SharedParts, facts_of_places, places_of
 from torchmix.stateful.shared_loaders import catalog_of, job_loaders, remote_loaders
+from torchmix.stateful.shown import run_name
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.edits import row_facts
@@ -236,7 +237,12 @@ def build_loader(
             )
 
         shared = SharedParts(
-            part=planned, stream_of_leader=stream_of_leader, store=store, liveness=liveness, started=started
+            part=planned,
+            stream_of_leader=stream_of_leader,
+            store=store,
+            liveness=liveness,
+            started=started,
+            run=run_name(recipe, folder),
         )
         return StatefulDataLoader(
             shared.seat(tree, layout, fan_out, HeldReader()),

@@ -73,6 +73,8 @@ class SharedParts:
     liveness: Liveness | None = None
     started: JobUse | None = None
     """Shared loaders that the job has started; left with the loader."""
+    run: str = ""
+    """What `torchmix top` calls the job; empty: it does not show it."""
 
     def seat(self, tree: ClientPlaceTree, layout: Layout, fan_out: FanOut | None, held: HeldReader) -> Seating:
         """This rank's place. A collective of all leaders."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import cast
 
+from torchmix.boards.board import own_board
 from torchmix.errors import WorkerLost
 from torchmix.parallel.children.interpreter import start_interpreter
 from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
@@ -199,15 +200,12 @@ class NodeHost:
             for member in list(self._members):
                 self._introduce(member)
         kind = "a spare" if spare is not None else "a new one"
-        logger.warning(
-            "the node worker %d %s: %s, process %d, goes on in its place for %d leaders; %d lost since the start",
-            lost.pid,
-            reason,
-            kind,
-            self._child.pid,
-            len(self._members),
-            self._generation,
+        text = (
+            f"the node worker {lost.pid} {reason}: {kind}, process {self._child.pid}, goes on in its place for "
+            f"{len(self._members)} leaders; {self._generation} lost since the start"
         )
+        logger.warning("%s", text)
+        own_board.note(text)
         if spare is not None:
             with suppress(OSError, WorkerLost):
                 self._spares.append(_Child(self._options))

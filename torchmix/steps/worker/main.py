@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import pyarrow as pa
 
+from torchmix.boards.board import own_board
 from torchmix.parallel.children.interpreter import ignore_signals
 from torchmix.parallel.children.judge import ProcessBeat
 from torchmix.parallel.children.pulse import BEAT_S, OwnPulse
@@ -39,6 +40,7 @@ def main(end: int, ignored: Collection[int], cpu: int) -> NoReturn:
     code = 1
     try:
         ignore_signals(ignored)
+        own_board.open("node worker")
         if cpu:
             pa.set_cpu_count(cpu)
             pa.set_io_thread_count(cpu)
@@ -80,12 +82,21 @@ class _Service:
             for key, _ in self._selector.select(rest_s):
                 if key.fd in self._selector.get_map():  # an earlier one of these may have ended it
                     key.data()
+            self._show()
             self._streams = [stream for stream in self._streams if stream.thread.is_alive()]
             if self._has_members:  # before, nobody reads beats
                 self._pulse.look(
                     is_asked=any(stream.is_asked for stream in self._streams),
                     num_looks=sum(stream.num_looks for stream in self._streams),
                 )
+
+    def _show(self) -> None:
+        for number, stream in enumerate(self._streams):
+            name = f"{stream.part} {number}"
+            if stream.thread.is_alive():
+                own_board.show(name, stream.figures)
+            else:
+                own_board.withdraw(name)
 
     def _send(self, beat: ProcessBeat) -> None:
         try:

@@ -58,6 +58,7 @@ class SharedStream:
         self._resumes = bool(start.resumes_at)
         self._base = start.resumes_at or start.state
         first = self._decoded(self._base)
+        self._last_step = first.step - 1
         self._seats = {consumer: Seat(replica, first.step) for consumer, replica in start.replica_of.items()}
         self._most_waiting = start.look_ahead + SKEW_STEPS
         self._digest_before = {first.step: first.order_digest}
@@ -72,6 +73,22 @@ class SharedStream:
     def thread(self) -> threading.Thread:
         """The one that makes the steps; started with the first seat that is taken."""
         return self._thread
+
+    @property
+    def part(self) -> str:
+        """Name of the part that is read."""
+        return self._settings.part.name
+
+    def figures(self) -> dict[str, str | int | float]:
+        """What of it `torchmix top` shows."""
+        seats = [seat for seat in self._seats.values() if seat.channel is not None and not seat.has_left]
+        waiting = sum(len(seat.built) for seat in seats)
+        return {
+            "step": self._last_step,
+            "leaders": len(seats),
+            "steps_waiting": waiting,
+            "is_asked": int(self.is_asked),
+        }
 
     @property
     def is_asked(self) -> bool:
@@ -137,6 +154,7 @@ class SharedStream:
                 if made is None:
                     self._end = EndReply()
                     continue
+                self._last_step = made.step
                 with self._changed:
                     self._digest_before[made.step + 1] = made.order_digest
                     if len(self._digest_before) > 2 * self._most_waiting:

@@ -1,0 +1,191 @@
+"""What a process shows of itself: a page of memory that other processes of its user can read.
+
+In: figures, at most twice a second, and single events. Out: a `BoardText` in memory without a name, which `find.py`
+comes to through /proc. Must hold: nothing is left behind however the process ends, since the memory has no name;
+nobody of another user can read it, as the kernel keeps /proc/PID/fd from them; what is read is whole, or of an earlier
+moment. Cost: some 20 microseconds a write, 64 KiB of memory and a descriptor a process. Elsewhere than on Linux nothing
+is shown.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from torchmix.parallel.ring import RankIdentity, identity_of_process
+
+NAME = "torchmix-board"
+"""The name that the memory has in /proc/PID/fd."""
+BOARD_BYTES = 1 << 16
+SHOW_S = 0.5
+"""Between two writes of figures."""
+MOST_EVENTS = 16
+_PREFIX = struct.Struct("<II")
+"""Bytes of the text, and its crc32."""
+
+Figures = Mapping[str, str | int | float]
+
+
+class BoardEvent(msgspec.Struct, frozen=True, array_like=True):
+    """Something that happened once."""
+
+    at_s: float
+    """Seconds since 1970."""
+    text: str
+
+
+class BoardText(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on a board."""
+
+    kind: str
+    """`trainer`, `node worker`, `loader`, or `serve`."""
+    pid: int
+    started: str
+    """The kernel's start time of the process, which a later one with the same pid does not have."""
+    parent_pid: int
+    parent_started: str
+    run: str
+    """Equal for processes of a job; empty where the parent says it."""
+    since_s: float
+    """Seconds since 1970."""
+    shown_s: float
+    """When this was written."""
+    facts: dict[str, str | int | float]
+    """What is known of the process, as its rank."""
+    figures: dict[str, dict[str, str | int | float]]
+    """By part of the recipe, or by what the process does."""
+    events: list[BoardEvent]
+
+
+encode_board = msgspec.msgpack.Encoder().encode
+decode_board = msgspec.msgpack.Decoder(BoardText).decode
+
+
+class Board:
+    """This process' board."""
+
+    def __init__(self) -> None:
+        """Show nothing before `open`."""
+        self._memory: mmap.mmap | None = None
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()
+        self._process = 0
+        self._kind = self._run = ""
+        self._facts: dict[str, str | int | float] = {}
+        self._figures: dict[str, dict[str, str | int | float]] = {}
+        self._events: deque[BoardEvent] = deque(maxlen=MOST_EVENTS)
+        self._since_s = 0.0
+        self._shown_s: dict[str, float] = {}
+        self._own = self._parent = RankIdentity(host="", pid=0, started="", pid_space="")
+
+    def open(self, kind: str, *, run: str = "", facts: Figures | None = None) -> None:
+        """Show what the process is; a second call adds facts."""
+        with self._lock:
+            self._facts |= facts or {}
+            if self._memory is None or self._process != os.getpid():
+                self._kind, self._run, self._process = kind, run, os.getpid()
+                self._figures, self._since_s = {}, time.time()
+                self._events.clear()
+                try:
+                    self._descriptor = os.memfd_create(NAME)
+                except (AttributeError, OSError):  # not this system, forbidden, or too many open files
+                    return
+                os.ftruncate(self._descriptor, BOARD_BYTES)
+                self._memory = mmap.mmap(self._descriptor, BOARD_BYTES)  # the descriptor stays open: others come by it
+                self._own, self._parent = identity_of_process(self._process), identity_of_process(os.getppid())
+            self._write()
+
+    def show(self, name: str, figures: Callable[[], Figures], *, is_now: bool = False) -> None:
+        """Show figures under a name; they are asked for only if it is time to write again, or `is_now`."""
+        if self._memory is None or self._process != os.getpid():
+            return
+        now_s = time.monotonic()
+        if not is_now and now_s - self._shown_s.get(name, 0.0) < SHOW_S:
+            return
+        found = dict(figures())
+        with self._lock:
+            self._shown_s[name] = now_s
+            self._figures[name] = found
+            self._write()
+
+    def withdraw(self, name: str) -> None:
+        """Show no figures under this name any more."""
+        with self._lock:
+            self._shown_s.pop(name, None)
+            if self._figures.pop(name, None) is not None:
+                self._write()
+
+    def note(self, text: str) -> None:
+        """Show an event."""
+        with self._lock:
+            self._events.append(BoardEvent(time.time(), text))
+            self._write()
+
+    def _write(self) -> None:
+        if self._memory is None or self._process != os.getpid():
+            return
+        content = encode_board(
+            BoardText(
+                kind=self._kind,
+                pid=self._own.pid,
+                started=self._own.started,
+                parent_pid=self._parent.pid,
+                parent_started=self._parent.started,
+                run=self._run,
+                since_s=self._since_s,
+                shown_s=time.time(),
+                facts=self._facts,
+                figures=self._figures,
+                events=list(self._events),
+            )
+        )
+        if len(content) <= BOARD_BYTES - _PREFIX.size:
+            self._memory[: _PREFIX.size + len(content)] = _PREFIX.pack(len(content), zlib.crc32(content)) + content
+
+
+@contextmanager
+def shown_every_second(board: Board, name: str, figures: Callable[[], Figures]) -> Iterator[None]:
+    """Show figures while a block runs, from a thread of its own."""
+    is_over = threading.Event()
+
+    def show() -> None:
+        while True:
+            board.show(name, figures, is_now=True)
+            if is_over.wait(1.0):
+                return
+
+    thread = threading.Thread(target=show, name="torchmix-board", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        board.withdraw(name)
+
+
+def text_in(content: bytes) -> BoardText | None:
+    """What stands in the memory of a board; None while it is written, and where it is none."""
+    if len(content) < _PREFIX.size:
+        return None
+    num_bytes, checksum = _PREFIX.unpack_from(content)
+    text = content[_PREFIX.size : _PREFIX.size + num_bytes]
+    if len(text) != num_bytes or zlib.crc32(text) != checksum:
+        return None
+    try:
+        return decode_board(text)
+    except msgspec.MsgspecError:
+        return None
+
+
+own_board = Board()
+"""The board of this process."""

@@ -1,0 +1,147 @@
+"""What dead runs have left behind, and its removal.
+
+In: this user's processes, and the folder of temporary files. Out: findings, each with what to do about it. Must hold:
+nothing of a live run is named or touched: a process counts only once its parent has gone, and is looked at again before
+it is ended, by a handle that no later process can have; a socket counts only if nobody listens at it. Memory of steps
+and ids of open documents that did not fit have no name, so the kernel frees them with their process. Cost: that of
+`find.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torchmix.boards.find import PROC, TICK_S, is_alive, processes_of_user, seen_processes
+from torchmix.parallel.ring import identity_of_process
+
+YOUNG_S = 60.0
+"""A folder younger than this may be in the making."""
+_CODES = ("from torchmix.steps.worker.main import main", "from torchmix.service.main import main")
+"""What the command lines of processes say that a run starts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leftover:
+    """Something that a dead run has left."""
+
+    kind: Literal["process", "folder"]
+    what: str
+    """In words."""
+    path: str = ""
+    pid: int = 0
+    started: str = ""
+
+
+def leftovers(*, temporary: Path | None = None, now_s: float | None = None) -> list[Leftover]:
+    """All that dead runs of this user have left on this machine.
+
+    Args:
+        temporary: The folder of temporary files; None: the system's.
+        now_s: Seconds since 1970, for tests.
+    """
+    folder = Path(tempfile.gettempdir()) if temporary is None else temporary
+    return [*_processes(), *_folders(folder, time.time() if now_s is None else now_s)]
+
+
+def clean(leftover: Leftover) -> bool:
+    """Remove a leftover; whether it has gone."""
+    if leftover.kind == "process":
+        return _end(leftover.pid, leftover.started)
+    path = Path(leftover.path)
+    if _is_listened_at(path / "node"):
+        return False
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
+def _processes() -> Iterator[Leftover]:
+    with_board = set()
+    for seen in seen_processes():
+        board = seen.board
+        with_board.add(board.pid)
+        if seen.is_orphan:
+            what = f"{board.kind} {board.pid} is {seen.state}; process {board.parent_pid}, which started it, has ended"
+            yield Leftover(kind="process", what=what, pid=board.pid, started=board.started)
+    if 1 in with_board:
+        return  # a trainer is the first process of its container
+    for pid in processes_of_user():
+        if (
+            pid not in with_board
+            and pid != os.getpid()
+            and _parent(pid) == 1
+            and _is_ours(pid)
+            and _age_s(pid) > YOUNG_S
+        ):
+            what = f"process {pid} was started by a run that has ended"
+            yield Leftover(kind="process", what=what, pid=pid, started=identity_of_process(pid).started)
+
+
+def _is_ours(pid: int) -> bool:
+    with suppress(OSError):
+        words = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+        return any(code.encode() in word for word in words for code in _CODES)
+    return False
+
+
+def _parent(pid: int) -> int:
+    return int(_fields(pid)[1])
+
+
+def _age_s(pid: int) -> float:
+    with suppress(OSError, ValueError, IndexError):
+        return float((PROC / "uptime").read_text().split()[0]) - int(_fields(pid)[19]) * TICK_S
+    return 0.0
+
+
+def _fields(pid: int) -> list[str]:
+    with suppress(OSError, IndexError):
+        return (PROC / str(pid) / "stat").read_text().rsplit(") ", 1)[1].split()
+    return ["Z", "0"]
+
+
+def _folders(temporary: Path, now_s: float) -> Iterator[Leftover]:
+    """Folders of sockets at which leaders of a node meet; they live for seconds."""
+    for path in sorted(temporary.glob("torchmix-*")):
+        with suppress(OSError):
+            status = path.lstat()
+            is_young = now_s - status.st_mtime < YOUNG_S
+            if not path.is_dir() or path.is_symlink() or status.st_uid != os.geteuid() or is_young:
+                continue
+            if {entry.name for entry in path.iterdir()} <= {"node"} and not _is_listened_at(path / "node"):
+                yield Leftover(kind="folder", what=f"{path}: nobody listens at its socket", path=str(path))
+
+
+def _is_listened_at(path: Path) -> bool:
+    with suppress(OSError):
+        lines = (PROC / "net" / "unix").read_text().splitlines()[1:]
+        return any(line.split(maxsplit=7)[7:] == [str(path)] for line in lines)
+    return True  # it cannot be known
+
+
+def _end(pid: int, started: str) -> bool:
+    """Kill the process that began then, and no other."""
+    try:
+        handle = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return not is_alive(pid, started)
+    try:
+        if not is_alive(pid, started):  # looked at while the handle is held: the number cannot be another's now
+            return True
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        for _ in range(100):
+            if not is_alive(pid, started):
+                return True
+            time.sleep(0.02)
+        return False
+    finally:
+        os.close(handle)
