@@ -85,8 +85,7 @@ class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata sh
             )
         self._sit(seating)
         self._shared, self._part, self._liveness = shared, shared.part, shared.liveness
-        self._look_ahead = look_ahead
-        self._reports, self._has_branch = reports, False
+        self._look_ahead, self._reports, self._has_branch = look_ahead, reports, False
         # The state before the step that is being consumed, or the loaded state if it lies inside that step.
         self._start_step, self._stop_step = start_step, stop_step
         self._state: LoaderState | Boundary = start_state(seating.layout, recipe=shared.part, step=start_step)

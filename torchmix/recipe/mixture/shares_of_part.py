@@ -16,7 +16,7 @@ from torchmix.recipe.mixture.flats import check_flats
 from torchmix.recipe.mixture.groups import tree_of
 from torchmix.recipe.mixture.tree import Node, stream_shares, with_sizes
 from torchmix.recipe.parts import Part
-from torchmix.recipe.streams import possible_names, streams_of
+from torchmix.recipe.streams import Stream, possible_names, streams_of
 from torchmix.recipe.structs import Evaluation, Recipe
 from torchmix.recipe.yaml_lines import key_path
 
@@ -54,12 +54,13 @@ def parse_shares(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | No
         RecipeError: As `tree_of` and `stages_of_schedule`; or a source that never has a share.
     """
     trees = trees_of(part, where, tokens=tokens)
-    shares = _all_shares(part, trees[0])
-    for name, stream in streams_of(part).items():
-        if not stream.is_cell and not any(_all_shares(part, tree)[name] for tree in trees):
+    streams = streams_of(part)
+    shares_of_tree = [_all_shares(streams, tree) for tree in trees]
+    for name, stream in streams.items():
+        if not stream.is_cell and not any(shares[name] for shares in shares_of_tree):
             mixture = key_path(where, "mixture")
             raise RecipeError(f"the share of {name!r} is never above 0; remove the source instead", f"{mixture}.{name}")
-    return shares
+    return shares_of_tree[0]
 
 
 def trees_of(part: Mixed, where: str = "", *, tokens: Mapping[str, int] | None = None) -> list[Node]:
@@ -85,6 +86,6 @@ def stages_of_part(part: Mixed, where: str = "") -> tuple[Stage, ...]:
     return stages_of_schedule(tree_of_part(part, where), part.schedule, part.batch, streams_of(part))
 
 
-def _all_shares(part: Mixed, tree: Node) -> dict[str, Fraction]:
+def _all_shares(streams: Mapping[str, Stream], tree: Node) -> dict[str, Fraction]:
     found = stream_shares(tree)
-    return {name: found.get(name, Fraction(0)) for name in streams_of(part)}
+    return {name: found.get(name, Fraction(0)) for name in streams}
