@@ -16,6 +16,7 @@ In reading order:
     local_groups.py   the same inside one process, for tests
     fan_out.py        one exchange per global batch, leader to peers; plans compared      (torch)
     ring.py           is the next rank alive: judged by beats and by the kernel
+    host_watch.py     the ranks of a host, looked at by the kernel alone
     children/         processes that a rank starts and watches
     termination.py    SIGTERM: a last look, and then the end that it means
     liveness.py       heartbeats and the abort key: a lost rank is named by all others    (torch)

@@ -13,7 +13,8 @@ connection of its own, the *guard* never touches it, measures the pulse and ends
 
 Invariants: no socket is opened for others; keys carry an id drawn for this job and its loaders, so restarts and later
 loaders do not meet old keys; a rank that closed is not lost; a failure that may follow from another rank's loss waits
-until that loss has had time to be found, so the cause is named and not its victims. Cost: 4 small requests a poll.
+until that loss has had time to be found, so the cause is named and not its victims. Cost: 4 small requests a poll; in
+large jobs polls are further apart, and ranks of a host are looked at by the kernel between them (`host_watch.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import msgspec
 from torch._C._distributed_c10d import Store  # typed here alone
 
 from torchmix.errors import RankLost
+from torchmix.parallel.host_watch import LOOK_S, HostWatch
 from torchmix.parallel.ring import (
     Beat,
     Loss,
@@ -39,9 +41,8 @@ from torchmix.parallel.ring import (
     RankIdentity,
     RingWatch,
     Silence,
-    evidence_of_process,
+    at_size,
     identity_of_this_process,
-    loss_of_ended_rank,
     text_of_step,
 )
 from torchmix.parallel.termination import Termination
@@ -83,27 +84,25 @@ class Liveness:
         self._rank = rank
         self._world_size = world_size
         self._store_host = store_host
-        self._patience = Patience() if patience is None else patience
+        given = Patience() if patience is None else patience
+        self._patience = at_size(given, world_size)
+        self._is_slowed = self._patience != given
         self._end_process = end_process
         self._hold_s = max(self._patience.silence_s, self._patience.remote_s) + 2 * self._patience.poll_s
         self._identity = identity_of_this_process()
         self._identity_of_rank: dict[int, RankIdentity] = {}
-        self._num_users = 1
-        self._num_beats = 0
-        self._step = -1
+        self._num_users, self._num_beats, self._step = 1, 0, -1
         self._is_host_done = False
         self._failure: tuple[str, float] | None = None
         """Why this rank failed, and when (monotonic seconds) the others may read it."""
         self._lost: Loss | None = None
         self._lost_lock = threading.Lock()
         self._is_lost = threading.Event()
-        self._was_raised = False
         self._is_closing = threading.Event()
         self._may_rest = threading.Event()
-        self._is_closed = False
-        self._ends_by_signal = False
+        self._is_closed = self._ends_by_signal = self._was_raised = False
         self._termination: Termination | None = None
-        self._ranks_of_host: tuple[int, ...] = ()
+        self._host_watch: HostWatch | None = None
         self._ring = RingWatch(rank=rank, world_size=world_size, patience=self._patience, now_s=time.monotonic())
         self._pulse = threading.Thread(target=self._run_pulse, name="torchmix-pulse", daemon=True)
         self._guard = threading.Thread(target=self._run_guard, name="torchmix-guard", daemon=True)
@@ -139,7 +138,9 @@ class Liveness:
         Args:
             ranks_of_host: Those whose processes the kernel may know of here.
         """
-        self._ranks_of_host = tuple(rank for rank in ranks_of_host if rank != self._rank)
+        self._host_watch = HostWatch(
+            self._rank, ranks_of_host, read=self._read, is_ending=lambda rank: self._store.check([f"ending/{rank}"])
+        )
         self._termination = Termination(self._check_before_end)
 
     def check(self) -> None:
@@ -203,7 +204,7 @@ class Liveness:
         try:
             while self._lost is None:
                 self._poll()
-                if self._is_closing.wait(self._patience.poll_s):
+                if self._rest():
                     self._beat(is_done=True)
                     break
             if self._lost is None or self._lost.rank != self._rank:
@@ -215,6 +216,16 @@ class Liveness:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 self._declare(self._loss_of_store(f"the connection is lost ({reason})"))
 
+    def _rest(self) -> bool:
+        """Wait for the next poll, looking at this host meanwhile; whether the loader is closing."""
+        end_s = time.monotonic() + self._patience.poll_s
+        while (left_s := end_s - time.monotonic()) > 0 and self._lost is None:
+            if self._is_closing.wait(min(left_s, LOOK_S)):
+                return True
+            if left_s > LOOK_S and self._host_watch is not None and (loss := self._host_watch.look()) is not None:
+                self._post(loss)
+        return self._is_closing.is_set()
+
     def _poll(self) -> None:
         """One poll: beat, read the abort key, judge the next rank, announce an own failure."""
         store = self._store
@@ -223,7 +234,7 @@ class Liveness:
         if abort != _NO_ABORT.encode():
             self._declare(_losses.decode(abort))
             return
-        if self._store_host not in (-1, self._rank):
+        if self._store_host not in (-1, self._rank) and not (self._is_slowed and self._num_beats % 4):
             host_beat, _ = self._read(self._store_host)
             self._is_host_done = host_beat is not None and host_beat.is_done
         target = self._ring.target
@@ -244,14 +255,9 @@ class Liveness:
             if abort != _NO_ABORT.encode():
                 self._declare(_losses.decode(abort))
                 return
-            for rank in self._ranks_of_host:
-                _, identity = self._read(rank)
-                if identity is None or evidence_of_process(identity) != "gone":
-                    continue
-                beat, _ = self._read(rank)  # read after its end, so it is its last one
-                if beat is not None and not beat.is_done and not self._store.check([f"ending/{rank}"]):
-                    self._post(loss_of_ended_rank(rank, identity, beat))
-                    return
+            loss = None if self._host_watch is None else self._host_watch.look_at_all()
+            if loss is not None:
+                self._post(loss)
 
     def _beat(self, *, is_done: bool) -> None:
         self._num_beats += 1

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -53,6 +53,30 @@ class Patience:
 
 
 SHORTEST_PATIENCE_S = 3.0
+REQUESTS_A_POLL = 3.25
+"""What a rank asks the store for in a poll: it writes its beat, reads the abort key and the beat of the next rank, and
+each fourth time that of the store's host."""
+MOST_REQUESTS_S = 2000.0
+"""What the job's one store is asked for in a second, by all ranks together."""
+
+
+def at_size(patience: Patience, world_size: int) -> Patience:
+    """The limits of a job of this size: beats slow down, so that the store is asked `MOST_REQUESTS_S` times a second.
+
+    Up to 300 ranks nothing changes. A rank that is gone is found by its host's own evidence as soon as in a small job,
+    and all have read of it a poll later; the loss of a whole host is found by its silence, of three polls at least.
+    """
+    poll_s = max(patience.poll_s, REQUESTS_A_POLL * world_size / MOST_REQUESTS_S)
+    if poll_s == patience.poll_s:
+        return patience
+    slowest_s = 3 * poll_s
+    return replace(
+        patience,
+        poll_s=poll_s,
+        remote_s=max(patience.remote_s, slowest_s),
+        store_s=max(patience.store_s, slowest_s),
+        stall_s=max(patience.stall_s, slowest_s),
+    )
 
 
 def patience_of(silence_s: float | None) -> Patience:
