@@ -9,6 +9,7 @@ import pytest
 from tests.support.pages import as_lists
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.column import Kind, count_tokens, count_values, find_leaf, to_documents
+from torchmix.formats.source import Documents
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 TURNS = pa.list_(pa.struct({"role": pa.string(), "ids": pa.list_(pa.int32())}))
@@ -176,3 +177,23 @@ def test_a_null_inside_a_list_is_named_by_its_row(rows: list[list[int | None] | 
         to_documents([pa.array([[1]], pa.list_(pa.int32())), array], "tokens", 99)
     with pytest.raises(SourceUnreadable, match=f"^row {100 + bad_row} holds a null"):
         count_tokens(array, "tokens", 100)
+
+
+def test_a_list_of_texts_that_goes_over_pages_is_refused() -> None:
+    one, two = (pa.array([["", *rest], ["x"]], pa.list_(pa.string())) for rest in ([], ["more"]))
+    assert count_tokens(one, "json", 7, num_opening=1).tolist() == [1, 6]  # the opening value, and '["x"]' with its end
+    with pytest.raises(SourceUnreadable, match="row 7 goes over several pages") as caught:
+        count_tokens(two, "json", 7, num_opening=1)
+    assert caught.value.row == 7
+
+
+def test_lists_of_texts_become_json() -> None:
+    structs = pa.struct([("text", pa.string())])
+    array = pa.array([[{"text": "a"}, None, {"text": 'b"'}], [], None], pa.list_(structs))
+    assert as_texts(to_documents([array], "json", 0)) == ['["a", null, "b\\""]', "[]", ""]
+    nested = pa.array([[["a", None], []]], pa.list_(pa.list_(pa.string())))
+    assert as_texts(to_documents([nested], "json", 0)) == ['[["a", null], []]']
+
+
+def as_texts(documents: Documents) -> list[str]:
+    return [bytes(np.array(one, np.uint8)).decode() for one in as_lists(documents)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.support.catalogs import World, make_world, random_world
+from tests.support.chats import make_chats, write_chats
 from tests.support.deadlines import LONG_S
 from tests.support.files import random_tokens
 from tests.support.fleets import fleet_reader, several
@@ -17,7 +19,9 @@ from tests.support.reading import expected, pieces, random_pieces, read_with_suc
 from tests.support.recipes import make_recipe
 from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import SourceUnreadable
+from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
+from torchmix.recipe.load import check_recipe
 from torchmix.service import fleet_reader as module
 
 
@@ -39,6 +43,26 @@ def test_tokens_are_those_of_the_files_and_of_the_reader_in_this_process(tmp_pat
         stats = reader.stats()
         assert stats["loaders_ready"] == count
         assert stats["total_loader_reasked"] == stats["total_loader_duplicates"] == 0
+    here.close()
+
+
+def test_tokens_of_chats_have_the_labels_that_a_reader_in_this_process_gives(tmp_path):
+    source = write_chats(tmp_path, "chats", "parquet", [make_chats(1, 60)])
+    batch = {"samples": 2, "length": 64}
+    recipe = {"version": 1, "seed": 1, "batch": batch, "sources": {"chats": source}, "mixture": {"chats": 1}}
+    catalog = index_recipe(check_recipe(recipe), tmp_path)
+    tokens = catalog.sources["chats"].sizes.tokens.astype(np.int64)
+    rows, places = np.arange(len(tokens)), np.cumsum(tokens) - tokens
+    asked = (np.zeros(len(rows), np.int32), rows, np.zeros_like(rows), tokens)
+    here = Reader(catalog, tmp_path, cache_bytes=1 << 20)
+    with (
+        several(SimpleNamespace(directory=tmp_path), catalog, tmp_path / "s", 2) as loaders,
+        fleet_reader(catalog, [one.endpoint for one in loaders]) as reader,
+    ):
+        ours, found = (one.read(*asked, places=places, num_places=int(tokens.sum())) for one in (here, reader))
+        np.testing.assert_array_equal(found.values, ours.values)
+        np.testing.assert_array_equal(found.unlabelled, ours.unlabelled)
+        assert 0 < len(found.unlabelled) < tokens.sum()
     here.close()
 
 

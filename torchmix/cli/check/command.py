@@ -30,6 +30,7 @@ from torchmix.cli.check.findings import (
     sources_findings,
 )
 from torchmix.cli.check.image_findings import image_findings
+from torchmix.cli.check.loss_findings import loss_findings
 from torchmix.cli.check.memory_findings import budget_of, memory_findings
 from torchmix.cli.check.schedule_findings import schedule_findings
 from torchmix.cli.check.stream_facts import values_of_stream
@@ -120,6 +121,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         findings += memory_findings(budget)
         findings += cell_findings(part, catalog)
         findings += image_findings(part, catalog, shares_at_start(part, catalog))
+        findings += loss_findings(part, catalog)
         sizes = {name: source.sizes for name, source in catalog.sources.items()}
         total = min(arguments.steps, SIMULATED_STEPS)
         try:
