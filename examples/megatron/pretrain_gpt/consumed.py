@@ -60,13 +60,45 @@ def planned_samples(recipe: Any, steps: int | None, *, part: str = "train", **op
     """
     import torchmix
 
-    samples_of_step: dict[int, Samples] = defaultdict(list)
     with torchmix.build_loader(recipe, part=part, loaders="in_process", max_steps=steps, **options) as loader:
-        for microbatch in loader:
-            fields = (microbatch.tokens, microbatch.labels, microbatch.loss_mask)
-            values = [field.flatten().int().tolist() for field in fields if field is not None]
-            samples_of_step[microbatch.step].append(hash_of(values[0]) + hash_of(values[1] + values[2]))
+        return samples_of(loader)
+
+
+def samples_of(loader: Any) -> dict[int, Samples]:
+    """Sorted hashes of the samples of each step that a loader gives."""
+    samples_of_step: dict[int, Samples] = defaultdict(list)
+    for microbatch in loader:
+        fields = (microbatch.tokens, microbatch.labels, microbatch.loss_mask)
+        values = [field.flatten().int().tolist() for field in fields if field is not None]
+        samples_of_step[microbatch.step].append(hash_of(values[0]) + hash_of(values[1] + values[2]))
     return {step: sorted(samples) for step, samples in samples_of_step.items()}
+
+
+def planned_edit(recipe: Any, edited: Any, *, edit_at: int, steps: int) -> dict[int, Samples]:
+    """What torchmix gives from the step on at which another recipe is loaded in the middle of a run.
+
+    Args:
+        recipe: The recipe's file.
+        edited: The file of the edited one.
+        edit_at: The first step of the edited recipe.
+        steps: The step to end before.
+
+    Returns:
+        Step -> sorted hashes of its samples.
+    """
+    import torchmix
+
+    with torchmix.build_loader(recipe, loaders="in_process", max_steps=edit_at) as loader:
+        for _ in loader:
+            pass
+        state = loader.state_dict()
+    with torchmix.build_loader(edited, loaders="in_process", max_steps=steps) as loader:
+        try:
+            loader.load_state_dict(state)
+        except torchmix.StateError as error:
+            word = str(error).split("accept_edit='")[1].split("'")[0]
+            loader.load_state_dict(state, accept_edit=word)
+        return samples_of(loader)
 
 
 def read_records(folder: Path) -> list[Line]:

@@ -1,8 +1,8 @@
 """A tiny corpus and its recipes, made on the fly: a Megatron dataset (.bin/.idx) and two Parquet sources.
 
 In: a folder. Out: `notes.bin` and `notes.idx`, written as Megatron's `preprocess_data.py` writes them; `code.parquet`
-with text and `web.parquet` with lists of token ids; `dense.yaml` and `thd.yaml`, the recipes of the matrix; and
-variants of them for single checks (a ramp, other shares).
+with text, `web.parquet` and `more.parquet` with lists of token ids; `dense.yaml` and `thd.yaml`, the recipes of the
+matrix; and variants of them for single checks (a ramp, other shares, a source more, a policy).
 
 Must hold: the same files each time, byte for byte, so that digests of two runs can be compared. Lengths are skewed, as
 real ones are: a few documents are longer than a sample, many are far shorter. Ids are below `VOCABULARY`.
@@ -51,6 +51,8 @@ split: [90, 8, 2]
 packing: {packing}
 balance: {{method: rows, model: {{layers: 4, hidden: 64, ffn: 256, heads: 4}}}}
 """
+ADO = "policy: ado, options: {ignore_steps: 2, start_step: 9, refit_steps: 10, every: 1}, every: 5 steps, lag: 4 steps"
+"""Constants of a run of 50 steps; the paper's are of thousands."""
 RAMP = "[{from_step: 0, samples: 4}, {from_step: 2, samples: 8}]"
 
 
@@ -67,12 +69,22 @@ def write_corpus(folder: Path) -> None:
     write_megatron(folder / "notes", documents("notes"))
     text = [bytes(document[:-1]).decode("ascii") for document in documents("code")]
     pq.write_table(pa.table({"text": text}), folder / "code.parquet", row_group_size=50)
-    tokens = pa.array(documents("web"), pa.list_(pa.int32()))
-    pq.write_table(pa.table({"input_ids": tokens}), folder / "web.parquet", row_group_size=50)
+    for name in ("web", "more"):
+        tokens = pa.array(documents(name), pa.list_(pa.int32()))
+        pq.write_table(pa.table({"input_ids": tokens}), folder / f"{name}.parquet", row_group_size=50)
     for name in PACKING:
         (folder / f"{name}.yaml").write_text(recipe(name), encoding="utf-8")
         (folder / f"{name}-ramp.yaml").write_text(recipe(name, samples=RAMP), encoding="utf-8")
         (folder / f"{name}-other.yaml").write_text(recipe(name, notes="30%", web="40%"), encoding="utf-8")
+        (folder / f"{name}-edited.yaml").write_text(edited(name), encoding="utf-8")
+        log = f"decisions: ./decisions-{name}"
+        (folder / f"{name}-ado.yaml").write_text(recipe(name) + f"dynamic: {{{ADO}, {log}}}\n", encoding="utf-8")
+
+
+def edited(packing: str) -> str:
+    """A recipe's text with a source more."""
+    text = recipe(packing, notes="20%", web="20%").replace("code: 30%", "code: 30%, more: 30%")
+    return text.replace("  web: ", "  more:  {path: more.parquet, tokens: input_ids}\n  web: ")
 
 
 def recipe(packing: str, *, samples: int | str = SAMPLES, notes: str = "50%", web: str = "20%") -> str:

@@ -8,14 +8,21 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.loaders import run_job
 from tests.support.numbered_rows import Document, delivered, traced, write_numbered
+from torchmix.catalog.open_part import open_part
 from torchmix.cli.main import main
 from torchmix.errors import HistoryMissing, StateMismatch
+from torchmix.parallel.layout import Layout
 from torchmix.parallel.topology import Topology
+from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import Part, part_of
 from torchmix.stateful.open import build_loader
+from torchmix.steps.history.entries import RunHistory
+from torchmix.steps.state import start_state
 
 Capture = pytest.CaptureFixture[str]
 Given = dict[int, Counter[Document]]
@@ -51,9 +58,9 @@ def run(recipe: Path, stop: int, state: dict[str, Any] | None = None, **options:
     return delivered(rank.microbatches), rank.state
 
 
-def edited(folder: Path) -> tuple[Path, Given, dict[str, Any]]:
-    """A run with an edit at EDIT: the recipe, what was delivered, the state at STOP."""
-    before, state = run(write_numbered(folder, FIRST), EDIT)
+def edited(folder: Path, *, edit: int = EDIT) -> tuple[Path, Given, dict[str, Any]]:
+    """A run with an edit at a step: the recipe, what was delivered, the state at STOP."""
+    before, state = run(write_numbered(folder, FIRST), edit)
     recipe = write_numbered(folder, SECOND, sources=SOURCES)
     after, state = run(recipe, STOP, state)
     return recipe, {**before, **after}, state
@@ -158,7 +165,7 @@ def test_documents_of_a_spike_are_taken_out_and_the_run_stays_traceable(tmp_path
     assert traced(found["pieces"]) == {**before, **after} and found["edits"] == [EDIT]
 
 
-@pytest.mark.parametrize("what", ["all", "first", "altered"])
+@pytest.mark.parametrize("what", ["all", "first", "altered", "foreign"])
 def test_a_history_that_is_gone_is_named_and_later_steps_need_only_a_state(
     what: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -166,7 +173,10 @@ def test_a_history_that_is_gone_is_named_and_later_steps_need_only_a_state(
     folder = tmp_path / "catalog" / "history"
     entries = {json.loads(path.read_bytes())["step"]: path for path in folder.glob("*.run.json")}
     assert sorted(entries) == [0, EDIT]
-    if what == "altered":
+    if what == "foreign":  # of a run that was edited at another step
+        edited(tmp_path, edit=EDIT - 4)
+        entries[EDIT].unlink()
+    elif what == "altered":
         entries[EDIT].write_bytes(entries[EDIT].read_bytes() + b"\n")
     else:
         for path in entries.values() if what == "all" else [entries[0]]:
@@ -174,7 +184,8 @@ def test_a_history_that_is_gone_is_named_and_later_steps_need_only_a_state(
     file = save(tmp_path, state)
     capsys.readouterr()
     assert main(["trace", str(recipe), "--row", "web:1", "--state", str(file)]) == 3
-    said = {"all": "give other steps than the run had", "first": "does not have the recipe", "altered": "was altered"}
+    others = "give other steps than the run had"
+    said = {"all": others, "first": "does not have the recipe", "altered": "was altered", "foreign": others}
     assert said[what] in capsys.readouterr().err
     assert (
         main(["trace", str(recipe), "--row", "web:1", "--state", str(file), "--start", str(STOP), "--steps", "20"]) == 0
@@ -186,6 +197,42 @@ def test_a_run_goes_on_where_the_history_cannot_be_written(tmp_path: Path, caplo
     (tmp_path / "catalog" / "history").write_text("in the way")
     given, _ = run(recipe, 3)
     assert len(given) == 3 and "the history of this run is not kept" in caplog.text
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_kill_between_two_files_leaves_a_whole_history_to_the_next_start(
+    written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, folder = write_numbered(tmp_path, FIRST), tmp_path / "catalog" / "history"
+    whole, replaced = Path.replace, []
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.parent == folder:
+            if len(replaced) == written:
+                raise KeyboardInterrupt
+            replaced.append(target)
+        return whole(path, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        RunHistory(tmp_path / "catalog", *facts_of(recipe)).keep(
+            start_state(Layout(), recipe="x"), catalog=print_of(recipe)
+        )
+    assert not list(folder.glob("*.run.json")) and len(list(folder.glob("[!.]*"))) == written
+    monkeypatch.undo()
+    run(recipe, 2)
+    assert len(list(folder.glob("*.run.json"))) == 1 and len(list(folder.iterdir())) == 3
+
+
+def facts_of(recipe: Path) -> tuple[Any, Part]:
+    """A recipe as plain values, and its part for training."""
+    loaded = load_recipe(recipe)
+    return msgspec.to_builtins(loaded), part_of(loaded, "train")
+
+
+def print_of(recipe: Path) -> str:
+    """Fingerprint of the catalog."""
+    return open_part(recipe.parent / "catalog", facts_of(recipe)[1]).fingerprint
 
 
 def test_an_index_run_keeps_the_arrays_of_a_run(tmp_path: Path, capsys: Capture) -> None:

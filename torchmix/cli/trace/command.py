@@ -43,7 +43,7 @@ from torchmix.steps.state import LoaderState
 
 HELP = "say in which steps a document is, or which documents are in a step"
 MOST_LINES = 40
-"""Documents of a step that are printed; a file has all."""
+"""Pieces that are printed; a file has all."""
 COLUMNS = {
     "document": "source and row; torchmix show --source NAME --row R shows it",
     "step": "the step that has it",
@@ -165,7 +165,7 @@ def _found(
 def _print(
     table: pa.Table, wanted: dict[str, Any], arguments: argparse.Namespace, steps: range, state: LoaderState | None
 ) -> None:
-    pieces = table.slice(0, MOST_LINES if arguments.step is not None else len(table)).to_pylist()
+    pieces = table.slice(0, MOST_LINES).to_pylist()
     rows = [
         (
             readable(f"{piece['source']}:{piece['row']}"),
@@ -181,8 +181,8 @@ def _print(
     if rows:
         print_table(COLUMNS, rows, explain=arguments.explain)
     num_documents = sum(len(of_source) for of_source in wanted.values())
+    more = f"; {count_text(len(table) - len(rows))} more lines with --out or --json" if len(table) > len(rows) else ""
     if arguments.step is not None:
-        more = f"; {len(table) - len(rows)} more lines with --out or --json" if len(table) > len(rows) else ""
         print(
             f"\nstep {arguments.step}: {count_text(num_documents)} documents in {count_text(len(table))} pieces{more}"
         )
@@ -191,5 +191,5 @@ def _print(
     num_steps = len(np.unique(table["step"].to_numpy()))
     print(
         f"{chr(10) if rows else ''}{found} of {num_documents} documents are in {num_steps} of the steps "
-        f"{count_text(steps.start)} to {count_text(steps.stop - 1)}"
+        f"{count_text(steps.start)} to {count_text(steps.stop - 1)}{more}"
     )

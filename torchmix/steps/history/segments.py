@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmix.errors import HistoryMissing
+from torchmix.errors import HistoryMissing, TorchmixError
 from torchmix.mixture.denied import denied_fingerprint
 from torchmix.planner.cursor import DecisionRecords
 from torchmix.planner.planner import denied_rows
@@ -111,11 +111,18 @@ class _History:
         found = self.before(state)
         if len(found) == 1:
             return found[0]  # folding compares the digests
+        faults = []
         for entry in reversed(found):
-            fold = RunFold([segment_of(self._folder, entry)], decisions=self._decisions)
-            fold.skip_to(state.step)
+            try:
+                fold = RunFold([segment_of(self._folder, entry)], decisions=self._decisions)
+                fold.skip_to(state.step)
+            except TorchmixError as error:  # one of another run may have lost its files, or its data ends before
+                faults.append(error)
+                continue
             if fold.cursor.order_digest == state.order_digest:
                 return entry
+        if faults:
+            raise faults[0]
         return None
 
     def opened(self, chain: list[HistoryEntry], *, whole: bool) -> list[Segment]:
