@@ -11,7 +11,7 @@ from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.loaders import loaders_of
-from torchmix.recipe.structs import Loaders
+from torchmix.recipe.structs import Autoscale, Loaders
 
 RECIPE: dict[str, Any] = {
     "version": 1,
@@ -28,6 +28,7 @@ def test_a_recipe_without_the_key_reads_in_a_node_worker() -> None:
 
 def test_loaders_are_no_part_of_the_order() -> None:
     given = {"where": "remote", "spares": 2, "cpu": 3, "memory": "5GiB", "endpoints": "./e", "keys": "./k"}
+    given["autoscale"] = {"min": 2, "max": 7}
     recipe = check_recipe({**RECIPE, "loaders": given})
     assert msgspec.to_builtins(recipe.loaders) == {**given, "processes": 1}
     assert recipe_fingerprint(recipe) == recipe_fingerprint(check_recipe(RECIPE))
@@ -50,6 +51,8 @@ def test_loaders_are_no_part_of_the_order() -> None:
         ({"where": "job", "keys": "./k"}, r"loaders\.keys: only `where: remote` has keys"),
         ({"endpoints": "tcp://a:1"}, r"loaders\.endpoints: only `where: remote` has endpoints"),
         ({"keys": "./keys"}, r"loaders\.keys: only `where: remote` has keys"),
+        ({"autoscale": {"min": 3, "max": 2}}, r"loaders\.autoscale: min 3 and max 2: 1 <= min <= max <= 4096"),
+        ({"autoscale": {"min": 3}}, r"loaders\.autoscale.*max"),
         ({"memory": "8 gigs"}, r"loaders\.memory: '8 gigs' is not a size"),
     ],
 )
@@ -78,6 +81,11 @@ def test_a_call_overrides_some_keys_and_leaves_the_others(instead: Any) -> None:
 def test_a_call_that_names_another_where_drops_the_keys_of_the_recipe_s(recipe: Loaders) -> None:
     assert loaders_of("build_loader", recipe, "in_process") == Loaders(where="in_process")
     assert loaders_of("build_loader", recipe, {"cpu": 2}) == msgspec.structs.replace(recipe, cpu=2)
+
+
+def test_a_call_leaves_the_bounds_of_scaling() -> None:
+    scale = Autoscale(min=1, max=3)
+    assert loaders_of("build_loader", Loaders(autoscale=scale), "node,spares=1").autoscale == scale
 
 
 def test_a_call_that_says_nothing_leaves_the_recipe_its_loaders() -> None:

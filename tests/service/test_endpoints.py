@@ -33,14 +33,15 @@ def test_ranges_that_are_empty_or_too_long_are_refused(text):
 
 def test_a_folder_is_looked_at_each_time(tmp_path):
     found = endpoints_of(["e", "tcp://a:1"], tmp_path)
-    assert found.now() == ("tcp://a:1",)
+    assert found.now() == {"tcp://a:1": None}
     path = register(tmp_path / "e", "tcp://b:7")
     register(tmp_path / "e", "tcp://b:8")
-    register(tmp_path / "e", "tcp://b:8")
+    register(tmp_path / "e", "tcp://b:8", {"web": 3})
     (tmp_path / "e" / "foreign.loader").write_bytes(b"\xff")
-    assert found.now() == ("tcp://a:1", "tcp://b:7", "tcp://b:8")
+    (tmp_path / "e" / "other.loader").write_text('{"endpoint": 3}')
+    assert found.now() == {"tcp://a:1": None, "tcp://b:7": None, "tcp://b:8": {"web": 3}}
     path.unlink()
-    assert registered(tmp_path / "e") == ["tcp://b:8"]
+    assert [one.endpoint for one in registered(tmp_path / "e")] == ["tcp://b:8"]
 
 
 @pytest.mark.parametrize("text", ["http://x:1", "udp://x:1"])

@@ -9,19 +9,35 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from torchmix.boards.board import own_board
+from torchmix.catalog.open_part import open_part
+from torchmix.cli.budget import budget_of
 from torchmix.cli.terminal import ExitCode, at_least, print_json
 from torchmix.errors import OptionError
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.parts import has_part, part_of
 from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.structs import Autoscale, Recipe
 from torchmix.service.keys import server_keys
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool, starts_of
+from torchmix.service.scale.loads import ComingLoads
+from torchmix.service.scale.local import LocalSeats
+from torchmix.service.scale.partition import partition
+from torchmix.service.scale.profile import read_profile
+from torchmix.service.scale.rule import ScaleBounds
+from torchmix.service.scale.scaling import ScaledLoaders
 
+FIRST_STEPS = 100
+"""Whose load decides how many loaders `auto` is."""
+FOLLOW_S = 0.5
 HELP = "run loaders that trainers ask for their documents"
 
 
@@ -31,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bind", required=True, metavar="ENDPOINT", help="tcp://ADDRESS:PORT of the first one; port 0: any free ports"
     )
     parser.add_argument(
-        "--processes", type=at_least(1), default=1, metavar="N", help="loaders, at ports that count up (default 1)"
+        "--processes",
+        type=_number_or_auto,
+        metavar="N",
+        help="loaders, at ports that count up (default 1); auto: as many as the profile asks for, with their sources",
     )
     parser.add_argument("--keys", type=Path, metavar="DIR", help="keys, which torchmix keys made")
     parser.add_argument("--register", type=Path, metavar="DIR", help="a shared folder where trainers find the loaders")
@@ -42,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="figures for Prometheus, from this port on from this one on",
     )
+
+
+def _number_or_auto(text: str) -> int | str:
+    return text if text == "auto" else at_least(1)(text)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -69,15 +92,75 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     is_over = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: is_over.set())
     own_board.open("serve", run=f"serve {Path(arguments.recipe).absolute()}")
-    pool = LoaderPool(starts_of(start, arguments.processes))
     try:
-        if arguments.json:
-            print_json({"endpoints": pool.endpoints})
+        scale = recipe.loaders.autoscale if arguments.processes is None else None
+        if scale is not None:
+            _serve_scaled(arguments, recipe, start, scale, is_over)
         else:
-            print(f"{len(pool.endpoints)} loaders listen at {', '.join(pool.endpoints)}", flush=True)
+            _serve_fixed(arguments, recipe, start, is_over)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return ExitCode.OK
+
+
+def _serve_fixed(arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, is_over: threading.Event) -> None:
+    """Serve with one number of loaders."""
+    if arguments.processes == "auto":
+        _needs_folder(start, "--processes auto")
+        found = partition(_coming(start).mean(0, FIRST_STEPS), budget_of(recipe))
+        starts = starts_of(start, len(found.loaders))
+        starts = [
+            msgspec.structs.replace(one, sources=dict(place.parts))
+            for one, place in zip(starts, found.loaders, strict=True)
+        ]
+    else:
+        starts = starts_of(start, arguments.processes or 1)
+    pool = LoaderPool(starts)
+    try:
+        _tell(arguments, pool.endpoints)
         while not is_over.wait(1.0):
             pass
     finally:
         pool.close()
-        signal.signal(signal.SIGTERM, before)
-    return ExitCode.OK
+
+
+def _serve_scaled(
+    arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, scale: Autoscale, is_over: threading.Event
+) -> None:
+    """Serve with as many loaders as the run is going to need."""
+    _needs_folder(start, "loaders.autoscale")
+    coming, budget = _coming(start), budget_of(recipe)
+    seats = LocalSeats(start, most=min(scale.max, budget.most_processes))
+    loaders = ScaledLoaders(
+        seats,
+        lambda begin, stop, note: coming.mean(begin, stop, note.gone, note.decided),
+        ScaleBounds(least=scale.min, most=scale.max, budget=budget),
+        Path(start.register),
+        clock=time.monotonic,
+    )
+    try:
+        _tell(arguments, seats.endpoints)
+        while not is_over.wait(FOLLOW_S):
+            loaders.look()
+    finally:
+        loaders.close()
+
+
+def _coming(start: LoaderStart) -> ComingLoads:
+    """What the steps of training cost, by the profile of its catalog."""
+    part = start.parts["train"]
+    folder = Path(start.catalog_folder)
+    catalog = open_part(folder, part)
+    return ComingLoads(part, catalog, read_profile(folder, catalog, part.seed))
+
+
+def _needs_folder(start: LoaderStart, what: str) -> None:
+    if not start.register:
+        raise OptionError(f"{what} needs --register DIR: it tells clients which loader has which sources")
+
+
+def _tell(arguments: argparse.Namespace, endpoints: Sequence[str]) -> None:
+    if arguments.json:
+        print_json({"endpoints": list(endpoints)})
+    else:
+        print(f"{len(endpoints)} loaders listen at {', '.join(endpoints)}", flush=True)

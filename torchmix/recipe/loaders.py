@@ -42,6 +42,9 @@ def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
     if loaders.where != "remote" and (loaders.endpoints or loaders.keys):
         name = "endpoints" if loaders.endpoints else "keys"
         raise RecipeError(f"only `where: remote` has {name}, and this is `where: {loaders.where}`", f"{where}.{name}")
+    scale = loaders.autoscale
+    if scale is not None and not 1 <= scale.min <= scale.max <= MOST_CPU:
+        raise RecipeError(f"min {scale.min} and max {scale.max}: 1 <= min <= max <= {MOST_CPU}", f"{where}.autoscale")
     if loaders.memory is not None:
         parse_bytes(loaders.memory, where=f"{where}.memory")
 

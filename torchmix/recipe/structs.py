@@ -17,6 +17,8 @@ import msgspec
 from torchmix.recipe.balance.structs import Balance as Balance
 from torchmix.recipe.balance.structs import Model as Model
 from torchmix.recipe.balance.structs import Module
+from torchmix.recipe.loader_structs import Autoscale as Autoscale
+from torchmix.recipe.loader_structs import Loaders as Loaders
 from torchmix.recipe.source.image_structs import Images
 from torchmix.recipe.source.layout_structs import Chat
 
@@ -264,27 +266,6 @@ class Read(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cache: str | int = "1GiB"
     """Bytes of decoded pages kept in each process that reads, for all sources together: text such as 1GiB, or a
     number."""
-
-
-class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which processes make the steps, and what of each node they may take; it does not affect the order."""
-
-    where: Literal["in_process", "node", "job", "remote"] = "node"
-    """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader. `job` and `remote`: as
-    `node`, but that process opens no data file: it asks loaders, which the job runs on each of its nodes, or which
-    `torchmix serve` runs."""
-    processes: int = 1
-    """Loaders of each node, with `job`."""
-    spares: int = 0
-    """Processes of a node that wait, with their imports done, to replace one that is lost."""
-    cpu: int | None = None
-    """Processors of a node for all of this, threads of tokenizers included; None: those that the job may use."""
-    memory: str | int | None = None
-    """Bytes of a node for all of this: text such as 8GiB, or a number; None: what the job may use."""
-    endpoints: str | tuple[str, ...] | None = None
-    """Where remote loaders are: `tcp://cpu-[0-3]:[7700-7707]`, a folder where they register, or several of these."""
-    keys: str | None = None
-    """The folder of this machine's keys for remote loaders, or a file of it; None: loaders of this machine, no keys."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,8 +1,8 @@
 """Where loaders listen: written as text with ranges, or registered as files in a folder.
 
-In: `tcp://cpu-[0-3]:[7700-7707]`, a list of such, or a folder. Out: endpoints, each named once. Must hold: a folder is
-looked at again and again, so that loaders may come and go; a registration is a small file that appears whole. Cost: a
-listing of the folder.
+In: `tcp://cpu-[0-3]:[7700-7707]`, a list of such, or a folder. Out: endpoints, each named once, with the parts of
+sources that it has. Must hold: a folder is looked at again and again, so that loaders may come and go, and get other
+sources; a registration is a small file that appears whole. Cost: a listing of the folder.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import msgspec
 
 from torchmix.errors import OptionError
 
@@ -22,6 +24,18 @@ MOST_IPC_BYTES = 107
 """Most bytes of the path of a Unix socket."""
 SUFFIX = ".loader"
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loader's file in a folder says."""
+
+    endpoint: str
+    """Where it listens."""
+    sources: dict[str, int] | None = None
+    """Parts of each source that it has, of those that all loaders of the source have; None: it reads all sources."""
+
+
+_decode = msgspec.json.Decoder(Registration).decode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +47,12 @@ class Endpoints:
     folders: tuple[Path, ...] = ()
     """Folders with registrations."""
 
-    def now(self) -> tuple[str, ...]:
-        """All endpoints at this moment, sorted."""
-        return tuple(sorted({*self.fixed, *(one for folder in self.folders for one in registered(folder))}))
+    def now(self) -> dict[str, Mapping[str, int] | None]:
+        """All endpoints at this moment, sorted, with the parts of sources that each has; None: it reads all."""
+        found: dict[str, Mapping[str, int] | None] = dict.fromkeys(self.fixed)
+        for folder in self.folders:
+            found.update({one.endpoint: one.sources for one in registered(folder)})
+        return {endpoint: found[endpoint] for endpoint in sorted(found)}
 
     def __str__(self) -> str:
         return ", ".join([*self.fixed, *map(str, self.folders)])
@@ -90,30 +107,42 @@ def expanded(text: str) -> list[str]:
     return found
 
 
-def register(folder: Path, endpoint: str) -> Path:
-    """Write a loader's registration; whoever wrote it removes it when the loader ends.
+def register(folder: Path, endpoint: str, sources: Mapping[str, int] | None = None) -> Path:
+    """Write a loader's registration, or replace it; the loader removes it when it ends.
+
+    Args:
+        folder: Where clients look.
+        endpoint: Where the loader listens.
+        sources: Parts of each source that it has; None: it reads all.
 
     Raises:
         OSError: The folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^\w.-]+", "-", endpoint.partition("://")[2]).strip("-")
-    path, new = folder / f"{name}{SUFFIX}", folder / f".{name}.{os.getpid()}"
-    new.write_text(f"{endpoint}\n", encoding="utf-8")
+    path = registration_path(folder, endpoint)
+    new = folder / f".{path.stem}.{os.getpid()}"
+    one = Registration(endpoint=endpoint, sources=None if sources is None else dict(sources))
+    new.write_bytes(msgspec.json.encode(one) + b"\n")
     new.replace(path)
     return path
 
 
-def registered(folder: Path) -> list[str]:
-    """The endpoints that are registered in a folder; none where there is no such folder."""
+def registration_path(folder: Path, endpoint: str) -> Path:
+    """The file of a loader."""
+    name = re.sub(r"[^\w.-]+", "-", endpoint.partition("://")[2]).strip("-")
+    return folder / f"{name}{SUFFIX}"
+
+
+def registered(folder: Path) -> list[Registration]:
+    """The loaders that are registered in a folder; none where there is no such folder."""
     found = []
     for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []:
         try:
-            text = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):  # it has just been removed
+            one = _decode(path.read_bytes())
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):  # it has just been removed, or is no registration
             continue
-        if text.startswith(("tcp://", "ipc://")) and len(text) <= 4096:
-            found.append(text)
+        if one.endpoint.startswith(("tcp://", "ipc://")) and len(one.endpoint) <= 4096:
+            found.append(one)
     return found
 
 

@@ -56,6 +56,8 @@ class Asked:
     """Hash of the first page run; decides who is asked."""
     arrays: Mapping[str, NDArray[Any]]
     """The arrays of a `PieceRequest`."""
+    source: int = 0
+    """The source of its first piece; its loaders are asked first."""
     num_bytes: int
     """Planned."""
 
@@ -127,7 +129,9 @@ class LoaderFleet:
 
     def _next_owner(self, call: _Call, k: int) -> FleetMember:
         """The first ready loader, by the request's ranking, that has not failed at it or is not being asked."""
-        order = [self.members.all[self.members.names[m]] for m in ranking(call.asked[k].run, self.members.keys)]
+        asked, members = call.asked[k], self.members
+        ranked = ranking(asked.run, members.keys, members.routes.of_source(asked.source))
+        order = [members.all[members.names[m]] for m in ranked]
         return next((one for one in order if one.endpoint not in call.avoided[k]), order[0])
 
     def _send(self, call: _Call, k: int, one: FleetMember) -> bool:

@@ -64,6 +64,7 @@ class FleetReader:
         self._scratch = Scratch()
         self._is_closed = False
         self._bytes_served = self._bytes_received = 0
+        fleet.members.name_sources([source.name for source in sources])
         fleet.members.join()
 
     @property
@@ -110,10 +111,11 @@ class FleetReader:
             tokens=wanted,
         )
         runs = run_keys(self._source_keys[at.source[piece]], at.page[piece] // self._run_pages[at.source[piece]])
-        requests = self._requests(runs, wanted_bytes, np.flatnonzero(wanted > 0))
+        requests = self._requests(runs, columns.source, wanted_bytes, np.flatnonzero(wanted > 0))
         asked = [
             Asked(
                 run=int(runs[some[0]]),
+                source=int(columns.source[some[0]]),
                 arrays={name: column[some] for name, column in columns._asdict().items()},
                 num_bytes=int(wanted_bytes[some].sum()),
             )
@@ -166,10 +168,14 @@ class FleetReader:
             self._is_closed = True
             self._fleet.close()
 
-    def _requests(self, runs: NDArray[np.uint64], num_bytes: Int64Array, some: Int64Array) -> list[Int64Array]:
+    def _requests(
+        self, runs: NDArray[np.uint64], source: NDArray[np.integer[Any]], num_bytes: Int64Array, some: Int64Array
+    ) -> list[Int64Array]:
         """Parts of pieces, cut into requests: those of one owner, in order, up to about a MiB."""
-        keys = self._fleet.members.keys
-        owner = owners(runs[some], keys) if len(keys) else np.zeros(len(some), np.int64)
+        keys, routes = self._fleet.members.keys, self._fleet.members.routes
+        owner = np.zeros(len(some), np.int64)
+        if len(keys):
+            owner = owners(runs[some], keys, routes.of_sources(source[some]))
         found: list[Int64Array] = []
         for m in np.flatnonzero(np.bincount(owner)).tolist():
             mine = some[owner == m]
@@ -184,7 +190,7 @@ class FleetReader:
         if not len(pages) or not names:
             return
         runs = run_keys(np.repeat(self._source_keys[source], len(pages)), pages // self._run_pages[source])
-        owner = owners(runs, keys)
+        owner = owners(runs, keys, self._fleet.members.routes.of_sources(np.array([source])))
         for m in np.flatnonzero(np.bincount(owner)).tolist():
             self._fleet.tell(names[m], source, pages[owner == m], is_over=is_over)
 

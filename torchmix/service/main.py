@@ -65,6 +65,8 @@ class LoaderStart(msgspec.Struct, frozen=True, kw_only=True):
     """Signals that do not end it, beside SIGINT."""
     register: str = ""
     """The folder that it registers in; empty: nowhere."""
+    sources: dict[str, int] | None = None
+    """Parts of each source that it has, which it registers; None: it reads all sources."""
     metrics_port: int = 0
     """On loopback; 0: none."""
 
@@ -178,7 +180,7 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
         stack.callback(page.close)
         threading.Thread(target=page.run, name="torchmix-metrics", daemon=True).start()
     if start.register:
-        path = register(Path(start.register), server.endpoint)
+        path = register(Path(start.register), server.endpoint, start.sources)
         stack.callback(path.unlink, missing_ok=True)
     return server
 

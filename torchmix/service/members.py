@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -30,7 +30,7 @@ from torchmix.service.messages import (
     LoaderRefusal,
     LoaderWelcome,
 )
-from torchmix.service.routing import loader_keys
+from torchmix.service.routing import SourceRoutes, loader_keys
 
 logger = logging.getLogger(__name__)
 
@@ -138,11 +138,14 @@ class FleetMembers:
         self.patience, self.clock = patience or FleetPatience(), clock
         self._last_words, self._is_stopped = last_words, is_stopped
         self.all: dict[str, FleetMember] = {}
-        self._known: set[str] = set()
-        """Endpoints; a loader that is there no more may finish what it was asked for."""
+        self._known: Mapping[str, Mapping[str, int] | None] = {}
+        """Endpoints and their parts of sources; a loader that is there no more may finish what it was asked for."""
         self._names: tuple[str, ...] = ()
         """Endpoints of ready loaders, sorted."""
         self._keys = loader_keys(())
+        self._sources: tuple[str, ...] = ()
+        self.routes = SourceRoutes((), ())
+        """Which of `names` read which sources."""
         self._looked_s = self._turned_s = clock()
         self._none_since_s: float | None = clock()
         self.look()
@@ -156,6 +159,14 @@ class FleetMembers:
     def keys(self) -> NDArray[np.uint64]:
         """[m] the hash of each of `names`."""
         return self._keys
+
+    def name_sources(self, names: Sequence[str]) -> None:
+        """Say which sources there are, so that each is asked of its loaders."""
+        self._sources = tuple(names)
+        self._route()
+
+    def _route(self) -> None:
+        self.routes = SourceRoutes(self._sources, [self._known[name] for name in self._names])
 
     def begin(self) -> None:
         """A call begins: until now nobody owed anything."""
@@ -182,28 +193,32 @@ class FleetMembers:
 
     def look(self) -> None:
         """Connect to loaders that have come, and end the connections to those that are there no more."""
-        known, now = set(self._endpoints.now()), self.clock()
+        known, now = self._endpoints.now(), self.clock()
         for one in self.all.values():
             # Keys may have been mended; and ZeroMQ does not connect again where what came was no ZMTP.
             if one.state != "ready" and now - max(one.tried_s, one.since_s) > AGAIN_S:
                 one.tried_s = now
                 self.links.shut(one.endpoint)
                 self.links.open(one.endpoint)
-        for endpoint in sorted(known - self.all.keys()):
+        for endpoint in sorted(known.keys() - self.all.keys()):
             self.all[endpoint] = FleetMember(endpoint, since_s=now, heard_s=now, tried_s=now)
             self.links.open(endpoint)
-        for endpoint in sorted(self.all.keys() - known):
+        for endpoint in sorted(self.all.keys() - known.keys()):
             if not self.all[endpoint].in_flight:
                 self.links.shut(endpoint)
                 del self.all[endpoint]
+        has_moved = any(self._known.get(endpoint) != parts for endpoint, parts in known.items())
         self._looked_s, self._known = now, known
         self._count_ready()
+        if has_moved:
+            self._route()
 
     def _count_ready(self) -> None:
         ready = {one.endpoint for one in self.all.values() if one.state == "ready"}
-        names = tuple(sorted(ready & self._known))
+        names = tuple(sorted(ready & self._known.keys()))
         if names != self._names:
             self._names, self._keys = names, loader_keys(names)
+            self._route()
         if names:
             self._none_since_s = None
         elif self._none_since_s is None:

@@ -27,6 +27,7 @@ from torchmix.constructor.resets import NO_RESET
 from torchmix.errors import SourceExhausted, TorchmixError
 from torchmix.parallel.layout import Layout
 from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
+from torchmix.planner.cursor import gone_by
 from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
@@ -38,6 +39,7 @@ from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.resets import sources_with_resets
 from torchmix.service.open_fleet import FleetSettings
+from torchmix.service.scale.progress import ProgressLog
 from torchmix.steps.bad_tokens import BadTokenBounds
 from torchmix.steps.blocks.plan_blocks import PlannedStep, plan_blocks
 from torchmix.steps.blocks.read_blocks import read_together
@@ -214,6 +216,7 @@ def _steps(
     bounds = BadTokenBounds(part, catalog)
     windows = WindowsAhead(planner, reader)
     decoder = decoder_of_run(start, has_images=reader.images is not None)
+    progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
     first_microbatch, like = start.microbatch, b""
     for block in plan_blocks(planner, cursor, settings.max_steps, recorded=recorded):
         to_come = documents_to_come(planner, block[-1].after)
@@ -230,6 +233,8 @@ def _steps(
             )
             like = encode_state(first)
         for (plan, after, plan_s), read, read_s, reading in _read_block(settings, block, reader, consumers):
+            if any(one.replica == 0 for one in read.consumers.values()):
+                progress.note(after.step, gone_by(after.decisions), after.decided.shares)
             boundary = boundary_of_cursor(after, planner, recipe=fingerprint, like=like)
             built, build_s = build_step(settings, plan, read, reader, masked=masked)
             most_bad_tokens = bounds.at(after)

@@ -7,26 +7,12 @@ import json
 import pytest
 
 from tests.support.projects import make_indexed_project
+from tests.support.scaled_jobs import price
 from torchmix.catalog.open_part import open_part
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.service.scale.profile import SourceProfile, profile_of, write_profile
-
-
-def price(ns_of_token: int) -> SourceProfile:
-    """A source that costs so much a token."""
-    return SourceProfile(
-        tokens=1,
-        busy_ns=ns_of_token,
-        cpu_ns=0,
-        read_bytes=0,
-        decoded_bytes=0,
-        sent_bytes=0,
-        window_bytes=1 << 20,
-        state_bytes=1 << 10,
-        pages=4,
-    )
+from torchmix.service.scale.profile import profile_of, write_profile
 
 
 @pytest.fixture

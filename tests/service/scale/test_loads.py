@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.catalogs import make_world
 from tests.support.files import random_tokens
+from tests.support.scaled_jobs import price
 from torchmix.catalog.open_part import open_part
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.build import build
@@ -13,22 +14,7 @@ from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
 from torchmix.service.scale.loads import ComingLoads
-from torchmix.service.scale.profile import SourceProfile, profile_of
-
-
-def price(ns_of_token: int) -> SourceProfile:
-    """A source that costs so much a token."""
-    return SourceProfile(
-        tokens=1000,
-        busy_ns=1000 * ns_of_token,
-        cpu_ns=0,
-        read_bytes=0,
-        decoded_bytes=0,
-        sent_bytes=0,
-        window_bytes=1 << 20,
-        state_bytes=1 << 10,
-        pages=4,
-    )
+from torchmix.service.scale.profile import profile_of
 
 
 @pytest.fixture

@@ -4,4 +4,8 @@ profile.py    what each source costs, as it was measured
 measure.py    source -> what it costs
 partition.py  what sources cost -> which loaders read them
 loads.py      steps -> what they cost loaders
+rule.py       when loaders are started and ended
+progress.py   how far a run is
+scaling.py    loaders that follow a run
+local.py      loaders of this machine, started and ended one by one
 """

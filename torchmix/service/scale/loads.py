@@ -24,6 +24,7 @@ from torchmix.service.routing import run_pages
 from torchmix.service.scale.partition import SourceLoad
 from torchmix.service.scale.profile import CostProfile, SourceProfile
 
+MOST_KEPT = 1024
 NOTHING_GONE: frozenset[str] = frozenset()
 
 
@@ -43,6 +44,7 @@ class ComingLoads:
         self._shares = SharesOfStep(part, tokens_of_streams(part, sizes, catalog.views))
         self._streams = sorted(part.streams)
         self._parts = [_sources_of_stream(part, catalog, name) for name in self._streams]
+        self._found: dict[tuple[bytes, int, int], list[SourceLoad]] = {}
         self._loads = [_unused(catalog, name, profile.sources[name]) for name in catalog.sources]
 
     def mean(
@@ -61,14 +63,20 @@ class ComingLoads:
         """
         shares = self._shares.mean(start, stop, gone, decided)
         tokens = tokens_before(self._part.batch, stop) - tokens_before(self._part.batch, start)
+        key = (b"" if shares is None else shares.tobytes(), tokens, stop - start)
+        if key in self._found:  # most intervals of a run are alike
+            return self._found[key]
         of_source = dict.fromkeys(self._catalog.sources, Fraction(0))
         for share, parts in zip([] if shares is None else shares.tolist(), self._parts, strict=False):
             for name, part in parts.items():
                 of_source[name] += share * part
-        return [
+        if len(self._found) >= MOST_KEPT:
+            self._found.clear()
+        self._found[key] = [
             replace(load, cost=cost_of(self._profile.sources[load.name], of_source[load.name], tokens, stop - start))
             for load in self._loads
         ]
+        return self._found[key]
 
 
 def cost_of(profile: SourceProfile, share: Fraction, tokens: int, steps: int) -> int:

@@ -1,0 +1,158 @@
+"""Loaders follow the notes of a run; what is done is what the rule decides, and it is written down."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+from tests.service.scale.test_rule import ROOMY, ramp, steps_of
+from torchmix.errors import LoaderLost
+from torchmix.service.scale.progress import PROGRESS_NAME, ProgressLog, follow_progress, notes_of
+from torchmix.service.scale.rule import RunNote, ScaleBounds, replay
+from torchmix.service.scale.scaling import LEAVE_S, ScaledLoaders, decisions_of_log
+
+BOUNDS = ScaleBounds(least=1, most=8, budget=ROOMY)
+
+
+class Seats:
+    """Loaders that are only counted."""
+
+    def __init__(self) -> None:
+        self.here: dict[int, dict[str, int]] = {}
+        self.gone: set[int] = set()
+        self.refuse: set[int] = set()
+        self.done: list[tuple[str, int]] = []
+        self.lock = threading.Lock()
+
+    def start(self, number, sources):
+        with self.lock:
+            if number in self.refuse:
+                raise LoaderLost("no room")
+            assert number not in self.here
+            self.here[number] = dict(sources)
+            self.done.append(("start", number))
+
+    def give(self, number, sources):
+        assert number in self.here
+        self.gone.discard(number)
+        self.here[number] = dict(sources)
+
+    def leave(self, number):
+        self.gone.add(number)
+        self.done.append(("leave", number))
+
+    def stop(self, number):
+        del self.here[number]
+        self.gone.discard(number)
+        self.done.append(("stop", number))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked(seats: Seats) -> list[dict[str, int]]:
+    """What clients find."""
+    return [seats.here[number] for number in sorted(seats.here.keys() - seats.gone)]
+
+
+def test_a_run_is_followed_up_and_down(tmp_path):
+    seats, clock = Seats(), Clock()
+    loaders = ScaledLoaders(seats, steps_of(ramp), BOUNDS, tmp_path, clock=clock)
+    run = ProgressLog((str(tmp_path),))
+    most = 0
+    for step in range(1, 601):
+        run.note(step, frozenset(), {})
+        if step % 7 == 0:
+            loaders.look()
+        most = max(most, loaders.num_running)
+        clock.now += 0.1
+    loaders.look()
+    notes = notes_of(tmp_path / PROGRESS_NAME)
+    wanted = replay(steps_of(ramp), BOUNDS, notes, notes[-1].step + 1)
+    written = decisions_of_log(tmp_path)
+    assert [(one["step"], one["reason"], one["loaders"]) for one in written[1:]] == [
+        (one.step, one.reason, [dict(place) for place in one.loaders]) for one in wanted
+    ], "after the decision before the run began"
+    assert most == 6 and loaders.num_running == 1 and len(seats.here) == 1
+    assert asked(seats) == [dict(wanted[-1].loaders[0])]
+    for number in range(1, 6):
+        events = [what for what, which in seats.done if which == number]
+        assert events[-2:] == ["leave", "stop"], "it has left the folder before it ends"
+    loaders.close()
+    assert not seats.here
+
+
+def test_a_loader_that_left_and_is_needed_again_goes_on(tmp_path):
+    levels = steps_of(lambda step: 4_000_000 if step < 100 or 200 <= step < 300 else 40_000_000)
+    seats, clock = Seats(), Clock()
+    loaders = ScaledLoaders(seats, levels, BOUNDS, tmp_path, clock=clock)
+    run = ProgressLog((str(tmp_path),))
+    for step in range(1, 400):
+        run.note(step, frozenset(), {})
+        loaders.look()
+    assert loaders.num_running == 6 and not seats.gone
+    assert seats.done.count(("start", 3)) == 1 and ("leave", 3) in seats.done and ("stop", 3) not in seats.done
+    clock.now += 2 * LEAVE_S
+    loaders.look()
+    assert len(seats.here) == 6
+    loaders.close()
+
+
+def test_a_run_that_begins_again_is_followed_from_there(tmp_path):
+    seats = Seats()
+    loaders = ScaledLoaders(seats, steps_of(ramp), BOUNDS, tmp_path, clock=Clock())
+    run = ProgressLog((str(tmp_path),))
+    for step in range(1, 210):
+        run.note(step, frozenset(), {})
+    loaders.look()
+    assert loaders.num_running == 6
+    again = ProgressLog((str(tmp_path),))
+    again.note(21, frozenset(), {})
+    loaders.look()
+    assert loaders.num_running == 1, "what the steps from there on need"
+    assert decisions_of_log(tmp_path)[-1]["step"] == 0
+    for step in range(22, 210):
+        again.note(step, frozenset(), {})
+        loaders.look()
+    assert loaders.num_running == 6
+    loaders.close()
+
+
+def test_a_loader_that_cannot_start_is_tried_with_the_next_decision(tmp_path):
+    seats = Seats()
+    seats.refuse = {2}
+    levels = steps_of(lambda step: 4_000_000 if step < 100 else 16_000_000 if step < 200 else 40_000_000)
+    loaders = ScaledLoaders(seats, levels, BOUNDS, tmp_path, clock=Clock())
+    run = ProgressLog((str(tmp_path),))
+    for step in range(1, 150):
+        run.note(step, frozenset(), {})
+    loaders.look()
+    assert sorted(seats.here) == [0, 1]
+    seats.refuse = set()
+    for step in range(150, 300):
+        run.note(step, frozenset(), {})
+    loaders.look()
+    assert sorted(seats.here) == [0, 1, 2, 3, 4] == list(range(len(decisions_of_log(tmp_path)[-1]["loaders"])))
+    loaders.close()
+
+
+def test_a_run_writes_only_where_somebody_follows_and_only_news(tmp_path):
+    log = ProgressLog((str(tmp_path / "none"), str(tmp_path)))
+    log.note(1, frozenset(), {})
+    assert not list(tmp_path.iterdir())
+    path = follow_progress(tmp_path)
+    for step in range(2, 50):
+        log.note(step, frozenset({"web"} if step > 33 else ()), {"a": 1} if step > 44 else {})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20, 30, 34, 40, 45]
+    assert notes_of(path)[-1] == RunNote(step=45, gone=frozenset({"web"}), decided={"a": 1})
+
+
+def test_half_a_line_and_steps_taken_back_are_no_notes(tmp_path):
+    path = follow_progress(tmp_path)
+    path.write_text('{"step":10}\n{"step":20,"gone":["a"]}\nfoo\n{"step":12}\n{"step":3')
+    assert notes_of(path) == [RunNote(step=10), RunNote(step=12)]
+    assert notes_of(tmp_path / "none") == []

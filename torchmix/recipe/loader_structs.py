@@ -1,0 +1,42 @@
+"""The `loaders` of a recipe, as values.
+
+In: what the user writes. Out: the Structs below. Must hold: as `structs.py`. Cost: none.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Autoscale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Loaders that follow the coming load of the plan."""
+
+    min: int
+    """Loaders that suffice for the first steps of the run; there are never fewer."""
+    max: int
+    """There are never more."""
+
+
+class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which processes make the steps, and what of each node they may take; it does not affect the order."""
+
+    where: Literal["in_process", "node", "job", "remote"] = "node"
+    """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader. `job` and `remote`: as
+    `node`, but that process opens no data file: it asks loaders, which the job runs on each of its nodes, or which
+    `torchmix serve` runs."""
+    processes: int = 1
+    """Loaders of each node, with `job`."""
+    spares: int = 0
+    """Processes of a node that wait, with their imports done, to replace one that is lost."""
+    cpu: int | None = None
+    """Processors of a node for all of this, threads of tokenizers included; None: those that the job may use."""
+    memory: str | int | None = None
+    """Bytes of a node for all of this: text such as 8GiB, or a number; None: what the job may use."""
+    endpoints: str | tuple[str, ...] | None = None
+    """Where remote loaders are: `tcp://cpu-[0-3]:[7700-7707]`, a folder where they register, or several of these."""
+    autoscale: Autoscale | None = None
+    """Bounds on the number of loaders, where `torchmix serve` starts and ends them by the load that is coming."""
+    keys: str | None = None
+    """The folder of this machine's keys for remote loaders, or a file of it; None: loaders of this machine, no keys."""

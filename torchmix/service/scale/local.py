@@ -1,0 +1,60 @@
+"""Loaders of this machine, each of which can be started and ended alone.
+
+In: what a loader is told. Out: `LoaderSeats`. Must hold: as `LoaderPool`. Cost: a process for each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import msgspec
+
+from torchmix.service.endpoints import with_port
+from torchmix.service.main import LoaderStart
+from torchmix.service.pool import LoaderPool
+
+
+class LocalSeats:
+    """A pool of one loader for each number."""
+
+    def __init__(self, start: LoaderStart, *, most: int) -> None:
+        """Nothing is started.
+
+        Args:
+            start: What all are told; their ports count up from its own, and they share its cache evenly.
+            most: Loaders at most.
+        """
+        self._start = msgspec.structs.replace(start, cache_bytes=start.cache_bytes // most)
+        self._lock = threading.Lock()
+        self._pools: dict[int, LoaderPool] = {}
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where those that run listen, by number."""
+        return [self._pools[number].endpoints[0] for number in sorted(self._pools)]
+
+    def start(self, number: int, sources: Mapping[str, int]) -> None:
+        """See `LoaderSeats`."""
+        port = self._start.metrics_port
+        start = msgspec.structs.replace(
+            self._start,
+            bind=with_port(self._start.bind, number),
+            metrics_port=port + number if port else 0,
+            sources=dict(sources),
+        )
+        pool = LoaderPool([start])
+        with self._lock:
+            self._pools[number] = pool
+
+    def give(self, number: int, sources: Mapping[str, int]) -> None:
+        """See `LoaderSeats`."""
+        self._pools[number].give(0, dict(sources))
+
+    def leave(self, number: int) -> None:
+        """See `LoaderSeats`."""
+        self._pools[number].leave(0)
+
+    def stop(self, number: int) -> None:
+        """See `LoaderSeats`."""
+        self._pools.pop(number).close()

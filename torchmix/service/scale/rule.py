@@ -1,0 +1,223 @@
+"""When loaders are started, ended and given other sources: a pure rule over the load that is coming.
+
+In: what each interval of steps will cost loaders, as the plan has it; the notes of the run, of streams that have run
+out and shares that a policy has decided; bounds. Out: decisions, each with the step that it holds from. Must hold: the
+same load and the same notes give the same decisions, wherever and whenever they are worked out; there are never more
+loaders than `most`, the processors or the memory allow; a decision needs several intervals in a row that ask for it.
+Cost: the loads of an interval, once, and a partition for each decision.
+
+The load of an interval is a moving average over it and the next ones: what will be asked, not what was. `unit` is the
+work of a step that one loader is to have: that of the run's first intervals over the fewest loaders, since these are
+declared to suffice for them.
+
+After MegaScale-Data, section 5.2, where the moving average is over past shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+from torchmix.errors import OptionError
+from torchmix.service.scale.partition import LoaderBudget, LoaderPlace, Partition, SourceLoad, partition
+
+EVERY_STEPS = 10
+"""Steps of an interval."""
+AHEAD = 3
+"""Intervals of the moving average: this one and those that follow."""
+CONSECUTIVE = 2
+"""Intervals in a row that ask for the same before it is done."""
+OVER = Fraction(9, 8)
+"""More loaders, where they have more than this much of the work that they are to have."""
+UNDER = Fraction(3, 4)
+"""Fewer, where they have less than this."""
+UNEVEN = Fraction(3, 2)
+"""Other sources for each, where the slowest has more than this much of the mean."""
+
+Reason = Literal["begin", "more", "fewer", "uneven"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunNote:
+    """What a run has decided by a step, beside what its recipe says."""
+
+    step: int
+    """The next step to come."""
+    gone: frozenset[str] = frozenset()
+    """Streams that have run out."""
+    decided: Mapping[str, int] = field(default_factory=dict)
+    """Shares that a policy has given the children of its group."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleBounds:
+    """How many loaders there may be."""
+
+    least: int
+    most: int
+    budget: LoaderBudget
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleDecision:
+    """What loaders do from a step on."""
+
+    step: int
+    reason: Reason
+    loaders: tuple[Mapping[str, int], ...]
+    """Parts of each source that each has, by name."""
+
+
+class ScaleRule:
+    """The decisions of a run, interval by interval."""
+
+    def __init__(
+        self, loads_of: Callable[[int, int, RunNote], Sequence[SourceLoad]], bounds: ScaleBounds, first: RunNote
+    ) -> None:
+        """Decide for the interval of a run's first step.
+
+        Args:
+            loads_of: The loads of steps [start, stop) by a note, mean a step; pure.
+            bounds: How many loaders there may be.
+            first: The note that the run begins with.
+
+        Raises:
+            OptionError: `least` loaders are more than the budget allows, or do not hold the sources.
+        """
+        self._loads_of, self._bounds = loads_of, bounds
+        self._note = first
+        self._averages: dict[int, list[SourceLoad]] = {}
+        start = self._average(0, RunNote(step=0))
+        self._unit = Fraction(max(1, _total(start)), bounds.least)
+        self._interval = first.step // EVERY_STEPS
+        self._over = self._under = self._uneven = 0
+        loads = self._average(self._interval, first)
+        found = self._largest(loads, self._wanted(loads), bounds.least - 1)
+        if found is None:
+            found = partition(loads, bounds.budget, processes=bounds.least)
+        self._places: tuple[Mapping[str, int], ...] = ()
+        self.decisions: list[ScaleDecision] = []
+        self._decide(self._interval * EVERY_STEPS, "begin", found)
+
+    @property
+    def next_step(self) -> int:
+        """The first step of the next interval: `advance` wants the note that holds there."""
+        return (self._interval + 1) * EVERY_STEPS
+
+    def advance(self, note: RunNote) -> ScaleDecision | None:
+        """Go on to the next interval; the decision that holds from its first step on, if there is one.
+
+        Args:
+            note: The newest with a step of at most `next_step`.
+        """
+        self._interval += 1
+        if note is not self._note:
+            self._note, self._averages = note, {}
+        loads = self._average(self._interval, note)
+        count, total = len(self._places), _total(loads)
+        self._over = self._over + 1 if total > OVER * self._unit * count else 0
+        self._under = self._under + 1 if total < UNDER * self._unit * count else 0
+        ratio = self._ratio(loads)
+        self._uneven = self._uneven + 1 if ratio > UNEVEN else 0
+        step, wanted = self._interval * EVERY_STEPS, self._wanted(loads)
+        if self._over >= CONSECUTIVE and wanted > count:
+            found = self._largest(loads, wanted, count)
+            if found is not None:
+                return self._decide(step, "more", found)
+        if self._under >= CONSECUTIVE and wanted < count:
+            found = self._smallest(loads, wanted, count)
+            if found is not None:
+                return self._decide(step, "fewer", found)
+        if self._uneven >= CONSECUTIVE:
+            found = _or_none(loads, self._bounds.budget, count)
+            if found is not None and found.ratio * Fraction(5, 4) < ratio:
+                return self._decide(step, "uneven", found)
+        return None
+
+    def _average(self, interval: int, note: RunNote) -> list[SourceLoad]:
+        """Mean loads of an interval and of those that follow."""
+        start = interval * EVERY_STEPS
+        return list(self._loads_of(start, start + AHEAD * EVERY_STEPS, note))
+
+    def _wanted(self, loads: Sequence[SourceLoad]) -> int:
+        """Loaders that have a unit of work each, within the bounds."""
+        count = -(-Fraction(_total(loads)) // self._unit)
+        return max(self._bounds.least, min(int(count), self._bounds.most, self._bounds.budget.most_processes))
+
+    def _largest(self, loads: Sequence[SourceLoad], wanted: int, count: int) -> Partition | None:
+        """The largest fleet of (count, wanted] that the budget allows."""
+        tries = (_or_none(loads, self._bounds.budget, number) for number in range(wanted, count, -1))
+        return next((found for found in tries if found is not None), None)
+
+    def _smallest(self, loads: Sequence[SourceLoad], wanted: int, count: int) -> Partition | None:
+        """The smallest fleet of [wanted, count) that holds the sources."""
+        tries = (_or_none(loads, self._bounds.budget, number) for number in range(wanted, count))
+        return next((found for found in tries if found is not None), None)
+
+    def _ratio(self, loads: Sequence[SourceLoad]) -> Fraction:
+        """Work of the slowest of the present loaders over the mean."""
+        parts: dict[str, int] = {}
+        for place in self._places:
+            for name, count in place.items():
+                parts[name] = parts.get(name, 0) + count
+        cost = {load.name: load.cost for load in loads}
+        work = [
+            sum(Fraction(cost[name] * count, parts[name]) for name, count in place.items()) for place in self._places
+        ]
+        total = sum(work)
+        return max(work) * len(work) / total if total else Fraction(1)
+
+    def _decide(self, step: int, reason: Reason, found: Partition) -> ScaleDecision:
+        self._places = matched(self._places, found.loaders)
+        self._over = self._under = self._uneven = 0
+        decision = ScaleDecision(step=step, reason=reason, loaders=self._places)
+        self.decisions.append(decision)
+        return decision
+
+
+def replay(
+    loads_of: Callable[[int, int, RunNote], Sequence[SourceLoad]],
+    bounds: ScaleBounds,
+    notes: Sequence[RunNote],
+    stop: int,
+) -> list[ScaleDecision]:
+    """The decisions before a step of a run whose notes are known.
+
+    Args:
+        loads_of: As of `ScaleRule`.
+        bounds: Likewise.
+        notes: One or more, of rising steps; the first is that of the run's beginning.
+        stop: The step.
+    """
+    rule, at = ScaleRule(loads_of, bounds, notes[0]), 0
+    while rule.next_step < stop:
+        while at + 1 < len(notes) and notes[at + 1].step <= rule.next_step:
+            at += 1
+        rule.advance(notes[at])
+    return rule.decisions
+
+
+def matched(before: Sequence[Mapping[str, int]], places: Sequence[LoaderPlace]) -> tuple[Mapping[str, int], ...]:
+    """New places, each at the number of the loader that has most of its parts already, so that few pages move.
+
+    Numbers beyond the new count are those of loaders that end; a new loader has the next free number.
+    """
+    left = [dict(sorted(place.parts.items())) for place in places]
+    found: list[Mapping[str, int]] = []
+    for old in before[: len(left)]:
+        best = max(range(len(left)), key=lambda k: (sum(min(n, old.get(name, 0)) for name, n in left[k].items()), -k))
+        found.append(left.pop(best))
+    return (*found, *left)
+
+
+def _total(loads: Sequence[SourceLoad]) -> int:
+    return sum(load.cost for load in loads)
+
+
+def _or_none(loads: Sequence[SourceLoad], budget: LoaderBudget, processes: int) -> Partition | None:
+    try:
+        return partition(loads, budget, processes=processes)
+    except OptionError:
+        return None

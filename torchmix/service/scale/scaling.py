@@ -1,0 +1,152 @@
+"""Loaders that follow a run: started, given sources and ended as the rule decides.
+
+In: the rule's inputs, the notes of a run, and something that can start a loader. Out: loaders that clients find in a
+folder; each decision as a line of `scaling.jsonl` there. Must hold: what is done is what a replay of the rule over the
+notes decides; a loader that ends leaves the folder first, so that clients move their requests without a wait. Cost: a
+look at the notes each half second.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from torchmix.errors import TorchmixError
+from torchmix.service.scale.partition import SourceLoad
+from torchmix.service.scale.progress import follow_progress, notes_of
+from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, ScaleRule
+
+logger = logging.getLogger(__name__)
+
+SCALING_NAME = "scaling.jsonl"
+LEAVE_S = 3.0
+"""From a loader's leaving the folder to its end: clients look once a second, and get what they have asked for."""
+STARTS_AT_ONCE = 16
+_NOT_REGISTERED: Mapping[str, int] = {"": 0}
+
+
+class LoaderSeats(Protocol):
+    """Where loaders run, each under a number."""
+
+    def start(self, number: int, sources: Mapping[str, int]) -> None:
+        """Start a loader with parts of sources, and wait until it has registered; TorchmixError, OSError."""
+        ...
+
+    def give(self, number: int, sources: Mapping[str, int]) -> None:
+        """Change the parts of a loader."""
+        ...
+
+    def leave(self, number: int) -> None:
+        """Take a loader from the folder."""
+        ...
+
+    def stop(self, number: int) -> None:
+        """End a loader."""
+        ...
+
+
+class ScaledLoaders:
+    """The loaders of one run."""
+
+    def __init__(
+        self,
+        seats: LoaderSeats,
+        loads_of: Callable[[int, int, RunNote], Sequence[SourceLoad]],
+        bounds: ScaleBounds,
+        folder: Path,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        """Start the loaders that a run needs at its first step.
+
+        Args:
+            seats: Where they run.
+            loads_of: What steps cost, as `ScaleRule` takes it.
+            bounds: How many there may be.
+            folder: Where they register.
+            clock: Seconds, of any zero.
+
+        Raises:
+            OptionError: The bounds do not hold the sources.
+            TorchmixError: A loader cannot start.
+        """
+        self._seats, self._loads_of, self._bounds, self._clock = seats, loads_of, bounds, clock
+        self._running: dict[int, Mapping[str, int]] = {}
+        self._leaving: dict[int, float] = {}
+        """When each that has left the folder may end."""
+        self._progress = follow_progress(folder)
+        self._log = folder / SCALING_NAME
+        self._log.write_bytes(b"")
+        self._notes: list[RunNote] = []
+        self._rule = ScaleRule(loads_of, bounds, RunNote(step=0))
+        self._at = 0
+        self._apply(self._rule.decisions[0], must=True)
+
+    @property
+    def num_running(self) -> int:
+        """Loaders that clients may ask."""
+        return len(self._running)
+
+    def look(self) -> None:
+        """Follow the run's notes, and end loaders that have left long enough ago."""
+        notes = notes_of(self._progress)
+        if notes and (not self._notes or notes[: len(self._notes)] != self._notes):  # a run begins, or begins again
+            self._rule, self._at = ScaleRule(self._loads_of, self._bounds, notes[0]), 0
+            self._apply(self._rule.decisions[0])
+        self._notes = notes
+        while notes and self._rule.next_step <= notes[-1].step:
+            while self._at + 1 < len(notes) and notes[self._at + 1].step <= self._rule.next_step:
+                self._at += 1
+            decision = self._rule.advance(notes[self._at])
+            if decision is not None:
+                self._apply(decision)
+        now = self._clock()
+        for number in [number for number, due_s in self._leaving.items() if now >= due_s]:
+            del self._leaving[number]
+            self._seats.stop(number)
+
+    def close(self) -> None:
+        """End all."""
+        for number in [*self._running, *self._leaving]:
+            self._seats.stop(number)
+        self._running, self._leaving = {}, {}
+
+    def _apply(self, decision: ScaleDecision, *, must: bool = False) -> None:
+        wanted = dict(enumerate(decision.loaders))
+        with self._log.open("ab") as file:
+            line = {"step": decision.step, "reason": decision.reason, "loaders": decision.loaders}
+            file.write(msgspec.json.encode(line) + b"\n")
+        logger.info("step %d, %s: %d loaders", decision.step, decision.reason, len(wanted))
+        for number in [number for number in wanted if number in self._leaving]:
+            del self._leaving[number]  # it has not ended yet, and is needed again
+            self._running[number] = _NOT_REGISTERED
+        new = [number for number in wanted if number not in self._running]
+        with ThreadPoolExecutor(STARTS_AT_ONCE, "torchmix-starts") as threads:
+            started = [threads.submit(self._seats.start, number, wanted[number]) for number in new]
+        for number, done in zip(new, started, strict=True):
+            error = done.exception()
+            if error is None:
+                self._running[number] = wanted[number]
+            elif must or not isinstance(error, TorchmixError | OSError):
+                raise error
+            else:
+                logger.warning("loader %d cannot be started: %s", number, error)
+        for number, sources in wanted.items():
+            if self._running.get(number, sources) != sources:
+                self._seats.give(number, sources)
+                self._running[number] = sources
+        for number in [number for number in self._running if number not in wanted]:
+            del self._running[number]
+            self._seats.leave(number)
+            self._leaving[number] = self._clock() + LEAVE_S
+
+
+def decisions_of_log(folder: Path) -> list[dict[str, Any]]:
+    """The decisions that were taken, as the file has them."""
+    lines = (folder / SCALING_NAME).read_bytes().splitlines()
+    return [msgspec.json.decode(line) for line in lines]
