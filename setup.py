@@ -64,6 +64,7 @@ setup(
         "tiktoken": ["tiktoken>=0.8"],
         "images": ["Pillow>=10.2"],
         "report": ["matplotlib>=3.8"],
+        "ray": ["ray>=2.40"],
         "hf": ["fsspec>=2024.2", "huggingface_hub>=0.24"],
         "completion": ["shtab>=1.7"],
         "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.27"],

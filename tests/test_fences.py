@@ -159,6 +159,12 @@ def test_two_files_use_zmq() -> None:
     assert using == {"service/server.py", "service/client.py"}
 
 
+def test_one_folder_uses_ray_and_only_when_it_is_called() -> None:
+    using = [(path, node) for path in FILES for node, name in imports_of(TREES[path]) if name.split(".")[0] == "ray"]
+    assert {path.relative_to(PACKAGE).parent.as_posix() for path, _ in using} == {"service/ray"}
+    assert all(node not in TREES[path].body for path, node in using), "it is an optional package"
+
+
 def test_few_rooms_know_what_the_user_wrote() -> None:
     faults = [
         f"{place(path, node)} imports Recipe; take the settings or the part that is needed of it"

@@ -6,6 +6,8 @@ nothing, the budget is what this job may use of this machine. Cost: some small f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.ramp import most_tokens
 from torchmix.recipe.structs import Recipe
@@ -32,4 +34,18 @@ def budget_of(recipe: Recipe, *, cpu: int | None = None, memory: str | None = No
         memory_bytes=memory_bytes() if given is None else parse_bytes(given, where="loaders.memory"),
         node_cpu=1 if is_shared else 0,
         node_bytes=PROCESS_BYTES + steps if is_shared else 0,
+    )
+
+
+def budget_of_cluster(recipe: Recipe, resources: Mapping[str, float]) -> LoaderBudget:
+    """What loaders on a Ray cluster may take: what the recipe says, or else all of the cluster.
+
+    Args:
+        recipe: The recipe.
+        resources: The cluster's, as Ray names them: `CPU`, and `memory` in bytes.
+    """
+    cpu, memory = recipe.loaders.cpu, recipe.loaders.memory
+    return LoaderBudget(
+        cpu=cpu or max(1, int(resources.get("CPU", 1))),
+        memory_bytes=parse_bytes(memory, where="loaders.memory") if memory else int(resources.get("memory", 1 << 62)),
     )

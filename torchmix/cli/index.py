@@ -22,7 +22,7 @@ from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.catalog.views.wanted import views_of
 from torchmix.cli.selections import print_selections, selection_values
-from torchmix.cli.terminal import ExitCode, add_explain, count_text, print_json, print_table, progress_bar
+from torchmix.cli.terminal import ExitCode, add_explain, at_least, count_text, print_json, print_table, progress_bar
 from torchmix.errors import OptionError
 from torchmix.formats.kept_ids.ids_file import kept_bytes
 from torchmix.indexing.progress_lines import ProgressLines
@@ -35,6 +35,8 @@ from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of, with_all_sources
 from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.structs import Recipe
+from torchmix.service.ray.connect import connected
+from torchmix.service.ray.shards import scan_shards
 
 COLUMNS = {
     "source": "a source of the recipe, by its name",
@@ -62,6 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="I/N",
         help="scan the I-th of N parts of the files, from 1/N on; when all N are done, run without it to publish",
     )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="scan on this Ray cluster (auto: of this machine, or of RAY_ADDRESS), then publish",
+    )
+    parser.add_argument(
+        "--shards", type=at_least(1), metavar="N", help="with --ray: tasks (default: two for each processor)"
+    )
     add_explain(parser)
 
 
@@ -76,6 +88,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     whole = with_all_sources(recipe)
     if arguments.shard is not None:
         return _scan_shard(whole, directory, arguments)
+    if arguments.ray is not None:
+        _scan_on_ray(arguments)
     try:
         report = _index(whole, directory, arguments)
     except KeyboardInterrupt:
@@ -145,6 +159,24 @@ def _scan_shard(recipe: Recipe, directory: Path, arguments: argparse.Namespace) 
             f"scanned{resumed}; when all shards are done, torchmix index {arguments.recipe} publishes them"
         )
     return ExitCode.OK
+
+
+def _scan_on_ray(arguments: argparse.Namespace) -> None:
+    """Scan all files as tasks of a Ray cluster; the index run that follows publishes what they found."""
+    if arguments.force:
+        raise OptionError("--ray does not go with --force: run `torchmix index --force` alone, or delete the catalog")
+    ray = connected(arguments.ray)
+    shards = arguments.shards or 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    silent = arguments.json or arguments.quiet
+    with progress_bar(shards, unit="shard", title="scanning", silent=silent) as bar:
+
+        def show(done: int, of: int, files: int) -> None:
+            bar.update()
+            if not silent and not sys.stderr.isatty():
+                what = f"{count_text(files)} files in the last one"
+                print(f"torchmix: {done} of {of} shards scanned, {what}", file=sys.stderr, flush=True)
+
+        scan_shards(ray, arguments.recipe, shards, keep_tokens=arguments.keep_tokens, progress=show)
 
 
 def _index(recipe: Recipe, directory: Path, arguments: argparse.Namespace) -> IndexReport:

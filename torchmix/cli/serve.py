@@ -17,7 +17,7 @@ import msgspec
 
 from torchmix.boards.board import own_board
 from torchmix.catalog.open_part import open_part
-from torchmix.cli.budget import budget_of
+from torchmix.cli.budget import budget_of, budget_of_cluster
 from torchmix.cli.terminal import ExitCode, at_least, print_json
 from torchmix.errors import OptionError
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -28,6 +28,8 @@ from torchmix.recipe.structs import Autoscale, Recipe
 from torchmix.service.keys import server_keys
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool, starts_of
+from torchmix.service.ray.connect import connected
+from torchmix.service.ray.seats import RaySeats, settings_of_ray
 from torchmix.service.scale.loads import ComingLoads
 from torchmix.service.scale.local import LocalSeats
 from torchmix.service.scale.partition import partition
@@ -44,13 +46,22 @@ HELP = "run loaders that trainers ask for their documents"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this verb beside RECIPE and --json."""
     parser.add_argument(
-        "--bind", required=True, metavar="ENDPOINT", help="tcp://ADDRESS:PORT of the first one; port 0: any free ports"
+        "--bind",
+        metavar="ENDPOINT",
+        help="tcp://ADDRESS:PORT of the first one; port 0: any free ports; with --ray not needed",
     )
     parser.add_argument(
         "--processes",
         type=_number_or_auto,
         metavar="N",
         help="loaders, at ports that count up (default 1); auto: as many as the profile asks for, with their sources",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="run the loaders as actors of this Ray cluster (auto: of this machine, or of RAY_ADDRESS)",
     )
     parser.add_argument("--keys", type=Path, metavar="DIR", help="keys, which torchmix keys made")
     parser.add_argument("--register", type=Path, metavar="DIR", help="a shared folder where trainers find the loaders")
@@ -75,8 +86,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         TorchmixError: The recipe or the catalog is wrong.
     """
     recipe, folder = recipe_and_directory("serve", arguments.recipe, None)
-    if not arguments.bind.startswith("tcp://"):
-        raise OptionError(f"--bind {arguments.bind}: write tcp://ADDRESS:PORT")
+    bind = arguments.bind or ""
+    if not bind.startswith("tcp://") and (bind or arguments.ray is None):
+        raise OptionError(f"--bind {bind}: write tcp://ADDRESS:PORT" if bind else "give --bind tcp://ADDRESS:PORT")
     if arguments.keys is not None:
         server_keys(arguments.keys)  # before anything is started
     start = LoaderStart(
@@ -84,7 +96,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         base=str(folder),
         catalog_folder=str(folder / recipe.catalog),
         cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"),
-        bind=arguments.bind,
+        bind=bind,
         keys="" if arguments.keys is None else str(arguments.keys.absolute()),
         register="" if arguments.register is None else str(arguments.register.absolute()),
         metrics_port=arguments.metrics,
@@ -94,7 +106,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     own_board.open("serve", run=f"serve {Path(arguments.recipe).absolute()}")
     try:
         scale = recipe.loaders.autoscale if arguments.processes is None else None
-        if scale is not None:
+        if arguments.ray is not None:
+            _serve_on_ray(arguments, recipe, start, is_over)
+        elif scale is not None:
             _serve_scaled(arguments, recipe, start, scale, is_over)
         else:
             _serve_fixed(arguments, recipe, start, is_over)
@@ -129,12 +143,50 @@ def _serve_scaled(
 ) -> None:
     """Serve with as many loaders as the run is going to need."""
     _needs_folder(start, "loaders.autoscale")
-    coming, budget = _coming(start), budget_of(recipe)
+    budget = budget_of(recipe)
+    bounds = ScaleBounds(least=scale.min, most=scale.max, budget=budget)
     seats = LocalSeats(start, most=min(scale.max, budget.most_processes))
+    _follow(arguments, start, seats, bounds, _coming(start), is_over)
+
+
+def _serve_on_ray(arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, is_over: threading.Event) -> None:
+    """Serve with actors of a Ray cluster: as many as `autoscale`, `--processes` or the profile say."""
+    _needs_folder(start, "--ray")
+    ray, coming = connected(arguments.ray), _coming(start)
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())  # ray has put its own handler there
+    budget = budget_of_cluster(recipe, ray.cluster_resources())
+    scale = recipe.loaders.autoscale
+    if arguments.processes is None and scale is not None:
+        bounds = ScaleBounds(least=scale.min, most=scale.max, budget=budget)
+    else:
+        count = arguments.processes or 1
+        if count == "auto":
+            count = len(partition(coming.mean(0, FIRST_STEPS), budget).loaders)
+        bounds = ScaleBounds(least=count, most=count, budget=budget)
+    settings = settings_of_ray(
+        arguments.recipe,
+        register=Path(start.register),
+        bind=start.bind,
+        keys=arguments.keys,
+        cache=recipe.read.cache,
+        most=min(bounds.most, budget.most_processes),
+    )
+    _follow(arguments, start, RaySeats(ray, settings), bounds, coming, is_over)
+
+
+def _follow(
+    arguments: argparse.Namespace,
+    start: LoaderStart,
+    seats: LocalSeats | RaySeats,
+    bounds: ScaleBounds,
+    coming: ComingLoads,
+    is_over: threading.Event,
+) -> None:
+    """Have loaders follow a run until a signal."""
     loaders = ScaledLoaders(
         seats,
         lambda begin, stop, note: coming.mean(begin, stop, note.gone, note.decided),
-        ScaleBounds(least=scale.min, most=scale.max, budget=budget),
+        bounds,
         Path(start.register),
         clock=time.monotonic,
     )

@@ -17,7 +17,7 @@ fleet_reader.py  pieces of documents -> tokens, asked of loaders
 open_fleet.py    from settings to a reader that asks a fleet
 job/             loaders that a job starts on its nodes
 
-The folder scale/ sizes and places loaders by what the data cost.
+The folder scale/ sizes and places loaders by what the data cost; the folder ray/ runs them on a Ray cluster.
 
 The server and the client alone use zmq.
 """

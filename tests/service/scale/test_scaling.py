@@ -24,7 +24,8 @@ class Seats:
         self.done: list[tuple[str, int]] = []
         self.lock = threading.Lock()
 
-    def start(self, number, sources):
+    def start(self, number, sources, memory_bytes):
+        assert memory_bytes > 1 << 26
         with self.lock:
             if number in self.refuse:
                 raise LoaderLost("no room")
@@ -45,6 +46,9 @@ class Seats:
         del self.here[number]
         self.gone.discard(number)
         self.done.append(("stop", number))
+
+    def look(self):
+        pass
 
 
 class Clock:

@@ -34,7 +34,7 @@ class LocalSeats:
         """Where those that run listen, by number."""
         return [self._pools[number].endpoints[0] for number in sorted(self._pools)]
 
-    def start(self, number: int, sources: Mapping[str, int]) -> None:
+    def start(self, number: int, sources: Mapping[str, int], memory_bytes: int) -> None:
         """See `LoaderSeats`."""
         port = self._start.metrics_port
         start = msgspec.structs.replace(
@@ -58,3 +58,6 @@ class LocalSeats:
     def stop(self, number: int) -> None:
         """See `LoaderSeats`."""
         self._pools.pop(number).close()
+
+    def look(self) -> None:
+        """Nothing: each pool has a thread that looks."""

@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Literal
 
 from torchmix.errors import OptionError
-from torchmix.service.scale.partition import LoaderBudget, LoaderPlace, Partition, SourceLoad, partition
+from torchmix.service.scale.partition import LOADER_BYTES, LoaderBudget, LoaderPlace, Partition, SourceLoad, partition
 
 EVERY_STEPS = 10
 """Steps of an interval."""
@@ -68,6 +68,8 @@ class ScaleDecision:
     reason: Reason
     loaders: tuple[Mapping[str, int], ...]
     """Parts of each source that each has, by name."""
+    memory_bytes: tuple[int, ...]
+    """What each is to hold, its process included."""
 
 
 class ScaleRule:
@@ -99,7 +101,7 @@ class ScaleRule:
             found = partition(loads, bounds.budget, processes=bounds.least)
         self._places: tuple[Mapping[str, int], ...] = ()
         self.decisions: list[ScaleDecision] = []
-        self._decide(self._interval * EVERY_STEPS, "begin", found)
+        self._decide(self._interval * EVERY_STEPS, "begin", found, loads)
 
     @property
     def next_step(self) -> int:
@@ -125,15 +127,15 @@ class ScaleRule:
         if self._over >= CONSECUTIVE and wanted > count:
             found = self._largest(loads, wanted, count)
             if found is not None:
-                return self._decide(step, "more", found)
+                return self._decide(step, "more", found, loads)
         if self._under >= CONSECUTIVE and wanted < count:
             found = self._smallest(loads, wanted, count)
             if found is not None:
-                return self._decide(step, "fewer", found)
+                return self._decide(step, "fewer", found, loads)
         if self._uneven >= CONSECUTIVE:
             found = _or_none(loads, self._bounds.budget, count)
             if found is not None and found.ratio * Fraction(5, 4) < ratio:
-                return self._decide(step, "uneven", found)
+                return self._decide(step, "uneven", found, loads)
         return None
 
     def _average(self, interval: int, note: RunNote) -> list[SourceLoad]:
@@ -169,10 +171,11 @@ class ScaleRule:
         total = sum(work)
         return max(work) * len(work) / total if total else Fraction(1)
 
-    def _decide(self, step: int, reason: Reason, found: Partition) -> ScaleDecision:
+    def _decide(self, step: int, reason: Reason, found: Partition, loads: Sequence[SourceLoad]) -> ScaleDecision:
         self._places = matched(self._places, found.loaders)
         self._over = self._under = self._uneven = 0
-        decision = ScaleDecision(step=step, reason=reason, loaders=self._places)
+        memory = tuple(_memory_of(place, self._places, loads) for place in self._places)
+        decision = ScaleDecision(step=step, reason=reason, loaders=self._places, memory_bytes=memory)
         self.decisions.append(decision)
         return decision
 
@@ -210,6 +213,16 @@ def matched(before: Sequence[Mapping[str, int]], places: Sequence[LoaderPlace]) 
         best = max(range(len(left)), key=lambda k: (sum(min(n, old.get(name, 0)) for name, n in left[k].items()), -k))
         found.append(left.pop(best))
     return (*found, *left)
+
+
+def _memory_of(place: Mapping[str, int], places: Sequence[Mapping[str, int]], loads: Sequence[SourceLoad]) -> int:
+    """What a loader holds: its process, the states of its sources, and its part of their pages."""
+    held = LOADER_BYTES
+    for load in loads:
+        if load.name in place:
+            parts = sum(one.get(load.name, 0) for one in places)
+            held += load.state_bytes + -(-load.window_bytes * place[load.name] // parts)
+    return held
 
 
 def _total(loads: Sequence[SourceLoad]) -> int:

@@ -33,8 +33,14 @@ _NOT_REGISTERED: Mapping[str, int] = {"": 0}
 class LoaderSeats(Protocol):
     """Where loaders run, each under a number."""
 
-    def start(self, number: int, sources: Mapping[str, int]) -> None:
-        """Start a loader with parts of sources, and wait until it has registered; TorchmixError, OSError."""
+    def start(self, number: int, sources: Mapping[str, int], memory_bytes: int) -> None:
+        """Start a loader with parts of sources, and wait until it has registered; TorchmixError, OSError.
+
+        Args:
+            number: From 0; no loader of this number runs.
+            sources: Its parts of each source, by name.
+            memory_bytes: What it is to hold, its process included.
+        """
         ...
 
     def give(self, number: int, sources: Mapping[str, int]) -> None:
@@ -47,6 +53,10 @@ class LoaderSeats(Protocol):
 
     def stop(self, number: int) -> None:
         """End a loader."""
+        ...
+
+    def look(self) -> None:
+        """See to loaders that were lost, where nobody else does."""
         ...
 
 
@@ -105,6 +115,7 @@ class ScaledLoaders:
             decision = self._rule.advance(notes[self._at])
             if decision is not None:
                 self._apply(decision)
+        self._seats.look()
         now = self._clock()
         for number in [number for number, due_s in self._leaving.items() if now >= due_s]:
             del self._leaving[number]
@@ -127,7 +138,10 @@ class ScaledLoaders:
             self._running[number] = _NOT_REGISTERED
         new = [number for number in wanted if number not in self._running]
         with ThreadPoolExecutor(STARTS_AT_ONCE, "torchmix-starts") as threads:
-            started = [threads.submit(self._seats.start, number, wanted[number]) for number in new]
+            started = [
+                threads.submit(self._seats.start, number, wanted[number], decision.memory_bytes[number])
+                for number in new
+            ]
         for number, done in zip(new, started, strict=True):
             error = done.exception()
             if error is None:

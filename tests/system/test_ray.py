@@ -1,0 +1,141 @@
+"""Loaders and index shards on a Ray cluster of several nodes on this machine: the same tensors and the same catalog.
+
+Run with ray installed: `pip install 'torchmix[ray]'`; else these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.deadlines import LONG_S
+from tests.support.loaders import run_job, same_microbatches
+from tests.support.processes import Processes, wait_until
+from tests.support.projects import make_project
+from tests.support.scaled_jobs import write_scaled_job
+from torchmix.catalog.manifest import read_manifest
+from torchmix.indexing.scan import index_recipe
+from torchmix.parallel.topology import Topology
+from torchmix.recipe.load import load_recipe
+from torchmix.service.endpoints import registered
+
+ray = pytest.importorskip("ray", reason="ray is not installed")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
+COMMAND = "from torchmix.cli.main import main; raise SystemExit(main())"
+BIND = ("--bind", "tcp://127.0.0.1:0")
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A head that runs no loaders, and two nodes with two processors each."""
+    from ray.cluster_utils import Cluster
+
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            found.add_node(num_cpus=2)
+        found.wait_for_nodes()
+        yield found
+    finally:
+        found.shutdown()
+
+
+def serve(processes: Processes, recipe: Path, folder: Path, address: str, *words: str) -> Any:
+    """Start `torchmix serve --ray` and wait until the loaders listen."""
+    command = ("serve", str(recipe), *BIND, "--ray", address, "--register", str(folder), *words)
+    child = processes.start_python("-c", COMMAND, *command, name="serve")
+    child.wait_for_line("loaders listen at", deadline_s=2 * LONG_S)
+    return child
+
+
+def test_loaders_on_a_cluster_give_the_same_tensors_when_actors_and_a_node_are_lost(tmp_path, cluster):
+    recipe = write_scaled_job(tmp_path / "job", least=1, most=4, module="remote_map_of_ray", sleep_s=0)
+    folder = tmp_path / "endpoints"
+    loaders = {"where": "remote", "endpoints": str(folder)}
+    with Processes(tmp_path) as processes:
+        child = serve(processes, recipe, folder, cluster.address, "--processes", "3")
+        before = {one.endpoint for one in registered(folder)}
+        assert len(before) == 3
+        there = run_job(recipe, Topology(dp=2), steps=8, loaders=loaders)
+        killed = loader_processes()
+        assert len(killed) == 3
+        os.kill(killed[0], signal.SIGKILL)  # an actor, with its loader
+        wait_until(lambda: is_whole(folder, without=1, before=before), deadline_s=LONG_S, what=child.report)
+        again = run_job(recipe, Topology(dp=2), steps=8, loaders=loaders)
+        moved = {one.endpoint for one in registered(folder)}
+        cluster.remove_node(next(iter(cluster.worker_nodes)))
+        cluster.add_node(num_cpus=2)
+        wait_until(lambda: is_whole(folder, without=1, before=moved), deadline_s=2 * LONG_S, what=child.report)
+        third = run_job(recipe, Topology(dp=2), steps=8, loaders=loaders)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(deadline_s=LONG_S) == 0, child.report()
+        assert not registered(folder)
+    here = run_job(recipe, Topology(dp=2), steps=8)
+    for run in (there, again, third):
+        for one, other in zip(here, run, strict=True):
+            assert same_microbatches(one.microbatches, other.microbatches) and one.digests == other.digests
+
+
+def is_whole(folder: Path, *, without: int, before: set[str]) -> bool:
+    """Whether there are three loaders again, and some of those before are gone."""
+    now = {one.endpoint for one in registered(folder)}
+    return len(now) == 3 and len(before - now) >= without
+
+
+def loader_processes() -> list[int]:
+    """Process ids of the actors that Ray runs for us."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().startswith(b"ray::LoaderActor"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_an_index_by_tasks_is_that_of_one_process(tmp_path, cluster):
+    alone, spread = make_project(tmp_path / "alone"), make_project(tmp_path / "spread")
+    index_recipe(load_recipe(alone), tmp_path / "alone")
+    with Processes(tmp_path) as processes:
+        words = ("index", str(spread), "--ray", cluster.address, "--shards", "3", "--json")
+        child = processes.start_python("-c", COMMAND, *words, name="index")
+        assert child.wait(deadline_s=2 * LONG_S) == 0, child.report()
+        found = json.loads(child.stdout())
+    assert found["resumed_files"] == 4 and found["scanned_files"] in (0, 4)
+    one, other = (read_manifest(tmp_path / name / "catalog") for name in ("alone", "spread"))
+    assert {name: entry.fingerprint for name, entry in one.sources.items()} == {
+        name: entry.fingerprint for name, entry in other.sources.items()
+    }
+
+
+def test_a_shard_that_cannot_be_scanned_is_named(tmp_path, cluster):
+    recipe = make_project(tmp_path / "spread")
+    (tmp_path / "spread" / "tiny.parquet").write_bytes(b"PAR1 no more")
+    with Processes(tmp_path) as processes:
+        words = ("index", str(recipe), "--ray", cluster.address, "--shards", "2")
+        child = processes.start_python("-c", COMMAND, *words, name="index")
+        assert child.wait(deadline_s=2 * LONG_S) == 3
+        assert "of 2: " in child.stderr() and "tiny.parquet" in child.stderr()
+
+
+def test_without_a_cluster_the_command_says_so(tmp_path):
+    recipe = make_project(tmp_path / "spread")
+    with Processes(tmp_path) as processes:
+        words = ("index", str(recipe), "--ray", "127.0.0.1:1")
+        child = processes.start_python("-c", COMMAND, *words, name="index")
+        assert child.wait(deadline_s=2 * LONG_S) == 2, child.report()
+        assert "no Ray cluster at '127.0.0.1:1'" in child.stderr()
