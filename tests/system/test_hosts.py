@@ -1,0 +1,67 @@
+"""Jobs over several hosts, each with a network, processes and a name of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.hosts import PORT, Host, hosts
+from tests.support.loaders import write_job
+from tests.support.processes import Child, Processes, wait_until
+from tests.system.test_job_loaders import DEADLINE_S, STEPS, planned
+from torchmix.parallel.topology import Topology
+
+pytestmark = pytest.mark.system
+
+
+def start(processes: Processes, places: list[Host], job: Path, topology: Topology, **environment: str) -> list[Child]:
+    """Ranks in order over the hosts, as torchrun would start them."""
+    world, each = topology.world_size, topology.world_size // len(places)
+    sizes = map(str, (STEPS, topology.tp, topology.cp, topology.pp))
+    program = (sys.executable, "-m", "tests.support.node_rank", str(job), *sizes)
+    return [
+        processes.start(
+            places[rank // each].command(*program),
+            name=f"rank-{rank}",
+            environment={
+                "MASTER_ADDR": places[0].address,
+                "MASTER_PORT": str(PORT),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_RANK": str(rank % each),
+                "LOCAL_WORLD_SIZE": str(each),
+                "GLOO_SOCKET_IFNAME": places[0].interface,
+                "LOADERS": "job,processes=2",
+                **environment,
+            },
+        )
+        for rank in range(world)
+    ]
+
+
+def test_hosts_of_a_job_read_for_each_other(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job")
+    topology = Topology(dp=2)
+    with hosts(2) as places, Processes(tmp_path) as processes:
+        ranks = start(processes, places, job, topology)
+        for rank in ranks:
+            assert rank.wait(deadline_s=DEADLINE_S) == 0, processes.report()
+        for rank in ranks:
+            wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all on a host")
+        found = [json.loads(rank.stdout().splitlines()[-1]) for rank in ranks]
+    assert [(rank["hash"], rank["digest"]) for rank in found] == planned(job, topology)
+    assert [rank["loaders_ready"] for rank in found] == [4, 4]
+    assert all(rank["total_loader_requests"] for rank in found)
+
+
+def test_an_address_that_other_hosts_do_not_reach_is_an_error_on_all(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job")
+    with hosts(2) as places, Processes(tmp_path) as processes:
+        ranks = start(processes, places, job, Topology(dp=2), TORCHMIX_ADDRESS="127.0.0.1")
+        assert all(rank.wait(deadline_s=DEADLINE_S) for rank in ranks), processes.report()
+        said = [rank.stderr() for rank in ranks]
+    assert any("the other nodes of the job do not reach" in text for text in said)
+    assert all("TORCHMIX_ADDRESS" in text for text in said)
