@@ -1,4 +1,4 @@
-"""The ledger of mixtures: trees, flats, selections, ramps and run-outs over random recipes, as one JSON.
+"""The ledger of mixtures: trees, flats, selections, cells, ramps and run-outs over random recipes, as one JSON.
 
     python -m tests.trials.mixing --seed 1 --count 200 --out mixing.json
 
@@ -6,13 +6,16 @@ In: a seed and a number of recipes. Out: for each recipe how far it went; an Ass
 a promise. Must hold, of every stream: in each whole epoch every token of its rows comes once, and none of other rows;
 what was asked of it in each step is its share of all that was asked, where the share is the mean of the schedule over
 the step's tokens, worked out here from the recipe's text in fractions; what it gave is within half a piece of what was
-asked; a state leads a new planner to the same next step. Rows of a selection are chosen here. A run goes on where it
+asked; a state leads a new planner to the same next step. All of this holds together: ramps of shares and of the batch,
+changes at an epoch, borders inside of a step, samples that become longer, cells, and streams that run out. Rows of
+selections and cells are chosen here, and the shares of cells are fitted here, in floats. A run goes on where it
 stopped. Cost: half a second a recipe.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 import sys
@@ -27,10 +30,12 @@ import numpy as np
 from torchmix.catalog.sizes import SourceSizes, window_units_of_view
 from torchmix.catalog.store import View
 from torchmix.errors import SourceExhausted
+from torchmix.planner.cursor import gone_by
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
+from torchmix.recipe.ramp import lengths_of
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 from torchmix.steps.state import decode_state, encode_state
 
@@ -137,12 +142,16 @@ def random_plain(
         if name not in leaves:
             sources[name].pop("max_epochs", None)
     tree = random_tree(draw, draw.sample(streams, len(streams)))
+    overflow = draw.choice(["split", "truncate"])
     samples: Any = draw.randint(2, 12)
     if draw.random() < 0.5:
         samples = [
             {"from_step": 0, "samples": samples},
             {"from_step": draw.randint(1, 9), "samples": draw.randint(2, 12)},
         ]
+        if overflow == "split" and draw.random() < 0.6:  # with truncate, what a row counts would change in an epoch
+            samples[1]["length"] = LENGTH * draw.choice([2, 4])
+            samples.append({"from_step": draw.randint(10, 25), "samples": draw.randint(2, 6), "length": 4 * LENGTH})
     plain: dict[str, Any] = {
         "version": 1,
         "seed": draw.randrange(2**40),
@@ -151,7 +160,7 @@ def random_plain(
         "mixture": with_flats(tree, flats),
         "packing": {
             "method": draw.choice(["best_fit", "concat"]),
-            "overflow": draw.choice(["split", "truncate"]),
+            "overflow": overflow,
             "align_tokens": 8,
         },
         "shuffle": {"method": draw.choice(["page", "page", "row", "none"]), "window_pages": draw.choice([2, 8])},
@@ -159,11 +168,59 @@ def random_plain(
     if draw.random() < 0.6:
         begin = draw.randint(1, 9000)
         change: dict[str, Any] = {"from": f"{begin} tokens"}
+        at_epoch = draw.random() < 0.3
+        if at_epoch:
+            change["from"] = {"epochs": 1, "of": draw.choice(streams)}
         if draw.random() < 0.6:
-            change["to"] = f"{begin + draw.randint(1, 9000)} tokens"
+            change["to"] = f"{draw.randint(1, 9000) + (0 if at_epoch else begin)} tokens"
         shuffled = random_tree(draw, draw.sample(streams, len(streams)))
         plain["schedule"] = [{**change, "mixture": with_flats(shuffled, flats)}]
     return plain, sizes, views, {name: rows[name] for name in streams}
+
+
+def with_cells(
+    draw: random.Random, plain: dict[str, Any], sizes: dict[str, SourceSizes], views: dict[str, View]
+) -> tuple[dict[str, Any], dict[str, Rows]]:
+    """Give a recipe a group of cells over two more sources.
+
+    Returns:
+        The group as a tree of streams with the fitted shares, and the rows of each cell.
+    """
+    rows: dict[str, Rows] = {}
+    tokens = np.zeros((2, 2))
+    shares = {"source": {"c0": draw.randint(1, 9), "c1": draw.randint(1, 9)}}
+    shares["lang"] = {"de": draw.randint(1, 9), "en": draw.randint(1, 9)}
+    for number, name in enumerate(("c0", "c1")):
+        sizes[name] = one = random_sizes(draw)
+        plain["sources"][name] = {"path": f"{name}.parquet", "tokens": "ids", "properties": ["lang"]}
+        languages = np.array([draw.choice(["de", "en", "fr"]) for _ in one.tokens])
+        full = np.flatnonzero(one.tokens == 20)
+        languages[full[: len(full) // 2 + 1]] = "de"
+        for column, value in enumerate(("de", "en")):
+            kept = np.flatnonzero(languages == value).astype(np.uint32)
+            tokens[number, column] = one.tokens[kept].sum()
+            rows[f"talk/{name}/{value}"] = {name: set(kept.tolist())}
+            views[f"talk/{name}/{value}"] = View(
+                source=name,
+                kept=kept,
+                window_units=draw.choice([1, 5]),
+                fingerprint=f"{draw.getrandbits(64):016x}",
+                longest_tokens=int(one.tokens[kept].max(initial=0)),
+                num_tokens=int(tokens[number, column]),
+            )
+    for number in (0, 1):  # no cell without tokens: the shares would contradict each other
+        if not tokens[number].all():
+            return {}, {}
+    wanted = [np.array(list(each.values())) / sum(each.values()) for each in shares.values()]
+    fitted = tokens / tokens.sum()
+    for _ in range(3000):
+        fitted *= (wanted[0] / fitted.sum(axis=1))[:, None]
+        fitted *= wanted[1] / fitted.sum(axis=0)
+    share = draw.randint(1, 9)
+    plain["mixture"]["talk"] = {"share": share, "cells": {"of": ["c0", "c1"], "shares": shares}}
+    for change in plain.get("schedule", ()):
+        change["mixture"]["talk"] = plain["mixture"]["talk"]
+    return {"share": share, "children": dict(zip(rows, map(float, fitted.reshape(-1)), strict=True))}, rows
 
 
 def shares_of_tree(tree: dict[str, Any], gone: set[str]) -> dict[str, Fraction]:
@@ -189,15 +246,23 @@ def shares_of_tree(tree: dict[str, Any], gone: set[str]) -> dict[str, Fraction]:
     return found
 
 
-def mean_shares(plain: dict[str, Any], start: int, stop: int, gone: set[str]) -> dict[str, Fraction]:
-    """The mean of the schedule over tokens [start, stop), piece by piece of its straight lines."""
+def mean_shares(plain: dict[str, Any], start: int, stop: int, gone: set[str], begun: int | None) -> dict[str, Fraction]:
+    """The mean of the schedule over tokens [start, stop), piece by piece of its straight lines.
+
+    `begun`: where a change at an epoch has begun.
+    """
     before = shares_of_tree(plain["mixture"], gone)
     if "schedule" not in plain:
         return before
     [change] = plain["schedule"]
     after = shares_of_tree(change["mixture"], gone)
-    begin = int(change["from"].split()[0])
-    end = int(change.get("to", change["from"]).split()[0])
+    if isinstance(change["from"], dict):
+        if begun is None:
+            return before
+        begin, end = begun, begun + int(change.get("to", "0 tokens").split()[0])
+    else:
+        begin = int(change["from"].split()[0])
+        end = int(change.get("to", change["from"]).split()[0])
     edges = sorted({start, stop, *(place for place in (begin, end) if start < place < stop)})
     total = dict.fromkeys(before, Fraction(0))
     for low, high in pairwise(edges):
@@ -244,6 +309,16 @@ def try_recipe(seed: int, number: int, *, steps: int = 40) -> dict[str, Any]:
     """Check one recipe; what it was, and how far it went."""
     draw = random.Random(f"{seed}/{number}")
     plain, sizes, views, rows = random_plain(draw)
+    without_cells = dict(plain)
+    if draw.random() < 0.4:
+        more_sizes, more_views = dict(sizes), dict(views)
+        group, of_cells = with_cells(draw, more := copy.deepcopy(plain), more_sizes, more_views)
+        if group:
+            plain, sizes, views, rows = more, more_sizes, more_views, {**rows, **of_cells}
+            without_cells = {**plain, "mixture": {**plain["mixture"], "talk": group}}
+            if "schedule" in plain:
+                [change] = plain["schedule"]
+                without_cells["schedule"] = [{**change, "mixture": {**change["mixture"], "talk": group}}]
     part = part_of(check_recipe(plain), "train")
     prints = {name: f"{number:016x}" for number, name in enumerate([*sizes, *views])}
 
@@ -261,8 +336,13 @@ def try_recipe(seed: int, number: int, *, steps: int = 40) -> dict[str, Any]:
     given: Given = defaultdict(dict)
     cursor, asked, drawn = planner.start(), dict.fromkeys(rows, 0), dict.fromkeys(rows, 0)
     consumed = resumed = 0
+    begun: int | None = None
+    place = plain["schedule"][0]["from"] if "schedule" in plain else ""
+    at_epoch = place["of"] if isinstance(place, dict) else None
     for step in range(steps):
-        before = {decision.name for decision in cursor.decisions}
+        before = gone_by(cursor.decisions)
+        if begun is None and at_epoch is not None and cursor.position.epoch[planner.streams.index(at_epoch)] >= 1:
+            begun = consumed
         try:
             plan, after = planner.step(cursor)
         except SourceExhausted:
@@ -277,8 +357,9 @@ def try_recipe(seed: int, number: int, *, steps: int = 40) -> dict[str, Any]:
             assert again is not None and other.step(again)[0].order_digest == plan.order_digest, f"step {step}"
             resumed += 1
         note(plan.pieces, planner, given)
-        all_asked, gone = int(plan.asked_tokens.sum()), {decision.name for decision in after.decisions}
-        shares = mean_shares(plain, consumed, consumed + plan.capacity_tokens, before)
+        all_asked, gone = int(plan.asked_tokens.sum()), gone_by(after.decisions)
+        shares = mean_shares(without_cells, consumed, consumed + plan.capacity_tokens, set(before), begun)
+        length = plan.capacity_tokens // plan.num_samples
         for s, name in enumerate(planner.streams):
             asked[name] += int(plan.asked_tokens[s])
             drawn[name] += int(plan.drawn_tokens[s])
@@ -289,14 +370,20 @@ def try_recipe(seed: int, number: int, *, steps: int = 40) -> dict[str, Any]:
                 most = 1 + share * len(rows) + Fraction(len(rows) * all_asked, 2**32)
                 assert off <= most, f"step {step}: {name} is off by {float(off)}"
             if name not in gone:
-                assert 2 * abs(asked[name] - drawn[name]) <= min(LENGTH, longest[name]), f"step {step}: {name}"
+                assert 2 * abs(asked[name] - drawn[name]) <= min(length, longest[name]), f"step {step}: {name}"
         consumed += plan.capacity_tokens
         cursor = after
     note(cursor.pool, planner, given)
     epochs = dict(zip(planner.streams, cursor.position.epoch.tolist(), strict=True))
     whole = check_ledger(given, epochs, rows, counted)
-    kinds = {"flats": sum(each.is_flat for each in part.streams.values()), "views": len(views)}
-    return {"steps": cursor.step, "epochs": whole, "resumed": resumed, "gone": len(cursor.decisions), **kinds}
+    kinds = {
+        "flats": sum(each.is_flat for each in part.streams.values()),
+        "cells": sum(each.is_cell for each in part.streams.values()),
+        "views": len(views),
+        "lengths": len(lengths_of(part.batch)),
+        "at_epoch": int(begun is not None),
+    }
+    return {"steps": cursor.step, "epochs": whole, "resumed": resumed, "gone": len(gone_by(cursor.decisions)), **kinds}
 
 
 def main() -> None:

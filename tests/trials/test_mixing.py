@@ -7,4 +7,5 @@ from tests.trials.mixing import try_recipe
 
 def test_random_mixtures_lose_and_repeat_nothing() -> None:
     found = [try_recipe(3, number, steps=25) for number in range(16)]
-    assert all(sum(one[what] for one in found) > 3 for what in ("epochs", "resumed", "gone", "flats", "views"))
+    assert all(sum(one[what] for one in found) > 3 for what in ("epochs", "resumed", "gone", "flats", "views", "cells"))
+    assert any(one["lengths"] > 1 for one in found) and any(one["at_epoch"] for one in found)
