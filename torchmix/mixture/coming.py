@@ -108,7 +108,7 @@ class ComingPieces:
         """Hold the pieces of a window from `offset` on, at least one. The stream gave `given` pieces in this draw."""
         self.next_tokens[stream] = window.tokens(offset)
         self._first[stream] = offset
-        if given > KEPT // 4 or window.unit_pieces > 1:  # of a unit of several pieces, only the window knows
+        if given > KEPT // 4 or window.unit_pieces > 1 or window.charges is not None:  # only the window knows its costs
             self._ends[stream] = stream * _SPAN + _SPAN - 1
             return
         pieces = window.pieces(offset, min(offset + KEPT, window.num_pieces))

@@ -42,6 +42,7 @@ class StreamOrder:
         counted: Callable[[NDArray[np.int32]], NDArray[np.int32]] | None = None,
         piece_tokens: int | None = None,
         unit_pieces: int = 1,
+        charge: int | None = None,
         denied: Denied | None = None,
     ) -> None:
         """Take a stream's place in the mixture.
@@ -56,6 +57,7 @@ class StreamOrder:
             piece_tokens: Longer documents are drawn in pieces of this many tokens. None: every document is drawn as a
                 whole.
             unit_pieces: Pieces of one document that are drawn together; see `Window`.
+            charge: What a document costs, however long; it is then drawn as a whole. None: its tokens.
             denied: Documents that are not given; they keep their places and their pieces.
         """
         self.name = name
@@ -66,7 +68,7 @@ class StreamOrder:
         self.has_long_documents = counted is None and piece_tokens is not None and space.longest_tokens > piece_tokens
         """Whether some documents may have several pieces."""
         self._piece_tokens = piece_tokens if self.has_long_documents else None
-        self._unit_pieces = unit_pieces
+        self._unit_pieces, self._charge = unit_pieces, charge
         self._windows: WindowRows = _WINDOWS[method](space, key_of_stream(name, seed))
         self.num_windows = self._windows.num_windows
         self.is_sparse = self._windows.is_sparse
@@ -145,7 +147,8 @@ class StreamOrder:
         """Tokens of the window last asked for, from piece `offset` on; None for any other window."""
         if self._last is None or self._last[0] != (epoch, window):
             return None
-        return int(self._last[1].ends[-1]) - self._last[1].tokens_before(offset)
+        window_made = self._last[1]
+        return window_made.tokens_before(window_made.num_pieces) - window_made.tokens_before(offset)
 
     def _make(self, epoch: int, window: int) -> Window:
         rows = self._windows.rows(epoch, window)
@@ -157,6 +160,10 @@ class StreamOrder:
         if self._denied and (hidden := are_denied(self._denied, *self.space.places(rows))).any():
             np.cumsum(np.where(hidden, 0, counted), out=ends[1:])  # `counted` still says how many pieces they have
             whole = tokens
+        if self._charge is not None:
+            charges = np.zeros(len(rows) + 1, np.int64)
+            np.cumsum(np.where(np.diff(ends) > 0, self._charge, 0), out=charges[1:])
+            return Window(rows=rows, ends=ends, document_tokens=whole, charges=charges)
         size = self._piece_tokens
         if size is None or counted.max(initial=0) <= size:
             return Window(rows=rows, ends=ends, document_tokens=whole)

@@ -59,6 +59,9 @@ class Window:
     unit_pieces: int = 1
     """Pieces that are drawn together, counted from the beginning of a document: those of a sample, once samples have
     become longer."""
+    charges: Int64Array | None = None
+    """[W + 1] what the documents before each cost where shares count documents; None: their tokens. With charges each
+    document is one piece."""
 
     @property
     def num_pieces(self) -> int:
@@ -68,9 +71,10 @@ class Window:
     def take(self, start: int, owed_tokens: int) -> Taken:
         """The pieces that pay `owed_tokens` (1 or more), from piece `start` on.
 
-        Pieces are taken while the midpoint of the next one lies below the debt.
+        Pieces are taken while the midpoint of the next one lies below the debt. Where documents are charged, all
+        tokens here are what they cost.
         """
-        ends = self.ends.data  # single values of a memoryview cost a third of an array's
+        ends = self._costs.data  # single values of a memoryview cost a third of an array's
         before = self.tokens_before(start)
         target = owed_tokens + before
         behind = bisect_left(ends, target)  # documents that begin below the target
@@ -91,8 +95,8 @@ class Window:
         return Taken(start, stop, before, first_token + begin)
 
     def tokens(self, piece: int) -> int:
-        """Tokens that piece number `piece` counts for, with those that are drawn together with it."""
-        ends = self.ends.data
+        """Tokens that piece number `piece` counts for, with those that are drawn together with it, or what it costs."""
+        ends = self._costs.data
         if self.first_piece is None:
             return int(ends[piece + 1] - ends[piece])
         first_piece = self.first_piece.data
@@ -102,8 +106,8 @@ class Window:
         return int(max(0, min(left, (self.unit_pieces - inside % self.unit_pieces) * self.piece_tokens)))
 
     def tokens_before(self, piece: int) -> int:
-        """Tokens of all pieces before number `piece`, in [0, num_pieces]."""
-        ends = self.ends.data
+        """Tokens of all pieces before number `piece`, in [0, num_pieces], or what they cost."""
+        ends = self._costs.data
         if self.first_piece is None:
             return int(ends[piece])
         first_piece = self.first_piece.data
@@ -145,6 +149,10 @@ class Window:
         begins = np.minimum((number - self.first_piece[document]) * self.piece_tokens, counted)
         whole = counted if self.document_tokens is None else self.document_tokens[document]
         return WindowPieces(self.rows[document], begins, np.minimum(counted - begins, self.piece_tokens), whole)
+
+    @property
+    def _costs(self) -> Int64Array:
+        return self.ends if self.charges is None else self.charges
 
     def _documents(self, first: int, last: int, begins: Int64Array, edges: Int64Array) -> WindowPieces:
         """Documents `first` to `last`, each with its tokens between two `edges`."""

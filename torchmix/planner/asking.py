@@ -21,7 +21,7 @@ class DrawnTokens:
     """Tokens of all draws so far."""
 
     raw: int = 1
-    """Tokens without alignment."""
+    """Tokens without alignment; where shares count documents, what these cost."""
     aligned: int = 1
     """Tokens with each piece rounded up to the alignment."""
 

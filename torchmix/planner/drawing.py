@@ -13,12 +13,13 @@ import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.mixture.coming import ComingPieces
-from torchmix.mixture.draw import Draw, Position, draw
+from torchmix.mixture.draw import MAX_ASKED_TOKENS, Draw, Position, draw
 from torchmix.mixture.next_windows import NextWindows
 from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.stretches import Stretches
 from torchmix.planner.asking import DrawnTokens, ask_less
 from torchmix.planner.pack import Pieces, aligned
+from torchmix.planner.stream_order import DOCUMENT_CHARGE
 from torchmix.recipe.parts import Part
 
 
@@ -35,6 +36,7 @@ class Drawing:
             align_tokens: A piece takes a multiple of this many tokens in its sample.
         """
         self._orders, self._max_epochs, self._align_tokens = orders, max_epochs, align_tokens
+        self._counts_documents = part.counts_documents
         self._coming = ComingPieces()
         self._next_windows = NextWindows(orders, max_epochs)
         number = {name: s for s, name in enumerate(sorted(part.sources))}
@@ -45,18 +47,24 @@ class Drawing:
 
     def draw(
         self, position: Position, shares: Int64Array, need: int, drawn: DrawnTokens, capacity: int
-    ) -> tuple[Draw, int]:
-        """The draw that counts when `need` aligned tokens are missing, and the aligned tokens that it gave."""
-        ask: int | None = drawn.to_ask(need)
+    ) -> tuple[Draw, int, int]:
+        """The draw that counts when `need` aligned tokens are missing; what it cost, and the aligned tokens it gave."""
+        ask: int | None = min(drawn.to_ask(need), MAX_ASKED_TOKENS)
         while ask is not None:
             found = draw(self._orders, shares, position, ask, max_epochs=self._max_epochs, coming=self._coming)
-            raw, sum_aligned = int(found.stretches.tokens.sum()), self.aligned_sum(found.stretches.tokens)
+            raw, sum_aligned = self._cost_of(found.stretches), self.aligned_sum(found.stretches.tokens)
             ask = ask_less(ask, need_tokens=need, raw_tokens=raw, aligned_tokens=sum_aligned, capacity_tokens=capacity)
-        return found, sum_aligned
+        return found, raw, sum_aligned
 
     def follow(self, before: Position, after: Position, asked: Int64Array) -> None:
         """Make windows that will be due soon; see `NextWindows.follow`."""
         self._next_windows.follow(before, after, asked)
+
+    def _cost_of(self, stretches: Stretches) -> int:
+        """What streams are charged for stretches: their tokens, or documents, which are drawn as a whole."""
+        if self._counts_documents:
+            return DOCUMENT_CHARGE * int(np.count_nonzero(stretches.tokens))
+        return int(stretches.tokens.sum())
 
     def aligned_sum(self, tokens: Int64Array) -> int:
         """Tokens that stretches take in their samples."""

@@ -249,11 +249,11 @@ class Planner:
         while have < capacity and not (self.part.one_pass and have and len(gone_by(decisions)) == num_streams):
             need = max(capacity - have, length if parts else 0)
             shares = self.shares(decisions, step=cursor.step, decided=decided)
-            more, aligned = self._drawing.draw(position, shares, need, drawn, capacity)
+            more, raw, aligned = self._drawing.draw(position, shares, need, drawn, capacity)
             position = more.position
             asked += more.asked
             parts.append(more.stretches)
-            drawn = drawn.plus(int(more.stretches.tokens.sum()), aligned)
+            drawn = drawn.plus(raw, aligned)
             have += aligned
             for s in more.ran_out:
                 name = self.streams[s]

@@ -29,6 +29,8 @@ from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.streams import Stream
 from torchmix.recipe.structs import Recipe
 
+DOCUMENT_CHARGE = 64
+"""What a document costs where shares count documents: a debt is then exact to a 64th of one."""
 NO_VIEWS: Mapping[str, View] = {}
 
 
@@ -106,7 +108,8 @@ def order_of_stream(
         seed=part.seed,
         method=part.shuffle.method,
         counted=counted,
-        piece_tokens=piece_tokens,
+        piece_tokens=None if part.counts_documents else piece_tokens,
+        charge=DOCUMENT_CHARGE if part.counts_documents else None,
         unit_pieces=length // piece_tokens,
         denied=mine,
     )
@@ -171,11 +174,14 @@ def _space_of_member(part: Part, name: str, sizes: Mapping[str, SourceSizes], vi
 def tokens_of_streams(
     part: Part, sizes: Mapping[str, SourceSizes], views: Mapping[str, View] = NO_VIEWS
 ) -> dict[str, int]:
-    """Tokens of all rows of each stream's members, for groups that share by size."""
-    return {
-        name: sum((views[member] if member in views else sizes[member]).num_tokens for member in stream.members)
-        for name, stream in part.streams.items()
-    }
+    """Tokens of all rows of each stream's members, for groups that share by size; documents where these are counted."""
+
+    def size_of(member: str) -> int:
+        if not part.counts_documents:
+            return (views[member] if member in views else sizes[member]).num_tokens
+        return len(views[member].kept) if member in views else sizes[member].num_documents
+
+    return {name: sum(map(size_of, stream.members)) for name, stream in part.streams.items()}
 
 
 def stream_fingerprint(stream: Stream, of_member: Mapping[str, str]) -> str:

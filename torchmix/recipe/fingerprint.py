@@ -59,6 +59,8 @@ def recipe_keys(part: Part) -> dict[str, str]:
     values = {name: order[name] for name in ("seed", "batch", "packing", "shuffle")}
     values["mixture"] = [order["shares"], order.get("tree"), *([order["flats"]] if "flats" in order else [])]
     values["schedule"] = order.get("schedule")
+    if "unit" in order:
+        values["unit"] = order["unit"]
     if "dynamic" in order:
         values["dynamic"] = order["dynamic"]
     if "selections" in order:
@@ -125,6 +127,8 @@ def _order(part: Part) -> dict[str, Any]:
     flats = {stream.name: list(stream.members) for stream in part.streams.values() if stream.is_flat}
     if flats:
         order["flats"] = flats
+    if part.counts_documents:
+        order["unit"] = "documents"
     tree = tree_of_part(part)
     if any(node.children for _, node in walk(tree)):
         order["tree"] = _tree(tree)

@@ -54,6 +54,8 @@ class Part:
     """By sorted name: what holds a share of the mixture, and the epochs that it may give."""
     mixture: dict[str, Share | Group]
     """Share of each stream or group."""
+    counts_documents: bool
+    """Whether shares count documents, not tokens."""
     schedule: tuple[Change, ...]
     """How the mixture changes over training; empty in the other parts."""
     dynamic: Dynamic | None
@@ -104,6 +106,7 @@ def part_of(recipe: Recipe, name: str, *, one_pass: bool = False) -> Part:
         bands=bands_of(recipe, name),
         streams={},
         mixture=content.mixture,
+        counts_documents=recipe.unit == "documents",
         schedule=recipe.schedule if name == "train" else (),
         dynamic=recipe.dynamic if name == "train" else None,
         deny=recipe.deny,

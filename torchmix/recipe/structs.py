@@ -37,8 +37,7 @@ class RampStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     samples: int
     """Samples of a global batch, over all ranks; at least 1."""
     length: int | None = None
-    """Tokens of a sample from this step on, a multiple of `batch.length` and never fewer than before; None: as many as
-    before."""
+    """Tokens of a sample from this step on: a multiple of `batch.length`; None: as many as before."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,8 +155,7 @@ class Cells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     of: tuple[str, ...]
     """Names of the sources, selections and children of sources whose rows are in the cells."""
     shares: dict[str, dict[str, Share]]
-    """Property to the shares of its values, which sum to 100 % or are ratios. The property `source` has the names of
-    `of` as its values. A cell is the rows of one of `of` with one value of each other property."""
+    """Property to the shares of its values. The property `source` has the names of `of` as its values."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,8 +192,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     start: str | EpochPlace
     """Where the change begins (`from` in YAML): `12T tokens` or `5000 steps`, or with the first step after an epoch."""
     to: str | None = None
-    """Where the new shares are reached, on a straight line from `from`; None: they hold at once. It counts from where
-    the change begins, if that is an epoch."""
+    """Where the new shares are reached, on a straight line; None: they hold at once. It counts from an epoch."""
     set: dict[str, Share] | None = None
     """Path of a child, with dots (`text.german`), to its share of its group; its siblings keep their ratios in what is
     left."""
@@ -294,6 +291,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Selections by name; no name is that of a source. In a file they stand among the sources."""
     mixture: dict[str, Share | Group]
     """Share of trained tokens of each source or group, as text that sums to 100 % (`70%`, `1/3`), or as ratios."""
+    unit: Literal["tokens", "documents"] = "tokens"
+    """What shares count: trained tokens, or documents, long and short ones alike."""
     schedule: tuple[Change, ...] = ()
     """How the mixture changes over training, in the order of places."""
     dynamic: Dynamic | None = None

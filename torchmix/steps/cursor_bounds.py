@@ -16,6 +16,8 @@ longest piece: at most L, and at most those of its longest document:
     residue            in [0, 2^32)
     drawn              1 <= raw <= aligned <= 2^40; raw is at most one more than the tokens that have been drawn, and
                        aligned at most `align_tokens` * (raw + 1), as each piece has a token or more
+    unit: documents    documents are charged and drawn as a whole: longest(s) is the longest document, |debt| is at most
+                       half the charge of one, and raw counts charges, one document or less for each token drawn
     pool               each piece is one that packing makes, of a used row of its stream, and no token of an epoch is in
                        two; at most C + L + sum of longest(s) tokens: a draw asks for what is missing to C, or for L,
                        and a stream gives at most longest(s) more than that
@@ -31,11 +33,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS
 from torchmix.errors import StateError
 from torchmix.planner.asking import MOST_ALIGNED
 from torchmix.planner.cursor import Cursor, begun_by
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner
+from torchmix.planner.stream_order import DOCUMENT_CHARGE
 from torchmix.recipe.ramp import most_length, most_tokens, tokens_before
 
 MAX_STEPS = 1 << 24
@@ -56,14 +60,17 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
     _check_decisions(cursor, planner)
     _check_begun(cursor, planner)
     length = most_length(planner.part.batch)
-    longest = np.array([min(order.space.longest_tokens, length) for order in planner.orders], np.int64)
+    by_document = planner.part.counts_documents  # which are then drawn as a whole
+    most_piece = MAX_DOCUMENT_TOKENS if by_document else length
+    longest = np.array([min(order.space.longest_tokens, most_piece) for order in planner.orders], np.int64)
     most_in_pool = most_pool_tokens(planner, longest) if cursor.step else 0
     batch = planner.part.batch
     drawn = tokens_before(batch, cursor.step) + most_in_pool
     position = cursor.position
     for s, order in enumerate(planner.orders):
         epoch, window, offset = int(position.epoch[s]), int(position.window[s]), int(position.offset[s])
-        debt, residue, most_debt = int(position.debt[s]), int(position.residue[s]), int(longest[s]) // 2
+        debt, residue = int(position.debt[s]), int(position.residue[s])
+        most_debt = (DOCUMENT_CHARGE if by_document else int(longest[s])) // 2
         name = planner.streams[s]
         _check(f"epoch of stream {name!r}", epoch, 0, drawn)
         _check(f"window of stream {name!r}", window, 0, order.num_windows - 1)
@@ -71,9 +78,13 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
         _check(f"debt of stream {name!r}", debt, -most_debt, most_debt)
         _check(f"residue of stream {name!r}", residue, 0, (1 << 32) - 1)
     totals = cursor.drawn
-    _check("sum of tokens drawn", totals.raw, 1, min(1 + drawn, MOST_ALIGNED))
-    most_aligned = min(planner.align_tokens * (totals.raw + 1), MOST_ALIGNED)
-    _check("sum of aligned tokens drawn", totals.aligned, totals.raw, most_aligned)
+    if by_document:
+        _check("sum of documents drawn", totals.raw, 1, DOCUMENT_CHARGE * (1 + drawn))
+        _check("sum of aligned tokens drawn", totals.aligned, 1, MOST_ALIGNED)
+    else:
+        _check("sum of tokens drawn", totals.raw, 1, min(1 + drawn, MOST_ALIGNED))
+        most_aligned = min(planner.align_tokens * (totals.raw + 1), MOST_ALIGNED)
+        _check("sum of aligned tokens drawn", totals.aligned, totals.raw, most_aligned)
     _check_pool(cursor, planner, most_tokens=most_in_pool)
 
 

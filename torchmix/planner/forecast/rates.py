@@ -12,6 +12,7 @@ from bisect import bisect_right
 import numpy as np
 
 from torchmix.planner.forecast.simulation import Seen, shares_in
+from torchmix.planner.stream_order import DOCUMENT_CHARGE
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step, samples_before, stages_of, tokens_before
 from torchmix.recipe.structs import Batch
@@ -87,7 +88,10 @@ def _step_at(batch: Batch, samples: float) -> int:
 def _wait(seen: Seen, s: int) -> float:
     """Tokens that a source is charged before it gives its next document: half of the document, less the debt."""
     position, order = seen.cursor.position, seen.planner.orders[s]
+    owed = float(position.debt[s]) + float(position.residue[s]) / 2**32
+    if seen.planner.part.counts_documents:
+        return max(0.5 - owed / DOCUMENT_CHARGE, 0.0) * float(seen.document_tokens[s])
     ends = order.window(int(position.epoch[s]), int(position.window[s])).ends
     ahead = ends[int(position.offset[s]) :] - ends[int(position.offset[s])]
     next_tokens = int(ahead[np.argmax(ahead > 0)])
-    return max(next_tokens / 2 - float(position.debt[s]) - float(position.residue[s]) / 2**32, 0.0)
+    return max(next_tokens / 2 - owed, 0.0)

@@ -78,7 +78,7 @@ def forecast(
         lowest_fill=seen.lowest_fill,
         lowest_fill_step=seen.lowest_fill_step,
         num_low_fills=seen.num_low_fills,
-        alignment=seen.cursor.drawn.raw / seen.cursor.drawn.aligned,
+        alignment=1.0 if part.counts_documents else seen.cursor.drawn.raw / seen.cursor.drawn.aligned,
         sources=sources,
         begun=seen.planner.shares_of_step.places.first_steps(seen.begun),
     )

@@ -17,7 +17,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import View
 from torchmix.errors import SourceExhausted
-from torchmix.mixture.shares.integers import SHARE_ONE
+from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.shares.places import NONE_BEGUN, Begun
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.forecast.figures import LOW_FILL
@@ -39,6 +39,8 @@ class Seen:
     most_repeats: NDArray[np.int64]
     deviation: NDArray[np.float64]
     """Sum over `shared_steps` of how far each source's part of a step is from its share, over the share."""
+    document_tokens: NDArray[np.float64]
+    """Mean tokens of the documents of each where shares count documents, else 1."""
     piece_tokens: NDArray[np.int64]
     num_pieces: NDArray[np.int64]
     first_step: dict[int, int]
@@ -76,6 +78,7 @@ def simulate(planner: Planner, part: Part, num_steps: int, progress: Callable[[]
         drawn=np.zeros(len(names)),
         most_repeats=np.zeros(len(names), np.int64),
         deviation=np.zeros(len(names)),
+        document_tokens=np.array([_mean_tokens(order) if part.counts_documents else 1.0 for order in planner.orders]),
         piece_tokens=np.zeros(len(names), np.int64),
         num_pieces=np.zeros(len(names), np.int64),
         first_step={},
@@ -140,8 +143,18 @@ def _repeats(plan: StepPlan) -> NDArray[np.int64]:
     return repeats
 
 
+def _mean_tokens(order: StreamOrder) -> float:
+    """Tokens of a document of a stream that has some, on average."""
+    counted = [order.counted(block) for block in order.space.lengths()]
+    documents = sum(int(np.count_nonzero(block)) for block in counted)
+    return sum(int(block.sum(dtype=np.int64)) for block in counted) / max(documents, 1)
+
+
 def shares_in(seen: Seen, step: int) -> NDArray[np.float64] | None:
-    """[S] shares in a step, without what has run out; None where nothing is left."""
+    """[S] shares of the tokens of a step, without what has run out; None where nothing is left."""
     gone = frozenset(seen.planner.streams[s] for s in seen.runs_out_step)
     shares = seen.planner.shares_of_step.at(step, gone, begun=seen.begun)
-    return None if shares is None else shares / SHARE_ONE
+    if shares is None:
+        return None
+    tokens: NDArray[np.float64] = shares * seen.document_tokens
+    return np.asarray(tokens / tokens.sum(), np.float64)
