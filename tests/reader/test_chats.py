@@ -16,7 +16,7 @@ from tests.support.chats import CONTAINERS, labels_of, make_chats, plain_documen
 from tests.support.image_sources import RULES, make_rows
 from tests.support.vocabularies import make_tokenizer
 from torchmix.catalog.store import Catalog
-from torchmix.errors import CatalogStale, RecipeError, SourceUnreadable
+from torchmix.errors import CatalogStale, RecipeError, SourceUnreadable, TorchmixError
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -142,6 +142,7 @@ def test_images_stand_where_messages_have_them(tmp_path: Path) -> None:
     ("messages", "message"),
     [
         ([{"role": "robot", "content": "x"}], "row 1: it has a message of role 'robot'; the template has assistant, "),
+        ([{"role": ["user"], "content": "x"}], r"row 1: it has a message of role \['user'\]; the template has"),
         ([{"role": "user"}], "row 1: it has a message with the keys role, not role and content"),
         (["hello"], "row 1: it has a message that is a str, no mapping"),
         ({"role": "user", "content": "x"}, "row 1: it is no list of messages"),
@@ -157,6 +158,20 @@ def test_messages_at_fault_are_named_or_masked(tmp_path: Path, messages: Any, me
     (tmp_path / "0.jsonl").write_text("\n".join(lines) + "\n")
     source = {"path": "0.jsonl", "messages": "messages", "tokenizer": "bytes"}
     with pytest.raises(SourceUnreadable, match=message):
+        index_recipe(recipe_of(source), tmp_path)
+    catalog = index_recipe(recipe_of(source | {"bad_rows": "mask", "max_bad": "40%"}), tmp_path)
+    assert (catalog.sources["chats"].sizes.tokens > 0).tolist() == [True, False, True]
+
+
+def test_bytes_that_are_no_text_are_named_and_half_pairs_are_replaced(tmp_path: Path) -> None:
+    good = rb'{"messages": [{"role": "user", "content": "a \ud83d b"}]}'
+    bad = b'{"messages": [{"role": "user", "content": "\xff"}]}'
+    (tmp_path / "0.jsonl").write_bytes(good + b"\n")
+    source = {"path": "0.jsonl", "messages": "messages", "tokenizer": "bytes"}
+    [(ids, _)] = ids_and_labels(index_recipe(recipe_of(source), tmp_path), tmp_path)
+    assert bytes(ids[:-1]).decode() == "User: a \ufffd b\n"
+    (tmp_path / "0.jsonl").write_bytes(good + b"\n" + bad + b"\n" + good + b"\n")
+    with pytest.raises(TorchmixError, match=r"0\.jsonl: (row 1|line 2)"):
         index_recipe(recipe_of(source), tmp_path)
     catalog = index_recipe(recipe_of(source | {"bad_rows": "mask", "max_bad": "40%"}), tmp_path)
     assert (catalog.sources["chats"].sizes.tokens > 0).tolist() == [True, False, True]

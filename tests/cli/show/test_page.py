@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.chats import write_chats
 from tests.support.image_sources import ImageRow, make_rows, write_source
 from torchmix.cli.main import main
 
@@ -69,3 +70,25 @@ def test_check_names_the_source_that_the_encoder_works_for(tmp_path: Path, capsy
     assert any("of the encoder's work, and its share of the tokens is 30%" in message for message in told), told
     assert any("lie across the end of a sample of 32 tokens" in message for message in told), told
     assert main(["show", recipe, "--step", "0", "--html", str(tmp_path / "x.html")]) == 0
+
+
+def test_what_has_no_loss_is_marked(tmp_path: Path, capsys: Capture) -> None:
+    chats: Any = [[("user", f"what <b>{i}</b>"), ("assistant", f"this {i}")] for i in range(20)]
+    recipe = {
+        "version": 1,
+        "seed": 3,
+        "batch": {"samples": 4, "length": 128},
+        "sources": {"chats": write_chats(tmp_path, "chats", "jsonl", [chats])},
+        "mixture": {"chats": 1},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    assert main(["index", str(tmp_path / "recipe.yaml")]) == 0
+    page = tmp_path / "step.html"
+    assert main(["show", str(tmp_path / "recipe.yaml"), "--step", "0", "--html", str(page)]) == 0
+    capsys.readouterr()
+    shown = re.findall(r"<pre>(.*?)</pre>", page.read_text(), re.DOTALL)
+    asked = re.compile(
+        r'<span class="no-loss">User: what &lt;b&gt;(\d+)&lt;/b&gt;\nAssistant: </span>this (\d+)\n.*', re.DOTALL
+    )
+    found = [asked.fullmatch(text) for text in shown]
+    assert len(found) > 4 and all(match is not None and match[1] == match[2] for match in found)

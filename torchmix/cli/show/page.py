@@ -1,4 +1,4 @@
-"""A page of HTML with samples of a step: their text, the images in it, and who encodes each.
+"""A page of HTML with samples of a step: their text, the images in it, who encodes each, and what has no loss.
 
 In: a plan, and its samples' numbers. Out: one file that needs no network. Must hold: nothing that a document holds can
 act on the page: text is escaped, images are data. Cost: that of reading the samples, and their images once.
@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.cli.show.documents import DocumentReader, place_of
+from torchmix.formats.documents.item_kinds import NO_LOSS
 from torchmix.planner.plan import StepPlan
 from torchmix.reader.images import ImageReader, open_images
 
@@ -24,7 +26,8 @@ HEAD = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em }}
 article {{ border: 1px solid #8884; border-radius: 6px; margin: 1em 0; padding: .5em 1em }}
-h2 {{ font-size: 1em }} p.of {{ color: #777; font-size: .85em; margin: .2em 0 }}
+h2 {{ font-size: 1em }} .no-loss {{ color: #999; font-style: italic }}
+p.of {{ color: #777; font-size: .85em; margin: .2em 0 }}
 pre {{ white-space: pre-wrap; margin: .3em 0; font: inherit }}
 figure {{ display: inline-block; margin: .3em .5em; vertical-align: top }}
 figure img {{ max-height: 14em; max-width: 20em; display: block }} figcaption {{ font-size: .8em; color: #777 }}
@@ -77,14 +80,14 @@ def _sample(
             f'<p class="of">{html.escape(name)}: {html.escape(place.file)}, row {place.file_row}, tokens {start} to '
             f"{start + tokens} of {pieces.document_tokens[piece]}</p>\n"
         )
-        at = 0
+        at, runs = 0, _runs_without_loss(catalog, name, row)
         for item, offset, count in _items(catalog, name, row):
             if images is None or offset < start or offset + count > start + tokens:
                 continue
-            yield _text(reader.text(name, ids[at : offset - start]))
+            yield _text(reader, name, ids[at : offset - start], start + at, runs)
             yield _figure(plan, piece, name, item, count, images)
             at = offset - start + count
-        yield _text(reader.text(name, ids[at:]))
+        yield _text(reader, name, ids[at:], start + at, runs)
     yield "</article>\n"
 
 
@@ -97,8 +100,27 @@ def _items(catalog: Catalog, name: str, row: int) -> list[tuple[int, int, int]]:
     return [(number, int(table.offset[number]), int(table.tokens[number])) for number in numbers]
 
 
-def _text(text: str | None) -> str:
-    return "" if not text else f"<pre>{html.escape(text)}</pre>\n"
+def _runs_without_loss(catalog: Catalog, name: str, row: int) -> list[tuple[int, int]]:
+    """First token of each run of a row's tokens without loss, and the one behind it."""
+    table = catalog.sources[name].sizes.items.get(NO_LOSS)
+    if table is None:
+        return []
+    numbers = range(int(table.first_item_of_row[row]), int(table.first_item_of_row[row + 1]))
+    return [(int(table.offset[i]), int(table.offset[i]) + int(table.tokens[i])) for i in numbers]
+
+
+def _text(reader: DocumentReader, name: str, ids: Int64Array, first: int, runs: list[tuple[int, int]]) -> str:
+    """The text of some ids, from token `first` of their document on; what has no loss is marked."""
+    parts: list[str] = []
+    at = 0
+    for start, stop in [*runs, (first + len(ids), first + len(ids))]:
+        begin, end = (min(max(place - first, at), len(ids)) for place in (start, stop))
+        parts.append(html.escape(reader.text(name, ids[at:begin]) or ""))
+        if quiet := reader.text(name, ids[begin:end]) if end > begin else "":
+            parts.append(f'<span class="no-loss">{html.escape(quiet)}</span>')
+        at = end
+    text = "".join(parts)
+    return f"<pre>{text}</pre>\n" if text else ""
 
 
 def _figure(plan: StepPlan, piece: int, name: str, item: int, count: int, images: ImageReader) -> str:

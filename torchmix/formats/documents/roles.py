@@ -19,7 +19,7 @@ from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.source import FormatSource
 from torchmix.transform.documents.chat import ChatCutter
-from torchmix.transform.documents.interleaved import parsed
+from torchmix.transform.documents.interleaved import json_of_rows, parsed
 
 FIELDS = (("content", "role"), ("value", "from"))
 """The fields of a message: what it says, and who says it."""
@@ -40,7 +40,7 @@ class RoleNames:
 
     def count_tokens(self, texts: pa.Array, first_row: int) -> NDArray[np.int64]:
         """See `tokenizer.Tokenizer`; no row has tokens."""
-        for row, text in enumerate(texts.to_pylist(), first_row):
+        for row, text in enumerate(json_of_rows(texts), first_row):
             if text is None:
                 continue
             try:

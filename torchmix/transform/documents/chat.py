@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmix.errors import SourceUnreadable
-from torchmix.transform.documents.interleaved import contents, parsed
+from torchmix.transform.documents.interleaved import contents, json_of_rows, parsed
 from torchmix.transform.documents.row_parts import PartsWriter, RowParts, RowsToCut
 
 Pieces = tuple[str | int, ...]
@@ -74,15 +74,15 @@ class ChatCutter:
         Raises:
             ValueError: It is none of the template's.
         """
-        role = OTHER_NAMES.get(name, name) if isinstance(name, str) else name
-        if role not in self.turns:
+        role = OTHER_NAMES.get(name, name) if isinstance(name, str) else None
+        if role is None or role not in self.turns:
             raise ValueError(f"it has a message of role {name!r}; the template has {', '.join(self.roles)}")
         return self.roles.index(role)
 
     def cut(self, rows: RowsToCut) -> RowParts:
         """See `RowCutter`."""
         writer = PartsWriter()
-        for number, text in enumerate(rows.texts.to_pylist()):
+        for number, text in enumerate(json_of_rows(rows.texts)):
             if text is None:
                 writer.null_row()
                 continue

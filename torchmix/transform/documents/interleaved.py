@@ -8,13 +8,18 @@ JSON.
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from torchmix.errors import SourceUnreadable
 from torchmix.transform.documents.row_parts import PartsWriter, RowParts, RowsToCut
+
+_HALF_OF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class Interleaved:
     def cut(self, rows: RowsToCut) -> RowParts:
         """See `RowCutter`."""
         writer = PartsWriter()
-        for number, text in enumerate(rows.texts.to_pylist()):
+        for number, text in enumerate(json_of_rows(rows.texts)):
             if text is None:
                 writer.null_row()
                 continue
@@ -59,12 +64,24 @@ class Interleaved:
         return writer.row_parts(has_losses=False)
 
 
-def parsed(text: str) -> Any:
-    """What a JSON text says; raises ValueError."""
+def json_of_rows(texts: pa.Array) -> list[bytes | None]:
+    """The bytes of each row, whatever they are; `texts` is string or large_string."""
+    held: list[bytes | None] = texts.cast(pa.large_string()).view(pa.large_binary()).to_pylist()
+    return held
+
+
+def parsed(text: bytes) -> Any:
+    """What a JSON text says; half of an escaped surrogate pair is U+FFFD. Raises ValueError."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise ValueError(f"it is no JSON ({error})") from None
+        fault = ValueError(f"it is no JSON ({error})")
+    if b"\\ud" not in text.lower():
+        raise fault
+    try:
+        return msgspec.json.decode(_HALF_OF_PAIR.sub("\ufffd", json.dumps(json.loads(text), ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        raise fault from None
 
 
 def contents(held: Any) -> list[str | None]:
