@@ -26,6 +26,7 @@
     |   `-- HistoryMissing              the steps before it cannot be planned: no record of the edits of its run
     |-- RankLost                        another rank was killed, stopped or failed
     |-- OpenFilesLimit                  this process may not have as many open files as its held steps need
+    |-- MemoryLimit                     the process that reads for this rank may not allocate more
     |-- WorkerLost                      the process that reads for this rank was killed
     |-- LoaderLost                      no shared loader answers, and the files are not seen here
     |-- WireError                       bytes from another rank or a loader that are no message to this process
@@ -212,6 +213,10 @@ class RankLost(TorchmixError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class MemoryLimit(TorchmixError):
+    """A process may not allocate more memory: `loaders.memory`, or the system, bounds what it has."""
 
 
 class WorkerLost(TorchmixError):

@@ -216,7 +216,10 @@ def build_loader(
             node = None
             if means.where != "in_process":
                 options = NodeOptions(
-                    ignored_signals=tuple(sorted(worker_ignores)), spares=means.spares, cpu=means.cpu or processors()
+                    ignored_signals=tuple(sorted(worker_ignores)),
+                    spares=means.spares,
+                    cpu=means.cpu or processors(),
+                    memory_bytes=0 if means.memory is None else parse_bytes(means.memory, where="loaders.memory"),
                 )
                 if liveness is None:
                     node = open_node(tree, options)

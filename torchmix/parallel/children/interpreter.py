@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from multiprocessing.spawn import get_executable
 from typing import BinaryIO
 
@@ -34,6 +34,7 @@ def start_interpreter(
     ignored_signals: Collection[int] = (),
     cpu: int = 0,
     log: BinaryIO | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `main(end, ignored_signals, cpu)` of a module.
 
@@ -42,6 +43,7 @@ def start_interpreter(
         end: The process' end of the channel; the caller closes it here.
         ignored_signals: Signals that do not end it.
         cpu: Processors that threads of libraries in it may use; 0: all.
+        environment: Variables beside those of this process.
         log: Where what it prints goes; None: where this process prints.
 
     Raises:
@@ -60,15 +62,15 @@ def start_interpreter(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_environment(cpu),
+            env={**os.environ, **_threads(cpu), **(environment or {})},
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _environment(cpu: int) -> dict[str, str] | None:
-    """That of this process, with the number of threads for libraries that read it as they are loaded."""
-    return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(cpu))} if cpu else None
+def _threads(cpu: int) -> dict[str, str]:
+    """The number of threads, for libraries that read it as they are loaded."""
+    return dict.fromkeys(THREAD_VARIABLES, str(cpu)) if cpu else {}
 
 
 def ignore_signals(numbers: Collection[int]) -> None:

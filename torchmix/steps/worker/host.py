@@ -26,6 +26,7 @@ from torchmix.boards.board import own_board
 from torchmix.errors import WorkerLost
 from torchmix.parallel.children.interpreter import start_interpreter
 from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
+from torchmix.parallel.children.memory_limit import ENVIRONMENT, limit_memory
 from torchmix.parallel.ring import Patience, evidence_of_process, identity_of_process
 from torchmix.steps.worker.channel import Channel, open_files_named
 from torchmix.steps.worker.last_words import lost_with
@@ -54,6 +55,8 @@ class NodeOptions:
     """Processes that wait, with their imports done."""
     cpu: int = 0
     """Processors that a worker's threads may use; 0: all."""
+    memory_bytes: int = 0
+    """What a worker may allocate beyond its imports; 0: it is not bounded."""
 
 
 class _Child:
@@ -67,12 +70,16 @@ class _Child:
             # When the terminal interrupts all of a job, it is the host that says when to end.
             ignored = {signal.SIGINT, *options.ignored_signals}
             with open_files_named():
-                self.process = start_interpreter(WORKER, theirs, ignored_signals=ignored, cpu=options.cpu)
+                environment = ENVIRONMENT if options.memory_bytes else None
+                self.process = start_interpreter(
+                    WORKER, theirs, ignored_signals=ignored, cpu=options.cpu, environment=environment
+                )
         except BaseException:
             self.channel.close()
             raise
         finally:
             theirs.close()
+        self._memory_bytes = options.memory_bytes
         self.identity = identity_of_process(self.process.pid)
         self.beat: ProcessBeat | None = None
         self.watch = ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=time.monotonic())
@@ -86,6 +93,9 @@ class _Child:
         with suppress(TimeoutError, EOFError):
             while True:
                 self.beat = decode_beat(self.channel.receive(0)[0])
+        if self.beat is not None and self._memory_bytes:  # its imports are done
+            limit_memory(self.pid, self._memory_bytes)
+            self._memory_bytes = 0
         evidence = "gone" if self.process.poll() is not None else evidence_of_process(self.identity)
         return self.watch.look(self.beat, evidence, now_s=time.monotonic())
 

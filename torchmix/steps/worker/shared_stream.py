@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
+from torchmix.errors import MemoryLimit
 from torchmix.steps.local_steps import local_shared_steps
 from torchmix.steps.replica_steps import Consumer
 from torchmix.steps.state import LoaderState, decode_state
@@ -148,6 +149,14 @@ class SharedStream:
                     continue
                 try:
                     made = next(steps, None)
+                except MemoryError as error:
+                    self._end = failed_reply(
+                        MemoryLimit(
+                            f"the worker of this node, process {os.getpid()}, may not allocate more memory "
+                            f"({error or 'no more'}): raise loaders.memory, or lower read.cache or look_ahead"
+                        )
+                    )
+                    continue
                 except Exception as error:  # the edge of a thread: carried to the leaders
                     self._end = failed_reply(error)
                     continue

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import MOST_ID
-from torchmix.errors import SourceUnreadable
+from torchmix.errors import MemoryLimit, SourceUnreadable
 from torchmix.transform.maps.row_map import RowMap
 from torchmix.transform.row_encoder import EncodedRows, RowsToEncode
 from torchmix.transform.tokenizer import Tokenizer
@@ -57,6 +57,11 @@ class MapEncoder:
         """See `RowEncoder`."""
         try:
             given = self.map.function({self.column: asked.rows}, row=asked.row, epoch=asked.epoch, seed=asked.seed)
+        except MemoryError as error:
+            raise MemoryLimit(
+                f"the map {self.map.words}, given {len(asked.rows)} rows from row {asked.first_row} on, asks for more "
+                f"memory than this process may have ({error or 'no more'}): let it hold less, or raise loaders.memory"
+            ) from error
         except Exception as error:  # whatever the user's function does
             raise self._fault(asked, f"raises {type(error).__name__}: {error}") from error
         outputs = self._outputs(given, asked)
