@@ -14,7 +14,7 @@ from tests.support.fake_megatron import Lines, default_args, installed, script_o
 from tests.support.loaders import write_job
 from torchmix import megatron_adapter as tmx
 from torchmix.constructor.expand import expand_source_index
-from torchmix.errors import RecipeError, StateError, StateMismatch
+from torchmix.errors import HistoryMissing, RecipeError, StateError, StateMismatch
 from torchmix.megatron_adapter.batch import losses_of_part, scripts_with_losses
 from torchmix.mixture.policies.log import StepRecord, records_of_branch
 from torchmix.steps.decisions import last_branch
@@ -166,6 +166,43 @@ def test_a_checkpoint_goes_on_with_the_next_step(folder: Path) -> None:
         assert resumed.torchmix_state == saved.torchmix_state
         assert run.step()[0] == (2, 0)
         assert all(one.equal(other) for one, other in zip(run.tokens, expected, strict=True))
+
+
+def test_a_count_of_samples_alone_is_a_place_in_the_edited_run(folder: Path) -> None:
+    edited = folder / "edited.yaml"
+    edited.write_text((folder / "recipe.yaml").read_text().replace("web: 60%, prose: 38%", "web: 30%, prose: 68%"))
+    args = args_for(folder / "recipe.yaml")
+    with installed(args, core=True):
+        run = Run(args)
+        run.step(), run.step()
+        saved = SimpleNamespace(**vars(args))
+        tmx.close()
+    accepted = {"load": "/checkpoints", "consumed_train_samples": 2 * SAMPLES}
+    args = args_for(edited, **accepted)
+    with installed(args, core=True) as modules:
+        tmx.get_batch(script_of("0.16"))
+        modules["megatron.training.checkpointing"].check_checkpoint_args(saved)
+        with pytest.raises(StateMismatch, match="accept_edit=") as refused:
+            Run(args)
+    word = str(refused.value).split("accept_edit='")[1][:16]
+    args = args_for(edited, **accepted, data_accept_edit=word)
+    with installed(args, core=True) as modules:
+        tmx.get_batch(script_of("0.16"))
+        modules["megatron.training.checkpointing"].check_checkpoint_args(saved)
+        run = Run(args)
+        assert run.step()[0] == (2, 0)
+        run.step()
+        expected = run.tokens
+        tmx.close()
+    args = args_for(edited, data_start_fresh=True, consumed_train_samples=3 * SAMPLES)
+    with installed(args, core=True):
+        run = Run(args)
+        assert run.step()[0] == (3, 0)
+        assert all(one.equal(other) for one, other in zip(run.tokens, expected, strict=True))
+        tmx.close()
+    args = args_for(edited, data_start_fresh=True, consumed_train_samples=SAMPLES)
+    with installed(args, core=True), pytest.raises(HistoryMissing, match="has had this recipe since step 2"):
+        Run(args)
 
 
 def test_a_checkpoint_without_a_state_is_refused_or_begins_at_the_count(folder: Path) -> None:

@@ -41,6 +41,8 @@ def segments_of_recipe(
     tree = _History(catalog_folder, decisions)
     denied = denied_fingerprint(denied_rows(present.catalog))
     found = tree.of(recipe_fingerprint(present.part), present.catalog.fingerprint, denied)
+    if len(found) == 1 and not whole:
+        return [segment_of(catalog_folder, found[0])]
     chains = [tree.chain(entry) for entry in found]
     runs = [chain for chain in chains if not any(chain[-1] in other[:-1] for other in chains)]
     if len(runs) > 1:
