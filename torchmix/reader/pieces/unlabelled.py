@@ -39,7 +39,7 @@ def unlabelled_places(
     tokens: Int64Array,
     places: Int64Array,
 ) -> Int64Array:
-    """Places without a label, ascending, each once.
+    """Places without a label, each once, in no order.
 
     Args:
         tables: From `tables_without_labels`.
@@ -58,4 +58,9 @@ def unlabelled_places(
         width = np.maximum(stop - begin, 0)
         target = places[piece] + begin - starts[piece]
         found.append(np.arange(width.sum()) + np.repeat(target - (np.cumsum(width) - width), width))
-    return np.unique(np.concatenate(found))
+    joined = np.concatenate(found)
+    if len({number for number, _ in tables}) == len(tables) or not len(joined):
+        return joined  # runs of one table never overlap
+    is_without = np.zeros(int(joined.max()) + 1, np.bool_)
+    is_without[joined] = True
+    return np.flatnonzero(is_without)
