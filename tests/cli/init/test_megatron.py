@@ -112,6 +112,19 @@ def test_names_are_unique_and_repeated_prefixes_are_one_source():
     assert "stands 2 times in the blend; its weights are added up" in Path("recipe.yaml").read_text()
 
 
+def test_prefixes_that_share_a_folder_are_a_group_whose_sources_keep_their_shares():
+    blend = "1 p/web_text_document 2 p/code_text_document 7 p/en/wiki_text_document"
+    recipe = init("--from-megatron", blend, *SIZES)
+    text = Path("recipe.yaml").read_text()
+    assert set(recipe.mixture) == {"p", "wiki"} and recipe.mixture["wiki"] == "70%"
+    assert "    share: 30%" in text and "      code: 2/3" in text
+    parts = {"web": 1, "code": 2, "wiki": 7}
+    assert parse_shares(recipe) == {name: Fraction(part, 10) for name, part in parts.items()}
+    assert main(["index", "recipe.yaml"]) == 0 and main(["plan", "recipe.yaml", "--steps", "3"]) == 0
+    init("--data-path", *blend.split()[1::2], "--force", *SIZES)
+    assert "share:" not in Path("recipe.yaml").read_text(), "a source that ends would give to its group first"
+
+
 @pytest.mark.parametrize("prefix", ["yes", "3", "a: b", "#x", "wéb [1]*", "quo'te\"d", "-x", "{y}", "x  # z"])
 def test_any_name_of_a_file_is_written_and_read_back(prefix, tmp_path):
     write_dataset(tmp_path / "odd" / prefix, random_sequences(9, 50))

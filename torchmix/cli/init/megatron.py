@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import posixpath
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -214,16 +215,18 @@ def _sources(
     folder = arguments.recipe.absolute().parent
     by_size = blend.weights is None and len(blend.prefixes) > 1
     prefixes = [blend.prefixes[paths.index(path)] for path in added]
+    names = _names(prefixes, part, taken)
+    groups = _groups(prefixes, part, taken)
     sources: list[DraftSource] = []
-    for path, prefix, name, share in zip(
-        added, prefixes, _names(prefixes, part, taken), share_texts(list(added.values())), strict=True
-    ):
+    for path, prefix, name, share in zip(added, prefixes, names, share_texts(list(added.values())), strict=True):
         times = paths.count(path)
+        folder_of_prefix = posixpath.dirname(prefix.rstrip("/"))
         sources.append(
             DraftSource(
                 name=name,
                 path=prefix if is_uri(prefix) or Path(prefix).is_absolute() else os.path.relpath(prefix, folder),
                 share=share,
+                group="" if by_size else groups.get(folder_of_prefix, ""),
                 keys=(("format", "megatron"), *(ONE_PASS if by_size else ())),
                 comment=f"stands {times} times in the blend; its weights are added up" if times > 1 else "",
             )
@@ -260,6 +263,14 @@ def _names(prefixes: Sequence[str], part: str, taken: set[str]) -> list[str]:
         long = f"{Path(prefix).absolute().parent.name}-{stem}" if stems.count(stem) > 1 else stem
         names.append(free_name(long if part == "train" else f"{long}-{part}", taken))
     return names
+
+
+def _groups(prefixes: Sequence[str], part: str, taken: set[str]) -> dict[str, str]:
+    """A name for each folder that several prefixes share, unless all do. The names are added to `taken`."""
+    folders = [posixpath.dirname(prefix.rstrip("/")) for prefix in prefixes]
+    shared = [folder for folder in dict.fromkeys(folders) if 1 < folders.count(folder) < len(folders)]
+    names = {folder: posixpath.basename(folder) or "data" for folder in shared}
+    return {folder: free_name(name if part == "train" else f"{name}-{part}", taken) for folder, name in names.items()}
 
 
 def _head(arguments: argparse.Namespace) -> list[str]:

@@ -11,11 +11,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import count
 from pathlib import Path
 
 from torchmix.errors import OptionError
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.shares import parse_share, share_text
 from torchmix.recipe.structs import MAX_NAME_BYTES, RECIPE_VERSION
 from torchmix.storage.stores import is_uri
 
@@ -30,7 +32,9 @@ class DraftSource:
     name: str
     path: str | tuple[str, ...]
     share: str
-    """As 30%."""
+    """As 30%; of the whole mixture."""
+    group: str = ""
+    """Name of the group that it stands in; empty: in none."""
     keys: tuple[tuple[str, str], ...] = ()
     """Its other keys, with their values as YAML has them."""
     comment: str = ""
@@ -151,7 +155,21 @@ def _part(draft: Draft, part: str, indent: str) -> list[str]:
         keys = "".join(f", {key}: {value}" for key, value in source.keys)
         lines.append(f"{indent}  {text_of(source.name)}: {{path: {_path(source.path)}{keys}}}{_behind(source.comment)}")
     lines.append(f"{indent}mixture:{_behind(draft.mixture_comment)}")
-    lines += [f"{indent}  {text_of(source.name)}: {source.share}" for source in sources]
+    return lines + _mixture(sources, f"{indent}  ")
+
+
+def _mixture(sources: Sequence[DraftSource], indent: str) -> list[str]:
+    """The shares, those of a group together where its first source stands."""
+    lines: list[str] = []
+    shares = {source.name: parse_share(source.share, source.name) for source in sources}
+    for group in dict.fromkeys(source.group or source for source in sources):
+        if isinstance(group, DraftSource):
+            lines.append(f"{indent}{text_of(group.name)}: {group.share}")
+            continue
+        members = [source.name for source in sources if source.group == group]
+        whole = sum((shares[name] for name in members), Fraction(0))
+        lines += [f"{indent}{text_of(group)}:", f"{indent}  share: {share_text(whole)}", f"{indent}  children:"]
+        lines += [f"{indent}    {text_of(name)}: {share_text(shares[name] / whole)}" for name in members]
     return lines
 
 
