@@ -55,19 +55,27 @@ def price(ns_of_token: int) -> SourceProfile:
 
 
 def write_scaled_job(
-    folder: Path, *, least: int, most: int, sleep_s: float = 0.002, samples: int = 4, module: str = "remote_map"
+    folder: Path,
+    *,
+    least: int,
+    most: int,
+    sleep_s: float = 0.002,
+    samples: int = 4,
+    module: str = "remote_map",
+    web_ns: int = 4000,
+    rows: int = 1500,
 ) -> Path:
     """Files, recipe, catalog and profile; the recipe's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    make_text_file(folder / "slow.parquet", random_texts(1, 1500, mean_words=4.0))
-    make_tokens_file(folder / "web.parquet", random_tokens(2, 1500, mean_tokens=60))
+    make_text_file(folder / "slow.parquet", random_texts(1, rows, mean_words=4.0))
+    make_tokens_file(folder / "web.parquet", random_tokens(2, rows, mean_tokens=60))
     (folder / f"{module}.py").write_text(MAP.format(sleep_s=0))
     path = folder / "recipe.yaml"
     path.write_text(RECIPE.format(least=least, most=most, samples=samples, module=module))
     index_recipe(load_recipe(path), folder)
     (folder / f"{module}.py").write_text(MAP.format(sleep_s=sleep_s))  # the index need not wait
     catalog = open_part(folder / "catalog", part_of(load_recipe(path), "train"))
-    write_profile(folder / "catalog", profile_of(catalog, 5, {"slow": price(100_000), "web": price(4000)}))
+    write_profile(folder / "catalog", profile_of(catalog, 5, {"slow": price(100_000), "web": price(web_ns)}))
     return path
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.support.projects import make_indexed_project
-from tests.support.scaled_jobs import price
+from tests.support.scaled_jobs import price, write_scaled_job
 from torchmix.catalog.open_part import open_part
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
@@ -57,6 +57,20 @@ def test_with_json_it_is_an_object(project, capsys):
 def test_what_cannot_be_is_said(project, capsys, words, code, says):
     assert main(["plan", str(project), "--loaders", *words]) == code
     assert says in capsys.readouterr().err
+
+
+def test_with_autoscale_the_coming_decisions_are_shown(tmp_path, capsys):
+    recipe = write_scaled_job(tmp_path, least=1, most=4, module="remote_map_of_plan")
+    assert main(["plan", str(recipe), "--loaders", "--steps", "130", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["decisions"]
+    assert [found[0], found[-1]["reason"], found[-1]["loaders"]] == [
+        {"step": 0, "reason": "begin", "loaders": 3},
+        "fewer",
+        1,
+    ]
+    assert max(one["loaders"] for one in found) == 4
+    assert main(["plan", str(recipe), "--loaders", "--steps", "130"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == [str(found[-1]["step"]), "fewer", "1"]
 
 
 def test_a_profile_is_asked_for_by_name(tmp_path, capsys):

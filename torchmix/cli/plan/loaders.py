@@ -21,6 +21,7 @@ from torchmix.recipe.parts import part_of
 from torchmix.service.scale.loads import ComingLoads
 from torchmix.service.scale.partition import LOADER_BYTES, LoaderBudget, Partition, SourceLoad, partition
 from torchmix.service.scale.profile import read_profile
+from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, replay
 
 SOURCES = {
     "source": "a source, by its name; the costliest come first",
@@ -37,6 +38,11 @@ LOADERS = {
     "sources": "how many it reads",
     "work": "its cost over the mean",
     "memory": "pages and states of its sources, and its process",
+}
+DECISIONS = {
+    "step": "first step that it holds for",
+    "reason": "begin, more, fewer, or uneven: the same number with other sources",
+    "loaders": "from there on",
 }
 STEPS = 100
 
@@ -66,11 +72,26 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
     start = arguments.start or 0
     loads = coming.mean(start, start + (arguments.steps or STEPS))
     budget = budget_of(recipe, cpu=arguments.cpu, memory=arguments.memory)
-    found = partition(loads, budget, processes=arguments.processes)
+    decisions: list[ScaleDecision] = []
+    scale = recipe.loaders.autoscale
+    if scale is not None and arguments.processes is None:
+        decisions = replay(
+            lambda begin, stop, note: coming.mean(begin, stop, note.gone, note.decided),
+            ScaleBounds(least=scale.min, most=scale.max, budget=budget),
+            [RunNote(step=start)],
+            start + (arguments.steps or STEPS),
+        )
+    processes = len(decisions[0].loaders) if decisions else arguments.processes
+    found = partition(loads, budget, processes=processes)
     if arguments.json:
-        print_json(_values(arguments.recipe, found, loads, budget))
+        steps = [{"step": one.step, "reason": one.reason, "loaders": len(one.loaders)} for one in decisions]
+        print_json({**_values(arguments.recipe, found, loads, budget), "decisions": steps})
     else:
         _print(found, loads, budget, explain=arguments.explain)
+        if decisions:
+            print("\nwith autoscale, if no stream runs out:")
+            rows = [(str(one.step), one.reason, str(len(one.loaders))) for one in decisions]
+            print_table(DECISIONS, rows, explain=arguments.explain)
     return ExitCode.OK
 
 

@@ -6,7 +6,8 @@ same load and the same notes give the same decisions, wherever and whenever they
 loaders than `most`, the processors or the memory allow; a decision needs several intervals in a row that ask for it.
 Cost: the loads of an interval, once, and a partition for each decision.
 
-The load of an interval is a moving average over it and the next ones: what will be asked, not what was. `unit` is the
+The load of an interval is a moving average over it and the next ones, or over as many after these, whichever costs
+more: what will be asked, not what was, and in time for loaders to start. `unit` is the
 work of a step that one loader is to have: that of the run's first intervals over the fewest loaders, since these are
 declared to suffice for them.
 
@@ -89,10 +90,8 @@ class ScaleRule:
             OptionError: `least` loaders are more than the budget allows, or do not hold the sources.
         """
         self._loads_of, self._bounds = loads_of, bounds
-        self._note = first
-        self._averages: dict[int, list[SourceLoad]] = {}
-        start = self._average(0, RunNote(step=0))
-        self._unit = Fraction(max(1, _total(start)), bounds.least)
+        first_steps = loads_of(0, AHEAD * EVERY_STEPS, RunNote(step=0))
+        self._unit = Fraction(max(1, _total(first_steps)), bounds.least)
         self._interval = first.step // EVERY_STEPS
         self._over = self._under = self._uneven = 0
         loads = self._average(self._interval, first)
@@ -115,8 +114,6 @@ class ScaleRule:
             note: The newest with a step of at most `next_step`.
         """
         self._interval += 1
-        if note is not self._note:
-            self._note, self._averages = note, {}
         loads = self._average(self._interval, note)
         count, total = len(self._places), _total(loads)
         self._over = self._over + 1 if total > OVER * self._unit * count else 0
@@ -139,9 +136,10 @@ class ScaleRule:
         return None
 
     def _average(self, interval: int, note: RunNote) -> list[SourceLoad]:
-        """Mean loads of an interval and of those that follow."""
-        start = interval * EVERY_STEPS
-        return list(self._loads_of(start, start + AHEAD * EVERY_STEPS, note))
+        """Mean loads of an interval and of those that follow, or of as many after these."""
+        start, width = interval * EVERY_STEPS, AHEAD * EVERY_STEPS
+        soon, later = (list(self._loads_of(at, at + width, note)) for at in (start, start + width))
+        return later if _total(later) > _total(soon) else soon
 
     def _wanted(self, loads: Sequence[SourceLoad]) -> int:
         """Loaders that have a unit of work each, within the bounds."""

@@ -1,0 +1,99 @@
+"""How long a trainer waits for data while a share rises tenfold: with one loader, and with `autoscale`.
+
+    python -m tests.trials.autoscale_wait --seed 1 --count 1 --out wait.json
+
+In: nothing. Out: for each turn the summed wait of both runs, their ratio, and the loaders of each decision. The source
+`slow` goes through a map that sleeps 2 ms a row, as one that asks a remote service; its share rises from 4 % to 40 % in
+50 steps and falls back after 20 more. The trainer sleeps 100 ms a step, in place of a model. Must hold: both runs get
+the same order. A turn that is done is not run again. Cost: a minute a turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.support.deadlines import LONG_S
+from tests.support.processes import Processes
+from tests.support.scaled_jobs import write_scaled_job
+from torchmix.parallel.topology import Topology
+from torchmix.service.scale.scaling import decisions_of_log
+from torchmix.stateful.open import build_loader
+
+COMMAND = "from torchmix.cli.main import main; raise SystemExit(main())"
+
+
+def waits_of(recipe: Path, folder: Path, *, steps: int, compute_s: float) -> tuple[float, str]:
+    """Seconds that a trainer waits in all steps but the first, and the order digest."""
+    loaders = {"where": "remote", "endpoints": str(folder)}
+    wait_s = 0.0
+    with build_loader(recipe, topology=Topology(), micro_batch_size=256, max_steps=steps, loaders=loaders) as loader:
+        batches = iter(loader)
+        for step in range(steps):
+            began_s = time.monotonic()
+            next(batches)
+            if step:
+                wait_s += time.monotonic() - began_s
+            time.sleep(compute_s)
+        return wait_s, loader.order_digest
+
+
+def try_wait(
+    seed: int, number: int, *, steps: int = 130, compute_s: float = 0.1, sleep_s: float = 0.002
+) -> dict[str, Any]:
+    """One turn: a run with one loader, and a run with loaders that are scaled."""
+    found: dict[str, Any] = {"steps": steps, "compute_s": compute_s}
+    with tempfile.TemporaryDirectory(prefix="torchmix-wait-") as name:
+        base = Path(name)
+        recipe = write_scaled_job(
+            base / "job",
+            least=1,
+            most=7,
+            samples=256,
+            sleep_s=sleep_s,
+            module=f"wait_map_{seed}_{number}",
+            web_ns=300,
+            rows=20_000,
+        )
+        digests = []
+        for what, more in (("fixed", ("--processes", "1")), ("scaled", ())):
+            folder = base / what
+            with Processes(base) as processes:
+                words = ("serve", str(recipe), "--bind", "tcp://127.0.0.1:0", "--register", str(folder), *more)
+                server = processes.start_python("-c", COMMAND, *words, name=what)
+                server.wait_for_line("loaders listen at", deadline_s=LONG_S)
+                found[f"{what}_wait_s"], digest = waits_of(recipe, folder, steps=steps, compute_s=compute_s)
+                digests.append(digest)
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(deadline_s=LONG_S) == 0, server.report()
+        assert digests[0] == digests[1], "the order does not depend on loaders"
+        taken = decisions_of_log(base / "scaled")
+    found["decisions"] = [[one["step"], one["reason"], len(one["loaders"])] for one in taken]
+    found["ratio"] = found["scaled_wait_s"] / max(found["fixed_wait_s"], 1e-9)
+    return found
+
+
+def main() -> None:
+    """Run the turns that the file does not have yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for number in range(arguments.count):
+        key = f"{arguments.seed}/{number}"
+        if key not in done:
+            done[key] = try_wait(arguments.seed, number)
+            arguments.out.write_text(json.dumps(done, indent=1))
+            print(key, json.dumps(done[key]), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
