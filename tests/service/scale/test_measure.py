@@ -6,9 +6,11 @@ import numpy as np
 
 from tests.support.catalogs import make_world
 from tests.support.files import random_texts, random_tokens
+from tests.support.image_sources import make_rows, write_source
 from tests.support.maps import recipe_of_map, write_functions
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
+from torchmix.recipe.load import check_recipe
 from torchmix.recipe.source.row_map import maps_of
 from torchmix.service.scale import measure as module
 from torchmix.service.scale.measure import measure_source
@@ -81,3 +83,19 @@ def test_waiting_for_a_processor_counts_for_nothing(monkeypatch, tmp_path):
     assert module.Clocks.now().waited == 1234
     monkeypatch.setattr(module, "_SCHEDULE", tmp_path / "none")
     assert module.Clocks.now().waited == 0
+
+
+def test_images_are_measured_apart(tmp_path):
+    files = [make_rows(number, 40) for number in range(2)]
+    source = write_source(tmp_path, "pairs", "parquet", files, "dynamic")
+    keys = {"version": 1, "seed": 1, "batch": {"samples": 2, "length": 512}}
+    recipe = check_recipe({**keys, "sources": {"pairs": source}, "mixture": {"pairs": 1}})
+    catalog = index_recipe(recipe, tmp_path)
+    found = measure_source(catalog, tmp_path, "pairs")
+    table = catalog.sources["pairs"].sizes.items["image"]
+    total = int(table.first_item_of_row[-1])
+    assert 0 < found.images <= total and found.image_ns > 0
+    if found.images == total:
+        assert found.image_bytes == int(table.sizes["bytes"].sum())
+        assert found.image_tokens == catalog.sources["pairs"].num_tokens
+    assert found.patch_bytes > found.images and found.tokens > 0

@@ -45,6 +45,13 @@ def test_loaders_come_before_the_load_and_end_after_it():
     assert found[-1][2] == 1 and 400 - 3 * EVERY_STEPS < found[-1][0] <= 440
 
 
+def test_a_fleet_that_memory_does_not_hold_is_made_smaller():
+    bounds = ScaleBounds(least=1, most=8, budget=LoaderBudget(cpu=64, memory_bytes=340 << 20))
+    counts = [count for *_, count in decided(steps_of(ramp), bounds)]
+    assert max(counts) == 4 and counts[-1] == 1, "six would have the work"
+    assert decided(steps_of(ramp), bounds, [RunNote(step=203)])[0] == (200, "begin", 4)
+
+
 def test_a_short_peak_starts_nothing():
     bounds = ScaleBounds(least=1, most=8, budget=ROOMY)
     peak = steps_of(lambda step: 30_000_000 if step == 203 else 4_000_000)

@@ -1,7 +1,7 @@
 """`torchmix plan RECIPE --loaders`: which loaders would read which sources.
 
 In: a recipe with its catalog and profile; steps, and a budget. Out: tables of sources and of loaders. Must hold: what
-is shown is what `torchmix serve --partition` does with the same recipe, catalog, profile and budget. Cost: that of
+is shown is what `torchmix serve --processes auto` does with the same recipe, catalog, profile and budget. Cost: that of
 opening the catalog; no step is planned and no data is read.
 """
 
