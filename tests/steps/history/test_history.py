@@ -22,6 +22,8 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.stateful.open import build_loader
 from torchmix.steps.history.entries import RunHistory
+from torchmix.steps.history.run_fold import Segment
+from torchmix.steps.history.segments import segments_of_recipe
 from torchmix.steps.state import start_state
 
 Capture = pytest.CaptureFixture[str]
@@ -133,6 +135,26 @@ def test_a_recipe_that_comes_back_is_the_same_run(tmp_path: Path, capsys: Captur
     assert main(["trace", str(recipe), "--list", str(rows), "--steps", str(STOP + 6), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert traced(found["pieces"]) == {**given, **more} and found["edits"] == [EDIT, STOP]
+
+
+def test_what_does_not_decide_the_order_is_that_of_the_recipe_at_hand(tmp_path: Path, capsys: Capture) -> None:
+    recipe, given, state = edited(tmp_path)
+    balances = ["", "balance: {model: {layers: 2, hidden: 32, ffn: 64, heads: 2}}"]
+    for balance in balances:  # each start keeps its recipe
+        write_numbered(tmp_path, FIRST, extra=balance)
+        run(recipe, 2)
+    capsys.readouterr()
+    assert main(["plan", str(recipe), "--steps", "2", "--json"]) == 0, "starts of one order are one run"
+    assert json.loads(capsys.readouterr().out)["edits"] == []
+    write_numbered(tmp_path, SECOND, sources=SOURCES, extra=balances[1])
+    run(recipe, STOP + 2, state)
+    part = part_of(load_recipe(recipe), "train")
+    present = Segment(part=part, catalog=open_part(tmp_path / "catalog", part))
+    segments = segments_of_recipe(tmp_path / "catalog", present)
+    assert [segment.step for segment in segments] == [0, EDIT]
+    assert segments[-1].part == part and segments[-1].part.balance.model is not None
+    found = trace_all(capsys, recipe, "--steps", STOP)
+    assert traced(found["pieces"]) == given
 
 
 def test_branches_are_told_apart_by_a_state_and_never_guessed(tmp_path: Path, capsys: Capture) -> None:

@@ -64,6 +64,11 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The accepted state at that step, base64 in JSON; empty where a run begins."""
 
     @property
+    def order(self) -> tuple[str, str, str, bytes]:
+        """What decides the steps: entries that are equal in it are of one run, started again with another balance."""
+        return self.recipe, self.catalog, self.denied, self.state
+
+    @property
     def before(self) -> LoaderState | None:
         """The state at which it took hold; None where a run begins."""
         return read_state(self.state) if self.state else None

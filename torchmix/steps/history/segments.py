@@ -8,6 +8,7 @@ their steps up to it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from torchmix.errors import HistoryMissing, TorchmixError
@@ -38,13 +39,13 @@ def segments_of_recipe(
     Raises:
         HistoryMissing: Several runs have come to this recipe, or the history is not whole.
     """
-    tree = _History(catalog_folder, decisions)
-    denied = denied_fingerprint(denied_rows(present.catalog))
-    found = tree.of(recipe_fingerprint(present.part), present.catalog.fingerprint, denied)
+    tree = _History(catalog_folder, present, decisions)
+    found = list({entry.order: entry for entry in tree.of(*tree.present)}.values())
     if len(found) == 1 and not whole:
-        return [segment_of(catalog_folder, found[0])]
+        return [tree.segment(found[0])]
     chains = [tree.chain(entry) for entry in found]
-    runs = [chain for chain in chains if not any(chain[-1] in other[:-1] for other in chains)]
+    earlier = {entry.order for chain in chains for entry in chain[:-1]}
+    runs = [chain for chain in chains if chain[-1].order not in earlier]
     if len(runs) > 1:
         steps = listed((f"from step {run[-1].step} on" for run in runs), MOST_RUNS)
         raise HistoryMissing(
@@ -72,7 +73,7 @@ def segments_of_state(
     """
     if not state.streams:
         return segments_of_recipe(catalog_folder, present, decisions=decisions)
-    tree = _History(catalog_folder, decisions)
+    tree = _History(catalog_folder, present, decisions)
     last = Segment(part=present.part, catalog=present.catalog, state=state)
     found = tree.before(state)
     if not found and not state.edited_from:  # a run of which nothing was kept: the digest tells whether it was edited
@@ -89,8 +90,11 @@ def segments_of_state(
 class _History:
     """The entries of a catalog, and which follows which."""
 
-    def __init__(self, catalog_folder: Path, decisions: DecisionRecords | None) -> None:
-        self._folder, self._decisions = catalog_folder, decisions
+    def __init__(self, catalog_folder: Path, present: Segment, decisions: DecisionRecords | None) -> None:
+        self._folder, self._present, self._decisions = catalog_folder, present, decisions
+        denied = denied_fingerprint(denied_rows(present.catalog))
+        self.present = recipe_fingerprint(present.part), present.catalog.fingerprint, denied
+        """Fingerprints of the recipe at hand."""
         self._entries = entries_of(catalog_folder)
         self.place = catalog_folder / "history"
 
@@ -116,7 +120,7 @@ class _History:
         faults = []
         for entry in reversed(found):
             try:
-                fold = RunFold([segment_of(self._folder, entry)], decisions=self._decisions)
+                fold = RunFold([self.segment(entry)], decisions=self._decisions)
                 fold.skip_to(state.step)
             except TorchmixError as error:  # one of another run may have lost its files, or its data ends before
                 faults.append(error)
@@ -136,4 +140,10 @@ class _History:
                 f"{first.edited_from} that it had before; bring the files back, or give --state FILE of a later step "
                 f"to look at steps from there on"
             )
-        return [segment_of(self._folder, entry) for entry in (chain if whole else chain[-1:])]
+        return [self.segment(entry) for entry in (chain if whole else chain[-1:])]
+
+    def segment(self, entry: HistoryEntry) -> Segment:
+        """What took hold; the recipe at hand, where it is of the same order, has the present balance and epochs."""
+        if (entry.recipe, entry.catalog, entry.denied) == self.present:
+            return replace(self._present, state=entry.before)
+        return segment_of(self._folder, entry)
