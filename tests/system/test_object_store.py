@@ -209,7 +209,11 @@ def test_objects_that_are_replaced_or_deleted_are_named(server, store, processes
     server.put(f"{ROOT}2/parquet/0.parquet", other)
     server.delete(f"{ROOT}2/zstd/1.json.zst")
     for name, row, says in (
-        ("parquet", 0, f"source 'parquet': s3://{ROOT}2/parquet/0.parquet has {len(other)} bytes; it was indexed with"),
+        (
+            "parquet",
+            0,
+            f"source 'parquet': s3://{ROOT}2/parquet/0.parquet: it has {len(other)} bytes; it was indexed with",
+        ),
         ("zstd", 100, f"source 'zstd': s3://{ROOT}2/zstd/1.json.zst: cannot be opened: there is no such object"),
     ):
         child = torchmix(processes, store, "show", recipe, "--source", name, "--row", row)
