@@ -270,3 +270,20 @@ def test_a_plan_of_other_denied_documents_is_refused(recipe: Path, plan: Path) -
     again = planned(recipe)
     found = run_job(recipe, ALONE, steps=2, replay=again, max_steps=STEPS)[0]
     assert same_microbatches(found.microbatches, run_job(recipe, ALONE, steps=2)[0].microbatches)
+
+
+@pytest.mark.parametrize("method", ["best_fit", "concat", "pad"])
+def test_samples_may_become_longer_in_the_plan_and_behind_it(method: str, tmp_path: Path, folds: list[int]) -> None:
+    stages = (
+        "[{from_step: 0, samples: 8}, {from_step: 3, samples: 8, length: 128}, {from_step: 8, samples: 4, length: 256}]"
+    )
+    recipe = write_job(tmp_path, samples=stages, method=method)
+    plan = planned(recipe)
+    expected = run_job(recipe, ALONE, steps=STEPS + 4)[0]
+    folds.clear()
+    first = run_job(recipe, Topology(dp=2), steps=4, replay=plan, max_steps=STEPS)[0]
+    assert folds == []
+    second = run_job(recipe, ALONE, steps=STEPS, replay=plan, state=first.state)[0]
+    assert [*first.digests, *second.digests] == expected.digests
+    assert second.state == expected.state
+    assert same_microbatches(second.microbatches, [each for each in expected.microbatches if each.step >= 4])

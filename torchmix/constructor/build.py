@@ -196,7 +196,7 @@ def _resets(
         id_of_piece = reset_ids[pieces.source]
         id_of_piece[bad] = NO_RESET
         resets = find_resets(values, start, pieces.tokens, id_of_piece)
-    align_tokens = packing.align_tokens if packing.method == "best_fit" else 1
+    align_tokens = packing.align_tokens if packing.method != "concat" else 1
     padded_tokens = -(-pieces.tokens // align_tokens) * align_tokens
     return resets, cut_pieces(start, pieces.tokens, padded_tokens, resets)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.mixture.coming import ComingPieces
+from torchmix.mixture.document_draw import draw_documents
 from torchmix.mixture.draw import MAX_ASKED_TOKENS, Draw, Position, draw
 from torchmix.mixture.next_windows import NextWindows
 from torchmix.mixture.order import StreamOrder
@@ -55,6 +56,14 @@ class Drawing:
             raw, sum_aligned = self._cost_of(found.stretches), self.aligned_sum(found.stretches.tokens)
             ask = ask_less(ask, need_tokens=need, raw_tokens=raw, aligned_tokens=sum_aligned, capacity_tokens=capacity)
         return found, raw, sum_aligned
+
+    def documents(
+        self, position: Position, shares: Int64Array, count: int, drawn: DrawnTokens
+    ) -> tuple[Draw, DrawnTokens]:
+        """So many documents, or as many as there are, and the totals with them; see `draw_documents`."""
+        charge = DOCUMENT_CHARGE if self._counts_documents else None
+        found = draw_documents(self._orders, shares, position, count, max_epochs=self._max_epochs, charge=charge)
+        return found, drawn.plus(self._cost_of(found.stretches), self.aligned_sum(found.stretches.tokens))
 
     def follow(self, before: Position, after: Position, asked: Int64Array) -> None:
         """Make windows that will be due soon; see `NextWindows.follow`."""

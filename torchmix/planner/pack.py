@@ -130,6 +130,19 @@ def concat(pool: Pieces, new: Pieces, tie: NDArray[np.uint64], *, num_samples: i
     )
 
 
+def pad(pieces: Pieces) -> Packed:
+    """A sample for each piece, in their order; nothing is deferred."""
+    count = len(pieces)
+    zeros = np.zeros(count, np.int64)
+    return Packed(
+        pieces=pieces,
+        sample=np.arange(count, dtype=np.int64),
+        slot=zeros,
+        sample_offset=zeros,
+        pool=Pieces.empty(),
+    )
+
+
 def best_fit(
     pool: Pieces,
     new: Pieces,

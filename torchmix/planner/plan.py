@@ -133,6 +133,11 @@ class StepPlan:
         return len(self.placement.dp_rank_of_sample)
 
     @property
+    def length(self) -> int:
+        """Tokens of a sample."""
+        return self.capacity_tokens // self.num_samples
+
+    @property
     def num_microbatches(self) -> int:
         """Microbatches of each data-parallel rank."""
         return self.num_samples // self.layout.row_samples

@@ -234,27 +234,32 @@ class Planner:
     def _draw(
         self, cursor: Cursor, decided: Decided
     ) -> tuple[Pieces, Int64Array, Position, tuple[Decision, ...], DrawnTokens]:
-        """Draw what the pool lacks to fill the batch, and top it up until the batch is full."""
-        length = length_of_step(self.part.batch, cursor.step)
-        if length != self._length:  # what earlier draws have kept is cut for other samples
-            self._length, self.orders = length, self._orders_of(length)
-            self._drawing = Drawing(self.part, self.orders, self.max_epochs, align_tokens=self.align_tokens)
-        capacity = samples_of_step(self.part.batch, cursor.step) * length
+        """Draw what the pool lacks to fill the batch, and top it up until the batch is full.
+
+        The batch is counted in aligned tokens, or in documents where each has a sample of its own.
+        """
+        length, pads = length_of_step(self.part.batch, cursor.step), self.part.packing.method == "pad"
+        self.cut_for(cursor.step)
+        capacity = samples_of_step(self.part.batch, cursor.step) * (1 if pads else length)
         position, decisions, drawn = cursor.position, self._with_begun(cursor), cursor.drawn
         asked = np.zeros(len(self.streams), np.int64)
         parts: list[Stretches] = []
-        have = self._drawing.aligned_sum(cursor.pool.tokens)
+        have = 0 if pads else self._drawing.aligned_sum(cursor.pool.tokens)
         # Each further draw asks for a sample or more: a few tokens would fall below every stream's midpoint.
         num_streams = self.shares_of_step.num_with_share
         while have < capacity and not (self.part.one_pass and have and len(gone_by(decisions)) == num_streams):
-            need = max(capacity - have, length if parts else 0)
             shares = self.shares(decisions, step=cursor.step, decided=decided)
-            more, raw, aligned = self._drawing.draw(position, shares, need, drawn, capacity)
+            if pads:
+                more, drawn = self._drawing.documents(position, shares, capacity - have, drawn)
+                have += len(more.stretches.row)
+            else:
+                need = max(capacity - have, length if parts else 0)
+                more, raw, aligned = self._drawing.draw(position, shares, need, drawn, capacity)
+                drawn = drawn.plus(raw, aligned)
+                have += aligned
             position = more.position
             asked += more.asked
             parts.append(more.stretches)
-            drawn = drawn.plus(raw, aligned)
-            have += aligned
             for s in more.ran_out:
                 name = self.streams[s]
                 if self.part.streams[name].on_exhausted == "error":
@@ -266,6 +271,13 @@ class Planner:
     def _orders_of(self, length: int) -> tuple[StreamOrder, ...]:
         """The streams' orders for samples of so many tokens."""
         return tuple(self._order_of(name=name, length=length) for name in self.streams)
+
+    def cut_for(self, step: int) -> None:
+        """Have documents cut for the samples of a step."""
+        length = length_of_step(self.part.batch, step)
+        if length != self._length:  # what earlier draws have kept is cut for other samples
+            self._length, self.orders = length, self._orders_of(length)
+            self._drawing = Drawing(self.part, self.orders, self.max_epochs, align_tokens=self.align_tokens)
 
     def _with_begun(self, cursor: Cursor) -> tuple[Decision, ...]:
         """The decisions, with the stages of the schedule that begin at an epoch and with this step."""
@@ -283,6 +295,8 @@ class Planner:
         if packing.method == "concat":
             tie = pack.piece_hashes(seed, step, self._names.of(drawn), drawn)
             packed = pack.concat(cursor.pool, drawn, tie, num_samples=num_samples, length=length)
+        elif packing.method == "pad":
+            packed = pack.pad(pack.split_long(drawn, length))
         else:
             drawn = pack.split_long(drawn, length)
             both = Pieces.concatenate([cursor.pool, drawn])

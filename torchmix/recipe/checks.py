@@ -53,10 +53,16 @@ def _check_numbers(recipe: Recipe) -> None:
     check_range(recipe.seed, "seed", 0, 2**63 - 1)
     _check_batch(batch)
     check_range(packing.align_tokens, "packing.align_tokens", 1)
-    if packing.method == "best_fit" and batch.length % packing.align_tokens:
+    if packing.method != "concat" and batch.length % packing.align_tokens:
         default = ", the default," if packing.align_tokens == Packing().align_tokens else ""
         message = f"{packing.align_tokens}{default} does not divide batch.length {batch.length}; choose a divisor of it"
         raise RecipeError(message, "packing.align_tokens")
+    if packing.method == "pad" and packing.overflow == "split" and recipe.unit == "documents":
+        message = (
+            "split, the default, cuts long documents into pieces, and unit: documents draws them as a whole, while pad "
+            "gives each piece a sample; write truncate, drop or error"
+        )
+        raise RecipeError(message, "packing.overflow")
     check_balance(balance)
     if model is not None:
         for name in ("layers", "hidden", "ffn", "heads"):

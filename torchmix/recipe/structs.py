@@ -228,8 +228,8 @@ class Dynamic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How documents become samples of fixed length."""
 
-    method: Literal["concat", "best_fit"] = "best_fit"
-    """`concat` cuts the stream every `length` tokens; `best_fit` keeps documents whole where they fit."""
+    method: Literal["concat", "best_fit", "pad"] = "best_fit"
+    """`concat` cuts the stream every `length` tokens; `best_fit` keeps documents whole; `pad` gives each a sample."""
     overflow: Literal["split", "truncate", "drop", "error"] = "split"
     """What happens to a document longer than a sample; applied before the draw."""
     boundaries: Literal["document", "none"] = "document"

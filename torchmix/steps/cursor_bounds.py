@@ -12,7 +12,8 @@ longest piece: at most L, and at most those of its longest document:
     epoch              at most the tokens that have been drawn from all streams, as each epoch gives one or more;
                        and those are at most the capacity of the steps before, plus the pool
     window, offset     exist in the stream; the offset counts pieces of the window
-    debt               |debt| <= longest(s) / 2, as a draw stops at the midpoint of a piece (mixture/draw.py)
+    debt               |debt| <= longest(s) / 2, as a draw stops at the midpoint of a piece (mixture/draw.py); with
+                       `pad` at most four samples for each stream, twice what mixture/document_draw.py proves
     residue            in [0, 2^32)
     drawn              1 <= raw <= aligned <= 2^40; raw is at most one more than the tokens that have been drawn, and
                        aligned at most `align_tokens` * (raw + 1), as each piece has a token or more
@@ -63,7 +64,8 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
     by_document = planner.part.counts_documents  # which are then drawn as a whole
     most_piece = MAX_DOCUMENT_TOKENS if by_document else length
     longest = np.array([min(order.space.longest_tokens, most_piece) for order in planner.orders], np.int64)
-    most_in_pool = most_pool_tokens(planner, longest) if cursor.step else 0
+    pads = planner.part.packing.method == "pad"
+    most_in_pool = most_pool_tokens(planner, longest) if cursor.step and not pads else 0
     batch = planner.part.batch
     drawn = tokens_before(batch, cursor.step) + most_in_pool
     position = cursor.position
@@ -71,6 +73,8 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
         epoch, window, offset = int(position.epoch[s]), int(position.window[s]), int(position.offset[s])
         debt, residue = int(position.debt[s]), int(position.residue[s])
         most_debt = (DOCUMENT_CHARGE if by_document else int(longest[s])) // 2
+        if pads:
+            most_debt = 4 * max(length, DOCUMENT_CHARGE) * len(planner.orders)
         name = planner.streams[s]
         _check(f"epoch of stream {name!r}", epoch, 0, drawn)
         _check(f"window of stream {name!r}", window, 0, order.num_windows - 1)

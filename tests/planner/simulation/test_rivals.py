@@ -62,7 +62,7 @@ def test_rank_sums_are_alike_and_every_bin_has_its_samples() -> None:
 def test_all_ways_have_the_documents_of_the_step(method: str, tmp_path: Path) -> None:
     planner = planner_of(tmp_path, method=method)
     for plan in plans(planner, 3):
-        ways = ways_of(plan, backbone_cost(planner.part), planner.part.packing, 128, planner.part.seed)
+        ways = ways_of(plan, backbone_cost(planner.part), planner.part.packing, planner.part.seed)
         assert list(ways) == list(ORDERS)
         total = int(plan.pieces.tokens.sum())
         assert {name: way.tokens for name, way in ways.items() if name != "arrival order"} == {
@@ -81,7 +81,7 @@ def test_all_ways_have_the_documents_of_the_step(method: str, tmp_path: Path) ->
 def test_equal_samples_take_the_ideal_and_the_bubble(tmp_path: Path) -> None:
     planner = planner_of(tmp_path)
     same = CostModel(per_token=3, per_pair=0, whole_sample=False)
-    simulation = Simulation(cost=same, packing=planner.part.packing, length=128, seed=planner.part.seed)
+    simulation = Simulation(cost=same, packing=planner.part.packing, seed=planner.part.seed)
     for plan in plans(planner, 2):
         simulation.add(plan)
     # 16 samples of 128 tokens on 4 ranks, forward and backward three times that, half of it on each of two stages.
@@ -97,7 +97,7 @@ def test_equal_samples_take_the_ideal_and_the_bubble(tmp_path: Path) -> None:
 def test_the_plan_is_no_slower_than_its_rivals(tmp_path: Path) -> None:
     planner = planner_of(tmp_path)
     steep = CostModel(per_token=1, per_pair=1, whole_sample=False)
-    simulation = Simulation(cost=steep, packing=planner.part.packing, length=128, seed=planner.part.seed)
+    simulation = Simulation(cost=steep, packing=planner.part.packing, seed=planner.part.seed)
     for plan in plans(planner, 20):
         simulation.add(plan)
     found = {name: times.each_microbatch for name, times in simulation.times.items()}

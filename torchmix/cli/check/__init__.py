@@ -2,6 +2,7 @@
 
 stream_facts.py         what is known of a stream before a run
 findings.py             what is wrong with the mixture, or worth knowing
+fill_findings.py        batches that hold much padding
 file_findings.py        what is wrong with files and columns
 vocabulary_findings.py  ids that the model does not have, or of two vocabularies
 image_findings.py       which source the encoder works for, and images that samples cannot hold

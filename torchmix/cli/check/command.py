@@ -20,6 +20,7 @@ from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.catalog.views.wanted import PartViews, views_of
 from torchmix.cli.check.cell_findings import cell_findings
 from torchmix.cli.check.file_findings import file_findings
+from torchmix.cli.check.fill_findings import fill_findings
 from torchmix.cli.check.findings import (
     EXIT_CODE_OF_LEVEL,
     Finding,
@@ -137,6 +138,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                     progress=bar.update,
                 )
             findings += forecast_findings(part, result)
+            findings += fill_findings(part, result)
             findings += schedule_findings(part, result)
         except PlanError as error:
             findings.append(Finding(level=Level.FINDING, where="sources", message=str(error)))

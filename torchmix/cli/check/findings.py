@@ -22,7 +22,7 @@ from torchmix.cli.check.stream_facts import where_of_stream
 from torchmix.cli.selections import rows_and_tokens, shares_of_sources
 from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.formats.table import READ_AS
-from torchmix.planner.forecast.figures import LOW_FILL, Forecast, SourceForecast
+from torchmix.planner.forecast.figures import Forecast, SourceForecast
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.parts import Part
@@ -223,7 +223,6 @@ def forecast_findings(part: Part, result: Forecast) -> Iterator[Finding]:
                 f"{count_text(source.epoch_tokens)} tokens, a step takes about {step_tokens}; a lower share avoids that"
             )
             yield Finding(level=Level.NOTE, where=where_of_stream(part, source.name), message=message)
-    yield from _low_fill(part, result)
     yield from _late_sources(result)
     yield from _uneven_sources(result)
     if result.stop_step is not None and not _stops_by_error(part, result):
@@ -231,30 +230,6 @@ def forecast_findings(part: Part, result: Forecast) -> Iterator[Finding]:
             f"every source has given its max_epochs by step {result.stop_step}; train for fewer steps or raise them"
         )
         yield Finding(level=Level.FINDING, where="sources", message=message)
-
-
-def _low_fill(part: Part, result: Forecast) -> Iterator[Finding]:
-    """Batches with much padding: their samples cost as much as full ones."""
-    if not result.num_low_fills:
-        return
-    packing, length = part.packing, count_text(part.batch.length)
-    if 1 - result.alignment > (1 - result.fill) / 2:
-        reason = (
-            f"documents rounded up to align_tokens {packing.align_tokens} take {1 / result.alignment:.2f} times their "
-            f"tokens; a smaller align_tokens, or method: concat, wastes less"
-        )
-    else:
-        reason = (
-            f"whole documents leave room at the ends of samples of {length} tokens; a longer batch.length, more "
-            f"samples, or method: concat, wastes less"
-        )
-    is_common = result.fill < LOW_FILL
-    count, steps = count_text(result.num_low_fills), count_text(result.simulated_steps)
-    message = (
-        f"{count} of {steps} batches are filled below {LOW_FILL:.0%}, on average {percent_text(result.fill)}, step "
-        f"{count_text(result.lowest_fill_step)} to {percent_text(result.lowest_fill)}: {reason}"
-    )
-    yield Finding(level=Level.FINDING if is_common else Level.NOTE, where="packing", message=message)
 
 
 def _late_sources(result: Forecast) -> Iterator[Finding]:

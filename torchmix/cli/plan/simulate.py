@@ -20,6 +20,7 @@ from torchmix.planner.simulation.rivals import ORDERS
 from torchmix.planner.simulation.simulate import ASSUMPTIONS, Simulation
 from torchmix.recipe.balance.structs import Balance
 from torchmix.recipe.parts import Part
+from torchmix.recipe.ramp import most_length
 from torchmix.recipe.structs import Batch
 
 DEFAULT_STEPS = 8
@@ -62,7 +63,7 @@ def simulated_part(arguments: argparse.Namespace, part: Part) -> Part:
     if arguments.samples is not None:
         if arguments.out is not None:
             raise OptionError("--samples plans another run than the recipe's, which --out would write down")
-        part = replace(part, batch=Batch(samples=arguments.samples, length=part.batch.length))
+        part = replace(part, batch=Batch(samples=arguments.samples, length=most_length(part.batch)))
     settings = part.balance
     if arguments.model is not None:
         model = named_model(arguments.model)
@@ -82,7 +83,7 @@ _REPLACED = ("method", "model", "cost")
 
 def simulation_of(part: Part) -> Simulation:
     """A simulation without steps."""
-    return Simulation(cost=backbone_cost(part), packing=part.packing, length=part.batch.length, seed=part.seed)
+    return Simulation(cost=backbone_cost(part), packing=part.packing, seed=part.seed)
 
 
 def simulation_values(

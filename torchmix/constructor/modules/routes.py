@@ -47,7 +47,7 @@ def slice_align(packing: Packing) -> int | None:
 
     It cuts documents where packing aligns them and boundaries stop attention at them.
     """
-    cuts_documents = packing.method == "best_fit" and packing.boundaries == "document"
+    cuts_documents = packing.method != "concat" and packing.boundaries == "document"
     return packing.align_tokens if cuts_documents else None
 
 

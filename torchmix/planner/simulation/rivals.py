@@ -45,19 +45,18 @@ class Placed:
     """In the samples, without padding."""
 
 
-def ways_of(plan: StepPlan, cost: CostModel, packing: Packing, length: int, seed: int) -> dict[str, Placed]:
+def ways_of(plan: StepPlan, cost: CostModel, packing: Packing, seed: int) -> dict[str, Placed]:
     """The step in each of ORDERS.
 
     Args:
         plan: The step.
         cost: Of the backbone.
         packing: The recipe's.
-        length: Tokens of a sample.
         seed: The recipe's.
     """
-    layout, tokens = plan.layout, int(plan.pieces.tokens.sum())
+    layout, length, tokens = plan.layout, plan.length, int(plan.pieces.tokens.sum())
     of_sample = cost.of_samples(plan.pieces.tokens, plan.sample, num_samples=plan.num_samples, length=length)
-    arrived_tokens, arrived_sample = in_arrival_order(plan, packing, length, seed)
+    arrived_tokens, arrived_sample = in_arrival_order(plan, packing, seed)
     of_arrived = cost.of_samples(arrived_tokens, arrived_sample, num_samples=plan.num_samples, length=length)
     plain = in_hash_order(plan.num_samples, layout)
     return {
@@ -86,7 +85,7 @@ def by_rank_sums(cost: Int64Array, layout: Layout) -> Placement:
     )
 
 
-def in_arrival_order(plan: StepPlan, packing: Packing, length: int, seed: int) -> tuple[Int64Array, Int64Array]:
+def in_arrival_order(plan: StepPlan, packing: Packing, seed: int) -> tuple[Int64Array, Int64Array]:
     """Tokens and sample of each piece, packed as they come, up to the step's number of samples.
 
     Returns:
@@ -95,10 +94,12 @@ def in_arrival_order(plan: StepPlan, packing: Packing, length: int, seed: int) -
     pieces = plan.pieces
     tie = hash_columns(named_key(seed, "arrival", plan.step), pieces.stream, pieces.epoch, pieces.row, pieces.start)
     if packing.method == "concat":
-        cut = pack.concat(Pieces.empty(), pieces, tie, num_samples=plan.num_samples, length=length)
+        cut = pack.concat(Pieces.empty(), pieces, tie, num_samples=plan.num_samples, length=plan.length)
         return cut.pieces.tokens, cut.sample
     tokens = pieces.tokens[order_by(np.zeros_like(tie), tie, major_bits=0)]
-    sample = next_fit(pack.aligned(tokens, packing.align_tokens), length)
+    if packing.method == "pad":
+        return tokens, np.arange(len(tokens))
+    sample = next_fit(pack.aligned(tokens, packing.align_tokens), plan.length)
     inside = sample < plan.num_samples
     return tokens[inside], sample[inside]
 

@@ -60,8 +60,6 @@ class Simulation:
 
     cost: CostModel
     packing: Packing
-    length: int
-    """Tokens of a sample."""
     seed: int
     num_steps: int = 0
     ideal: float = 0.0
@@ -74,7 +72,7 @@ class Simulation:
     def add(self, plan: StepPlan) -> None:
         """Count a step."""
         stages, num_rows = plan.layout.pp, plan.num_microbatches
-        ways = ways_of(plan, self.cost, self.packing, self.length, self.seed)
+        ways = ways_of(plan, self.cost, self.packing, self.seed)
         ours = ways["this plan"]
         ideal = (1 + BACKWARD) * float(ours.cost.sum()) / plan.layout.dp / stages
         self.num_steps += 1

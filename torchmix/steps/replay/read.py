@@ -123,6 +123,7 @@ class RecordedPlan:
             PlanFilesError: What is on disk is not what was planned.
         """
         planner, step = self._planner, cursor.step
+        planner.cut_for(step)
         after = self.cursor(step + 1)
         columns, rows = self._pieces.of_step(step)
         of = {name: column[rows] for name, column in columns.items()}

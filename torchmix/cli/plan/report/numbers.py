@@ -55,7 +55,7 @@ class ReportNumbers:
         """The numbers of the page; there is at least one step."""
         plan = self._shown
         assert plan is not None, "there is a step"
-        cost = self._cost.of_samples(plan.pieces.tokens, plan.sample, num_samples=plan.num_samples, length=self._length)
+        cost = self._cost.of_samples(plan.pieces.tokens, plan.sample, num_samples=plan.num_samples, length=plan.length)
         plain = in_hash_order(plan.num_samples, plan.layout)
         streams = sorted(set().union(*self._of_streams))  # an edit may bring some and take some
         fill, before, after = zip(*self._of_step, strict=True)
