@@ -7,10 +7,10 @@ import pytest
 from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
-from torchmix.planner.cost import CostModel, cost_model
+from torchmix.planner.cost import CostModel, cost_model, encoder_cost
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.planner import Planner
-from torchmix.recipe.balance.structs import Balance, Model
+from torchmix.recipe.balance.structs import Balance, EncoderModel, Model
 
 LLAMA_8B = Model(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128_256)
 
@@ -89,3 +89,71 @@ def planner_with(*, vocab_size: int | None) -> Planner:
         make_recipe({"web": "100%"}), balance=Balance(method="rows", model=model), vocab_size=vocab_size
     )
     return make_planner(recipe, {"web": synthetic_sizes(40, shortest=1, longest=9)})
+
+
+@pytest.mark.parametrize("experts", [1, 2, 8])
+def test_a_mixture_of_experts_computes_the_block_of_each_expert_that_a_token_has(experts: int) -> None:
+    sparse = Model(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=32000, experts_per_token=experts)
+    dense = Model(layers=32, hidden=4096, ffn=14336 * experts, heads=32, kv_heads=8, vocab=32000)
+    one, other = (cost_model(model, boundaries="document") for model in (sparse, dense))
+    assert one == other
+    alone = one.of_samples(np.array([3000]), np.array([0]), num_samples=1, length=3000)
+    assert int(alone[0]) * 2 * 4096 == flops_of_a_document(dense, 3000)
+    # Attention is the same whatever the experts, so long documents weigh less in a sparse model.
+    assert one.per_pair == 32
+
+
+def flops_of_an_image(model: EncoderModel, patches: int, window: int | None) -> int:
+    """Forward floating-point operations of one image, layer by layer; all patches of a window attend to each other."""
+    hidden, matrices = model.hidden, 3 if model.mlp == "swiglu" else 2
+    kv = hidden * (model.kv_heads or model.heads) // model.heads
+    total = 2 * patches * 3 * (model.patch or 0) ** 2 * hidden
+    for layer in range(model.layers):
+        attended = patches if window is None or layer in model.full_layers else min(patches, window)
+        total += 2 * patches * (2 * hidden**2 + 2 * hidden * kv + matrices * hidden * model.ffn)
+        total += 2 * 2 * patches * attended * hidden
+    if model.out is not None:
+        merged = model.merge**2 * hidden
+        total += 2 * (patches // model.merge**2) * (merged * merged + merged * model.out)
+    return total
+
+
+@pytest.mark.parametrize("patches", [4, 64, 1024, 16_384])
+@pytest.mark.parametrize(
+    ("model", "window"),
+    [
+        (EncoderModel(layers=3, hidden=64, ffn=256, heads=4), None),
+        (EncoderModel(layers=3, hidden=64, ffn=256, heads=4, kv_heads=2, mlp="swiglu", patch=14), None),
+        # Windows of 112 pixels are 8 x 8 patches of 14; two layers see the whole image, as in Qwen2.5-VL.
+        (
+            EncoderModel(
+                layers=8,
+                hidden=64,
+                ffn=200,
+                heads=4,
+                mlp="swiglu",
+                patch=14,
+                window=112,
+                full_layers=(3, 7),
+                merge=2,
+                out=96,
+            ),
+            64,
+        ),
+        (EncoderModel(layers=4, hidden=32, ffn=64, heads=2, window=100), 100),
+    ],
+)
+def test_an_encoder_costs_its_layers_its_windows_and_its_merge(
+    model: EncoderModel, window: int | None, patches: int
+) -> None:
+    cost = encoder_cost(model)
+    assert int(cost.of_items(np.array([patches]))[0]) * 2 * model.hidden == flops_of_an_image(model, patches, window)
+
+
+def test_a_window_makes_the_cost_of_large_images_grow_with_their_size_alone() -> None:
+    full = encoder_cost(EncoderModel(layers=4, hidden=64, ffn=128, heads=4))
+    windowed = encoder_cost(EncoderModel(layers=4, hidden=64, ffn=128, heads=4, window=64))
+    sizes = np.array([16, 64, 1000, 2000])
+    assert full.of_items(sizes)[:2].tolist() == windowed.of_items(sizes)[:2].tolist()
+    assert windowed.of_items(sizes)[3] == 2 * windowed.of_items(sizes)[2]
+    assert full.of_items(sizes)[3] > 2 * full.of_items(sizes)[2]
