@@ -104,6 +104,7 @@ def test_encoders_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (("--steps", "2", "--model", "llama3-8b"), "--model goes with --simulate"),
         (("--steps", "2", "--samples", "8"), "--samples goes with --simulate"),
         (("--simulate", "--samples", "8", "--out", "x"), "another run than the recipe's"),
+        (("--simulate", "--dp", "48"), "divide by dp 48 x micro_batch_size 1 = 48; --samples 48 simulates one"),
         (("--simulate", "--world", "30", "--tp", "4"), "--world 30 does not divide by tp 4"),
     ],
 )

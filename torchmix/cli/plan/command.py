@@ -95,6 +95,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     folder = recipe_directory(arguments.recipe) / recipe.catalog
     catalog = open_part(folder, part)
     layout = layout_of_arguments(arguments, part)
+    simulation = simulation_of(part, layout) if arguments.simulate else None
     state = state_of(arguments, part, catalog)
     start = _start(arguments, state)
     directory = recipe_directory(arguments.recipe)
@@ -102,7 +103,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     planners = fold.planners()
     shares, epochs = _mean_shares(planners, start, arguments.steps), _epoch_tokens(planners)
     summary = PlanSummary(shares, [epochs[name] for name in shares])
-    simulation = simulation_of(part) if arguments.simulate else None
     numbers = ReportNumbers(backbone_cost(part), most_length(part.batch)) if arguments.report is not None else None
     stop = sys.maxsize if arguments.steps is None else start + arguments.steps
     has_ended = False

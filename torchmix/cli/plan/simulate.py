@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchmix.cli.terminal import at_least, count_text, print_table
-from torchmix.errors import OptionError
+from torchmix.errors import OptionError, TopologyError
 from torchmix.parallel.layout import Layout
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.simulation.named_models import MODELS, named_model
@@ -20,7 +20,7 @@ from torchmix.planner.simulation.rivals import ORDERS
 from torchmix.planner.simulation.simulate import ASSUMPTIONS, Simulation
 from torchmix.recipe.balance.structs import Balance
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import most_length
+from torchmix.recipe.ramp import most_length, stages_of
 from torchmix.recipe.structs import Batch
 
 DEFAULT_STEPS = 8
@@ -81,8 +81,18 @@ def simulated_part(arguments: argparse.Namespace, part: Part) -> Part:
 _REPLACED = ("method", "model", "cost")
 
 
-def simulation_of(part: Part) -> Simulation:
-    """A simulation without steps."""
+def simulation_of(part: Part, layout: Layout) -> Simulation:
+    """A simulation without steps.
+
+    Raises:
+        TopologyError: The batch does not divide by the ranks; says how to simulate another one.
+    """
+    for stage in stages_of(part.batch):
+        if stage.samples % layout.row_samples:
+            raise TopologyError(
+                f"a global batch of {stage.samples} samples does not divide by {layout} = {layout.row_samples}; "
+                f"--samples {-(-stage.samples // layout.row_samples) * layout.row_samples} simulates one that does"
+            )
     return Simulation(cost=backbone_cost(part), packing=part.packing, seed=part.seed)
 
 
