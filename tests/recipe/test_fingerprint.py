@@ -8,7 +8,10 @@ import msgspec
 import pytest
 
 from tests.support.recipe_text import TEXT, edited, load_text, small_recipe
+from tests.support.recipes import make_recipe
+from torchmix.recipe import fingerprint
 from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Packing, Recipe, Source
 
 
@@ -148,3 +151,19 @@ def test_a_map_is_another_order_and_none_leaves_it_as_it_was() -> None:
         for words in (None, "mine:f", "mine:g")
     }
     assert len(set(prints.values())) == 3
+
+
+def test_a_part_is_looked_through_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    made = fingerprint._made_order
+    monkeypatch.setattr(fingerprint, "_made_order", lambda part: looks.append(part.seed) or made(part))
+    recipe = make_recipe({"a": "30%", "b": "70%"})
+    parts = [part_of(msgspec.structs.replace(recipe, seed=seed), "train") for seed in range(10)]
+    first = [recipe_fingerprint(part) for part in parts[:2]]
+    assert [recipe_fingerprint(part) for part in parts[:2]] == first and len({*first}) == 2
+    assert fingerprint.recipe_keys(parts[1])["seed"] == "1"
+    assert looks == [0, 1]
+    for part in parts:
+        recipe_fingerprint(part)
+    assert len(fingerprint._known) == 8
+    assert recipe_fingerprint(parts[0]) == first[0]

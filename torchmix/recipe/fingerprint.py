@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -106,8 +107,22 @@ def _compact(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
+_known: deque[tuple[Part, dict[str, Any]]] = deque(maxlen=8)
+"""What was made for the parts that were asked for last: adding up the shares of hundreds of sources takes some 20 ms,
+and opening a loader or loading a state asks for it several times."""
+
+
 def _order(part: Part) -> dict[str, Any]:
-    """All that decides the order."""
+    """All that decides the order; made once for each part, which nobody alters."""
+    for known, order in tuple(_known):
+        if known is part:
+            return order
+    order = _made_order(part)
+    _known.append((part, order))
+    return order
+
+
+def _made_order(part: Part) -> dict[str, Any]:
     order: dict[str, Any] = {
         "format": ORDER_FORMAT,
         "seed": part.seed,
