@@ -62,6 +62,8 @@ def test_books_of_many_sources_are_decoded_once_with_no_cache(tmp_path: Path, me
 class ReaderOfMemory:
     """Gives the documents of a world, and records its calls."""
 
+    images = None
+
     def __init__(self, world: World) -> None:
         self._documents = [world.documents[name] for name in sorted(world.documents)]
         self.calls: set[str] = set()

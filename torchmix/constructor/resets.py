@@ -7,6 +7,7 @@ token for each distinct id, a few numpy passes over pieces and resets, and nothi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.recipe.parts import Part
+from torchmix.recipe.source.resets import sources_with_resets
 
 NO_RESET = -1
 """Stands for the id of a source without `reset_id`."""
@@ -77,3 +80,9 @@ def cut_pieces(start: Int64Array, tokens: Int64Array, padded_tokens: Int64Array,
     part_tokens = np.where(is_last, stop[piece_of_part], np.append(part_start[1:], 0)) - part_start
     padding = np.where(is_last, (padded_tokens - tokens)[piece_of_part], 0)
     return CutPieces(piece=piece_of_part, start=part_start, tokens=part_tokens, padded_tokens=part_tokens + padding)
+
+
+def reset_ids_of(part: Part, sources: Sequence[str]) -> Int64Array | None:
+    """The `reset_id` of each source, as `build` takes them."""
+    ids = sources_with_resets(part.sources)
+    return np.array([ids.get(name, NO_RESET) for name in sources]) if ids else None

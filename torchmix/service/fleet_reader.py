@@ -61,7 +61,7 @@ class FleetReader:
         ]
         runs = [run_pages(table.num_pages, k) for table, k in zip(tables, self._at_once, strict=True)]
         self._run_pages = np.array(runs, np.int64)
-        self._scratch = Scratch()
+        self._scratch, self._other_scratch = Scratch(), Scratch()
         self._is_closed = False
         self._bytes_served = self._bytes_received = 0
         fleet.members.name_sources([source.name for source in sources])
@@ -91,6 +91,7 @@ class FleetReader:
         if self._is_closed:
             raise LoaderClosed("the reader was used after close(); make a new one")
         assert not len(places) or (places.min() >= 0 and (places + tokens).max() <= num_places), "pieces in bounds"
+        self._scratch, self._other_scratch = self._other_scratch, self._scratch
         at = self._locator.locate(source, rows, starts, tokens, token_bytes=self._no_files)
         parts = _parts_of(at.start, at.tokens, places[at.order], at.goes_on)
         copy = PieceCopy(

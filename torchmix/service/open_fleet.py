@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +191,11 @@ class FleetOrFiles:
         """
         while True:
             try:
-                return self._reader.read(
+                found = self._reader.read(
                     source, rows, starts, tokens, places=places, num_places=num_places, epochs=epochs
                 )
+                # A reader of files uses its memory in each call, one of loaders in every other.
+                return found if self._read_here is not None else replace(found, values=found.values.copy())
             except LoaderLost as error:
                 assert self._read_here is not None, "files raise other errors"
                 self._reader.close()

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torchmix.constructor.build import ReplicaPieces, build, pieces_of_replica
 from torchmix.constructor.context_parallel import cp_slices, share_of
 from torchmix.constructor.fields import StepTensors
+from torchmix.constructor.resets import reset_ids_of
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
 from torchmix.planner.plan import StepPlan
 from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.parts import Part
-from torchmix.steps.replica_steps import reset_ids_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

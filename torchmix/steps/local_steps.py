@@ -22,7 +22,8 @@ from torchmix.reader.used_rows import used_rows
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.row_map import maps_of
 from torchmix.service.open_fleet import open_fleet_reader
-from torchmix.steps.replica_steps import Consumer, Consumers, SharedStep, StreamSettings, shared_steps
+from torchmix.steps.blocks.read_steps import Consumer, Consumers
+from torchmix.steps.replica_steps import SharedStep, StreamSettings, shared_steps
 
 
 class HeldReader:

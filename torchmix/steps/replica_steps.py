@@ -13,46 +13,38 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
-from torchmix.constructor.build import ReplicaPieces, build, pieces_of_replica
+from torchmix.constructor.build import build
 from torchmix.constructor.memory import StepMemory
-from torchmix.constructor.resets import NO_RESET
-from torchmix.errors import SourceExhausted, TorchmixError
+from torchmix.constructor.resets import reset_ids_of
+from torchmix.errors import SourceExhausted
 from torchmix.parallel.layout import Layout
 from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
 from torchmix.planner.cursor import gone_by
-from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
-from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
-from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
+from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.source.bad_rows import masked_sources
-from torchmix.recipe.source.resets import sources_with_resets
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.scale.progress import ProgressLog
-from torchmix.steps.bad_tokens import BadTokenBounds
-from torchmix.steps.blocks.plan_blocks import PlannedStep, plan_blocks
-from torchmix.steps.blocks.read_blocks import read_together
-from torchmix.steps.boundary import boundary_of_cursor
-from torchmix.steps.cursor_state import state_of_cursor
+from torchmix.steps.blocks.one_ahead import one_ahead
+from torchmix.steps.blocks.plan_blocks import plan_blocks
+from torchmix.steps.blocks.read_steps import Consumer, Consumers, ReadStep, read_steps
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import encode_header
 from torchmix.steps.history.start import start_cursor
 from torchmix.steps.module_items import arrays_of_modules
 from torchmix.steps.replay.read import RecordedPlan, open_recorded_plan
-from torchmix.steps.state import LoaderState, decode_state, encode_state
+from torchmix.steps.state import LoaderState, decode_state
 from torchmix.steps.step_images import decoder_of_run
-from torchmix.steps.windows_ahead import WindowsAhead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,19 +80,6 @@ class StreamSettings:
     """Folder of a plan on disk, whose steps are given without being planned."""
     fleet: FleetSettings | None = None
     """Shared loaders to ask; None: files are read."""
-
-
-class Consumer(NamedTuple):
-    """Whoever gets a replica's step."""
-
-    replica: int
-    """Data-parallel rank, in [0, layout.dp)."""
-    memory: StepMemory
-    """Where the memory of the sequence fields comes from."""
-
-
-Consumers = Callable[[int], Mapping[int, Consumer]]
-"""A step's number -> whom to build it for, each under a number of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -199,7 +178,6 @@ def _steps(
     is_stopped: Callable[[], bool],
 ) -> Generator[SharedStep, None, None]:
     part = settings.part
-    fingerprint, keys = recipe_fingerprint(part), key_digests(recipe_keys(part))
     try:
         if recorded is not None:
             cursor = recorded.cursor_of_state(start, is_stopped=is_stopped)
@@ -213,93 +191,38 @@ def _steps(
     if cursor is None:
         return
     masked = masked_sources(part.sources)
-    bounds = BadTokenBounds(part, catalog)
-    windows = WindowsAhead(planner, reader)
     decoder = decoder_of_run(start, has_images=reader.images is not None)
     progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
-    first_microbatch, like = start.microbatch, b""
-    for block in plan_blocks(planner, cursor, settings.max_steps, recorded=recorded):
-        to_come = documents_to_come(planner, block[-1].after)
-        reader.hold(to_come.source, to_come.row, to_come.start)
-        if not like:
-            first = state_of_cursor(
-                block[0].after,
-                planner,
-                recipe=fingerprint,
-                catalog=catalog.fingerprint,
-                keys=keys,
-                log_branch=log.branch if log else "",
-                decoder=decoder,
-            )
-            like = encode_state(first)
-        for (plan, after, plan_s), read, read_s, reading in _read_block(settings, block, reader, consumers):
+    branch, first_microbatch = log.branch if log else "", start.microbatch
+    blocks = plan_blocks(planner, cursor, settings.max_steps, recorded=recorded)
+    steps = read_steps(part, blocks, planner, catalog, reader, consumers, branch=branch, decoder=decoder)
+    if settings.fleet is not None:  # loaders are asked for a step while the one before it is built
+        steps = one_ahead(steps)
+    try:
+        for read in steps:
+            plan, after, plan_s = read.planned
             if any(one.replica == 0 for one in read.consumers.values()):
                 progress.note(after.step, gone_by(after.decisions), after.decided.shares)
-            boundary = boundary_of_cursor(after, planner, recipe=fingerprint, like=like)
             built, build_s = build_step(settings, plan, read, reader, masked=masked)
-            most_bad_tokens = bounds.at(after)
+            assert read.boundary is not None, "each step has one"
             arrays = {}
             for consumer, step in built.items():
                 header = encode_header(
                     plan,
-                    boundary,
+                    read.boundary,
                     first_microbatch=first_microbatch,
                     bad_tokens=_by_name(plan.sources, step.bad_tokens),
-                    most_bad_tokens=most_bad_tokens,
+                    most_bad_tokens=read.most_bad_tokens,
                     plan_s=plan_s,
-                    read_s=read_s,
+                    read_s=read.read_s,
                     build_s=build_s,
-                    reading=reading,
+                    reading=read.reading,
                 )
                 arrays[consumer] = replace(step, header=header)
             yield SharedStep(step=plan.step, order_digest=plan.order_digest, arrays=arrays)
             first_microbatch = 0
-        windows.follow(block[-1].after)
-
-
-class ReadStep(NamedTuple):
-    """What a step is built from, and for whom."""
-
-    consumers: Mapping[int, Consumer]
-    pieces: Mapping[int, ReplicaPieces]
-    """By replica."""
-    tokens: Mapping[int, Tokens]
-    """By replica."""
-
-
-Reading = dict[str, int | float]
-
-
-def _read_block(
-    settings: StreamSettings, block: Sequence[PlannedStep], reader: StepReader, consumers: Consumers
-) -> Generator[tuple[PlannedStep, ReadStep, float, Reading], None, None]:
-    """Each step of a block with its tokens, the seconds that these took, and the reader's figures.
-
-    Raises:
-        TorchmixError: A step cannot be read; those before it have been given.
-    """
-    began = time.perf_counter()
-    consumers_of = [consumers(plan.step) for plan, _, _ in block]
-    pieces_of = {
-        (i, replica): pieces_of_replica(step.plan, replica)
-        for i, step in enumerate(block)
-        for replica in dict.fromkeys(replica for replica, _ in consumers_of[i].values())
-    }
-    try:
-        lengths = [length_of_step(settings.part.batch, block[i].plan.step) for i, _ in pieces_of]
-        tokens_of = read_together(reader, pieces_of, lengths) if pieces_of else {}
-    except TorchmixError:
-        if len(block) == 1:
-            raise
-        for step in block:  # one by one, so that the error comes in the place of its step
-            yield from _read_block(settings, [step], reader, consumers)
-        return
-    read_s = (time.perf_counter() - began) / len(block)
-    reading = reader.stats()
-    for i, step in enumerate(block):
-        pieces = {replica: pieces for (j, replica), pieces in pieces_of.items() if i == j}
-        tokens = {replica: tokens for (j, replica), tokens in tokens_of.items() if i == j}
-        yield step, ReadStep(consumers_of[i], pieces, tokens), read_s, reading
+    finally:
+        steps.close()
 
 
 def build_step(
@@ -331,9 +254,3 @@ def build_step(
 def _by_name(names: Sequence[str], tokens: NDArray[np.int64] | None) -> dict[str, int]:
     """Tokens of each source that has some."""
     return {} if tokens is None else {name: count for name, count in zip(names, tokens.tolist(), strict=True) if count}
-
-
-def reset_ids_of(part: Part, sources: Sequence[str]) -> Int64Array | None:
-    """The `reset_id` of each source, as `build` takes them."""
-    ids = sources_with_resets(part.sources)
-    return np.array([ids.get(name, NO_RESET) for name in sources]) if ids else None

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
 from torchmix.errors import MemoryLimit
+from torchmix.steps.blocks.read_steps import Consumer
 from torchmix.steps.local_steps import local_shared_steps
-from torchmix.steps.replica_steps import Consumer
 from torchmix.steps.state import LoaderState, decode_state
 from torchmix.steps.worker.channel import Channel
 from torchmix.steps.worker.messages import EndReply, FailedReply, Start, StepRequest, encode, failed_reply
