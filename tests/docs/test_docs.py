@@ -5,12 +5,15 @@ Every block of Python or YAML and every command in README.md is run, as it stand
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
@@ -69,9 +72,19 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def write_megatron_checkpoint(folder: Path) -> None:
+    """What all ranks have in common in a checkpoint of Megatron's format torch_dist, with the arguments alone."""
+    folder.mkdir(parents=True)
+    kinds = {"sharded_backend": "torch_dist", "common_backend": "torch"}
+    versions = {f"{kind}_version": 1 for kind in kinds}
+    (folder / "metadata.json").write_text(json.dumps(kinds | versions), encoding="utf-8")
+    torch.save({"args": Namespace(torchmix_state="AAEC")}, folder / "common.pt")
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     """A folder with a recipe, and data where the other pages say."""
+    write_megatron_checkpoint(tmp_path / "CHECKPOINTS" / "iter_0048000")
     make_text_file(tmp_path / "corpus" / "peps.parquet", random_texts(1, 400))
     for number in range(2):
         tokens = random_tokens(2 + number, 900, mean_tokens=120)
