@@ -85,10 +85,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         OptionError: An address is reached from other machines, and there are no keys; or it is taken.
         TorchmixError: The recipe or the catalog is wrong.
     """
-    recipe, folder = recipe_and_directory("serve", arguments.recipe, None)
     bind = arguments.bind or ""
     if not bind.startswith("tcp://") and (bind or arguments.ray is None):
         raise OptionError(f"--bind {bind}: write tcp://ADDRESS:PORT" if bind else "give --bind tcp://ADDRESS:PORT")
+    recipe, folder = recipe_and_directory("serve", arguments.recipe, None)
     if arguments.keys is not None:
         server_keys(arguments.keys)  # before anything is started
     start = LoaderStart(
