@@ -13,10 +13,10 @@ from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog import store
 from torchmix.catalog.array_files import open_arrays, write_arrays
-from torchmix.catalog.manifest import MANIFEST_NAME, FileEntry, read_manifest, write_manifest
+from torchmix.catalog.manifest import MANIFEST_NAME, FileEntry, read_manifest, source_fingerprint, write_manifest
 from torchmix.catalog.publish import remove_leftovers
 from torchmix.catalog.sizes import window_pages_of
-from torchmix.catalog.store import catalog_fingerprint, source_fingerprint
+from torchmix.catalog.store import catalog_fingerprint
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
 from torchmix.recipe.structs import Recipe, Shuffle
 

@@ -16,9 +16,8 @@ import pytest
 from tests.support.book_order import BookSource
 from tests.support.mixtures import make_planner
 from tests.support.plans import build_tensors, values_of
-from torchmix.catalog.manifest import FileEntry
+from torchmix.catalog.manifest import FileEntry, source_fingerprint
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.catalog.store import source_fingerprint
 from torchmix.constructor.build import ReplicaPieces
 from torchmix.constructor.context_parallel import cp_slices, share_of
 from torchmix.errors import SourceExhausted

@@ -145,7 +145,8 @@ def test_the_catalog_tables_are_what_is_written(tmp_path: Path) -> None:
     assert arrays == {name: array.dtype for name, array in entry.arrays.items()}
     keys = [name for row in table(text, "key | value") for name in names(row[0])]
     assert sorted(keys) == sorted(SourceEntry.__struct_fields__)
-    assert set(Manifest.__struct_fields__) == {"version", "sources", "superseded", "properties", "views", "denied"}
+    of_rows = {"properties", "views", "earlier_views", "denied"}
+    assert set(Manifest.__struct_fields__) == {"version", "sources", "superseded", *of_rows}
     views = [names(row[0]) for row in table(section("Catalog"), "key of a view | value")]
     assert sorted(name for row in views for name in row) == sorted(ViewEntry.__struct_fields__)
     files = next(row[1] for row in table(text, "key | value") if row[0] == "`files`")

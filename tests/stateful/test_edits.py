@@ -172,7 +172,7 @@ def test_rows_that_changed_are_no_edit_of_shares(tmp_path: Path) -> None:
     [first] = run_job(write(tmp_path, "{a: 80%, b: 20%}"), ALONE, steps=3)
     make_tokens_file(tmp_path / "a.parquet", [[7] * TOKENS for _ in range(DOCUMENTS)])
     edited = write(tmp_path, "{a: 60%, b: 40%}")
-    with pytest.raises(StateMismatch, match="a had other rows"):
+    with pytest.raises(StateMismatch, match="does not have the rows that 'a' had"):
         go_on(edited, first.state, 1)
 
 

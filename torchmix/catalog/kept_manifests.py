@@ -42,6 +42,7 @@ def manifest_of_run(manifest: Manifest, *, part: str, sources: Collection[str]) 
         properties={},
         views={part: views} if views else {},
         denied=denied,
+        earlier_views={},
     )
     return msgspec.json.format(msgspec.json.encode(kept), indent=1)
 

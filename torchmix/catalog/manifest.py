@@ -7,7 +7,10 @@ about 200 bytes of JSON per data file.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -215,6 +218,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """By source, sorted; of those that have some."""
     views: dict[str, dict[str, ViewEntry]] = {}
     """By part of a recipe, then by name, both sorted."""
+    earlier_views: dict[str, dict[str, tuple[ViewEntry, ...]]] = {}
+    """Likewise: views that were replaced, the last one first, for runs that go on with other rows."""
     denied: dict[str, DeniedEntry] = {}
     """By source, sorted; of those that were indexed with deny-lists."""
 
@@ -276,3 +281,26 @@ def flush_folder(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def source_fingerprint(files: Iterable[FileEntry], column: str | None, transform_id: str, window_pages: int) -> str:
+    """Fingerprint of what decides a source's order and lengths: identities of files in order, not their paths.
+
+    Returns:
+        16 hex digits: the head of the SHA-256 of compact ASCII JSON (`docs/formats.md`).
+    """
+    return digest_of(
+        {
+            "format": CATALOG_VERSION,
+            "files": [[file.num_bytes, file.footer_hash] for file in files],
+            "column": column,
+            "transform": transform_id,
+            "window_pages": window_pages,
+        }
+    )
+
+
+def digest_of(content: Mapping[str, object]) -> str:
+    """16 hex digits: the head of the SHA-256 of compact ASCII JSON with sorted keys."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]

@@ -39,17 +39,20 @@ from torchmix.catalog.manifest import (
     SourceEntry,
     ViewEntry,
     flush_folder,
+    source_fingerprint,
     write_manifest,
 )
 from torchmix.catalog.page_table import join_tables
 from torchmix.catalog.parts import FilePart, remove_parts
 from torchmix.catalog.settings import SourceSettings
-from torchmix.catalog.store import ARRAYS_FOLDER, source_fingerprint
+from torchmix.catalog.store import ARRAYS_FOLDER
 from torchmix.errors import HistoryMissing
 
 logger = logging.getLogger(__name__)
 
 SHARED_NAME = "sources"
+KEPT_VIEWS = 8
+"""Versions of a view that are kept once it has other rows."""
 ARRAYS_NAME = re.compile(r".+\.[0-9a-f]{8}")
 
 
@@ -230,6 +233,7 @@ def publish(
         superseded=() if old is None else old.superseded,
         properties=dict(properties if properties is not None else old.properties if old else {}),
         views={part: dict(of) for part, of in (views if views is not None else old.views if old else {}).items()},
+        earlier_views=_earlier_views(views, old),
         denied=dict(denied if denied is not None else old.denied if old else {}),
     )
     if old is not None and manifest == old:
@@ -254,7 +258,26 @@ def _array_files(manifest: Manifest) -> set[str]:
     """The files of `arrays` that a manifest is made of, without those of the one before."""
     views = [view.file for of_part in manifest.views.values() for view in of_part.values() if view.file is not None]
     denied = [entry.file for entry in manifest.denied.values() if entry.file is not None]
-    return {*(entry.file for entry in manifest.sources.values()), *views, *denied}
+    of_parts = manifest.earlier_views.values()
+    earlier = [one.file for of_part in of_parts for entries in of_part.values() for one in entries if one.file]
+    return {*(entry.file for entry in manifest.sources.values()), *views, *earlier, *denied}
+
+
+def _earlier_views(
+    views: Mapping[str, Mapping[str, ViewEntry]] | None, old: Manifest | None
+) -> dict[str, dict[str, tuple[ViewEntry, ...]]]:
+    """Views that were replaced: those of before, and before them those that were kept then."""
+    if old is None or views is None:
+        return {} if old is None else dict(old.earlier_views)
+    found = {part: dict(of_part) for part, of_part in old.earlier_views.items()}
+    for part, of_part in old.views.items():
+        for name, entry in of_part.items():
+            now = views.get(part, {}).get(name)
+            if entry.file is None or (now is not None and now.fingerprint == entry.fingerprint):
+                continue
+            kept = [one for one in found.get(part, {}).get(name, ()) if one.fingerprint != entry.fingerprint]
+            found.setdefault(part, {})[name] = (entry, *kept[: KEPT_VIEWS - 1])
+    return {part: dict(sorted(found[part].items())) for part in sorted(found)}
 
 
 def remove_leftovers(directory: Path, manifest: Manifest | None) -> None:

@@ -8,8 +8,6 @@ one mapping per array, whatever the size of the data.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,7 @@ from torchmix.catalog.array_files import Content, open_arrays
 from torchmix.catalog.bad_rows import check_bad_rows
 from torchmix.catalog.denied.opened import Denied, open_denied
 from torchmix.catalog.items import from_named_arrays
-from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, IdRange, Manifest, SourceEntry, read_manifest
+from torchmix.catalog.manifest import FileEntry, IdRange, Manifest, SourceEntry, digest_of, read_manifest
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.settings import MapEntry, SourceSettings
 from torchmix.catalog.sizes import SourceSizes
@@ -126,6 +124,11 @@ class Catalog:
     """By name of what has a share: rows of sources, where it does not have all rows of a source."""
     denied: Mapping[str, Denied] = field(default_factory=dict)
     """By source: rows that deny-lists name, where there are some."""
+
+    @property
+    def denied_rows(self) -> dict[str, NDArray[np.int64]]:
+        """Denied rows of each source that has some, ascending."""
+        return {name: one.rows for name, one in self.denied.items()}
 
 
 class WantedView(Protocol):
@@ -318,33 +321,11 @@ def open_source(
     )
 
 
-def source_fingerprint(files: Iterable[FileEntry], column: str | None, transform_id: str, window_pages: int) -> str:
-    """Fingerprint of what decides a source's order and lengths: identities of files in order, not their paths.
-
-    Returns:
-        16 hex digits: the head of the SHA-256 of compact ASCII JSON (`docs/formats.md`).
-    """
-    return _digest(
-        {
-            "format": CATALOG_VERSION,
-            "files": [[file.num_bytes, file.footer_hash] for file in files],
-            "column": column,
-            "transform": transform_id,
-            "window_pages": window_pages,
-        }
-    )
-
-
 def catalog_fingerprint(sources: Iterable[SourceCatalog], views: Mapping[str, View] | None = None) -> str:
     """Fingerprint of sources by name, with views of them; 16 hex digits, made as `source_fingerprint`."""
     of_sources = {source.name: source.fingerprint for source in sources}
     if not views:
-        return _digest(of_sources)
-    return _digest(
+        return digest_of(of_sources)
+    return digest_of(
         {"sources": of_sources, "views": {name: [one.source, one.fingerprint] for name, one in views.items()}}
     )
-
-
-def _digest(content: Mapping[str, object]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]

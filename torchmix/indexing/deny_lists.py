@@ -8,7 +8,7 @@ it. Cost: a list is read whole; ids are looked up in the ids that the catalog ke
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,17 +55,17 @@ def rows_of_lists(
     return {name: np.unique(np.concatenate([empty, *rows])) for name, rows in found.items()}, hashes
 
 
-def check_lists(base: Path, lists: Sequence[str], catalog_folder: Path) -> None:
-    """Refuse deny-lists that were altered since the catalog was built.
+def check_lists(base: Path, lists: Sequence[str], catalog_folder: Path, sources: Collection[str]) -> None:
+    """Refuse deny-lists that were altered since these sources were indexed.
 
     Raises:
         CatalogStale: Names the list.
         SourceUnreadable: A list cannot be read.
     """
-    denied = read_manifest(catalog_folder).denied.values() if lists else ()
+    denied = read_manifest(catalog_folder).denied if lists else {}
     for path in lists:
         now = _hash(_content(base, path))
-        indexed = {entry.lists[path] for entry in denied if path in entry.lists}
+        indexed = {entry.lists[path] for name, entry in denied.items() if name in sources and path in entry.lists}
         if indexed - {now}:
             raise CatalogStale(f"deny-list {path} was altered since it was indexed; run torchmix index")
 

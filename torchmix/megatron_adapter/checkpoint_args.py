@@ -30,7 +30,7 @@ from torchmix.errors import RecipeError, StateError, StateMismatch
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, step_after_samples
 from torchmix.recipe.structs import Batch
-from torchmix.steps.edits import state_for
+from torchmix.steps.edits.word import state_for
 from torchmix.steps.state import LoaderState, decode_state
 
 ATTRIBUTE = "torchmix_state"

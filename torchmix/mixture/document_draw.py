@@ -121,5 +121,5 @@ class _Coming:
 
     def _end_window(self) -> None:
         self.window, self.offset = self.window + 1, 0
-        if self.window == self._order.num_windows:
+        if self.window >= self._order.num_windows_of(self.epoch):
             self.epoch, self.window = self.epoch + 1, 0

@@ -175,7 +175,7 @@ def _take_by_window(stream: int, order: StreamOrder, place: _Place, debt: int, *
         if taken.stop < documents.num_pieces:
             return _FromWindows(runs, _Place(epoch, window, taken.stop), debt, next_in=documents, ran_out=False)
         window, offset = window + 1, 0
-        if window == order.num_windows:
+        if window >= order.num_windows_of(epoch):
             epoch, window = epoch + 1, 0
     return _FromWindows(runs, _Place(epoch, window, offset), debt, next_in=None, ran_out=False)
 

@@ -8,7 +8,7 @@ row, which is random access wherever rows are shuffled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.denied import Denied, are_denied
+from torchmix.mixture.edited_windows import EditedWindows, EraWindows
 from torchmix.mixture.page_windows import PageWindows
 from torchmix.mixture.row_windows import FileWindows, RowWindows
 from torchmix.mixture.spaces.space import SourceSpace, Space
@@ -44,6 +45,7 @@ class StreamOrder:
         unit_pieces: int = 1,
         charge: int | None = None,
         denied: Denied | None = None,
+        era: int | None = None,
     ) -> None:
         """Take a stream's place in the mixture.
 
@@ -59,6 +61,7 @@ class StreamOrder:
             unit_pieces: Pieces of one document that are drawn together; see `Window`.
             charge: What a document costs, however long; it is then drawn as a whole. None: its tokens.
             denied: Documents that are not given; they keep their places and their pieces.
+            era: The window that the rows' era begins with, in an epoch that was edited.
         """
         self.name = name
         self.space = space
@@ -69,13 +72,27 @@ class StreamOrder:
         """Whether some documents may have several pieces."""
         self._piece_tokens = piece_tokens if self.has_long_documents else None
         self._unit_pieces, self._charge = unit_pieces, charge
-        self._windows: WindowRows = _WINDOWS[method](space, key_of_stream(name, seed))
+        self.windows: WindowRows = _WINDOWS[method](space, key_of_stream(name, seed, era))
+        """The windows of epochs that were not edited."""
+        self._windows: WindowRows = self.windows
+        self._edited: EditedWindows | None = None
         self.num_windows = self._windows.num_windows
+        """Windows of an epoch that was not edited."""
         self.is_sparse = self._windows.is_sparse
         """Whether few windows have used rows."""
         self._last: tuple[tuple[int, int], Window] | None = None
         self._ahead: tuple[tuple[int, int], Window] | None = None
         self._last_used_windows: tuple[int, NDArray[np.int64]] | None = None
+
+    def edit(self, epoch: int, eras: Sequence[EraWindows]) -> None:
+        """Let an epoch have eras; none: no epoch was edited."""
+        self._edited = EditedWindows(self.windows, epoch, eras) if eras else None
+        self._windows = self._edited or self.windows
+        self._last = self._ahead = None
+
+    def num_windows_of(self, epoch: int) -> int:
+        """Windows of an epoch."""
+        return self.num_windows if self._edited is None else self._edited.num_windows_of(epoch)
 
     def pages_by_source(self, epoch: int, window: int) -> list[tuple[int, NDArray[np.int64]]]:
         """Pages of a window that may hold used rows: by source, ascending; `window` in [0, num_windows)."""
@@ -115,7 +132,7 @@ class StreamOrder:
         Windows known to have none are skipped and never made. Where most windows have used rows, they are tried one by
         one. Where few have, they are found from the used rows, and the cost follows the number of these.
         """
-        if not self.is_sparse:
+        if not self.is_sparse or (self._edited is not None and self._edited.is_edited(epoch)):
             return epoch, window
         if self._last_used_windows is None or self._last_used_windows[0] != epoch:
             self._last_used_windows = epoch, self._windows.used_windows(epoch)
@@ -125,7 +142,7 @@ class StreamOrder:
 
     def following(self, epoch: int, window: int) -> tuple[int, int]:
         """The next (epoch, window) after this one that may have used rows."""
-        place = (epoch, window + 1) if window + 1 < self.num_windows else (epoch + 1, 0)
+        place = (epoch, window + 1) if window + 1 < self.num_windows_of(epoch) else (epoch + 1, 0)
         while (used := self.next_used(*place)) != place:
             place = used
         return place
@@ -157,7 +174,8 @@ class StreamOrder:
         counted = tokens if self._counted is None else self._counted(tokens)
         np.cumsum(counted, out=ends[1:])
         whole = None if self._counted is None else tokens
-        if self._denied and (hidden := are_denied(self._denied, *self.space.places(rows))).any():
+        hidden = self._hidden(epoch, window, rows)
+        if hidden is not None:
             np.cumsum(np.where(hidden, 0, counted), out=ends[1:])  # `counted` still says how many pieces they have
             whole = tokens
         if self._charge is not None:
@@ -177,6 +195,16 @@ class StreamOrder:
             piece_tokens=size,
             unit_pieces=self._unit_pieces,
         )
+
+    def _hidden(self, epoch: int, window: int, rows: Int64Array) -> NDArray[np.bool_] | None:
+        """Rows of a window that are denied, or gone since an edit; None: no row is."""
+        hidden = np.zeros(len(rows), np.bool_)
+        if self._denied:
+            hidden |= are_denied(self._denied, *self.space.places(rows))
+        gone = None if self._edited is None else self._edited.hidden(epoch, window)
+        if gone is not None:
+            hidden |= np.isin(rows, gone)
+        return hidden if hidden.any() else None
 
 
 class SourceOrder(StreamOrder):

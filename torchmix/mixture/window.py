@@ -118,6 +118,10 @@ class Window:
         # A document that a selection removed counts for nothing but keeps its pieces: it ends before the next piece.
         return int(min(ends[document] + inside * self.piece_tokens, ends[document + 1]))
 
+    def documents_before(self, piece: int) -> int:
+        """Documents of which a piece lies before number `piece`, in [0, num_pieces]."""
+        return piece if self.first_piece is None else int(bisect_left(self.first_piece.data, piece))
+
     def open_document(self, piece: int) -> tuple[int, int] | None:
         """Row and next token of the document that piece number `piece` continues; None if the piece begins one."""
         if self.first_piece is None:

@@ -54,10 +54,11 @@ class WindowRows(Protocol):
         """Windows of an epoch that may have used rows, ascending; costs as much as their number."""
 
 
-def key_of_stream(name: str, seed: int) -> Key:
-    """The keys of a stream's choices."""
+def key_of_stream(name: str, seed: int, era: int | None = None) -> Key:
+    """The keys of a stream's choices; `era`: the window that an era of an edited epoch begins with."""
+    of_era: tuple[str | int, ...] = () if era is None else ("era", era)
 
     def key(word: str, *place: int) -> int:
-        return named_key(seed, word, name, *place)
+        return named_key(seed, word, name, *place, *of_era)
 
     return key

@@ -17,6 +17,7 @@ from torchmix.mixture.draw import Position
 from torchmix.mixture.policies.log import LOG_START, StepRecord
 from torchmix.mixture.shares.places import Begun
 from torchmix.planner.asking import DrawnTokens
+from torchmix.planner.eras.records import NO_ERAS, Eras
 from torchmix.planner.pack import Pieces
 from torchmix.planner.shares_of_step import NOT_DECIDED
 from torchmix.recipe.mixture.dynamic import Deciding
@@ -74,6 +75,8 @@ class Cursor:
     """Totals of all draws in the steps before `step`."""
     decided: Decided = UNDECIDED
     """What a policy has decided for the step before `step`."""
+    eras: Eras = NO_ERAS
+    """Edits of streams' rows that an epoch follows from which is not over."""
 
 
 def gone_by(decisions: Collection[Decision]) -> frozenset[str]:

@@ -46,6 +46,11 @@ class Drawing:
         self._has_own_rows = np.array([stream.is_flat for stream in streams], np.bool_)
         """[S] whether the rows of a stream's space are not those of one source."""
 
+    def forget(self) -> None:
+        """Hold nothing of the orders that were drawn from: they have changed."""
+        self._coming = ComingPieces()
+        self._next_windows = NextWindows(self._orders, self._max_epochs)
+
     def draw(
         self, position: Position, shares: Int64Array, need: int, drawn: DrawnTokens, capacity: int
     ) -> tuple[Draw, int, int]:

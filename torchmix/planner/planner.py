@@ -16,8 +16,10 @@ from functools import partial
 import numpy as np
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import Catalog, View
+from torchmix.catalog.views.earlier import EarlierRows
 from torchmix.errors import CatalogMissing
 from torchmix.mixture.denied import denied_fingerprint
 from torchmix.mixture.draw import Position, exhausted_error
@@ -28,6 +30,8 @@ from torchmix.planner import pack
 from torchmix.planner.asking import DrawnTokens
 from torchmix.planner.cursor import UNDECIDED, Cursor, Decided, Decision, DecisionRecords, begun_by, decided_at, gone_by
 from torchmix.planner.drawing import Drawing
+from torchmix.planner.eras.orders import EditedOrders
+from torchmix.planner.eras.records import Eras, still_needed
 from torchmix.planner.graph.drawn_step import DrawnStep, TokensOfStep
 from torchmix.planner.graph.strategy import backbone_cost, strategy_cache, strategy_of
 from torchmix.planner.names import PieceNames
@@ -56,6 +60,7 @@ class Planner:
         views: Mapping[str, View] = NO_VIEWS,
         fingerprints: Mapping[str, str] | None = None,
         denied: Mapping[str, Int64Array] = NONE_DENIED,
+        earlier: EarlierRows | None = None,
         decisions: DecisionRecords | None = None,
     ) -> None:
         """Prepare to plan.
@@ -67,6 +72,7 @@ class Planner:
             views: Rows of streams that do not have all rows of their source.
             fingerprints: Fingerprint of each source and view, for states to keep; None: states have none.
             denied: Rows that are not given, by source: ascending, each once.
+            earlier: Rows that sources and views had before edits; None: not known.
             decisions: The log of the part's policy; None: the schedule's shares hold, as if it decided nothing.
 
         Raises:
@@ -101,6 +107,8 @@ class Planner:
             self._orders_of(length)  # refuses now what would fail in a later step
         self.fingerprints = tuple(stream_fingerprint(part.streams[name], fingerprints or {}) for name in self.streams)
         """[streams] a hash of each stream's rows; empty where those of its sources are not known."""
+        self.edits = EditedOrders(part, self.orders, sizes, fingerprints or {}, earlier)
+        """Which edits of rows the orders follow."""
         self.streams_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
         """Indices of the streams that have documents of several pieces."""
         self._deciding, self.decisions = dynamic_of(part), decisions
@@ -200,8 +208,14 @@ class Planner:
         """
         return self.fold(cursor)[-1]
 
+    def enter(self, eras: Eras) -> None:
+        """Make the orders of streams follow edits of their rows; errors as those of `EditedOrders.enter`."""
+        if self.edits.enter(eras):
+            self._drawing.forget()
+
     def fold(self, cursor: Cursor) -> tuple[Packed, Pieces, Int64Array, Cursor]:
         """The result that no layout changes: samples, pieces drawn, tokens asked of each stream, next cursor."""
+        self.enter(cursor.eras)
         decided = cursor.decided
         if self._deciding is not None and self.decisions is not None:
             decided = decided_at(cursor.step, decided, self._deciding, self.decisions)
@@ -217,7 +231,9 @@ class Planner:
             decisions=decisions,
             drawn=drawn,
             decided=decided,
+            eras=still_needed(cursor.eras, self.streams, position.epoch),
         )
+        self.edits.forget(after.eras)
         return packed, new, asked, after
 
     def shares(self, decisions: tuple[Decision, ...], *, step: int, decided: Decided = UNDECIDED) -> Int64Array:
@@ -277,6 +293,7 @@ class Planner:
         length = length_of_step(self.part.batch, step)
         if length != self._length:  # what earlier draws have kept is cut for other samples
             self._length, self.orders = length, self._orders_of(length)
+            self.edits.take(self.orders)
             self._drawing = Drawing(self.part, self.orders, self.max_epochs, align_tokens=self.align_tokens)
 
     def _with_begun(self, cursor: Cursor) -> tuple[Decision, ...]:
@@ -301,15 +318,8 @@ class Planner:
             drawn = pack.split_long(drawn, length)
             both = Pieces.concatenate([cursor.pool, drawn])
             tie = pack.piece_hashes(seed, step, self._names.of(both), both)
-            packed = pack.best_fit(
-                cursor.pool,
-                drawn,
-                tie,
-                num_samples=num_samples,
-                length=length,
-                align_tokens=self.align_tokens,
-                step=step,
-            )
+            sizes = {"num_samples": num_samples, "length": length, "align_tokens": self.align_tokens}
+            packed = pack.best_fit(cursor.pool, drawn, tie, **sizes, step=step)
         return pack.renumber(packed, seed=seed, step=step, num_samples=num_samples)
 
     def _by_stream(self, pieces: Pieces) -> Int64Array:
@@ -331,11 +341,7 @@ def open_planner(
         layout,
         views=catalog.views,
         fingerprints=fingerprints,
-        denied=denied_rows(catalog),
+        denied=catalog.denied_rows,
+        earlier=EarlierRows(catalog, settings_of(part.sources, part.shuffle), part.name),
         decisions=decisions,
     )
-
-
-def denied_rows(catalog: Catalog) -> dict[str, Int64Array]:
-    """Rows of each source that are not given."""
-    return {name: one.rows for name, one in catalog.denied.items()}

@@ -97,12 +97,34 @@ def order_of_stream(
     is_absent = part.streams[name].is_cell and not space.num_tokens  # then it has no share, and is never drawn from
     if not is_absent and not _has_tokens(space.lengths(), at_most=length if drops else MAX_DOCUMENT_TOKENS):
         raise _no_tokens(part, name, space, sizes)
-    if not has_long or overflow not in ("truncate", "drop"):
+    mine = {s: rows for s, rows in (denied or {}).items() if sorted(part.sources)[s] in part.streams[name].sources}
+    order = order_of_space(part, name, space, length=length, denied=mine)
+    if mine and not epoch_tokens(order, [sizes[source] for source in sorted(part.sources)], mine):
+        raise PlanError(
+            f"stream '{name}' would give no tokens: deny-lists name all of its documents; remove it from the recipe"
+        )
+    return order
+
+
+def order_of_space(
+    part: Part,
+    name: str,
+    space: Space,
+    *,
+    length: int | None = None,
+    denied: Denied | None = None,
+    era: int | None = None,
+) -> StreamOrder:
+    """The order of a stream over some rows, without a look at them; `length` as in `order_of_stream`, `denied` and
+    `era` as in `StreamOrder`.
+    """
+    piece_tokens, overflow = part.batch.length, part.packing.overflow
+    length = piece_tokens if length is None else length
+    if space.longest_tokens <= length or overflow not in ("truncate", "drop"):
         counted = None
     else:
         counted = partial(_truncated if overflow == "truncate" else _without_long, length)
-    mine = {s: rows for s, rows in (denied or {}).items() if sorted(part.sources)[s] in part.streams[name].sources}
-    order = StreamOrder(
+    return StreamOrder(
         name,
         space,
         seed=part.seed,
@@ -111,13 +133,9 @@ def order_of_stream(
         piece_tokens=None if part.counts_documents else piece_tokens,
         charge=DOCUMENT_CHARGE if part.counts_documents else None,
         unit_pieces=length // piece_tokens,
-        denied=mine,
+        denied=denied,
+        era=era,
     )
-    if mine and not epoch_tokens(order, [sizes[source] for source in sorted(part.sources)], mine):
-        raise PlanError(
-            f"stream '{name}' would give no tokens: deny-lists name all of its documents; remove it from the recipe"
-        )
-    return order
 
 
 def epoch_tokens(order: StreamOrder, sizes: Sequence[SourceSizes] = (), denied: Denied | None = None) -> int:
@@ -140,7 +158,12 @@ def space_of_stream(part: Part, name: str, sizes: Mapping[str, SourceSizes], vie
     stream = part.streams[name]
     if not stream.is_flat:
         return _space_of_member(part, stream.members[0], sizes, views)
-    members = [_flat_member(_space_of_member(part, member, sizes, views)) for member in stream.members]
+    return flat_space(part, [_space_of_member(part, member, sizes, views) for member in stream.members])
+
+
+def flat_space(part: Part, spaces: Sequence[Space]) -> FlatSpace:
+    """The space of a flat over spaces, sorted by name."""
+    members = [_flat_member(space) for space in spaces]
     window_pages = window_pages_of(
         num_pages=sum(map(drawn_units, members)),
         num_tokens=sum(member.num_tokens for member in members),

@@ -30,6 +30,10 @@ from torchmix.recipe.structs import Batch, RampStage, Recipe, Shuffle, Source
 
 KEY_BYTES = 4
 """Bytes of a key's digest: enough to find the key that differs, once the fingerprint does."""
+NUM_GENERAL = 6
+"""Keys that every recipe has beside its sources."""
+SOMETIMES = ("dynamic", "selections")
+"""Keys that only some recipes have, in their order."""
 ORDER_FORMAT = 1
 """Version of the hashed content."""
 
@@ -85,6 +89,8 @@ def differing_keys(keys: Mapping[str, str], digests: bytes, names: Sequence[str]
     """
     there = [digests[at : at + KEY_BYTES] for at in range(0, len(digests), KEY_BYTES)]
     general = [name for name in keys if not name.startswith("sources.")]
+    if names and 0 <= len(there) - len(names) - NUM_GENERAL <= len(SOMETIMES):
+        return _differing(keys, there, names)
     of_sources = [name for name in keys if name.startswith("sources.")]
     if len(there) < len(general):
         return []
@@ -97,6 +103,21 @@ def differing_keys(keys: Mapping[str, str], digests: bytes, names: Sequence[str]
     return differing + [
         name for name in sorted({*before, *of_sources}) if name not in keys or _key_digest(keys[name]) != kept.get(name)
     ]
+
+
+def _differing(keys: Mapping[str, str], there: Sequence[bytes], names: Sequence[str]) -> list[str]:
+    """As `differing_keys`, where keys that only some recipes have may have come or gone."""
+    num_more = len(there) - len(names) - NUM_GENERAL
+    more = [name for name in SOMETIMES if name in keys][:num_more]
+    if len(more) < num_more:  # one is gone; which one is known where both are
+        more = [*SOMETIMES] if num_more == len(SOMETIMES) else [SOMETIMES[-1]]
+    always = [name for name in keys if not name.startswith("sources.") and name not in SOMETIMES]
+    before = dict(zip([*always, *more, *(f"sources.{name}" for name in names)], there, strict=True))
+    every = dict.fromkeys([*always, *SOMETIMES, *before, *keys])
+    now = {name: _key_digest(value) for name, value in keys.items()}
+    general = [name for name in every if not name.startswith("sources.")]
+    of_sources = sorted(name for name in every if name.startswith("sources."))
+    return [name for name in (*general, *of_sources) if before.get(name) != now.get(name)]
 
 
 def _key_digest(value: str) -> bytes:

@@ -44,7 +44,7 @@ from torchmix.stateful.step_in_use import Microbatches, StepInUse
 from torchmix.stateful.stream import StepStream, state_bytes
 from torchmix.stateful.waiting import await_end, await_item, who_waits
 from torchmix.steps.boundary import Boundary, whole
-from torchmix.steps.edits import state_for
+from torchmix.steps.edits.word import state_for
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
 from torchmix.steps.state import LoaderState, check_layout, decode_state, encode_state, start_state
 from torchmix.steps.stop_signal import StopSignal

@@ -49,7 +49,7 @@ from torchmix.stateful.shared_loaders import catalog_of, job_loaders, remote_loa
 from torchmix.stateful.shown import run_name
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.cursor_bounds import MAX_STEPS
-from torchmix.steps.edits import row_facts
+from torchmix.steps.edits.word import row_facts
 from torchmix.steps.history.entries import RunHistory
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
@@ -187,7 +187,7 @@ def build_loader(
             catalog = catalog_of(planned, whole, folder)
             rows = {name: source.num_documents for name, source in catalog.sources.items()}
             check_rows_of_part(whole, part, rows)
-            check_lists(folder, planned.deny, catalog.directory)
+            check_lists(folder, planned.deny, catalog.directory, planned.sources)
             check_vocabulary(whole.vocab_size, catalog, padded_vocab_size=padded_vocab_size)
             if replay is not None:
                 check_plan_of(read_manifest(folder / replay), planned, catalog.fingerprint, folder=folder / replay)

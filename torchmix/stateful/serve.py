@@ -28,7 +28,7 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
 from torchmix.steps.bad_tokens import BadTokens, masked_of
-from torchmix.steps.edits import RowFacts
+from torchmix.steps.edits.word import RowFacts
 from torchmix.steps.header import StepHeader, decode_header, encode
 from torchmix.steps.state import LoaderState
 

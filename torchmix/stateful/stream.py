@@ -21,7 +21,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
 from torchmix.errors import OptionError, StateError, StateMismatch
-from torchmix.steps.edits import RowFacts, changed_rows
+from torchmix.steps.edits.word import RowFacts, changed_rows
 from torchmix.steps.header import state_after
 from torchmix.steps.history.entries import RunHistory
 from torchmix.steps.local_steps import HeldReader, local_steps

@@ -2,9 +2,9 @@
 
 cursor_bounds.py  what a cursor may hold, from the recipe and the catalog
 state.py          all that a run must keep of its data plane, as bytes
-edits.py          a recipe that changes between a save and a load: what may, and the state under it
-cursor_state.py   a cursor -> the state that keeps it, and back
 boundary.py       what of a state alters from step to step
+edits/            a recipe that changes between a save and a load
+cursor_state.py   a cursor -> the state that keeps it, and back
 header.py         what travels with a step's tensors
 bad_tokens.py     how many tokens a run may read in vain
 decisions.py      the log of a policy's decisions, waited for and read

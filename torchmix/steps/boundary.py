@@ -15,8 +15,9 @@ import numpy as np
 
 from torchmix.errors import StateError
 from torchmix.planner.cursor import Cursor
+from torchmix.planner.eras.records import Eras
 from torchmix.planner.planner import Planner
-from torchmix.steps.state import DecisionState, DrawnState, LoaderState, PoolState, StreamState, read_state
+from torchmix.steps.state import DecisionState, DrawnState, EraState, LoaderState, PoolState, StreamState, read_state
 
 POSITION_FIELDS = ("epoch", "window", "offset", "debt", "residue")
 """A stream's place, in the order of their columns."""
@@ -45,6 +46,8 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     log_digest: bytes = b""
     log_length: _Count = 0
     bad_tokens: dict[str, int] = {}
+    eras: list[list[EraState]] = []
+    """Edits that an epoch follows from which is not over; those of an epoch that ends are forgotten."""
 
     @property
     def microbatch(self) -> int:
@@ -97,7 +100,19 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             shares=self.shares,
             log_digest=self.log_digest,
             log_length=self.log_length,
+            eras=self.eras,
         )
+
+
+def states_of_eras(eras: Eras) -> list[list[EraState]]:
+    """What a cursor remembers of edits, as a state keeps it."""
+    return [
+        [
+            EraState(name=one.name, epoch=one.epoch, window=one.window, offset=one.offset, members=list(one.members))
+            for one in edit
+        ]
+        for edit in eras.edits
+    ]
 
 
 def boundary_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, like: bytes) -> Boundary:
@@ -118,6 +133,7 @@ def boundary_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, like: b
         shares=dict(cursor.decided.shares),
         log_digest=bytes.fromhex(cursor.decided.digest) if cursor.decided.length else b"",
         log_length=cursor.decided.length,
+        eras=states_of_eras(cursor.eras),
     )
 
 

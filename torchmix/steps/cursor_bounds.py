@@ -77,7 +77,7 @@ def check_cursor(cursor: Cursor, planner: Planner) -> None:
             most_debt = 4 * max(length, DOCUMENT_CHARGE) * len(planner.orders)
         name = planner.streams[s]
         _check(f"epoch of stream {name!r}", epoch, 0, drawn)
-        _check(f"window of stream {name!r}", window, 0, order.num_windows - 1)
+        _check(f"window of stream {name!r}", window, 0, order.num_windows_of(epoch) - 1)
         _check(f"offset of stream {name!r}", offset, 0, max(0, order.num_pieces(epoch, window) - 1))
         _check(f"debt of stream {name!r}", debt, -most_debt, most_debt)
         _check(f"residue of stream {name!r}", residue, 0, (1 << 32) - 1)

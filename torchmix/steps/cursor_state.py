@@ -22,8 +22,9 @@ from torchmix.planner.planner import Planner
 from torchmix.planner.shares_of_step import NOT_DECIDED
 from torchmix.recipe.build import listed
 from torchmix.recipe.mixture.dynamic import dynamic_of
-from torchmix.steps.cursor_bounds import check_bad_tokens, check_cursor, check_step, pieces_of_columns
-from torchmix.steps.edits import reconciled
+from torchmix.steps.boundary import states_of_eras
+from torchmix.steps.cursor_bounds import MAX_STEPS, check_bad_tokens, check_cursor, check_step, pieces_of_columns
+from torchmix.steps.edits.edited_state import eras_of_state, members_of_state, reconciled
 from torchmix.steps.state import (
     MOST_KEYS,
     DecisionState,
@@ -72,7 +73,7 @@ def state_of_cursor(
                 debt=debt,
                 residue=residue,
                 fingerprint=fingerprint,
-                era=0,
+                era=cursor.eras.counts.get(name, 0),
             )
             for name, (epoch, window, offset, debt, residue), fingerprint in of_streams
         ],
@@ -84,6 +85,8 @@ def state_of_cursor(
         log_digest=bytes.fromhex(cursor.decided.digest) if cursor.decided.length else b"",
         log_length=cursor.decided.length,
         log_branch=log_branch,
+        members=members_of_state(planner),
+        eras=states_of_eras(cursor.eras),
         denied=planner.denied_fingerprint,
         decoder=decoder,
     )
@@ -114,6 +117,7 @@ def cursor_of_state(
     check_catalog(state, catalog)
     _check_streams(state, planner)
     cursor = recorded_cursor(state, planner)
+    planner.enter(cursor.eras)
     check_cursor(cursor, planner)
     check_bad_tokens(state.bad_tokens, state.step, planner)
     return cursor
@@ -143,6 +147,7 @@ def recorded_cursor(state: LoaderState, planner: Planner) -> Cursor:
         decided=Decided(
             shares=state.shares or NOT_DECIDED, length=state.log_length, digest=state.log_digest.hex() or LOG_START
         ),
+        eras=eras_of_state(state),
     )
 
 
@@ -169,11 +174,13 @@ def _check_streams(state: LoaderState, planner: Planner) -> None:
         raise StateMismatch(
             "the state was saved with other deny-lists; restore them, or accept the edit with load_state_dict"
         )
-    eras = [stream.name for stream in state.streams if stream.era]
     deciding = dynamic_of(planner.part)
-    if eras or (deciding is None and (state.shares or state.log_length)):
-        what = f"an era of {listed(eras, MOST_KEYS)}" if eras else "decisions of a policy"
-        raise StateError(f"the state has {what}, which no run of this recipe comes to; use another checkpoint")
+    if deciding is None and (state.shares or state.log_length):
+        raise StateError("the state has decisions of a policy, which no run of this recipe has; use another checkpoint")
+    if any(not 0 <= stream.era <= MAX_STEPS for stream in state.streams):
+        raise StateError("the state has an era that no run comes to; use another checkpoint")
+    if state.members != members_of_state(planner):
+        raise StateMismatch("the state has flats of other members; the state is damaged, use another checkpoint")
     if deciding is not None and state.shares:
         is_whole = sum(state.shares.values()) == SHARE_ONE and min(state.shares.values()) >= 0
         if tuple(sorted(state.shares)) != deciding.children or not is_whole or not state.log_length:

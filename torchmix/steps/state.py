@@ -58,7 +58,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, fo
     fingerprint: _Fingerprint
     """A hash of its rows, see `planner.stream_order.stream_fingerprint`; empty where not known."""
     era: _Int
-    """How often its rows were changed during the run; 0."""
+    """How often its rows were changed during the run."""
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -79,6 +79,16 @@ class DrawnState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, for
 
     raw: _Int
     aligned: _Int
+
+
+class EraState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """A stream before an edit of its rows; see `planner.eras.records.StreamBefore`."""
+
+    name: _Name
+    epoch: _Int
+    window: _Int
+    offset: _Int
+    members: list[tuple[_Name, _Fingerprint]]
 
 
 class DecisionState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -126,6 +136,10 @@ class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Number of these records."""
     edited_from: _Fingerprint = ""
     """Fingerprint of the recipe whose streams these are, where an edit was accepted and no step planned since."""
+    members: dict[_Name, list[tuple[_Name, _Fingerprint]]] = {}
+    """Members of each flat, with the fingerprints of their rows."""
+    eras: list[list[EraState]] = []
+    """Edits of rows that still matter, in their order; empty without."""
     denied: _Fingerprint = ""
     """Fingerprint of the documents that deny-lists name; empty where there are none."""
     log_branch: _Fingerprint = ""
@@ -290,6 +304,7 @@ def _check_parts(state: LoaderState) -> None:
         "decisions": bool(state.decisions) and not is_planned,
         "bad_tokens": not state.bad_tokens.keys() <= set(state.source_names),
         "sources": bool(state.sources) and not is_planned,
+        "eras": bool(state.eras or state.members) and not is_planned,
         "shares": bool(state.shares or state.log_length) and not is_planned,
         "log_digest": bool(state.log_length) != bool(state.log_digest) or not 0 <= state.log_length <= state.step,
     }

@@ -7,4 +7,5 @@ cells.py     shares of several properties -> which cell each row is in
 hold_out.py  which rows lie in a band of hashes
 build.py     the rows of each view
 entries.py   the rows of views -> what the catalog says of them
+earlier.py   the rows that sources and views had before
 """

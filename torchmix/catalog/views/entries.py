@@ -99,7 +99,7 @@ def _write(
         definition=wanted.definition,
         made_of=made_of,
         source_fingerprint=source.fingerprint,
-        fingerprint=_fingerprint(kept, window),
+        fingerprint=_fingerprint(kept, window, sizes.num_pages, sizes.num_documents),
         window_units=window,
         num_documents=len(kept.rows),
         num_tokens=int(tokens.sum(dtype=np.int64)),
@@ -111,7 +111,7 @@ def _write(
     )
 
 
-def _fingerprint(kept: KeptRows, window_units: int) -> str:
-    digest = hashlib.sha256(window_units.to_bytes(8, "little"))
+def _fingerprint(kept: KeptRows, *numbers: int) -> str:
+    digest = hashlib.sha256(b"".join(number.to_bytes(8, "little") for number in numbers))
     digest.update(np.ascontiguousarray(kept.rows, "<i8").data)
     return digest.hexdigest()[:16]

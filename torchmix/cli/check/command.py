@@ -53,7 +53,7 @@ from torchmix.errors import CatalogError, PlanError
 from torchmix.indexing.deny_lists import check_lists
 from torchmix.planner.forecast.figures import SIMULATED_STEPS, Forecast
 from torchmix.planner.forecast.run_ahead import forecast
-from torchmix.planner.planner import Planner, denied_rows
+from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.fingerprint import recipe_fingerprint
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     folder = directory / whole.catalog
     catalog, findings = _open(folder, settings_of(part.sources, part.shuffle), views_of(part))
     try:
-        check_lists(directory, part.deny, folder)
+        check_lists(directory, part.deny, folder, part.sources)
     except CatalogError as error:
         findings.append(Finding(level=Level.FINDING, where="deny", message=str(error)))
     catalog_of_all, missing = _open(folder, settings_of(every.sources, every.shuffle))
@@ -133,7 +133,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                     sizes,
                     arguments.steps,
                     views=catalog.views,
-                    denied=denied_rows(catalog),
+                    denied=catalog.denied_rows,
                     simulated_steps=total,
                     progress=bar.update,
                 )

@@ -64,6 +64,13 @@ class FlatSpace:
         ]
         return Members(joined, np.concatenate(positions), total)
 
+    def units_of(self, rows: Int64Array) -> Int64Array:
+        """See `Space`."""
+        units = np.empty(len(rows), np.int64)
+        for c, at in self._rows_by_child(rows):
+            units[at] = self._children[c].units_of(rows[at] - self._row_base[c]) + self._unit_base[c]
+        return units
+
     def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
         """See `Space`."""
         tokens = np.empty(len(rows), np.int32)
@@ -154,6 +161,9 @@ class _Cut:
             return Members(rows, None, len(rows))
         is_kept = self._space.keeps(rows)
         return Members(rows[is_kept], np.flatnonzero(is_kept), len(rows))
+
+    def units_of(self, rows: Int64Array) -> Int64Array:
+        return rows // SMALL_UNIT_ROWS
 
     def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
         return self._space.tokens(rows)

@@ -69,6 +69,9 @@ class Space(Protocol):
     def members(self, units: Int64Array) -> Members:
         """The rows of ascending units."""
 
+    def units_of(self, rows: Int64Array) -> Int64Array:
+        """[n] the unit of each of ascending rows."""
+
     def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
         """[n] tokens of rows."""
 
@@ -130,6 +133,10 @@ class SourceSpace:
         rows = ranges(starts, counts)
         return Members(rows, None, len(rows))
 
+    def units_of(self, rows: Int64Array) -> Int64Array:
+        """See `Space`."""
+        return units_of_each(self.sizes, rows)
+
     def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
         """See `Space`; lengths of rows that are not used are not read."""
         if self._used is None:
@@ -178,9 +185,15 @@ class SourceSpace:
         return (0, self.num_units) if self._used is None else units_of_rows(self.sizes, *self._used)
 
 
+def units_of_each(sizes: SourceSizes, rows: Int64Array) -> Int64Array:
+    """[n] the page of each row of a source."""
+    pages: Int64Array = sizes.first_row_of_page.searchsorted(rows, side="right") - 1
+    return pages
+
+
 def pages_of_rows(sizes: SourceSizes, rows: Int64Array) -> Int64Array:
     """The pages of rows of a source, ascending, each once."""
-    return np.unique(sizes.first_row_of_page.searchsorted(rows, side="right") - 1)
+    return np.unique(units_of_each(sizes, rows))
 
 
 def units_of_rows(sizes: SourceSizes, start: int, stop: int) -> tuple[int, int]:

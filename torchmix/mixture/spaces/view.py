@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.mixture.spaces.space import BLOCK_ROWS, Members, pages_of_rows, ranges, units_of_rows
+from torchmix.mixture.spaces.space import BLOCK_ROWS, Members, pages_of_rows, ranges, units_of_each, units_of_rows
 
 
 class RowRange:
@@ -80,6 +80,10 @@ class ViewSpace:
         lengths = stops - starts
         before = np.cumsum(lengths) - lengths
         return Members(rows, rows + np.repeat(before - starts, counts), int(lengths.sum()))
+
+    def units_of(self, rows: Int64Array) -> Int64Array:
+        """See `Space`."""
+        return units_of_each(self._sizes, rows)
 
     def tokens(self, rows: Int64Array) -> NDArray[np.int32]:
         """See `Space`."""

@@ -29,7 +29,6 @@ from torchmix.catalog.store import open_manifest
 from torchmix.catalog.views.wanted import views_of
 from torchmix.errors import CatalogError, HistoryMissing, RecipeError
 from torchmix.mixture.denied import denied_fingerprint
-from torchmix.planner.planner import denied_rows
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import Part, part_of
@@ -125,7 +124,7 @@ class RunHistory:
             version=HISTORY_VERSION,
             recipe=recipe,
             catalog=catalog,
-            denied=denied_fingerprint(denied_rows(found)),
+            denied=denied_fingerprint(found.denied_rows),
             recipe_file=keep_file(self._folder, self._recipe, RECIPE_SUFFIX),
             manifest_file=keep_file(self._folder, content, MANIFEST_SUFFIX),
             step=0 if state is None else state.step,
@@ -163,7 +162,7 @@ def segment_of(catalog_folder: Path, entry: HistoryEntry) -> Segment:
         catalog = open_manifest(catalog_folder, settings_of(part.sources, part.shuffle), manifest, views_of(part))
     except (CatalogError, RecipeError) as error:
         raise HistoryMissing(f"what the run had from step {entry.step} on cannot be opened again: {error}") from error
-    found = recipe_fingerprint(part), catalog.fingerprint, denied_fingerprint(denied_rows(catalog))
+    found = recipe_fingerprint(part), catalog.fingerprint, denied_fingerprint(catalog.denied_rows)
     if found != (entry.recipe, entry.catalog, entry.denied):
         raise HistoryMissing(
             f"what the run had from step {entry.step} on gives another order in this version of torchmix; plan it "

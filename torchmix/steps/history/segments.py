@@ -14,7 +14,6 @@ from pathlib import Path
 from torchmix.errors import HistoryMissing, TorchmixError
 from torchmix.mixture.denied import denied_fingerprint
 from torchmix.planner.cursor import DecisionRecords
-from torchmix.planner.planner import denied_rows
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.steps.history.entries import HistoryEntry, entries_of, segment_of
@@ -92,7 +91,7 @@ class _History:
 
     def __init__(self, catalog_folder: Path, present: Segment, decisions: DecisionRecords | None) -> None:
         self._folder, self._present, self._decisions = catalog_folder, present, decisions
-        denied = denied_fingerprint(denied_rows(present.catalog))
+        denied = denied_fingerprint(present.catalog.denied_rows)
         self.present = recipe_fingerprint(present.part), present.catalog.fingerprint, denied
         """Fingerprints of the recipe at hand."""
         self._entries = entries_of(catalog_folder)

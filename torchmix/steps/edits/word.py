@@ -13,34 +13,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from torchmix.catalog.store import Catalog
 from torchmix.errors import StateMismatch
-from torchmix.mixture.denied import are_denied, denied_fingerprint
-from torchmix.planner.planner import Planner, denied_rows
+from torchmix.mixture.denied import denied_fingerprint
 from torchmix.planner.stream_order import stream_fingerprint
 from torchmix.recipe.build import listed
-from torchmix.recipe.fingerprint import differing_keys, key_digests, recipe_fingerprint, recipe_keys
+from torchmix.recipe.fingerprint import differing_keys, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
 from torchmix.steps.state import (
     MOST_KEYS,
     LoaderState,
-    PoolState,
-    StreamState,
     other_recipe,
     read_state,
     step_start,
 )
 
-logger = logging.getLogger(__name__)
-
-EDITABLE = ("mixture", "schedule")
+EDITABLE = ("mixture", "schedule", "selections")
 _OF_SOURCE = "sources."
 _HALF = 8
 
@@ -103,7 +96,7 @@ def row_facts(part: Part, catalog: Catalog) -> RowFacts:
     prints |= {name: view.fingerprint for name, view in catalog.views.items()}
     return RowFacts(
         streams={name: stream_fingerprint(stream, prints) for name, stream in part.streams.items()},
-        denied=denied_fingerprint(denied_rows(catalog)),
+        denied=denied_fingerprint(catalog.denied_rows),
     )
 
 
@@ -161,7 +154,7 @@ def state_for(
             f"{given}the state was saved with {saved}: {edit.text}. To go on from step {state.step} with this edit, "
             f"call load_state_dict(state, accept_edit={edit.word!r}); nothing that was given before comes again"
         )
-    return accepted(state, edit, fingerprint=fingerprint, digests=key_digests(keys)) if state.streams else state
+    return accepted(state, edit, fingerprint=fingerprint) if state.streams else state
 
 
 def edit_of(before: Identity, *, fingerprint: str, keys: dict[str, str], rows: Sequence[Sequence[str]] = ()) -> Edit:
@@ -186,7 +179,7 @@ def edit_of(before: Identity, *, fingerprint: str, keys: dict[str, str], rows: S
         removed=tuple(sorted(was - now)),
         rows=tuple(name for name, *_ in rows),
         refused=tuple(key for key in differing if key not in allowed)
-        or (() if differing or before.recipe == fingerprint else ("unknown keys",)),
+        or (() if before.recipe == fingerprint or before.digests else ("unknown keys",)),
     )
 
 
@@ -195,8 +188,8 @@ def _half(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_HALF]
 
 
-def accepted(state: LoaderState, edit: Edit, *, fingerprint: str, digests: bytes) -> LoaderState:
-    """The state under the edited recipe; planning brings its streams in line, see `reconciled`.
+def accepted(state: LoaderState, edit: Edit, *, fingerprint: str) -> LoaderState:
+    """The state under the edited recipe, with the keys of that which its streams are of; see `edited_state.py`.
 
     Raises:
         StateMismatch: The state lies inside a step, which was planned before the edit.
@@ -206,85 +199,8 @@ def accepted(state: LoaderState, edit: Edit, *, fingerprint: str, digests: bytes
             f"the state was saved inside step {state.step}, which was planned before the edit; go back to the start of "
             f"the step with load_state_dict(state, from_step_start=True, accept_edit={edit.word!r})"
         )
-    return msgspec.structs.replace(
-        state, recipe=fingerprint, recipe_keys=digests, edited_from=state.edited_from or state.recipe
-    )
-
-
-def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderState:
-    """An accepted state with the streams of the edited recipe.
-
-    Args:
-        state: From `accepted`.
-        planner: Of the edited recipe.
-        catalog: Fingerprint of its catalog.
-
-    Raises:
-        StateMismatch: A stream that stays has other rows than it had.
-    """
-    found = {stream.name: stream for stream in state.streams}
-    prints = dict(zip(planner.streams, planner.fingerprints, strict=True))
-    others = [name for name, stream in found.items() if name in prints and prints[name] != stream.fingerprint]
-    if others:
-        raise StateMismatch(
-            f"{listed(others, MOST_KEYS)} had other rows when the state was saved: files or selections changed. An "
-            f"edit changes shares, and adds or removes whole sources; restore the files"
-        )
-    new = dict.fromkeys(("epoch", "window", "offset", "debt", "residue", "era"), 0)
-    streams = [found.get(name) or StreamState(name=name, fingerprint=prints[name], **new) for name in planner.streams]
-    has_plain_streams = planner.streams_are_sources
-    pool, dropped, denied = _pool(state, planner)
-    if dropped:
-        logger.warning("%d deferred pieces go with the streams that the edit removes", dropped)
-    if denied:
-        logger.warning("%d deferred pieces are of denied documents, and are not given", denied)
-    return msgspec.structs.replace(
-        state,
-        catalog=catalog,
-        streams=streams,
-        sources=[] if has_plain_streams else list(planner.sources),
-        pool=pool,
-        # A stage at an epoch that has ended begins again with the next step, if the edited schedule has it.
-        decisions=[one for one in state.decisions if one.kind == "ran_out" and one.name in prints],
-        bad_tokens={name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources},
-        denied=planner.denied_fingerprint,
-        edited_from="",
-    )
+    return msgspec.structs.replace(state, recipe=fingerprint, edited_from=state.edited_from or state.recipe)
 
 
 def _identity(state: LoaderState) -> Identity:
     return Identity(recipe=state.recipe, digests=state.recipe_keys, sources=state.source_names)
-
-
-def _pool(state: LoaderState, planner: Planner) -> tuple[PoolState, int, int]:
-    """Pieces that stay, with the numbers that streams and sources have now; how many go with their stream, and how many
-    are denied.
-    """
-    stream_number = {name: s for s, name in enumerate(planner.streams)}
-    source_number = {name: s for s, name in enumerate(planner.sources)}
-    before = state.source_names
-    rows = []
-    for values in zip(
-        state.pool.stream,
-        state.pool.source or state.pool.stream,
-        state.pool.epoch,
-        state.pool.row,
-        state.pool.start,
-        state.pool.tokens,
-        state.pool.drawn_step,
-        strict=True,
-    ):
-        stream, source = state.streams[values[0]].name, before[values[1]]
-        if stream in stream_number and source in source_number:
-            rows.append((stream_number[stream], source_number[source], *values[2:]))
-    num_staying = len(rows)
-    if planner.denied and rows:
-        places = np.array([(row[1], row[3]) for row in rows], np.int64)
-        is_denied = are_denied(planner.denied, places[:, 0], places[:, 1])
-        rows = [row for row, is_gone in zip(rows, is_denied.tolist(), strict=True) if not is_gone]
-    columns: list[list[int]] = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(7)]
-    names = ("stream", "source", "epoch", "row", "start", "tokens", "drawn_step")
-    kept = dict(zip(names, columns, strict=True))
-    if planner.streams_are_sources:
-        kept["source"] = []
-    return PoolState(**kept), len(state.pool.row) - num_staying, num_staying - len(rows)

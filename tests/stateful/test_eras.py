@@ -1,0 +1,208 @@
+"""Rows of streams that change in the middle of a run: files, filters, children of flats.
+
+What was given is counted in the tensors: each token of a document is the document's number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.stateful.test_edits import documents, go_on, word_of
+from tests.support.loaders import run_job
+from torchmix.cli.main import main
+from torchmix.errors import StateMismatch
+from torchmix.indexing.scan import index_recipe
+from torchmix.parallel.topology import Topology
+from torchmix.recipe.load import load_recipe
+from torchmix.steps.state import StreamState, read_state
+
+ALONE = Topology()
+LENGTH = 64
+ROWS = 200
+"""Of a file."""
+
+
+def tokens_of(number: int) -> int:
+    """Every twentieth document is longer than a sample."""
+    return 6 * LENGTH + 5 if number % 20 == 7 else 12 + number % 9
+
+
+def make_file(folder: Path, name: str, first: int, numbers: Sequence[int] = ()) -> None:
+    """A file of `ROWS` documents, or of some; `score` is the last digit of a document's number."""
+    numbers = numbers or range(first, first + ROWS)
+    table = {"input_ids": [[n] * tokens_of(n) for n in numbers], "score": [n % 10 for n in numbers]}
+    (folder / name).parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table(table), folder / name, data_page_size=1024, use_dictionary=False, write_batch_size=8)
+
+
+def write(
+    folder: Path, sources: str, mixture: str, *, shuffle: str = "page", method: str = "best_fit", more: str = ""
+) -> Path:
+    """A recipe over files that are there, indexed."""
+    path = folder / "recipe.yaml"
+    path.write_text(
+        f"version: 1\nseed: 3\nbatch: {{samples: 4, length: {LENGTH}}}\nsources:\n{sources}mixture: {mixture}\n"
+        f"shuffle: {{method: {shuffle}, window_pages: 4}}\npacking: {{method: {method}}}\n{more}\n",
+        encoding="utf-8",
+    )
+    index_recipe(load_recipe(path), folder)
+    return path
+
+
+def given(ranks: list[Any]) -> Counter[int]:
+    return documents([microbatch for rank in ranks for microbatch in rank.microbatches])
+
+
+def source(name: str, path: str) -> str:
+    return f"  {name}: {{path: {path}, tokens: input_ids, properties: [score]}}\n"
+
+
+def stream_of(rank: Any, name: str) -> StreamState:
+    [found] = [stream for stream in read_state(rank.state["torchmix_state"]).streams if stream.name == name]
+    return found
+
+
+def to_the_end(path: Path, state: dict[str, Any], counts: Counter[int], numbers: Sequence[int]) -> Counter[int]:
+    """Go on, at another layout, until every document came; none may come twice before."""
+    for _ in range(40):
+        ranks = run_job(path, Topology(dp=2), steps=8, state=state)
+        counts, state = counts + given(ranks), ranks[0].state
+        if all(counts[number] >= tokens_of(number) for number in numbers):
+            return counts
+    raise AssertionError("a document does not come")
+
+
+@pytest.mark.parametrize("method", ["best_fit", "concat"])
+@pytest.mark.parametrize("shuffle", ["page", "row", "none"])
+def test_added_files_share_the_rest_of_the_epoch(tmp_path: Path, method: str, shuffle: str) -> None:
+    make_file(tmp_path, "a/0.parquet", 0)
+    make_file(tmp_path, "b/0.parquet", 10_000)
+    lines = source("a", '"a/*.parquet"') + source("b", '"b/*.parquet"')
+    path = write(tmp_path, lines, "{a: 80%, b: 20%}", shuffle=shuffle, method=method)
+    [first] = run_job(path, ALONE, steps=15)
+    assert stream_of(first, "a").epoch == 0 and 20 < sum(number < ROWS for number in given([first])) < ROWS - 20
+    make_file(tmp_path, "a/1.parquet", ROWS)
+    write(tmp_path, lines, "{a: 80%, b: 20%}", shuffle=shuffle, method=method)
+    [after] = go_on(path, first.state, 25)
+    counts = given([first]) + given([after])
+    assert (stream_of(after, "a").epoch, stream_of(after, "a").era) == (0, 1)
+    assert all(tokens <= tokens_of(number) for number, tokens in counts.items() if number < 2 * ROWS)
+    news = [sum(ROWS <= number < 2 * ROWS for number in given([one])) for one in (first, after)]
+    olds = sum(number < ROWS and number not in given([first]) for number in given([after]))
+    assert news[0] == 0 and olds > 20 and (news[1] > 20 or shuffle == "none"), "old and new share what is left"
+    assert len(read_state(after.state["torchmix_state"]).eras) == 1
+    to_the_end(path, after.state, counts, range(2 * ROWS))
+    [late] = run_job(path, ALONE, steps=60, state=after.state)
+    assert stream_of(late, "a").epoch > 0 and not read_state(late.state["torchmix_state"]).eras, "forgotten"
+
+
+@pytest.mark.parametrize("shuffle", ["page", "row", "none"])
+def test_a_filter_moves_rows_between_streams(tmp_path: Path, shuffle: str) -> None:
+    make_file(tmp_path, "a/0.parquet", 0)
+    selected = "  good: {from: a, where: 'score >= 7'}\n"
+    lines = source("a", "a/0.parquet") + selected
+    path = write(tmp_path, lines, "{a: 60%, good: 40%}", shuffle=shuffle)
+    [first] = run_job(path, ALONE, steps=6)
+    before = given([first])
+    write(tmp_path, lines.replace(">= 7", ">= 4"), "{a: 60%, good: 40%}", shuffle=shuffle)
+    [after] = go_on(path, first.state, 4)
+    assert stream_of(after, "a").era == stream_of(after, "good").era == 1
+    counts = before + given([after])
+    moved = [number for number in range(ROWS) if 4 <= number % 10 < 7]
+    assert any(number in before for number in moved) and any(number not in before for number in moved)
+    assert all(counts[number] <= tokens_of(number) for number in moved), "given by one of both"
+    state = after.state
+    for _ in range(30):  # a row that was moved comes in the epoch of its new stream
+        [rest] = run_job(path, ALONE, steps=4, state=state)
+        counts, state = counts + given([rest]), rest.state
+        if stream_of(rest, "good").epoch > 0:
+            break
+    assert stream_of(rest, "good").epoch > 0
+    missing = [number for number in moved if number % 20 != 7 and counts[number] < tokens_of(number)]
+    waiting = set(read_state(state["torchmix_state"]).pool.row)
+    assert not set(missing) - waiting
+
+
+def test_a_file_without_rows_of_a_selection_begins_an_era_of_it(tmp_path: Path) -> None:
+    make_file(tmp_path, "a/0.parquet", 0)
+    lines = source("a", '"a/*.parquet"') + "  good: {from: a, where: 'score >= 7'}\n"
+    path = write(tmp_path, lines, "{a: 20%, good: 80%}")
+    [first] = run_job(path, ALONE, steps=4)
+    make_file(tmp_path, "a/1.parquet", 0, [ROWS, ROWS + 1])
+    write(tmp_path, lines, "{a: 20%, good: 80%}")
+    [after] = go_on(path, first.state, 3)
+    assert stream_of(after, "good").era == 1, "its windows are of the pages of the source, of which there are more"
+    counts = given([first]) + given([after])
+    numbers = [number for number in range(ROWS) if number % 10 >= 7]
+    assert stream_of(after, "good").epoch == 0
+    assert all(counts[number] <= tokens_of(number) for number in numbers)
+    to_the_end(path, after.state, counts, numbers)
+
+
+def test_a_child_is_added_to_a_flat(tmp_path: Path) -> None:
+    for number, name in enumerate("cde"):
+        make_file(tmp_path, f"{name}/0.parquet", 1000 * number)
+    make_file(tmp_path, "z/0.parquet", 10_000)
+    lines = "".join(source(name, f"{name}/0.parquet") for name in "cez")
+    path = write(tmp_path, lines, "{z: 1, f: {share: 3, flat: [c, e]}}")
+    [first] = run_job(path, ALONE, steps=12)
+    lines = "".join(source(name, f"{name}/0.parquet") for name in "cdez")
+    write(tmp_path, lines, "{z: 1, f: {share: 3, flat: [c, d, e]}}")
+    [after] = go_on(path, first.state, 20)
+    assert (stream_of(after, "f").epoch, stream_of(after, "f").era) == (0, 1)
+    counts = given([first]) + given([after])
+    mine = [number for number in counts if number < 10_000]
+    assert all(counts[number] <= tokens_of(number) for number in mine)
+    assert sum(1000 <= number < 2000 for number in given([after])) > 20
+    numbers = [1000 * number + row for number in range(3) for row in range(ROWS)]
+    to_the_end(path, after.state, counts, numbers)
+    write(tmp_path, lines.replace(source("c", "c/0.parquet"), ""), "{z: 1, f: {share: 3, flat: [d, e]}}")
+    with pytest.raises(StateMismatch, match="flat 'f' had c"):
+        go_on(path, after.state, 1)
+
+
+def test_files_that_were_altered_are_no_era(tmp_path: Path) -> None:
+    make_file(tmp_path, "a/0.parquet", 0)
+    lines = source("a", '"a/*.parquet"')
+    path = write(tmp_path, lines, "{a: 100%}")
+    [first] = run_job(path, ALONE, steps=3)
+    make_file(tmp_path, "a/0.parquet", 5)
+    make_file(tmp_path, "a/1.parquet", ROWS)
+    write(tmp_path, lines, "{a: 100%}")
+    with pytest.raises(StateMismatch, match="does not have the rows that 'a' had"):
+        go_on(path, first.state, 1)
+
+
+def test_a_split_is_not_moved_by_added_files(tmp_path: Path) -> None:
+    make_file(tmp_path, "a/0.parquet", 0)
+    lines = source("a", '"a/*.parquet"')
+    path = write(tmp_path, lines, "{a: 100%}", more="split: [90, 10]")
+    [first] = run_job(path, ALONE, steps=3)
+    make_file(tmp_path, "a/1.parquet", ROWS)
+    write(tmp_path, lines, "{a: 100%}", more="split: [90, 10]")
+    with pytest.raises(StateMismatch, match="between training and validation"):
+        go_on(path, first.state, 1)
+
+
+def test_diff_says_which_streams_have_other_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        make_file(tmp_path, f"{name}/0.parquet", 0)
+    lines = source("a", '"a/*.parquet"') + source("b", '"b/*.parquet"')
+    path = write(tmp_path, lines, "{a: 80%, b: 20%}")
+    [first] = run_job(path, ALONE, steps=3)
+    (tmp_path / "old.yaml").write_bytes(path.read_bytes())
+    (tmp_path / "state").write_bytes(first.state["torchmix_state"])
+    make_file(tmp_path, "a/1.parquet", ROWS)
+    write(tmp_path, lines, "{a: 80%, b: 20%}")
+    assert main(["diff", str(tmp_path / "old.yaml"), str(path), "--state", str(tmp_path / "state")]) == 0
+    printed = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in printed.splitlines() if line[:2] in ("a ", "b ")}
+    assert "other rows" in rows["a"] and "other rows" not in rows["b"] and "from step 3 on" in printed
+    assert word_of(path, first.state) in printed

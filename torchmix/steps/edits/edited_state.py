@@ -1,0 +1,222 @@
+"""A state under an edited recipe: its streams, its pool and its eras brought in line.
+
+In: a state whose edit was accepted, and the planner of the edited recipe. Out: the state that planning goes on from.
+Must hold: a stream that stays keeps its place and what it owes; a piece of the pool stays with a stream that has its
+row; what is denied, or in no stream any more, is not given. Cost: that of the state, and of `planner/eras/replay.py`
+where rows were changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from itertools import chain
+
+import msgspec
+import numpy as np
+
+from torchmix.errors import StateMismatch
+from torchmix.mixture.denied import are_denied
+from torchmix.planner.eras.records import Eras, StreamBefore
+from torchmix.planner.eras.replay import Members
+from torchmix.planner.planner import Planner
+from torchmix.recipe.build import listed
+from torchmix.recipe.source.documents import rows_of
+from torchmix.recipe.streams import row_sets_of
+from torchmix.steps.boundary import states_of_eras
+from torchmix.steps.state import MOST_KEYS, LoaderState, PoolState, StreamState
+
+logger = logging.getLogger(__name__)
+
+
+def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderState:
+    """An accepted state with the streams of the edited recipe; the planner follows its eras.
+
+    Args:
+        state: From `edits.accepted`.
+        planner: Of the edited recipe.
+        catalog: Fingerprint of its catalog.
+
+    Raises:
+        StateMismatch: The catalog does not have the rows of before; or rows changed that no edit may change.
+    """
+    found = {stream.name: stream for stream in state.streams}
+    prints = dict(zip(planner.streams, planner.fingerprints, strict=True))
+    changed = [name for name, stream in found.items() if name in prints and prints[name] != stream.fingerprint]
+    before = {name: members_before(state, stream) for name, stream in found.items()}
+    _check_changes(changed, before, planner)
+    edit = _edit(state, changed, before, planner)
+    counts = {stream.name: stream.era + (stream.name in changed) for stream in state.streams}
+    eras = eras_of_state(state)
+    if edit:
+        eras = Eras(edits=(*eras.edits, edit), counts=counts)
+    eras = _still_known(eras, planner)
+    planner.enter(eras)
+    new = dict.fromkeys(("epoch", "window", "offset", "debt", "residue", "era"), 0)
+    streams = []
+    for name, order in zip(planner.streams, planner.orders, strict=True):
+        stream = found.get(name) or StreamState(name=name, fingerprint=prints[name], **new)
+        place = {"epoch": stream.epoch, "window": stream.window, "offset": stream.offset}
+        if stream.window >= order.num_windows_of(stream.epoch):  # the edit leaves nothing of the epoch
+            place = {"epoch": stream.epoch + 1, "window": 0, "offset": 0}
+        streams.append(msgspec.structs.replace(stream, fingerprint=prints[name], era=counts.get(name, 0), **place))
+    has_plain_streams = planner.streams_are_sources
+    return msgspec.structs.replace(
+        state,
+        catalog=catalog,
+        streams=streams,
+        sources=[] if has_plain_streams else list(planner.sources),
+        pool=_pool(state, planner, {one.name: one for one in streams}, edit),
+        # A stage at an epoch that has ended begins again with the next step, if the edited schedule has it.
+        decisions=[one for one in state.decisions if one.kind == "ran_out" and one.name in prints],
+        bad_tokens={name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources},
+        members=members_of_state(planner),
+        eras=states_of_eras(eras),
+        denied=planner.denied_fingerprint,
+        edited_from="",
+    )
+
+
+def members_before(state: LoaderState, stream: StreamState) -> Members:
+    """Members of a stream of a state, with the fingerprints of their rows; none where these are not known."""
+    if not stream.fingerprint:
+        return ()
+    return tuple(state.members.get(stream.name, [(stream.name, stream.fingerprint)]))
+
+
+def members_of_state(planner: Planner) -> dict[str, list[tuple[str, str]]]:
+    """Members of flats, as a state keeps them."""
+    members = planner.edits.members
+    return {name: list(of) for name, of in members.items() if of and planner.part.streams[name].is_flat}
+
+
+def eras_of_state(state: LoaderState) -> Eras:
+    """What a state remembers of edits."""
+    counts = {stream.name: stream.era for stream in state.streams if stream.era}
+    edits = tuple(
+        tuple(
+            StreamBefore(
+                name=one.name, epoch=one.epoch, window=one.window, offset=one.offset, members=tuple(one.members)
+            )
+            for one in edit
+        )
+        for edit in state.eras
+    )
+    return Eras(edits=edits, counts=counts) if edits or counts else Eras()
+
+
+def _still_known(eras: Eras, planner: Planner) -> Eras:
+    """Edits without the streams of sources that are gone: their rows are in no other stream."""
+    known = set(planner.part.streams)
+    for one in chain.from_iterable(eras.edits):
+        if planner.edits.sources_of(one.members):
+            known.add(one.name)
+    edits = (tuple(one for one in edit if one.name in known) for edit in eras.edits)
+    return Eras(edits=tuple(filter(None, edits)), counts=eras.counts)
+
+
+def _check_changes(changed: list[str], before: Mapping[str, Members], planner: Planner) -> None:
+    """Refuse changes of rows that would lose or repeat some."""
+    for name in changed:
+        now = [member for member, _ in planner.edits.members[name]]
+        gone = [member for member, _ in before[name] if member not in now]
+        if gone:
+            raise StateMismatch(
+                f"flat {name!r} had {listed(gone, MOST_KEYS)} when the state was saved. An edit may add children to a "
+                f"flat, and not take them out; put them back, and name their documents in a deny-list"
+            )
+        for source in planner.part.streams[name].sources:
+            rows = planner.sizes[planner.sources.index(source)].num_documents
+            if rows_of(planner.part.sources[source], rows) != (0, rows):
+                raise StateMismatch(
+                    f"source {source!r} has other rows than when the state was saved, and `documents` or `split` cuts "
+                    f"it by their number: rows would move between training and validation. Restore its files"
+                )
+
+
+def _edit(
+    state: LoaderState, changed: list[str], before: Mapping[str, Members], planner: Planner
+) -> tuple[StreamBefore, ...]:
+    """Streams whose rows the edit changes; and those that come or go and share a source with one of these."""
+    is_there = {stream.name for stream in state.streams}
+    added = [name for name in planner.streams if name not in is_there]
+    removed = [name for name in is_there if name not in planner.part.streams]
+    row_sets = row_sets_of(planner.part)
+    sources = {name: {row_sets[member].source for member, _ in planner.edits.members[name]} for name in planner.streams}
+    left = {name: planner.edits.sources_of(before[name]) for name in removed}
+    losing = set(chain.from_iterable(sources[name] for name in changed)) | set(chain.from_iterable(left.values()))
+    gaining = {name for name in added if sources[name] & losing}
+    giving = {name for name in removed if any(left[name] & sources[other] for other in (*changed, *gaining))}
+    places = {stream.name: stream for stream in state.streams}
+    edit = []
+    for name in sorted({*changed, *gaining, *giving}):
+        at = places.get(name)
+        edit.append(
+            StreamBefore(
+                name=name,
+                epoch=at.epoch if at is not None else 0,
+                window=at.window if at is not None else 0,
+                offset=at.offset if at is not None else 0,
+                members=before.get(name, ()),
+            )
+        )
+    return tuple(edit)
+
+
+def _pool(
+    state: LoaderState, planner: Planner, streams: Mapping[str, StreamState], edit: tuple[StreamBefore, ...]
+) -> PoolState:
+    """Pieces that stay, with the numbers that streams and sources have now.
+
+    A piece whose row has gone to another stream goes with it, if it was drawn in the epoch that counts for that.
+    """
+    stream_number = {name: s for s, name in enumerate(planner.streams)}
+    source_number = {name: s for s, name in enumerate(planner.sources)}
+    names, touched = state.source_names, {one.name: one for one in edit}
+    columns = [getattr(state.pool, name) for name in PoolState.__struct_fields__]
+    columns[1] = columns[1] or columns[0]
+    rows: list[tuple[int, ...]] = []
+    num_gone = num_denied = 0
+    for values in zip(*columns, strict=True):
+        name, source, epoch, row = state.streams[values[0]].name, names[values[1]], values[2], values[3]
+        number = source_number.get(source)
+        if number is None:
+            num_gone += 1
+            continue
+        place = np.array([row], np.int64)
+        if planner.denied and are_denied(planner.denied, np.array([number]), place)[0]:
+            num_denied += 1
+            continue
+        if name in touched and not (name in stream_number and _has(planner, name, number, place)):
+            others = [one for one in sorted(touched) if one in stream_number and one != name]
+            heirs = [one for one in others if _has(planner, one, number, place)]
+            heirs = [one for one in heirs if not _had(planner, touched[one], source, row)]
+            if not heirs or epoch != touched[name].epoch:
+                num_gone += 1
+                continue
+            name, epoch = heirs[0], streams[heirs[0]].epoch
+        if name not in stream_number:
+            num_gone += 1
+            continue
+        rows.append((stream_number[name], number, epoch, *values[3:]))
+    if num_gone:
+        logger.warning("%d deferred pieces go: no stream has their rows after the edit", num_gone)
+    if num_denied:
+        logger.warning("%d deferred pieces are of denied documents, and are not given", num_denied)
+    staying: list[list[int]] = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(7)]
+    kept = dict(zip(PoolState.__struct_fields__, staying, strict=True))
+    if planner.streams_are_sources:
+        kept["source"] = []
+    return PoolState(**kept)
+
+
+def _has(planner: Planner, stream: str, source: int, row: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> bool:
+    return bool(planner.orders[planner.streams.index(stream)].space.holds(source, row)[0])
+
+
+def _had(planner: Planner, before: StreamBefore, source: str, row: int) -> bool:
+    """Whether a stream had a row before an edit."""
+    if not before.members:
+        return False
+    rows = planner.edits.rows(before.name, before.members)
+    return any(bool(rows.kept[name][row]) for name, of_source in rows.sources.items() if of_source == source)
