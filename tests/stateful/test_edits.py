@@ -217,3 +217,34 @@ def test_a_forged_edit_is_a_state_error(tmp_path: Path) -> None:
         run_job(
             write(tmp_path, "{a: 80%, b: 20%}"), ALONE, steps=1, state={"torchmix_state": b"torchmix-state\x01junk"}
         )
+
+
+@pytest.mark.parametrize("topology", [ALONE, Topology(dp=2)])
+def test_the_batch_may_get_later_stages_with_longer_samples(tmp_path: Path, topology: Topology) -> None:
+    """As if the stages had been there from the start: what was before them is the same."""
+    mixture = "{a: 80%, b: 20%}"
+    [first] = run_job(write(tmp_path, mixture), ALONE, steps=6)
+    edited = write(tmp_path, mixture)
+    stages = "[{from_step: 0, samples: 8}, {from_step: 8, samples: 4, length: 128}, {from_step: 11, samples: 6}]"
+    edited.write_text(edited.read_text().replace("samples: 8,", f"samples: {stages},"), encoding="utf-8")
+    ranks = go_on(edited, first.state, 8, topology)
+    [whole] = run_job(edited, ALONE, steps=14)
+    assert first.digests == whole.digests[:6]
+    assert ranks[0].digests == whole.digests[6:]
+    mine = documents([microbatch for rank in ranks for microbatch in rank.microbatches])
+    assert documents(first.microbatches) + mine == documents(whole.microbatches)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        "[{from_step: 0, samples: 8}, {from_step: 5, samples: 4, length: 128}]",  # step 5 has been given
+        "[{from_step: 0, samples: 4}, {from_step: 8, samples: 8}]",  # another past
+    ],
+)
+def test_stages_of_the_past_are_refused_by_key(tmp_path: Path, stages: str) -> None:
+    [first] = run_job(write(tmp_path, "{a: 80%, b: 20%}"), ALONE, steps=6)
+    edited = write(tmp_path, "{a: 80%, b: 20%}")
+    edited.write_text(edited.read_text().replace("samples: 8,", f"samples: {stages},"), encoding="utf-8")
+    with pytest.raises(StateMismatch, match="these keys differ: batch"):
+        run_job(edited, ALONE, steps=1, state=first.state)

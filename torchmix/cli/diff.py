@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         recipe=recipe_fingerprint(old), digests=key_digests(recipe_keys(old)), sources=sorted(old.sources)
     )
     is_same = recipe_fingerprint(old) == recipe_fingerprint(new) and not changed
-    edit = edit_of(identity, fingerprint=recipe_fingerprint(new), keys=recipe_keys(new), rows=changed)
+    edit = edit_of(identity, new, step=step, rows=changed)
     rows: list[dict[str, object]] = [
         {
             "stream": name,

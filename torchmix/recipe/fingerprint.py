@@ -79,6 +79,22 @@ def key_digests(keys: Mapping[str, str]) -> bytes:
     return b"".join(map(_key_digest, keys.values()))
 
 
+def adds_stages(digests: bytes, batch: Batch, step: int) -> bool:
+    """Whether a batch is that of another recipe with some stages more, all of which begin at a step or later.
+
+    Args:
+        digests: `key_digests` of the other recipe.
+        batch: The batch of the recipe in use.
+        step: The first step that the recipe in use holds for.
+    """
+    other = digests[KEY_BYTES : 2 * KEY_BYTES]  # the second key of every recipe
+    stages = stages_of(batch)
+    return any(
+        stages[num].from_step >= step and _key_digest(_compact(_batch(batch, stages[:num]))) == other
+        for num in range(1, len(stages))
+    )
+
+
 def differing_keys(keys: Mapping[str, str], digests: bytes, names: Sequence[str]) -> list[str]:
     """The keys of a recipe that are others than those of which a state keeps the digests.
 
@@ -147,7 +163,7 @@ def _made_order(part: Part) -> dict[str, Any]:
     order: dict[str, Any] = {
         "format": ORDER_FORMAT,
         "seed": part.seed,
-        "batch": [[_batch_stage(part.batch, stage) for stage in stages_of(part.batch)], part.batch.length],
+        "batch": _batch(part.batch, stages_of(part.batch)),
         "packing": [
             part.packing.method,
             part.packing.overflow,
@@ -175,6 +191,10 @@ def _made_order(part: Part) -> dict[str, Any]:
         assert dynamic is not None
         order["dynamic"] = [list(dynamic.path), dynamic.every_steps, dynamic.lag_steps]
     return order
+
+
+def _batch(batch: Batch, stages: Sequence[RampStage]) -> list[Any]:
+    return [[_batch_stage(batch, stage) for stage in stages], batch.length]
 
 
 def _batch_stage(batch: Batch, stage: RampStage) -> list[int]:

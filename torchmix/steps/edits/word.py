@@ -4,9 +4,10 @@ In: a state, and a recipe that differs from the one it was saved with. Out: a wo
 the edited run. Must hold: an edit is accepted by its own word alone; streams that are in both recipes keep their
 places, what they owe and what waits in the pool, so nothing of them is lost or comes twice. Cost: that of the state.
 
-May change: shares, groups and the schedule; sources may come and go; documents may be denied. What comes begins at its
-first epoch and owes nothing. What goes takes its pieces in the pool along. Seed, batch, shuffle, packing, and how a
-source that stays is read, may not change.
+May change: shares, groups and the schedule; sources may come and go; documents may be denied; the batch may get stages
+that begin at the state's step or later, with more or longer samples. What comes begins at its first epoch and owes
+nothing. What goes takes its pieces in the pool along. Seed, stages of the batch that the state's recipe has, shuffle,
+packing, and how a source that stays is read, may not change.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torchmix.errors import StateMismatch
 from torchmix.mixture.denied import denied_fingerprint
 from torchmix.planner.stream_order import stream_fingerprint
 from torchmix.recipe.build import listed
-from torchmix.recipe.fingerprint import differing_keys, recipe_fingerprint, recipe_keys
+from torchmix.recipe.fingerprint import adds_stages, differing_keys, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
 from torchmix.steps.state import (
     MOST_KEYS,
@@ -135,11 +136,11 @@ def state_for(
     state = read_state(data)
     if from_step_start:
         state = step_start(state)
-    fingerprint, keys = recipe_fingerprint(part), recipe_keys(part)
+    fingerprint = recipe_fingerprint(part)
     is_same = state.recipe == fingerprint
     # A state that was saved between an accepted edit and its first step keeps the rows of before.
     changed = changed_rows(state, rows) if rows is not None and not state.edited_from else []
-    edit = edit_of(_identity(state), fingerprint=fingerprint, keys=keys, rows=changed)
+    edit = edit_of(_identity(state), part, step=state.step, rows=changed)
     if not is_same and (not state.streams or edit.refused):
         raise other_recipe(state, part)
     is_accepted = accept_edit is not None and accept_edit[:_HALF] == edit.word[:_HALF]
@@ -157,24 +158,26 @@ def state_for(
     return accepted(state, edit, fingerprint=fingerprint) if state.streams else state
 
 
-def edit_of(before: Identity, *, fingerprint: str, keys: dict[str, str], rows: Sequence[Sequence[str]] = ()) -> Edit:
+def edit_of(before: Identity, part: Part, *, step: int, rows: Sequence[Sequence[str]] = ()) -> Edit:
     """How a recipe differs from another one.
 
     Args:
         before: What is known of the other one.
-        fingerprint: Of the recipe in use.
-        keys: Its `recipe_keys`.
+        part: The part of the recipe in use.
+        step: The first step that it holds for.
         rows: Which rows differ, as `changed_rows` has them.
     """
+    fingerprint, keys = recipe_fingerprint(part), recipe_keys(part)
     differing = differing_keys(keys, before.digests, before.sources)
     was = set(before.sources)
     now = {key.removeprefix(_OF_SOURCE) for key in keys if key.startswith(_OF_SOURCE)}
     added = {f"{_OF_SOURCE}{name}" for name in now - was}
     removed = {f"{_OF_SOURCE}{name}" for name in was - now}
-    allowed = {*EDITABLE, *added, *removed}
+    editable = (*EDITABLE, *(["batch"] if adds_stages(before.digests, part.batch, step) else []))
+    allowed = {*editable, *added, *removed}
     return Edit(
         word=_half(f"torchmix-edit {before.recipe} {fingerprint}") + _half(f"torchmix-rows {json.dumps([*rows])}"),
-        changed=tuple(key for key in differing if key in EDITABLE),
+        changed=tuple(key for key in differing if key in editable),
         added=tuple(sorted(now - was)),
         removed=tuple(sorted(was - now)),
         rows=tuple(name for name, *_ in rows),
