@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import Processes
 from torchmix.boards import board as boards
-from torchmix.boards.board import MOST_EVENTS, Board, encode_board, text_in
+from torchmix.boards.board import MOST_EVENTS, Board, encode_board, own_board, text_in
 from torchmix.boards.find import SeenProcess, board_of, is_alive, runs_of, seen_processes
 from torchmix.parallel.ring import identity_of_this_process
 
@@ -16,6 +18,14 @@ def close(board: Board) -> None:
     assert board._memory is not None and board._descriptor is not None
     board._memory.close()
     os.close(board._descriptor)
+
+
+@pytest.fixture(autouse=True)
+def no_other_board() -> None:
+    """This process shows nothing yet, whatever other tests in it have shown."""
+    if own_board._memory is not None:
+        close(own_board)
+        own_board._memory = own_board._descriptor = None
 
 
 def test_a_board_is_found_by_its_process_and_has_what_was_shown() -> None:

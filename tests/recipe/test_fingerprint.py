@@ -10,7 +10,7 @@ import pytest
 from tests.support.recipe_text import TEXT, edited, load_text, small_recipe
 from tests.support.recipes import make_recipe
 from torchmix.recipe import fingerprint
-from torchmix.recipe.fingerprint import recipe_fingerprint
+from torchmix.recipe.fingerprint import differing_keys, key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Packing, Recipe, Source
 
@@ -167,3 +167,25 @@ def test_a_part_is_looked_through_once_and_few_are_kept(monkeypatch: pytest.Monk
         recipe_fingerprint(part)
     assert len(fingerprint._known) == 8
     assert recipe_fingerprint(parts[0]) == first[0]
+
+
+def test_keys_that_only_some_recipes_have_are_told_apart_when_they_come_and_go() -> None:
+    plain = part_of(make_recipe({"a": "50%", "b": "50%"}), "train")
+    counted = part_of(msgspec.structs.replace(make_recipe({"a": "50%", "b": "50%"}), unit="documents"), "train")
+    names = sorted(plain.sources)
+    before = key_digests(recipe_keys(plain))
+    assert differing_keys(recipe_keys(counted), before, names) == ["unit"]
+    assert differing_keys(recipe_keys(plain), key_digests(recipe_keys(counted)), names) == ["unit"]
+    # Keys with any other value, as a policy and selections have: "dynamic" is known by who has a log.
+    more = {**recipe_keys(plain), "dynamic": '"ado"', "selections": '{"c":"a"}'}
+    ordered = {
+        name: more[name] for name in (*list(more)[:6], "dynamic", "selections", *(f"sources.{n}" for n in names))
+    }
+    both = key_digests(ordered)
+    assert differing_keys(ordered, both, names, is_dynamic=True) == []
+    assert differing_keys(recipe_keys(plain), both, names, is_dynamic=True) == ["dynamic", "selections"]
+    for gone, is_dynamic in (("dynamic", False), ("selections", True)):
+        one = {name: value for name, value in ordered.items() if name != gone}
+        assert differing_keys(ordered, key_digests(one), names, is_dynamic=is_dynamic) == [gone]
+        [other] = {"dynamic", "selections"} - {gone}
+        assert differing_keys(recipe_keys(plain), key_digests(one), names, is_dynamic=is_dynamic) == [other]

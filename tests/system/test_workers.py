@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -105,7 +106,7 @@ def test_a_worker_does_not_load_torch_and_keeps_to_a_few_pieces_of_memory(job: P
     assert "libarrow" in maps
     assert "libtorch" not in maps
     # Two wait in the worker, one is built, one is served, two wait in the feed, one is consumed, one more is held.
-    assert 1 <= maps.count("memfd:torchmix") <= 8
+    assert 1 <= len(re.findall(r"memfd:torchmix\b(?!-)", maps)) <= 8
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

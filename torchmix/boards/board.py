@@ -88,8 +88,10 @@ class Board:
         self._own = self._parent = RankIdentity(host="", pid=0, started="", pid_space="")
 
     def open(self, kind: str, *, run: str = "", facts: Figures | None = None) -> None:
-        """Show what the process is; a second call adds facts."""
+        """Show what the process is; a second call adds facts, or names another run if nothing of the first is shown."""
         with self._lock:
+            if run and run != self._run and not self._figures:
+                self._kind, self._run, self._facts = kind, run, {}
             self._facts |= facts or {}
             if self._memory is None or self._process != os.getpid():
                 self._kind, self._run, self._process = kind, run, os.getpid()

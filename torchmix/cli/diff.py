@@ -56,7 +56,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         changed = changed_rows(state, row_facts(new, catalog))
     before, after = _shares(old, step), _shares(new, step)
     identity = Identity(
-        recipe=recipe_fingerprint(old), digests=key_digests(recipe_keys(old)), sources=sorted(old.sources)
+        recipe=recipe_fingerprint(old),
+        digests=key_digests(recipe_keys(old)),
+        sources=sorted(old.sources),
+        is_dynamic=old.dynamic is not None,
     )
     is_same = recipe_fingerprint(old) == recipe_fingerprint(new) and not changed
     edit = edit_of(identity, new, step=step, rows=changed)

@@ -32,7 +32,7 @@ KEY_BYTES = 4
 """Bytes of a key's digest: enough to find the key that differs, once the fingerprint does."""
 NUM_GENERAL = 6
 """Keys that every recipe has beside its sources."""
-SOMETIMES = ("dynamic", "selections")
+SOMETIMES = ("unit", "dynamic", "selections")
 """Keys that only some recipes have, in their order."""
 ORDER_FORMAT = 1
 """Version of the hashed content."""
@@ -95,18 +95,21 @@ def adds_stages(digests: bytes, batch: Batch, step: int) -> bool:
     )
 
 
-def differing_keys(keys: Mapping[str, str], digests: bytes, names: Sequence[str]) -> list[str]:
+def differing_keys(
+    keys: Mapping[str, str], digests: bytes, names: Sequence[str], *, is_dynamic: bool = False
+) -> list[str]:
     """The keys of a recipe that are others than those of which a state keeps the digests.
 
     Args:
         keys: `recipe_keys` of the recipe in use.
         digests: `key_digests` of the other one; maybe of no recipe at all.
         names: Its sources by sorted name, as far as they are known.
+        is_dynamic: Whether it has a policy.
     """
     there = [digests[at : at + KEY_BYTES] for at in range(0, len(digests), KEY_BYTES)]
     general = [name for name in keys if not name.startswith("sources.")]
     if names and 0 <= len(there) - len(names) - NUM_GENERAL <= len(SOMETIMES):
-        return _differing(keys, there, names)
+        return _differing(keys, there, names, is_dynamic)
     of_sources = [name for name in keys if name.startswith("sources.")]
     if len(there) < len(general):
         return []
@@ -121,12 +124,9 @@ def differing_keys(keys: Mapping[str, str], digests: bytes, names: Sequence[str]
     ]
 
 
-def _differing(keys: Mapping[str, str], there: Sequence[bytes], names: Sequence[str]) -> list[str]:
+def _differing(keys: Mapping[str, str], there: Sequence[bytes], names: Sequence[str], is_dynamic: bool) -> list[str]:
     """As `differing_keys`, where keys that only some recipes have may have come or gone."""
-    num_more = len(there) - len(names) - NUM_GENERAL
-    more = [name for name in SOMETIMES if name in keys][:num_more]
-    if len(more) < num_more:  # one is gone; which one is known where both are
-        more = [*SOMETIMES] if num_more == len(SOMETIMES) else [SOMETIMES[-1]]
+    more = _sometimes(there[NUM_GENERAL : len(there) - len(names)], is_dynamic=is_dynamic)
     always = [name for name in keys if not name.startswith("sources.") and name not in SOMETIMES]
     before = dict(zip([*always, *more, *(f"sources.{name}" for name in names)], there, strict=True))
     every = dict.fromkeys([*always, *SOMETIMES, *before, *keys])
@@ -136,12 +136,22 @@ def _differing(keys: Mapping[str, str], there: Sequence[bytes], names: Sequence[
     return [name for name in (*general, *of_sources) if before.get(name) != now.get(name)]
 
 
+def _sometimes(digests: Sequence[bytes], *, is_dynamic: bool) -> list[str]:
+    """Which of the keys that only some recipes have these digests are of, in their order."""
+    found = [name for name, is_there in (("unit", _DOCUMENTS in digests[:1]), ("dynamic", is_dynamic)) if is_there]
+    return [*found, "selections"][: len(digests)] if len(digests) <= len(found) + 1 else [*SOMETIMES][-len(digests) :]
+
+
 def _key_digest(value: str) -> bytes:
     return hashlib.sha256(value.encode("ascii")).digest()[:KEY_BYTES]
 
 
 def _compact(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+_DOCUMENTS = _key_digest(_compact("documents"))
+"""The only value of `unit` that is a key of its own."""
 
 
 _known: deque[tuple[Part, dict[str, Any]]] = deque(maxlen=8)

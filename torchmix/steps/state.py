@@ -273,7 +273,10 @@ def read_state(data: bytes) -> LoaderState:
 def other_recipe(state: LoaderState, recipe: str | Part) -> StateMismatch:
     """The error for a state of another recipe: it says which keys differ, where `recipe` is a part."""
     fingerprint, keys = _identity(recipe)
-    differing = differing_keys(keys, state.recipe_keys, state.source_names) if keys else []
+    differing = []
+    if keys:
+        is_dynamic = bool(state.log_branch)
+        differing = differing_keys(keys, state.recipe_keys, state.source_names, is_dynamic=is_dynamic)
     what = "something that decides the order differs (seed, batch, sources' columns, shares, packing or shuffle)"
     if differing:
         gone = "gone" if state.streams else "others"

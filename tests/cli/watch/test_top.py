@@ -33,6 +33,7 @@ def test_top_shows_what_a_loader_in_this_process_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = write_job(tmp_path)
+    monkeypatch.setattr(board.own_board, "_figures", {})  # of loaders that other tests in this process have not closed
     with build_loader(job, topology=Topology(), loaders="in_process") as loader:
         [(run, before)] = own_processes(top(capsys, "--json"))
         assert run.startswith(str(job)) and before["figures"]["train"] == {"step": -1}

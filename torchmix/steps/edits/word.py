@@ -49,6 +49,8 @@ class Identity:
     """`key_digests` of its keys."""
     sources: list[str]
     """Sorted names."""
+    is_dynamic: bool
+    """Whether it has a policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +170,7 @@ def edit_of(before: Identity, part: Part, *, step: int, rows: Sequence[Sequence[
         rows: Which rows differ, as `changed_rows` has them.
     """
     fingerprint, keys = recipe_fingerprint(part), recipe_keys(part)
-    differing = differing_keys(keys, before.digests, before.sources)
+    differing = differing_keys(keys, before.digests, before.sources, is_dynamic=before.is_dynamic)
     was = set(before.sources)
     now = {key.removeprefix(_OF_SOURCE) for key in keys if key.startswith(_OF_SOURCE)}
     added = {f"{_OF_SOURCE}{name}" for name in now - was}
@@ -206,4 +208,9 @@ def accepted(state: LoaderState, edit: Edit, *, fingerprint: str) -> LoaderState
 
 
 def _identity(state: LoaderState) -> Identity:
-    return Identity(recipe=state.recipe, digests=state.recipe_keys, sources=state.source_names)
+    return Identity(
+        recipe=state.recipe,
+        digests=state.recipe_keys,
+        sources=state.source_names,
+        is_dynamic=bool(state.log_branch),
+    )
