@@ -126,3 +126,19 @@ def test_a_process_that_has_ended_is_not_alive(tmp_path: Path) -> None:
         child = processes.start_python("-c", "input()")
         assert not is_alive(child.pid, "another start")
     assert is_alive(os.getpid(), identity_of_this_process().started)
+
+
+def test_another_run_takes_the_name_once_nothing_of_the_first_is_shown() -> None:
+    board = Board()
+    board.open("trainer", run="job 7", facts={"rank": 3})
+    try:
+        board.show("train", lambda: {"step": 5}, is_now=True)
+        board.open("trainer", run="job 8", facts={"dp": 2})
+        first = board_of(os.getpid())
+        assert first is not None and (first.run, first.facts) == ("job 7", {"rank": 3, "dp": 2})
+        board.withdraw("train")
+        board.open("serve", run="job 8", facts={"port": 1})
+        second = board_of(os.getpid())
+        assert second is not None and (second.kind, second.run, second.facts) == ("serve", "job 8", {"port": 1})
+    finally:
+        close(board)

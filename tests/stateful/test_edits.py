@@ -20,6 +20,8 @@ from torchmix.errors import StateError, StateMismatch
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import part_of
+from torchmix.steps.edits.word import state_for
 
 ALONE = Topology()
 LENGTH, DOCUMENTS = 64, 4000
@@ -248,3 +250,17 @@ def test_stages_of_the_past_are_refused_by_key(tmp_path: Path, stages: str) -> N
     edited.write_text(edited.read_text().replace("samples: 8,", f"samples: {stages},"), encoding="utf-8")
     with pytest.raises(StateMismatch, match="these keys differ: batch"):
         run_job(edited, ALONE, steps=1, state=first.state)
+
+
+def test_a_rank_without_a_catalog_compares_the_half_of_the_word_that_is_of_recipes(tmp_path: Path) -> None:
+    [first] = run_job(write(tmp_path, "{a: 80%, b: 20%}"), ALONE, steps=3)
+    part = part_of(load_recipe(write(tmp_path, "{a: 20%, b: 80%}")), "train")
+    data = first.state["torchmix_state"]
+    with pytest.raises(StateMismatch, match="accept_edit=") as caught:
+        state_for(data, part)
+    [word] = re.findall(r"accept_edit='([0-9a-f]{16})'", str(caught.value))
+    for wrong in (None, word[::-1], "0" * 8 + word[8:]):
+        with pytest.raises(StateMismatch, match="accept_edit="):
+            state_for(data, part, accept_edit=wrong)
+    # The other half is of rows, which leaders alone know.
+    assert state_for(data, part, accept_edit=word[:8] + "0" * 8).edited_from

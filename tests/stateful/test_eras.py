@@ -26,7 +26,7 @@ from torchmix.steps.state import StreamState, read_state
 ALONE = Topology()
 LENGTH = 64
 ROWS = 200
-"""Of a file."""
+"""Documents of a file."""
 
 
 def tokens_of(number: int) -> int:
@@ -138,7 +138,7 @@ def test_a_file_without_rows_of_a_selection_begins_an_era_of_it(tmp_path: Path) 
     make_file(tmp_path, "a/1.parquet", 0, [ROWS, ROWS + 1])
     write(tmp_path, lines, "{a: 20%, good: 80%}")
     [after] = go_on(path, first.state, 3)
-    assert stream_of(after, "good").era == 1, "its windows are of the pages of the source, of which there are more"
+    assert stream_of(after, "good").era == 1, "the source has more pages, and its windows are made of them"
     counts = given([first]) + given([after])
     numbers = [number for number in range(ROWS) if number % 10 >= 7]
     assert stream_of(after, "good").epoch == 0

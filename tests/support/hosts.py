@@ -18,7 +18,7 @@ import pytest
 from tests.support.deadlines import LONG_S
 
 PORT = 29511
-"""Of the job's store: nobody else is in the namespace."""
+"""The port of the job's store; nobody else is in the namespace."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

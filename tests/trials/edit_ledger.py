@@ -271,7 +271,7 @@ class Tenure:
 
     stream: str
     epoch: int
-    """Of the stream, when it came."""
+    """The epoch that the stream was in when the document came."""
     is_late: bool
     """Whether it comes only from the next epoch on, since it was given in this one."""
     before: np.ndarray[Any, np.dtype[np.int64]]

@@ -1,4 +1,4 @@
-"""Shares that change in the middle of a run: an edited recipe, and a policy that is told losses.
+"""Shares that change in the middle of a run: an edited recipe, and a policy that follows the losses.
 
 In: a `Bench`. Out: for each feature a list of what is wrong, as in `features.py`. Must hold: what the model was given
 is compared with a loader without Megatron that loads the same edit, or replays the same decisions. Cost: three short

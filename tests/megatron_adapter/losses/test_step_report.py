@@ -1,4 +1,4 @@
-"""Each step is told once, in order, whatever Megatron computes twice or passes over."""
+"""The policy observes each step once, in order, also where Megatron computes a step twice or passes over it."""
 
 from __future__ import annotations
 
