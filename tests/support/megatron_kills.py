@@ -23,7 +23,8 @@ import torch.distributed as dist
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.layouts import Layout, layout_of
 from tests.support.megatron_world import run_layout, start_rank
-from tests.support.processes import free_port, wait_until
+from tests.support.ports import free_port
+from tests.support.processes import wait_until
 
 RUNNING_STEP = 2
 """Steps that every rank has done when one is killed."""

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.layouts import Layout, layout_of
 from tests.support.megatron_world import run_layout, start_rank
-from tests.support.processes import free_port, wait_until
+from tests.support.ports import free_port
+from tests.support.processes import wait_until
 from torchmix.recipe.load import load_recipe
 
 SAVE_EVERY = 5

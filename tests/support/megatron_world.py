@@ -37,7 +37,7 @@ from tests.support import fake_megatron
 from tests.support.example import example_module
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.layouts import Layout, digest_of, layout_of
-from tests.support.processes import free_port
+from tests.support.ports import free_port
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from types import TracebackType
 
 from tests.support.deadlines import stretched
 from tests.support.forks import ROOT, TORCH, Fork, fork_server
+from tests.support.ports import free_port
 
 POLL_S = 0.01
 TRACKER = "multiprocessing.resource_tracker"
@@ -38,13 +38,6 @@ def wait_until(condition: Callable[[], bool], *, deadline_s: float, what: str | 
         if time.monotonic() - began_s > stretched(deadline_s):
             raise AssertionError(f"not within {deadline_s} s: {what if isinstance(what, str) else what()}")
         time.sleep(POLL_S)
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,6 +198,17 @@ class Processes:
             )
             for rank in range(world_size)
         ]
+
+    def wait_all(self, children: Sequence[Child], *, deadline_s: float) -> None:
+        """Until all have ended well; an AssertionError with the output of all as soon as one ends otherwise."""
+
+        def have_ended() -> bool:
+            codes = [child.returncode for child in children]
+            assert not any(codes), f"{codes}\n{self.report()}"
+            return None not in codes
+
+        names = ", ".join(child.name for child in children)
+        wait_until(have_ended, deadline_s=deadline_s, what=lambda: f"end of {names}\n{self.report()}")
 
     def _keep(
         self,

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.support.processes import Processes, free_port, wait_until
+from tests.support.ports import free_port
+from tests.support.processes import Processes, wait_until
 
 HOST = "127.0.0.1"
 DROP = "drop"

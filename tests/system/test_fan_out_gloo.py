@@ -40,6 +40,5 @@ def test_every_rank_receives_its_share_from_its_leader(tmp_path: Path, tp: int, 
             )
             for rank in range(WORLD_SIZE)
         ]
-        codes = [rank.wait(deadline_s=DEADLINE_S) for rank in ranks]
-        assert codes == [0] * WORLD_SIZE, processes.report()
+        processes.wait_all(ranks, deadline_s=DEADLINE_S)
         assert [rank.stdout() for rank in ranks] == [f"received {NUM_STEPS}\n"] * WORLD_SIZE

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
 from tests.support.forks import ForkServer
+from tests.support.ports import free_port, given_ports
 from tests.support.processes import ROOT, Child, Processes, wait_until
 
 pytestmark = pytest.mark.system
@@ -98,3 +100,35 @@ def test_a_fork_that_hangs_is_told_with_its_stacks(tmp_path: Path) -> None:
         child = processes.fork_python("-c", "import time\ndef hang(): time.sleep(99)\nhang()", after=IMPORTED)
         with pytest.raises(AssertionError, match="in hang"):
             child.wait(deadline_s=0.5)
+
+
+def test_one_that_fails_ends_the_wait_for_all(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        lasting = processes.start_python("-c", "import time; time.sleep(10_000)", name="lasting")
+        failed = processes.start_python("-c", "import sys; sys.exit('no port')", name="failed")
+        with pytest.raises(AssertionError, match=r"(?s)^\[None, 1\].*lasting.*exit code None.*no port"):
+            processes.wait_all([lasting, failed], deadline_s=10_000)
+
+
+def test_processes_get_other_ports_which_no_connection_gets(tmp_path: Path) -> None:
+    program = "from tests.support.ports import free_port; print(*(free_port() for _ in range(50)))"
+    with Processes(tmp_path) as processes:
+        children = [processes.start_python("-c", program) for _ in range(4)]
+        processes.wait_all(children, deadline_s=DEADLINE_S)
+        ports = [int(port) for child in children for port in child.stdout().split()]
+    assert len(set(ports)) == 200 and set(ports) <= set(given_ports())
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        assert one.getsockname()[1] not in given_ports()
+
+
+def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    taken = free_port()
+    counter = tmp_path / "counter"
+    counter.write_text(str(given_ports().index(taken)))
+    monkeypatch.setattr("tests.support.ports.COUNTER", counter)
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", taken))
+        assert free_port() != taken
+    counter.write_text(str(given_ports().index(taken)))
+    assert free_port() == taken

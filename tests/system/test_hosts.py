@@ -47,8 +47,7 @@ def test_hosts_of_a_job_read_for_each_other(tmp_path: Path) -> None:
     topology = Topology(dp=2)
     with hosts(2) as places, Processes(tmp_path) as processes:
         ranks = start(processes, places, job, topology)
-        for rank in ranks:
-            assert rank.wait(deadline_s=DEADLINE_S) == 0, processes.report()
+        processes.wait_all(ranks, deadline_s=DEADLINE_S)
         for rank in ranks:
             wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all on a host")
         found = [json.loads(rank.stdout().splitlines()[-1]) for rank in ranks]

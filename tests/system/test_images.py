@@ -211,6 +211,5 @@ def test_every_tensor_is_what_pillow_makes(
             world_size=world_size,
             environment={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
-        codes = [rank.wait(deadline_s=DEADLINE_S) for rank in ranks]
-        assert codes == [0] * world_size, processes.report()
+        processes.wait_all(ranks, deadline_s=DEADLINE_S)
     check(tmp_path, world_size, rows, rule)

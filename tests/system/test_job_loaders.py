@@ -63,9 +63,8 @@ def start(
     return processes.start_ranks(*program, world_size=topology.world_size, environment=words)
 
 
-def results(ranks: list[Child]) -> list[dict[str, Any]]:
-    for rank in ranks:
-        assert rank.wait(deadline_s=DEADLINE_S) == 0, rank.report()
+def results(processes: Processes, ranks: list[Child]) -> list[dict[str, Any]]:
+    processes.wait_all(ranks, deadline_s=DEADLINE_S)
     for rank in ranks:
         wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all that a rank has started")
     return [json.loads(rank.stdout().splitlines()[-1]) for rank in ranks]
@@ -84,7 +83,7 @@ def test_nodes_of_a_job_read_for_each_other(
     job: Path, tmp_path: Path, topology: Topology, nodes: int, hosts: list[int]
 ) -> None:
     with Processes(tmp_path) as processes, tempfile.TemporaryDirectory() as folder:
-        found = results(start(processes, job, topology, nodes=nodes, TMPDIR=folder))
+        found = results(processes, start(processes, job, topology, nodes=nodes, TMPDIR=folder))
         assert not list(Path(folder).iterdir()), "nothing is left behind"
     assert given(found) == planned(job, topology)
     assert [rank["loaders"] for rank in found] == hosts
@@ -98,7 +97,7 @@ def test_loaders_and_workers_that_are_lost_cost_no_token(job: Path, tmp_path: Pa
     faults = {"LOADER_FAULTS": "2:SIGKILL 8:SIGSTOP 14:SIGKILL", "FAULTS": "5:SIGKILL"}
     with Processes(tmp_path) as processes:
         ranks = start(processes, job, topology, nodes=2, **faults)
-        found = results(ranks)
+        found = results(processes, ranks)
         said = "".join(rank.stderr() for rank in ranks)
     assert given(found) == planned(job, topology)
     assert [rank["workers_lost"] for rank in found] == [1] * 4
@@ -109,7 +108,7 @@ def test_a_job_whose_loaders_all_end_goes_on(job: Path, tmp_path: Path) -> None:
     topology = Topology(dp=2)
     with Processes(tmp_path) as processes:
         words = {"LOADERS": "job", "LOADER_FAULTS": "2:SIGKILL 7:SIGKILL"}
-        found = results(start(processes, job, topology, nodes=2, **words))
+        found = results(processes, start(processes, job, topology, nodes=2, **words))
     assert given(found) == planned(job, topology)
 
 
@@ -163,7 +162,7 @@ def test_a_policy_decides_as_without_loaders(tmp_path: Path) -> None:
     recipe = write_job(tmp_path, extra=DYNAMIC)
     with Processes(tmp_path) as processes:
         ranks = processes.start_ranks("-m", "tests.support.policy_rank", str(recipe), "job", "1", "9", world_size=2)
-        assert [rank.wait(deadline_s=DEADLINE_S) for rank in ranks] == [0, 0], processes.report()
+        processes.wait_all(ranks, deadline_s=DEADLINE_S)
         assert ranks[0].stdout().splitlines() == [f"step {step} digest {one}" for step, one in enumerate(expected)]
 
 
@@ -210,7 +209,7 @@ def test_a_job_of_four_nodes_reads_and_encodes_everything_once(tmp_path: Path, m
     oracle = planned(recipe, topology, max_steps=None, one_pass=True)
     counts = ReadCounts(tmp_path / "hook", monkeypatch)
     with Processes(tmp_path) as processes:
-        found = results(start(processes, recipe, topology, nodes=4, steps=0))
+        found = results(processes, start(processes, recipe, topology, nodes=4, steps=0))
     assert given(found) == oracle
     assert counts.amplification(recipe) <= 1.25
     assert 0.9 * NUM_LINES < counts.rows_encoded <= 1.05 * NUM_LINES

@@ -23,8 +23,7 @@ def run(folder: Path, tp: int, pp: int, world_size: int) -> tuple[np.ndarray, np
     with Processes(out) as processes:
         arguments = (str(folder / "recipe.yaml"), str(out), str(tp), str(pp), str(STEPS))
         ranks = processes.start_ranks("-m", "tests.support.megatron_image_rank", *arguments, world_size=world_size)
-        codes = [rank.wait(deadline_s=DEADLINE_S) for rank in ranks]
-        assert codes == [0] * world_size, processes.report()
+        processes.wait_all(ranks, deadline_s=DEADLINE_S)
     found = [dict(np.load(out / f"{rank}.npz")) for rank in range(world_size)]
     losses = sum(one["losses"] for one in found if one["place"][1] == pp - 1 and one["place"][2] == 0)
     return np.asarray(losses), np.asarray(sum(one["gradient"] for one in found))

@@ -48,8 +48,7 @@ def train(
     with Processes(folder) as processes:
         arguments = (str(path), str(folder), *map(str, (tp, cp, pp, STEPS)))
         ranks = processes.start_ranks("-m", "tests.support.module_rank", *arguments, world_size=world_size)
-        codes = [rank.wait(deadline_s=DEADLINE_S) for rank in ranks]
-        assert codes == [0] * world_size, processes.report()
+        processes.wait_all(ranks, deadline_s=DEADLINE_S)
     found = [dict(np.load(folder / f"{rank}.npz")) for rank in range(world_size)]
 
     def shards(name: str) -> list[np.ndarray]:

@@ -27,8 +27,7 @@ def test_a_job_of_real_ranks_decides_as_one_process_does_and_goes_on_elsewhere(w
         (tmp_path / f"start-{number}").mkdir()
         with Processes(tmp_path / f"start-{number}") as processes:
             ranks = processes.start_ranks("-m", "tests.support.policy_rank", str(recipe), *words, world_size=2)
-            codes = [rank.wait(deadline_s=DEADLINE_S) for rank in ranks]
-            assert codes == [0, 0], processes.report()
+            processes.wait_all(ranks, deadline_s=DEADLINE_S)
             lines = [rank.stdout().splitlines() for rank in ranks]
         assert lines[0] == lines[1]
         found.append(lines[0])

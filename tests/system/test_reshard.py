@@ -38,8 +38,7 @@ def test_a_job_goes_from_layout_to_layout(where: str, tmp_path: Path) -> None:
     words = (str(recipe), where, str(STEPS), *map(str, sizes))
     with Processes(tmp_path) as processes:
         ranks = processes.start_ranks("-m", "tests.support.reshard_rank", *words, world_size=WORLD_SIZE)
-        codes = [rank.wait(deadline_s=DEADLINE_S) for rank in ranks]
-        assert codes == [0] * WORLD_SIZE, processes.report()
+        processes.wait_all(ranks, deadline_s=DEADLINE_S)
         found = [rank.stdout().splitlines() for rank in ranks]
     assert found == expected_lines(recipe, sizes)
 

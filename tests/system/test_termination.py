@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.forks import ROOT
-from tests.support.processes import Child, Processes, free_port
+from tests.support.ports import free_port
+from tests.support.processes import Child, Processes
 
 pytestmark = pytest.mark.system
 

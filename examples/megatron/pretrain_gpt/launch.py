@@ -19,7 +19,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.distributed import TCPStore
 
 HERE = Path(__file__).resolve().parent
 CPU_FLAGS = (
@@ -122,6 +122,8 @@ class Runner:
         command = [sys.executable, str(HERE / "entry.py"), str(self.script), *arguments]
         command += () if torch.cuda.is_available() else CPU_FLAGS
         (folder / "command.txt").write_text(shlex.join(command) + "\n", encoding="utf-8")
+        # Kept here, as torchrun keeps it: its port is bound before any rank knows the number.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         shared = {
             "OMP_NUM_THREADS": "1",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asserts it
@@ -133,7 +135,8 @@ class Runner:
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
             **environment,
         }
         processes: list[subprocess.Popen[bytes]] = []
@@ -175,9 +178,3 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], most_s: float) -> None:
 def losses_of(log: str) -> dict[int, float]:
     """Loss per token by iteration, from the lines that Megatron's last rank writes at `--log-interval 1`."""
     return {int(iteration): float(loss) for iteration, loss in _LOSS.findall(log)}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
