@@ -125,7 +125,8 @@ def random_plain(
         some, members = members[:count], members[count:]
         if len({next(iter(rows[name])) for name in some}) < len(some):
             continue  # a selection and its source would have rows twice
-        flats[f"f{len(flats)}"] = {"flat": some}
+        inner = draw.randint(0, len(some))  # some members stand in a flat inside the flat
+        flats[f"f{len(flats)}"] = {"flat": [*some[:inner], {"flat": some[inner:]}] if inner < len(some) else some}
         in_flats.update(some)
         joined: Rows = defaultdict(set)
         for name in some:

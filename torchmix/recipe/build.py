@@ -43,8 +43,8 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
             continue
         if _is_struct(choice):
             return _build_struct(choice, value, where)
-        if get_origin(choice) is tuple and _is_struct(get_args(choice)[0]) and isinstance(value, list | tuple):
-            return tuple(_build_struct(get_args(choice)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        if get_origin(choice) is tuple and _may_be_struct(get_args(choice)[0]) and isinstance(value, list | tuple):
+            return tuple(build(get_args(choice)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
         if get_origin(choice) is dict:
             of_values = get_args(choice)[1]
             return {
@@ -64,6 +64,10 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
 
 def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _may_be_struct(kind: Any) -> bool:
+    return any(map(_is_struct, get_args(kind) or (kind,)))
 
 
 def _is_mapping(kind: Any) -> bool:

@@ -16,7 +16,7 @@ from torchmix.errors import RecipeError
 from torchmix.recipe.build import nearest
 from torchmix.recipe.shares import numerators, parse_fraction, parse_share
 from torchmix.recipe.source.documents import PARTS
-from torchmix.recipe.streams import BASE
+from torchmix.recipe.streams import BASE, members_of
 from torchmix.recipe.structs import Cells, Group, Recipe, Share
 
 Band = tuple[Fraction, Fraction]
@@ -80,7 +80,7 @@ def only(
                 left[name] = value if cells == value.cells else msgspec.structs.replace(value, cells=cells)
         elif isinstance(value, Group):
             key = "children" if value.flat is None else "flat"
-            inner = only(value.children or {} if value.flat is None else value.flat, keep)
+            inner = only(value.children or {} if value.flat is None else members_of(value), keep)
             if inner:
                 left[name] = value if inner == getattr(value, key) else msgspec.structs.replace(value, **{key: inner})
         elif keep(name):

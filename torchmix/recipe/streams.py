@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, Protocol
 
-from torchmix.recipe.structs import Cells, Change, Group, Quantiles, Selection, Share, Source
+from torchmix.recipe.structs import Cells, Change, Group, InnerFlat, Quantiles, Selection, Share, Source
 
 CHILD = "/"
 """Stands between a source and its child; no name that a user writes for a source contains it."""
@@ -107,7 +107,7 @@ def row_sets_of(part: HasMixture) -> dict[str, RowSet]:
     Children of a source that is cut are there where the mixture or a change of it names them. So are all cells. The
     catalog knows whether there are such rows.
     """
-    named = {*_names(part), *(member for _, _, flat in flats_of(part) for member in flat.flat or ())}
+    named = {*_names(part), *(member for _, _, flat in flats_of(part) for member in members_of(flat))}
     cells = {cell.name: cell for _, group, content in cells_of(part) for cell in cells_in(group, content)}
     bases = {cell.base for cell in cells.values()}
     children = {name: parts for name in {*named, *bases} if (parts := _child(name, part.sources)) is not None}
@@ -142,7 +142,7 @@ def streams_of(part: HasMixture) -> dict[str, Stream]:
     row_sets, leaves, found = row_sets_of(part), set(_names(part)), dict[str, Stream]()
     in_flats = set[str]()
     for _, name, flat in flats_of(part):
-        members = sorted(flat.flat or ())
+        members = sorted(members_of(flat))
         in_flats.update(members)
         found[name] = Stream(
             name=name,
@@ -174,6 +174,24 @@ def leaves_of(part: HasMixture) -> set[str]:
 def flats_of(part: HasMixture) -> Iterator[tuple[str, str, Group]]:
     """Path of keys, name and content of each flat of a mixture and of its changes."""
     yield from ((path, name, one) for path, name, one in _groups_of(part) if one.flat is not None)
+
+
+def members_of(flat: Group | InnerFlat) -> list[str]:
+    """Names of the members of a flat, in the order of the file; a flat inside it stands for its members.
+
+    A flat orders the rows of all its members by one permutation, in which the size of a member is its only weight. So
+    members of an inner flat are like any others, and there is nothing that the inner list could add.
+    """
+    return [name for _, name in places_of_members(flat)]
+
+
+def places_of_members(flat: Group | InnerFlat, where: str = "flat") -> Iterator[tuple[str, str]]:
+    """Path of keys below the flat, and name, of each of `members_of`."""
+    for number, member in enumerate(flat.flat or ()):
+        if isinstance(member, InnerFlat):
+            yield from places_of_members(member, f"{where}[{number}].flat")
+        else:
+            yield f"{where}[{number}]", member
 
 
 def cells_of(part: HasMixture) -> Iterator[tuple[str, str, Cells]]:

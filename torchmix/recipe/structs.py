@@ -158,6 +158,15 @@ class Cells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Property to the shares of its values. The property `source` has the names of `of` as its values."""
 
 
+class InnerFlat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A flat inside a flat: the same as its members in its place."""
+
+    flat: tuple[str | InnerFlat, ...]
+    """Names of sources and selections, and flats of them."""
+    max_epochs: int | None = None
+    """Refused: bounds stand on the outermost flat, which has the one order that they count."""
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Several children of a mixture, with one share for all of them together; or a flat, whose rows are one stream."""
 
@@ -165,8 +174,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Share of the group above. Left out where that group shares by sizes."""
     children: dict[str, Share | Group] | tuple[str, ...] | None = None
     """Name to share in this group, or to a nested group. A list of names where the children share by sizes."""
-    flat: tuple[str, ...] | None = None
-    """In place of `children`: names of sources and selections whose rows are shuffled as if they were one source."""
+    flat: tuple[str | InnerFlat, ...] | None = None
+    """In place of `children`: names of sources and selections whose rows are shuffled as if they were one source. A
+    flat among them stands for its members."""
     proportional: str | int | float | None = None
     """Children share in proportion to their tokens to this power, in [0, 1]; they then have no shares of their own."""
     cells: Cells | None = None

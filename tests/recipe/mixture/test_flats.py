@@ -9,7 +9,7 @@ import pytest
 from tests.support.recipe_text import load_text
 from torchmix.errors import RecipeError
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.parts import part_of
+from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.structs import Recipe
 
 NAMES = ("web", "code", "pubmed", "peps")
@@ -50,6 +50,17 @@ def test_the_fingerprint_covers_members_in_any_order_and_no_bound(tmp_path: Path
     assert first != fingerprint("proportional: 0, children: [peps, code]")
 
 
+def test_a_flat_inside_a_flat_is_its_members(tmp_path: Path) -> None:
+    def part(flat: str, name: str) -> Part:
+        mixture = f"{{web: 1, code: 1, all: {{share: 2, flat: {flat}}}}}"
+        return part_of(recipe_of(tmp_path, mixture, more="hold_out: {validation: {pubmed: 10%, peps: 5%}}\n"), name)
+
+    for name, members in (("train", ("german", "peps", "pubmed")), ("validation", ("peps", "pubmed"))):
+        bare, nested = part("[german, peps, pubmed]", name), part("[{flat: [pubmed, {flat: [peps]}]}, german]", name)
+        assert nested.streams == bare.streams and nested.streams["all"].members == members
+        assert recipe_fingerprint(nested) == recipe_fingerprint(bare)
+
+
 def test_a_split_has_the_flat_in_each_part(tmp_path: Path) -> None:
     mixture = "{web: 1, german: 1, code: 1, all: {share: 2, flat: [peps, pubmed], max_epochs: 2}}"
     held = part_of(recipe_of(tmp_path, mixture, more="split: [9, 1]\n"), "validation")
@@ -65,6 +76,12 @@ def test_a_split_has_the_flat_in_each_part(tmp_path: Path) -> None:
         ("flat: [pubmed, peps], children: {code: 1}", "mixture.all.children", "a flat has no such key"),
         ("flat: [pubmed, peps], proportional: 1", "mixture.all.proportional", "a flat has no such key"),
         ("flat: [pubmed, peps], max_epochs: 0", "mixture.all.max_epochs", "at least 1"),
+        ("flat: [pubmed, {flat: [peps, {flat: [pubmed]}]}]", "mixture.all.flat[1].flat[1].flat[0]", "there twice"),
+        ("flat: [pubmed, {flat: [peps], max_epochs: 2}]", "mixture.all.flat[1].max_epochs", "beside the outer `flat`"),
+        ("flat: [pubmed, {flat: [peps], share: 1}]", "mixture.all.flat[1].share", "unknown key"),
+        ("flat: [pubmed, {flat: []}, peps]", "mixture.all.flat[1].flat", "names no source"),
+        ("flat: [pubmed, {children: [peps]}]", "mixture.all.flat[1].children", "unknown key"),
+        ("flat: [pubmed, 3]", "mixture.all.flat[1]", "expected text or a mapping with the keys flat"),
         ("children: {pubmed: 1, peps: 1}, max_epochs: 2", "mixture.all.max_epochs", "sources, selections and flats"),
     ],
 )

@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import listed, nearest
-from torchmix.recipe.streams import CHILD, HasMixture, flats_of, leaves_of, possible_names, row_sets_of
-from torchmix.recipe.structs import Group
+from torchmix.recipe.streams import (
+    CHILD,
+    HasMixture,
+    flats_of,
+    leaves_of,
+    members_of,
+    places_of_members,
+    possible_names,
+    row_sets_of,
+)
+from torchmix.recipe.structs import Group, InnerFlat
 from torchmix.recipe.yaml_lines import key_path
 
 
@@ -36,10 +45,10 @@ def check_flats(part: HasMixture, where: str = "") -> None:
             raise RecipeError(f"{name!r} cannot name a flat: {reason}", place)
         if flat.max_epochs is not None and flat.max_epochs < 1:
             raise RecipeError(f"{flat.max_epochs} is out of range; it must be at least 1", f"{place}.max_epochs")
-        _check_members(part, flat, f"{place}.flat")
+        _check_members(part, flat, place)
         bare = found.setdefault(name, flat)
-        if (sorted(bare.flat or ()), bare.max_epochs, bare.on_exhausted) != (
-            sorted(flat.flat or ()),
+        if (sorted(members_of(bare)), bare.max_epochs, bare.on_exhausted) != (
+            sorted(members_of(flat)),
             flat.max_epochs,
             flat.on_exhausted,
         ):
@@ -48,18 +57,17 @@ def check_flats(part: HasMixture, where: str = "") -> None:
 
 def _check_members(part: HasMixture, flat: Group, where: str) -> None:
     row_sets, leaves = row_sets_of(part), leaves_of(part)
-    members = flat.flat or ()
-    if not members:
-        raise RecipeError("names no source", where)
+    _check_inner_flats(flat, f"{where}.flat")
+    found = set[str]()
     allowing: dict[str, str] = {}
-    for number, member in enumerate(members):
-        place = f"{where}[{number}]"
+    for place, member in places_of_members(flat, f"{where}.flat"):
         if member not in row_sets:
             names = sorted({*row_sets, *possible_names(part)})
             message = f"there is no source {member!r}{nearest(member, names)}; sources are {listed(names)}"
             raise RecipeError(message, place)
-        if member in members[:number]:
+        if member in found:
             raise RecipeError(f"the source {member!r} stands there twice", place)
+        found.add(member)
         rows = row_sets[member]
         if rows.max_epochs is not None and member not in leaves:
             raise RecipeError(
@@ -74,3 +82,16 @@ def _check_members(part: HasMixture, flat: Group, where: str) -> None:
                 place,
             )
         allowing[rows.source] = member
+
+
+def _check_inner_flats(flat: Group | InnerFlat, where: str) -> None:
+    if not flat.flat:
+        raise RecipeError("names no source", where)
+    for number, member in enumerate(flat.flat):
+        if not isinstance(member, InnerFlat):
+            continue
+        place = f"{where}[{number}]"
+        if member.max_epochs is not None:
+            message = "a flat inside a flat has no bound, since its rows come in the order of the outer one; "
+            raise RecipeError(f"{message}write max_epochs beside the outer `flat`", f"{place}.max_epochs")
+        _check_inner_flats(member, f"{place}.flat")
