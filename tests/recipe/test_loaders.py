@@ -46,6 +46,10 @@ def test_loaders_are_no_part_of_the_order() -> None:
         ({"spares": 17}, r"loaders\.spares: 17 is not in"),
         ({"cpu": 0}, r"loaders\.cpu: 0 is not in \[1, 4096\]"),
         ({"where": "remote"}, r"loaders: `remote` needs endpoints"),
+        ({"where": ["node", "remote"]}, r"loaders: `remote` needs endpoints"),
+        ({"where": ["remote", "node"], "endpoints": "e"}, r"loaders\.where: \[remote, node\] is not \[node, remote\]"),
+        ({"where": []}, r"loaders\.where: \[\] is not \[node, remote\]"),
+        ({"where": ["node", "remot"]}, r"loaders\.where\[1\]: .*'remot' is not one of .*did you mean 'remote'"),
         ({"processes": 2}, r"loaders\.processes: only `where: job` has processes, and this is `node`"),
         ({"where": "job", "processes": 0}, r"loaders\.processes: 0 is not in \[1, 256\]"),
         ({"where": "job", "keys": "./k"}, r"loaders\.keys: only `where: remote` has keys"),
@@ -81,6 +85,17 @@ def test_a_call_overrides_some_keys_and_leaves_the_others(instead: Any) -> None:
 def test_a_call_that_names_another_where_drops_the_keys_of_the_recipe_s(recipe: Loaders) -> None:
     assert loaders_of("build_loader", recipe, "in_process") == Loaders(where="in_process")
     assert loaders_of("build_loader", recipe, {"cpu": 2}) == msgspec.structs.replace(recipe, cpu=2)
+
+
+def test_a_node_that_reads_first_is_a_list_in_yaml_and_two_words_in_a_call() -> None:
+    given = {"where": ["node", "remote"], "endpoints": "./e", "keys": "./k", "cpu": 2}
+    recipe = check_recipe({**RECIPE, "loaders": given}).loaders
+    assert recipe.where == ("node", "remote") and recipe.is_remote
+    assert loaders_of("build_loader", recipe, "cpu=3") == msgspec.structs.replace(recipe, cpu=3)
+    assert loaders_of("build_loader", recipe, "remote") == msgspec.structs.replace(recipe, where="remote")
+    assert loaders_of("build_loader", recipe, "node") == Loaders(cpu=2)
+    served = Loaders(where="remote", endpoints="./e")
+    assert loaders_of("build_loader", served, "node,remote,cpu=1").where == ("node", "remote")
 
 
 def test_a_call_leaves_the_bounds_of_scaling() -> None:

@@ -100,6 +100,32 @@ def test_where_no_loader_answers_files_are_read_if_they_are_seen(job, trainer, t
             run_job(trainer, Topology(), steps=2, loaders=loaders)
 
 
+def test_a_node_reads_first_beside_loaders_and_after_they_have_gone(job, keys, tmp_path):
+    with Processes(tmp_path) as processes:
+        register = tmp_path / "endpoints"
+        words = ("--bind", "tcp://127.0.0.1:0", "--keys", str(keys), "--register", str(register))
+        child = serve(processes, job, *words)
+
+        def program(loader, rank):
+            is_gone = False
+            for microbatch in loader:
+                rank.microbatches.append(microbatch)
+                rank.result = loader.stats()
+                if not is_gone and rank.result["loaders_ready"] == 1:
+                    child.send_signal(signal.SIGKILL)
+                    is_gone = True
+                if rank.result["total_loader_losses"]:
+                    return
+                time.sleep(0.01)  # a training step
+
+        loaders = {"where": ["node", "remote"], "endpoints": str(register), "keys": str(keys), "cpu": 1}
+        [rank] = run_job(job, Topology(), program=program, loaders=loaders, look_ahead=1)
+    [here] = run_job(job, Topology(), microbatches=len(rank.microbatches))
+    assert same_microbatches(here.microbatches, rank.microbatches)
+    assert rank.result["total_loader_losses"] == 1 and rank.result["workers_lost"] == 0
+    assert rank.result["total_node_tokens"] > 0 and rank.result["loaders_ready"] == 0
+
+
 def test_wrong_keys_are_refused_by_name(trainer, fleet, tmp_path):
     loaders = {"where": "remote", "endpoints": str(fleet[1]), "keys": str(tmp_path)}
     with pytest.raises(OptionError, match=r"no client-K\.secret"):

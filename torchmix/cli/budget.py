@@ -27,7 +27,7 @@ def budget_of(recipe: Recipe, *, cpu: int | None = None, memory: str | None = No
         RecipeError: `memory` is no size.
     """
     given = recipe.loaders.memory if memory is None else memory
-    is_shared = recipe.loaders.where != "remote"
+    is_shared = not recipe.loaders.is_remote
     steps = STEPS_HELD * STEP_TOKEN_BYTES * most_tokens(recipe.batch)
     return LoaderBudget(
         cpu=cpu or recipe.loaders.cpu or processors(),

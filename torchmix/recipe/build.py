@@ -43,8 +43,10 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
             continue
         if _is_struct(choice):
             return _build_struct(choice, value, where)
-        if get_origin(choice) is tuple and _may_be_struct(get_args(choice)[0]) and isinstance(value, list | tuple):
-            return tuple(build(get_args(choice)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        item = get_args(choice)[0] if get_origin(choice) is tuple else None
+        is_built = item is not None and (_may_be_struct(item) or get_origin(item) is Literal)
+        if is_built and isinstance(value, list | tuple):
+            return tuple(build(item, one, f"{where}[{i}]") for i, one in enumerate(value))
         if get_origin(choice) is dict:
             of_values = get_args(choice)[1]
             return {

@@ -22,10 +22,10 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which processes make the steps, and what of each node they may take; it does not affect the order."""
 
-    where: Literal["in_process", "node", "job", "remote"] = "node"
+    where: tuple[Literal["node", "remote"], ...] | Literal["in_process", "node", "job", "remote"] = "node"
     """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader. `job` and `remote`: as
     `node`, but that process opens no data file: it asks loaders, which the job runs on each of its nodes, or which
-    `torchmix serve` runs."""
+    `torchmix serve` runs. `[node, remote]`: that process reads while `cpu` suffices, and then asks loaders."""
     processes: int = 1
     """Loaders of each node, with `job`."""
     spares: int = 0
@@ -40,3 +40,13 @@ class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Bounds on the number of loaders, where `torchmix serve` starts and ends them by the load that is coming."""
     keys: str | None = None
     """The folder of this machine's keys for remote loaders, or a file of it; None: loaders of this machine, no keys."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether loaders that `torchmix serve` runs are asked."""
+        return "remote" in self.words
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Who reads, in the order in which they are asked."""
+        return (self.where,) if isinstance(self.where, str) else self.where

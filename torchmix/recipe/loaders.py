@@ -37,9 +37,11 @@ def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
         raise RecipeError(f"{loaders.processes} is not in [1, {MOST_PROCESSES}]", f"{where}.processes")
     if loaders.where != "job" and loaders.processes != 1:
         raise RecipeError(f"only `where: job` has processes, and this is `{loaders.where}`", f"{where}.processes")
-    if loaders.where == "remote" and not loaders.endpoints:
+    if not isinstance(loaders.where, str) and loaders.where != ("node", "remote"):
+        raise RecipeError(f"[{', '.join(loaders.where)}] is not [node, remote], the only list", f"{where}.where")
+    if loaders.is_remote and not loaders.endpoints:
         raise RecipeError("`remote` needs endpoints: tcp://HOST:PORT, or the folder where loaders register", where)
-    if loaders.where != "remote" and (loaders.endpoints or loaders.keys):
+    if not loaders.is_remote and (loaders.endpoints or loaders.keys):
         name = "endpoints" if loaders.endpoints else "keys"
         raise RecipeError(f"only `where: remote` has {name}, and this is `where: {loaders.where}`", f"{where}.{name}")
     scale = loaders.autoscale
@@ -56,7 +58,7 @@ def loaders_of(call: str, loaders: Loaders, instead: str | Mapping[str, Any] | L
         call: Name of the call or flag, for errors.
         loaders: The recipe's.
         instead: A value of `where`; or keys with their values, as a mapping or as text, which leave the recipe's other
-            keys as they are: `node,spares=1,memory=8GiB`; or a whole `Loaders`.
+            keys as they are: `node,spares=1,memory=8GiB`, or `node,remote`; or a whole `Loaders`.
 
     Raises:
         OptionError: It is none of these, or has a wrong key or value.
@@ -70,9 +72,10 @@ def loaders_of(call: str, loaders: Loaders, instead: str | Mapping[str, Any] | L
         if not isinstance(keys, Mapping):
             raise RecipeError("expected a word of `where`, keys as where=node,spares=1, a mapping, or torchmix.Loaders")
         # Keys of another `where` than the one that is asked for are not meant.
-        where = str(keys.get("where", loaders.where))
+        where = keys.get("where", loaders.where)
+        words = tuple(where) if isinstance(where, list | tuple) else (where,)
         own = msgspec.to_builtins(loaders)
-        meant = {name: value for name, value in own.items() if _WHERE.get(name, where) == where}
+        meant = {name: value for name, value in own.items() if name not in _WHERE or _WHERE[name] in words}
         found: Loaders = build(Loaders, {**meant, **keys})
         check_loaders(found, "")
     except RecipeError as error:
@@ -82,9 +85,13 @@ def loaders_of(call: str, loaders: Loaders, instead: str | Mapping[str, Any] | L
 
 def _keys_of_text(text: str) -> dict[str, Any]:
     keys: dict[str, Any] = {}
+    where: list[str] = []
     for part in filter(None, map(str.strip, text.split(","))):
         name, is_pair, value = map(str.strip, part.partition("="))
         if not is_pair:
-            name, value = "where", name
+            where.append(name)
+            continue
         keys[name] = int(value) if value.isascii() and value.isdigit() else value
+    if where:
+        keys["where"] = where[0] if len(where) == 1 else where
     return keys

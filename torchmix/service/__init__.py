@@ -14,6 +14,7 @@ client.py        the client's side of it
 members.py       loaders, as one client sees them
 fleet.py         requests for all loaders together
 fleet_reader.py  pieces of documents -> tokens, asked of loaders
+here/            what a process reads itself, in the place of loaders or before it asks them
 open_fleet.py    from settings to a reader that asks a fleet
 job/             loaders that a job starts on its nodes
 

@@ -94,6 +94,13 @@ class LoaderFleet:
             for number in list(call.flights):
                 self._land(call, number, is_settled=True)
 
+    def look(self) -> int:
+        """How many loaders answer; takes note of what has come since the last call, and waits for nothing."""
+        self.members.begin()
+        for said in self.members.turn(0.0):
+            self._counts["duplicates"] += isinstance(said.message, PieceReply)
+        return len(self.members.names)
+
     def tell(self, owner: str, source: int, pages: NDArray[np.int64], *, is_over: bool) -> None:
         """Say to a loader that pages will be needed, or are not needed any more; it may not hear it."""
         one = self.members.all.get(owner)

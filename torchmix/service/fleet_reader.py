@@ -20,6 +20,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import LoaderClosed
+from torchmix.mixture.keys import U64
 from torchmix.reader.page_batches import BATCH_BYTES
 from torchmix.reader.pieces.id_check import IdCheck
 from torchmix.reader.pieces.locate import Locator
@@ -37,13 +38,16 @@ MOST_TOKENS = TARGET_BYTES // 4 - 8
 class FleetReader:
     """A `StepReader` that asks loaders; it belongs to one thread at a time."""
 
-    def __init__(self, catalog: Catalog, fleet: LoaderFleet, *, ids: IdLimit | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, fleet: LoaderFleet, *, ids: IdLimit | None = None, is_joined: bool = True
+    ) -> None:
         """Wait for the loaders.
 
         Args:
             catalog: Its sources are numbered in its order, by sorted name.
             fleet: Its hello names this catalog; closed by `close`.
             ids: The bound that all ids must be below; by default ids of a .bin may be any.
+            is_joined: Whether loaders are waited for; else `look` says when there are some.
 
         Raises:
             LoaderLost: No loader answers.
@@ -65,7 +69,33 @@ class FleetReader:
         self._is_closed = False
         self._bytes_served = self._bytes_received = 0
         fleet.members.name_sources([source.name for source in sources])
-        fleet.members.join()
+        if is_joined:
+            fleet.members.join()
+
+    def look(self) -> int:
+        """How many loaders answer now; between two calls of `read`."""
+        return self._fleet.look()
+
+    def why_none(self) -> str:
+        """That no loader answers, with what became of each."""
+        return self._fleet.members.why_none()
+
+    def runs_of_pieces(
+        self, source: NDArray[np.integer[Any]], rows: Int64Array, starts: Int64Array, tokens: Int64Array
+    ) -> U64:
+        """[n] the hash of the run of pages that each piece lies in.
+
+        Raises:
+            PlanError: A piece lies outside its document or source.
+        """
+        at = self._locator.locate(source, rows, starts, tokens, token_bytes=self._no_files)
+        found = np.empty(len(rows), np.uint64)
+        found[at.order] = run_keys(self._source_keys[at.source], at.page // self._run_pages[at.source])
+        return found
+
+    def runs_of_pages(self, source: int, page_ids: Int64Array) -> U64:
+        """[k] the hash of the run that each page of a source lies in."""
+        return run_keys(np.repeat(self._source_keys[source], len(page_ids)), page_ids // self._run_pages[source])
 
     @property
     def images(self) -> StepImages | None:
@@ -190,8 +220,9 @@ class FleetReader:
         names, keys = self._fleet.members.names, self._fleet.members.keys
         if not len(pages) or not names:
             return
-        runs = run_keys(np.repeat(self._source_keys[source], len(pages)), pages // self._run_pages[source])
-        owner = owners(runs, keys, self._fleet.members.routes.of_sources(np.array([source])))
+        owner = owners(
+            self.runs_of_pages(source, pages), keys, self._fleet.members.routes.of_sources(np.array([source]))
+        )
         for m in np.flatnonzero(np.bincount(owner)).tolist():
             self._fleet.tell(names[m], source, pages[owner == m], is_over=is_over)
 

@@ -299,13 +299,17 @@ class FleetMembers:
         all_refuse = bool(refused) and len(refused) == len(self.all)
         if now - since_s < (REFUSED_S if all_refuse else self.patience.lost_s):
             return
+        words = self._last_words()
+        raise LoaderLost(
+            f"{self.why_none()}. Start loaders with torchmix serve, or read in this process: loaders.where: in_process"
+            + (f". Their last log lines:\n{words}" if words else "")
+        )
+
+    def why_none(self) -> str:
+        """That no loader answers, with what became of each."""
+        now = self.clock()
         ages = [
             f"{one.endpoint}: {one.reason or one.state}, last heard of {now - one.heard_s:.1f} s ago"
             for one in self.all.values()
         ]
-        words = self._last_words()
-        raise LoaderLost(
-            f"no loader answers at {self._endpoints}: {'; '.join(ages) or 'none is registered there'}. Start loaders "
-            f"with torchmix serve, or read in this process: loaders.where: in_process"
-            + (f". Their last log lines:\n{words}" if words else "")
-        )
+        return f"no loader answers at {self._endpoints}: {'; '.join(ages) or 'none is registered there'}"

@@ -6,35 +6,29 @@ while a loader answers; what is read without loaders is what they would have giv
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import IdLimit
-from torchmix.errors import LoaderLost, OptionError, SourceUnreadable, TorchmixError
+from torchmix.errors import LoaderLost, OptionError
 from torchmix.reader.images import CACHE_BYTES, ImageReader
-from torchmix.reader.pieces.piece_copy import Tokens
-from torchmix.reader.protocol import StepImages, StepReader
+from torchmix.reader.protocol import StepReader
 from torchmix.reader.reader import Reader
 from torchmix.service.client import LoaderLinks
 from torchmix.service.endpoints import Endpoints
 from torchmix.service.fleet import LoaderFleet
 from torchmix.service.fleet_reader import FleetReader
+from torchmix.service.here.cpu_share import CpuShare
+from torchmix.service.here.fleet_or_files import FleetOrFiles, files_instead
+from torchmix.service.here.node_first import NodeFirst
 from torchmix.service.keys import ClientKeys, KeyPair, client_keys
 from torchmix.service.members import FleetMembers, FleetPatience
 from torchmix.service.messages import LoaderHello
 from torchmix.service.served import transforms_digest
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +47,8 @@ class FleetSettings:
     """With `own`: public key of each loader, by endpoint."""
     lost_s: float
     """How long no loader may answer."""
+    node_cpu: int = 0
+    """Processors of the node that reads first and asks loaders when these are busy; 0: loaders read everything."""
 
 
 def open_fleet_reader(
@@ -63,7 +59,7 @@ def open_fleet_reader(
     seed: int,
     masked: frozenset[str],
     ids: IdLimit | None,
-    read_here: Callable[[], StepReader],
+    read_here: Callable[[], Reader],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> StepReader:
     """A reader that asks loaders.
@@ -82,6 +78,8 @@ def open_fleet_reader(
         OptionError: Keys are missing or wrong, or a source has images in files that its rows name.
         LoaderLost: No loader answers, and files cannot be read here.
     """
+    if settings.node_cpu:
+        return _node_first(settings, catalog, seed, masked, ids, read_here, is_stopped)
     images = _images(settings, catalog, directory, is_stopped)
     try:
         return _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, images)
@@ -101,6 +99,39 @@ def _asking(
     is_stopped: Callable[[], bool],
     images: ImageReader | None = None,
 ) -> StepReader:
+    fleet = _fleet(settings, catalog, seed, masked, is_stopped)
+    try:
+        return FleetOrFiles(FleetReader(catalog, fleet, ids=ids), read_here, images=images)
+    except LoaderLost as error:
+        fleet.close()
+        return FleetOrFiles(files_instead(error, read_here), None, lost=str(error), images=images)
+    except BaseException:
+        fleet.close()
+        raise
+
+
+def _node_first(
+    settings: FleetSettings,
+    catalog: Catalog,
+    seed: int,
+    masked: frozenset[str],
+    ids: IdLimit | None,
+    read_here: Callable[[], Reader],
+    is_stopped: Callable[[], bool],
+) -> StepReader:
+    here = read_here()
+    try:
+        fleet = _fleet(settings, catalog, seed, masked, is_stopped)
+        there = FleetReader(catalog, fleet, ids=ids, is_joined=False)
+        return NodeFirst(here, there, CpuShare(settings.node_cpu))
+    except BaseException:
+        here.close()
+        raise
+
+
+def _fleet(
+    settings: FleetSettings, catalog: Catalog, seed: int, masked: frozenset[str], is_stopped: Callable[[], bool]
+) -> LoaderFleet:
     hello = LoaderHello(
         client=f"{socket.gethostname()}:{os.getpid()}",
         catalog=catalog.fingerprint,
@@ -110,15 +141,7 @@ def _asking(
     links = LoaderLinks(_keys(settings))
     endpoints = Endpoints(fixed=settings.endpoints, folders=tuple(map(Path, settings.folders)))
     patience = FleetPatience(lost_s=settings.lost_s)
-    fleet = LoaderFleet(FleetMembers(endpoints, links, hello, patience=patience, is_stopped=is_stopped))
-    try:
-        return FleetOrFiles(FleetReader(catalog, fleet, ids=ids), read_here, images=images)
-    except LoaderLost as error:
-        fleet.close()
-        return FleetOrFiles(_files(error, read_here), None, lost=str(error), images=images)
-    except BaseException:
-        fleet.close()
-        raise
+    return LoaderFleet(FleetMembers(endpoints, links, hello, patience=patience, is_stopped=is_stopped))
 
 
 def _images(
@@ -144,113 +167,7 @@ def _images(
     return ImageReader(catalog, directory, open_columns=open_columns)
 
 
-class FleetOrFiles:
-    """A `StepReader` that asks a fleet as long as one loader answers, and then reads files."""
-
-    def __init__(
-        self,
-        reader: StepReader,
-        read_here: Callable[[], StepReader] | None,
-        *,
-        lost: str = "",
-        images: ImageReader | None = None,
-    ) -> None:
-        """Begin with a fleet; or, where it was lost before, with a reader of this process.
-
-        Args:
-            reader: Closed by `close`.
-            read_here: Opens files when the fleet is lost; None: it was.
-            lost: How.
-            images: What reads images; closed by `close`. None: whichever reads the rest.
-        """
-        self._reader = reader
-        self._read_here = read_here
-        self._lost, self._images = lost, images
-        self._held: tuple[Int64Array, Int64Array, Int64Array] | None = None
-
-    @property
-    def images(self) -> StepImages | None:
-        """The images of a step, from whichever reads."""
-        return self._images or self._reader.images
-
-    def read(
-        self,
-        source: NDArray[np.integer[Any]],
-        rows: Int64Array,
-        starts: Int64Array,
-        tokens: Int64Array,
-        *,
-        places: Int64Array,
-        num_places: int,
-        epochs: Int64Array | None = None,
-    ) -> Tokens:
-        """As `Reader.read`.
-
-        Raises:
-            LoaderLost: No loader answers, and files cannot be read here.
-        """
-        while True:
-            try:
-                found = self._reader.read(
-                    source, rows, starts, tokens, places=places, num_places=num_places, epochs=epochs
-                )
-                # A reader of files uses its memory in each call, one of loaders in every other.
-                return found if self._read_here is not None else replace(found, values=found.values.copy())
-            except LoaderLost as error:
-                assert self._read_here is not None, "files raise other errors"
-                self._reader.close()
-                self._reader, self._read_here = _files(error, self._read_here), None
-                self._lost = str(error)
-                if self._held is not None:
-                    self._reader.hold(*self._held)
-            except SourceUnreadable as error:
-                if not self._lost:
-                    raise
-                raise LoaderLost(f"{self._lost}. This process cannot read in their place: {error}") from error
-
-    def pages_at_once(self, source: int) -> int:
-        """As `Reader.pages_at_once`."""
-        return self._reader.pages_at_once(source)
-
-    def warm(self, source: int, page_ids: Int64Array) -> None:
-        """As `Reader.warm`."""
-        self._reader.warm(source, page_ids)
-
-    def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
-        """As `Reader.hold`."""
-        self._held = source, rows, starts
-        self._reader.hold(source, rows, starts)
-
-    def forget(self, source: int, page_ids: Int64Array) -> None:
-        """As `Reader.forget`."""
-        self._reader.forget(source, page_ids)
-
-    def end_window(self, source: int, page_ids: Int64Array | None) -> None:
-        """As `Reader.end_window`."""
-        self._reader.end_window(source, page_ids)
-
-    def stats(self) -> dict[str, int | float]:
-        """Figures of whichever reads."""
-        return self._reader.stats()
-
-    def close(self) -> None:
-        """Close whichever reads; may be called again."""
-        self._reader.close()
-        if self._images is not None:
-            self._images.close()
-
-
 def _keys(settings: FleetSettings) -> ClientKeys | None:
     if settings.own is not None:
         return ClientKeys(own=settings.own, server_of=settings.server_of)
     return client_keys(Path(settings.keys)) if settings.keys else None
-
-
-def _files(error: LoaderLost, read_here: Callable[[], StepReader]) -> StepReader:
-    """A reader of this process, where it sees the files."""
-    try:
-        reader = read_here()
-    except TorchmixError as other:
-        raise LoaderLost(f"{error}. This process cannot read in their place: {other}") from other
-    logger.warning("%s. This process reads in their place", error)
-    return reader

@@ -89,8 +89,8 @@ def build_loader(
         topology: Parallel sizes and this rank; None takes them from torchrun's environment with tp = cp = pp = 1.
             Pass a `ClientPlaceTree` for leaders or roles that differ from the default.
         micro_batch_size: Samples of a microbatch; micro_batch_size x dp must divide the recipe's samples.
-        loaders: What stands in the place of the recipe's `loaders`: a word of `where`, `node` or `in_process`; or keys
-            with their values, as a mapping, as text (`node,memory=8GiB`) or as `torchmix.Loaders`.
+        loaders: What stands in the place of the recipe's `loaders`: a word of `where`, as `node` or `in_process`; or
+            keys with their values, as a mapping, as text (`node,memory=8GiB`) or as `torchmix.Loaders`.
         look_ahead: Finished steps that may wait on each rank, 1 or more.
         max_steps: Stop before this step; counted from the run's beginning, not from a resume.
         part: The part to read: `train`, `validation` or `test`. A job may have a loader of each at the same time.

@@ -39,14 +39,21 @@ LOST_S = 30.0
 
 def remote_loaders(means: Loaders, folder: Path) -> FleetSettings | None:
     """The shared loaders that the recipe names, if it does."""
-    if means.where != "remote" or means.endpoints is None:
+    if not means.is_remote or means.endpoints is None:
         return None
     texts = (means.endpoints,) if isinstance(means.endpoints, str) else means.endpoints
     found = endpoints_of(texts, folder)
     keys = "" if means.keys is None else str(folder / means.keys)
     if keys:
         client_keys(Path(keys))  # a leader names a wrong folder, before a process is started
-    return FleetSettings(endpoints=found.fixed, folders=tuple(map(str, found.folders)), keys=keys, lost_s=LOST_S)
+    is_first = means.where == ("node", "remote")
+    return FleetSettings(
+        endpoints=found.fixed,
+        folders=tuple(map(str, found.folders)),
+        keys=keys,
+        lost_s=0.0 if is_first else LOST_S,  # a node that sees the files waits for nobody
+        node_cpu=(means.cpu or processors()) if is_first else 0,
+    )
 
 
 def job_loaders(

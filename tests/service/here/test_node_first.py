@@ -1,0 +1,199 @@
+"""A node that reads first gives what a reader of files gives, whoever reads, and loses nothing with its loaders."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import numpy as np
+import pytest
+
+from tests.service.test_fleet_reader import until
+from tests.support.catalogs import World, random_world
+from tests.support.fleets import fleet_of, several
+from tests.support.formats import format_world
+from tests.support.reading import expected, random_pieces, read_with_successors, whole_documents
+from torchmix.catalog.store import Catalog
+from torchmix.errors import SourceUnreadable
+from torchmix.reader.reader import Reader
+from torchmix.service.fleet_reader import FleetReader
+from torchmix.service.here.cpu_share import CpuShare
+from torchmix.service.here.node_first import NodeFirst
+from torchmix.service.members import FleetPatience
+from torchmix.service.open_fleet import FleetSettings, open_fleet_reader
+from torchmix.service.served import ServedCatalogs
+
+
+class FixedShare(CpuShare):
+    """A share that a test sets."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(1)
+        self.share = share
+
+    def look(self) -> float:
+        return self.share
+
+
+@contextmanager
+def node_first(world: World, catalog: Catalog, endpoints: list[str], share: FixedShare) -> Iterator[NodeFirst]:
+    here = Reader(catalog, world.directory, cache_bytes=1 << 24)
+    fleet = fleet_of(catalog, endpoints, patience=FleetPatience(lost_s=0.0))
+    reader = NodeFirst(here, FleetReader(catalog, fleet, is_joined=False), share)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def ready(reader: NodeFirst, count: int) -> Callable[[], bool]:
+    return lambda: reader._there.look() == count
+
+
+@pytest.mark.parametrize("make", [random_world, format_world], ids=["parquet", "formats"])
+def test_tokens_are_those_of_the_files_whoever_reads_them_and_the_share_says_who(tmp_path, make) -> None:
+    world, share = make(tmp_path, 5), FixedShare(1.0)
+    catalog, rng = world.index(), np.random.default_rng(3)
+    with (
+        several(world, catalog, tmp_path / "s", 2) as loaders,
+        node_first(world, catalog, [one.endpoint for one in loaders], share) as reader,
+    ):
+        until(ready(reader, 2))
+        near, seen = [], []
+        for share.share in (1.0, 0.7, 0.3, 0.0, 0.5):
+            before = reader.stats()
+            for asked in (*(random_pieces(world, rng, size) for size in (0, 1, 300)), whole_documents(world)):
+                np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+            after = reader.stats()
+            here, there = (after[name] - before[name] for name in ("total_node_tokens", "total_loader_tokens"))
+            near.append(here / (here + there))
+            seen.append(after["total_loader_requests"] - before["total_loader_requests"])
+        assert near[0] == 1.0 and near[3] == 0.0 and seen[0] == 0 < seen[1]
+        assert near[0] > near[1] > near[2] > near[3] < near[4] < near[1]
+        assert after["total_loader_losses"] == 0 and after["node_share"] == 0.5
+        assert after["bytes_served"] > 0
+
+
+def test_pages_to_come_are_decoded_by_whom_they_are_asked_of(tmp_path) -> None:
+    world, share = random_world(tmp_path, 5), FixedShare(0.5)
+    catalog = world.index()
+    with (
+        several(world, catalog, tmp_path / "s", 1) as [loader],
+        node_first(world, catalog, [loader.endpoint], share) as reader,
+    ):
+        until(ready(reader, 1))
+        reader.read(*(np.zeros(0, np.int64),) * 4, places=np.zeros(0, np.int64), num_places=0)  # it looks for loaders
+        with_pages = [
+            (number, np.arange(source.pages.num_pages)) for number, source in enumerate(catalog.sources.values())
+        ]
+        for number, pages in with_pages:
+            reader.warm(number, pages)
+        total = sum(len(pages) for _, pages in with_pages)
+        until(lambda: loader.figures().get("pages_decoded", 0) + reader.stats()["pages_decoded"] == total)
+        assert 0 < reader.stats()["pages_decoded"] < total
+        asked = whole_documents(world)
+        np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        assert reader.stats()["cache_misses"] == loader.figures()["cache_misses"] == 0
+        for number, pages in with_pages:
+            reader.forget(number, pages)
+        until(lambda: loader.figures()["cache_pages"] == 0 == reader.stats()["cache_pages"] or tick(reader, world))
+
+
+def tick(reader: NodeFirst, world: World) -> bool:
+    """Let the loader's figures follow."""
+    read_with_successors(reader, random_pieces(world, np.random.default_rng(1), 0))
+    return False
+
+
+def test_without_loaders_it_reads_alone_says_so_once_and_asks_them_when_they_are_back(tmp_path, caplog) -> None:
+    world, share = random_world(tmp_path, 5), FixedShare(0.5)
+    catalog, rng = world.index(), np.random.default_rng(3)
+    endpoint = f"ipc://{tmp_path}/s/0"
+
+    def read() -> None:
+        asked = random_pieces(world, rng, 200)
+        np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+
+    def said() -> list[str]:
+        found = [line for line in caplog.messages if "eads alone" in line]
+        caplog.clear()
+        return found
+
+    with caplog.at_level(logging.WARNING), node_first(world, catalog, [endpoint], share) as reader:
+        for _ in range(3):
+            read()
+        assert len(found := said()) == 1 and endpoint in found[0] and "processors of this node are busy" in found[0]
+        for losses in (1, 2):
+            before = reader.stats()["total_loader_tokens"]
+            (tmp_path / "s" / "0").unlink(missing_ok=True)
+            with several(world, catalog, tmp_path / "s", 1):
+                until(ready(reader, 1))
+                read()
+                assert reader.stats()["total_loader_tokens"] > before
+            for _ in range(3):
+                read()
+            assert len(said()) == 1
+            assert reader.stats()["total_loader_losses"] == losses
+
+
+def test_loaders_that_end_while_they_are_asked_cost_no_token(tmp_path, monkeypatch) -> None:
+    world, share = random_world(tmp_path, 5), FixedShare(0.2)
+    catalog, rng = world.index(), np.random.default_rng(3)
+    with ExitStack() as stack, ExitStack() as fleet:
+        [loader] = fleet.enter_context(several(world, catalog, tmp_path / "s", 1))
+        reader = stack.enter_context(node_first(world, catalog, [loader.endpoint], share))
+        until(ready(reader, 1))
+        read = ServedCatalogs.read
+
+        def ends(self, fingerprint, arrays):
+            loader.stop()
+            return read(self, fingerprint, arrays)
+
+        monkeypatch.setattr(ServedCatalogs, "read", ends)
+        for _ in range(3):
+            asked = random_pieces(world, rng, 300)
+            np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        stats = reader.stats()
+        assert stats["total_loader_losses"] == 1 and stats["total_loader_tokens"] == 0
+
+
+def test_what_loaders_cannot_read_is_tried_here(tmp_path, monkeypatch, caplog) -> None:
+    world = random_world(tmp_path, 5)
+    catalog, asked = world.index(), whole_documents(world)
+
+    def fails(self, fingerprint, arrays):
+        raise SourceUnreadable("input/output error", "web")
+
+    monkeypatch.setattr(ServedCatalogs, "read", fails)
+    with (
+        several(world, catalog, tmp_path / "s", 1) as [loader],
+        node_first(world, catalog, [loader.endpoint], FixedShare(0.5)) as reader,
+    ):
+        until(ready(reader, 1))
+        np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        assert reader.stats()["total_loader_tokens"] == 0 < reader.stats()["total_loader_failed"]
+    assert "tries itself" in caplog.text
+
+
+def test_settings_that_name_processors_give_a_reader_of_both(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("torchmix.service.open_fleet.CpuShare", lambda cpu: FixedShare(cpu / 4))
+    world = random_world(tmp_path, 5)
+    catalog, asked = world.index(), whole_documents(world)
+    with several(world, catalog, tmp_path / "s", 1) as [loader]:
+        reader = open_fleet_reader(
+            FleetSettings(endpoints=(loader.endpoint,), lost_s=0.0, node_cpu=2),
+            catalog,
+            world.directory,
+            seed=0,
+            masked=frozenset(),
+            ids=None,
+            read_here=lambda: Reader(catalog, world.directory, cache_bytes=1 << 24),
+        )
+        with closing(reader):
+            assert isinstance(reader, NodeFirst)
+            until(ready(reader, 1))
+            np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+            stats = reader.stats()
+            assert stats["node_share"] == 0.5
+            assert stats["total_node_tokens"] > 0 and stats["total_loader_tokens"] > 0

@@ -1,0 +1,6 @@
+"""What a process reads itself, in the place of loaders or before it asks them. Files in reading order:
+
+cpu_share.py       how much of the reading of a node its own processors take
+node_first.py      the node reads, and loaders what its processors have no time for
+fleet_or_files.py  loaders read, and the node only when none answers
+"""
