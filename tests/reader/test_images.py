@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
@@ -134,6 +137,58 @@ def test_the_second_image_of_a_row_may_be_the_bad_one(tmp_path: Path) -> None:
     reader = ImageReader(catalog, tmp_path)
     assert [bytes(value) for value in reader.read("pairs", np.array([7, 4]))] == [good[1], good[0]]
     reader.close()
+
+
+def write_structs(folder: Path, images: list[Any], kind: str) -> dict[str, Any]:
+    """A Parquet or Arrow file of structs `{bytes, path}`, or of lists of them, and what a recipe says of it."""
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    of_row = pa.list_(struct) if any(isinstance(each, list) for each in images) else struct
+    table = pa.table({"text": [f"text {i}" for i in range(len(images))], "image": pa.array(images, of_row)})
+    path = folder / f"0.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path, data_page_size=64, row_group_size=2)
+    else:
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    source = {"path": path.name, "format": kind, "text": "text", "tokenizer": "bytes"}
+    return source | {"images": {"column": "image", "token": TOKEN, **RULES["dynamic"]}}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_an_image_that_is_a_path_alone_is_named_or_read_by_its_path(tmp_path: Path, kind: str) -> None:
+    one, two, three = [row.images[0] for row in make_rows(5, 12) if row.images][:3]
+    held: list[Any] = [{"bytes": one, "path": "a.jpg"}, None, {"bytes": None, "path": "b.jpg"}]
+    source = write_structs(tmp_path, [*held, {"bytes": two, "path": None}], kind)
+    with pytest.raises(SourceUnreadable, match=r"row 2: its image has no bytes, only the path 'b.jpg'.*images.folder"):
+        index_recipe(recipe_of(pairs=source), tmp_path)
+    catalog = index_recipe(recipe_of(pairs=source | {"bad_rows": "mask", "max_bad": "30%"}), tmp_path)
+    assert (catalog.sources["pairs"].sizes.tokens > 0).tolist() == [True, True, False, True]
+    with closing(ImageReader(catalog, tmp_path)) as reader:
+        assert [bytes(value) for value in reader.read("pairs", np.array([2, 0]))] == [two, one]
+    (tmp_path / "jpg").mkdir()
+    for name, content in (("a", three), ("b", two)):
+        (tmp_path / "jpg" / f"{name}.jpg").write_bytes(content)
+    by_path = source | {"images": source["images"] | {"folder": "jpg"}}
+    with pytest.raises(SourceUnreadable, match=r"row 3: its image has no path, only bytes"):
+        index_recipe(recipe_of(pairs=by_path), tmp_path)
+    write_structs(tmp_path, held, kind)
+    catalog = index_recipe(recipe_of(pairs=by_path), tmp_path)
+    with closing(ImageReader(catalog, tmp_path)) as reader:
+        assert [bytes(value) for value in reader.read("pairs", np.array([1, 0]))] == [two, three]
+
+
+def test_an_image_of_several_that_is_a_path_alone_is_named(tmp_path: Path) -> None:
+    one, two = [row.images[0] for row in make_rows(5, 12) if row.images][:2]
+    of_row = [{"bytes": one, "path": None}, {"bytes": None, "path": "x.jpg"}, {"bytes": two, "path": "y"}]
+    source = write_structs(tmp_path, [[], of_row, [None], of_row[:1]], "parquet")
+    for column in ("image", "image.bytes"):
+        named = source | {"images": source["images"] | {"column": column}}
+        with pytest.raises(SourceUnreadable, match=r"row 1: its image 1 has no bytes, only the path 'x.jpg'"):
+            index_recipe(recipe_of(pairs=named), tmp_path)
+    catalog = index_recipe(recipe_of(pairs=source | {"bad_rows": "mask", "max_bad": "30%"}), tmp_path)
+    assert (catalog.sources["pairs"].sizes.tokens > 0).tolist() == [True, False, True, True]
+    with closing(ImageReader(catalog, tmp_path)) as reader:
+        assert [bytes(value) for value in reader.read("pairs", np.array([0, 2, 3]))] == [one, two, one]
 
 
 def test_images_and_texts_may_count_files_in_other_orders(tmp_path: Path) -> None:

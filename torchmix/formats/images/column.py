@@ -19,7 +19,7 @@ from torchmix.formats.images.headers import IMAGE, HeaderScan
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.recipe.source.image_structs import Images
 from torchmix.storage.random_access import RandomAccessFile
-from torchmix.transform.images.raw_bytes import RawBytes
+from torchmix.transform.images.raw_bytes import RawBytes, See
 from torchmix.transform.images.rule import SizeRule
 from torchmix.transform.row_encoder import RowEncoder
 
@@ -76,7 +76,11 @@ class ImageColumn:
             most_pixels=self.images.most_pixels,
             masks_bad=bad is not None,
         )
-        scan = self._inner(self._column(path), headers).scan(path, progress, bad)
+        column = self._column(path)
+        scan = self._inner(column, headers.see).scan(path, progress, bad)
+        other = self._other_field(column, path)
+        if headers.has_nulls and other is not None:
+            self._inner(other, headers.see_other_field).scan(path, None, None if bad is None else BadRows())
         if bad is not None:
             for row, reason in sorted(headers.faults.items()):
                 bad.add(row, reason)
@@ -102,6 +106,18 @@ class ImageColumn:
             return field
         return column
 
-    def _inner(self, column: str | None = None, headers: HeaderScan | None = None) -> FormatSource:
-        raw = RawBytes(self.transform_id, None if headers is None else headers.see)
+    def _other_field(self, column: str, path: str | Path) -> str | None:
+        """Where a struct of images has `bytes` and `path`, the one that is not `column`."""
+        field, other = ("bytes", "path") if self.folder is None else ("path", "bytes")
+        if not column.endswith(f".{field}"):
+            return None
+        found = f"{column.removesuffix(field)}{other}"
+        try:
+            self._inner(found).check(path, BadRows())
+        except SourceUnreadable:
+            return None
+        return found
+
+    def _inner(self, column: str | None = None, see: See | None = None) -> FormatSource:
+        raw = RawBytes(self.transform_id, see)
         return self.make(column or self.images.column, raw)

@@ -44,6 +44,12 @@ class HeaderScan:
         """By row: its images."""
         self._bytes: dict[int, int] = {}
         """By row: bytes of its values so far, where there are any."""
+        self._nulls: dict[int, dict[int, int]] = {}
+        """By row: the numbers of its values that are null or empty, and how many images come before each."""
+        self._num_values: dict[int, int] = {}
+        """By row."""
+        self._num_others: dict[int, int] = {}
+        """By row: values of the other field."""
         self.faults: dict[int, str] = {}
 
     def see(self, row: int, values: list[bytes | None], goes_on: bool) -> None:
@@ -58,11 +64,13 @@ class HeaderScan:
             SourceUnreadable: One is no image, and bad ones are errors.
         """
         if not goes_on:
-            self._found.pop(row, None)
-            self._bytes.pop(row, None)
-            self.faults.pop(row, None)
-        for value in values:
+            for held in (self._found, self._bytes, self._num_values, self._nulls, self.faults):
+                held.pop(row, None)
+        first = self._num_values.get(row, 0)
+        self._num_values[row] = first + len(values)
+        for number, value in enumerate(values, first):
             if not value:
+                self._nulls.setdefault(row, {})[number] = len(self._found.get(row, ()))
                 continue
             offset = self._bytes.get(row, 0)
             self._bytes[row] = offset + len(value)
@@ -80,6 +88,45 @@ class HeaderScan:
                     raise SourceUnreadable(f"row {row}: {reason}", row=row) from None
                 self.faults.setdefault(row, reason)
                 found.append(_FoundImage(0, 0, offset, len(value), 0))
+
+    @property
+    def has_nulls(self) -> bool:
+        """Whether a value was null or empty."""
+        return bool(self._nulls)
+
+    def see_other_field(self, row: int, values: list[bytes | None], goes_on: bool) -> None:
+        """Look at the values of a row in the other field of its structs, once all rows of the column were seen.
+
+        Args:
+            row: Of the file.
+            values: Paths where the column holds bytes, bytes where it holds paths; one for each value of the column.
+            goes_on: They follow those that the row had before.
+
+        Raises:
+            SourceUnreadable: An image is in the other field alone, and bad ones are errors.
+        """
+        first = self._num_others.get(row, 0) if goes_on else 0
+        self._num_others[row] = first + len(values)
+        nulls = self._nulls.get(row, {})
+        for number, value in enumerate(values, first):
+            if not value or number not in nulls:
+                continue
+            which = f"its image {number}" if self._num_values[row] > 1 else "its image"
+            if self._folder is None:
+                path = value.decode("utf-8", "replace")[:200]
+                what = f"has no bytes, only the path {path!r}; name the folder of such paths by images.folder, or put "
+                reason = f"{which} {what}the images into the file"
+            else:
+                what = "has no path, only bytes; images.folder says that images are read by their paths"
+                reason = f"{which} {what}: remove it, or write the paths"
+            if not self._masks_bad:
+                raise SourceUnreadable(f"row {row}: {reason}", row=row)
+            self.faults.setdefault(row, reason)
+            # A bad image, so that the markers of its row are as many; it has no bytes to read.
+            found, place = self._found.setdefault(row, []), nulls[number]
+            offset = found[place].offset if place < len(found) else self._bytes.get(row, 0)
+            found.insert(place, _FoundImage(0, 0, offset, 0, 0))
+            self._nulls[row] = nulls = {k: before + (k > number) for k, before in nulls.items()}
 
     def _reason(self, number: int, is_one_of_several: bool, value: bytes, error: CatalogError) -> str:
         which = f"its image {number}" if is_one_of_several else "its image"
