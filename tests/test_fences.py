@@ -50,6 +50,7 @@ FIRST_ROOM_WITH_TORCH = "constructor"
 TORCH_FILES_ABOVE = (
     "parallel/modules/route.py",
     "parallel/groups.py",
+    "parallel/shares/share.py",
     "parallel/fan_out.py",
     "parallel/liveness.py",
     "parallel/open_liveness.py",

@@ -26,7 +26,7 @@ from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.permutation import permute
 from torchmix.mixture.shares.integers import integer_shares
 from torchmix.parallel.place_tree import Role
-from torchmix.parallel.wire import (
+from torchmix.parallel.shares.wire import (
     STAGES,
     Block,
     Envelope,

@@ -18,7 +18,7 @@ from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, Sour
 from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, SPAN_FIELDS
 from torchmix.constructor.fields import Microbatch
 from torchmix.parallel.array_form import DTYPES
-from torchmix.parallel.wire import ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
+from torchmix.parallel.shares.wire import ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
 from torchmix.planner.plan import ORDER_VERSION
 from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.structs import (

@@ -12,9 +12,10 @@ from tests.support.worlds import run_ranks
 from torchmix.errors import CorruptPage, PlanDiverged, RankLost, TooManyBadRows, TopologyError, WireError
 from torchmix.parallel.array_form import DTYPES
 from torchmix.parallel.comparison import Masked
-from torchmix.parallel.fan_out import FanOut, Share, local_world, open_fan_out
+from torchmix.parallel.fan_out import FanOut, local_world, open_fan_out
 from torchmix.parallel.local_groups import open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
+from torchmix.parallel.shares.share import OWN, Share
 from torchmix.parallel.topology import Topology
 
 LAYOUTS = [
@@ -121,6 +122,32 @@ def test_what_was_received_survives_the_next_exchange() -> None:
     _, received = run_ranks([send, lambda: [peer.receive(), peer.receive()]], lambda program: program())
     for step, share in zip((1, 2), received, strict=True):
         assert_equal(share, share_for(0, role, step))
+
+
+def test_a_rank_gets_what_is_for_it_alone() -> None:
+    ends = local_world(Topology(tp=3))
+    role = ends[0].roles_to_send[0]
+    own = {rank: {"a": torch.full((2 * rank,), rank)} for rank in (1, 2)}
+
+    def send() -> None:
+        ends[0].send({role: Share(header=b"h", tensors={"b": torch.arange(3)}, own=own)})
+        ends[0].send({role: Share(header=b"h", tensors={"b": torch.arange(4)})})
+        ends[0].send_end()
+
+    def receive(rank: int) -> None:
+        first, second = ends[rank].receive(), ends[rank].receive()
+        assert first is not None and second is not None and ends[rank].receive() is None
+        assert list(first.tensors) == ["b"] and list(first.own) == [rank] and not second.own
+        assert torch.equal(first.own[rank]["a"], own[rank]["a"]) and len(second.tensors["b"]) == 4
+
+    run_ranks([send, lambda: receive(1), lambda: receive(2)], lambda program: program())
+
+
+@pytest.mark.parametrize("sizes", [torch.zeros(2, 2, dtype=torch.int64), torch.ones(3, 2, dtype=torch.int64), None])
+def test_wrong_sizes_for_single_ranks_are_refused(sizes: torch.Tensor | None) -> None:
+    told = torch.tensor([[0, 0], [9, 1 << 60]]) if sizes is None else sizes
+    with pytest.raises(WireError, match=r"announces .* sizes of arrays for single ranks"):
+        exchange(Share(header=b"", tensors={OWN: told}))
 
 
 def test_a_closing_peer_takes_what_is_under_way() -> None:

@@ -1,6 +1,6 @@
 """Notes every image that Pillow opens in a process, by the hash of its bytes: the decoder decodes each that it opens.
 
-install(FOLDER)           from now on, into FOLDER/PID
+install(FOLDER)           from now on, into FOLDER/PID; what it returns undoes it
 site_folder(PATH, LOG)    a folder for PYTHONPATH that installs it in every new interpreter
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 
-def install(folder: str) -> None:
-    """Note what is opened from now on."""
+def install(folder: str) -> Callable[[], None]:
+    """Note what is opened from now on, until the function that is returned is called."""
     from PIL import Image
 
     opened, lock = Image.open, Lock()
@@ -27,6 +28,11 @@ def install(folder: str) -> None:
         return opened(file, *arguments, **options)
 
     Image.open = noted  # type: ignore[assignment]
+
+    def undo() -> None:
+        Image.open = opened
+
+    return undo
 
 
 def site_folder(path: Path, folder: Path) -> Path:

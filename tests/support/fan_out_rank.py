@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import cast
 
 import torch
 import torch.distributed as dist
 
-from torchmix.parallel.fan_out import FanOut, Share, open_fan_out
+from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.place_tree import ClientPlaceTree, Role, Stage
 from torchmix.parallel.places.leaders import LeaderChoice
+from torchmix.parallel.shares.share import Share
 from torchmix.parallel.topology import Topology
 
 STAGES: tuple[Stage, ...] = ("only", "first", "middle", "last")
@@ -28,12 +30,19 @@ def share_for(replica: int, role: Role, step: int) -> Share:
     return Share(header=str(key).encode(), tensors={"tokens": torch.full((64, 1024), key), "few": torch.tensor([key])})
 
 
+def with_own(tree: ClientPlaceTree, role: Role, step: int) -> Share:
+    """A share, every other time with something for each of its ranks alone."""
+    ranks = tree.ranks_of_role(tree.topology.rank, role) if step % 2 else ()
+    own = {rank: {"own": torch.full((100_000 * (1 + rank),), rank)} for rank in ranks if rank != tree.topology.rank}
+    return replace(share_for(tree.replica, role, step), own=own)
+
+
 def exchange(end: FanOut, tree: ClientPlaceTree, num_steps: int) -> int:
     """Send or receive every step; the number of steps."""
     if tree.is_leader:
         for step in range(num_steps):
             end.compare(step, step.to_bytes(8, "big"), b"\xff" * 8)
-            end.send({role: share_for(tree.replica, role, step) for role in end.roles_to_send})
+            end.send({role: with_own(tree, role, step) for role in end.roles_to_send})
         end.send_end()
         return num_steps
     step = 0
@@ -41,6 +50,8 @@ def exchange(end: FanOut, tree: ClientPlaceTree, num_steps: int) -> int:
         expected = share_for(tree.replica, tree.role, step)
         assert share.header == expected.header
         assert all(torch.equal(share.tensors[name], tensor) for name, tensor in expected.tensors.items())
+        assert (tree.topology.rank in share.own) == bool(step % 2)
+        assert all((held["own"] == rank).all() for rank, held in share.own.items())
         step += 1
     return step
 

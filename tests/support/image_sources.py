@@ -24,6 +24,7 @@ RULES: dict[str, dict[str, Any]] = {
     "dynamic": {"patch": 4, "merge": 2, "min_pixels": 64, "max_pixels": 1024},
     "tiles": {"patch": 4, "merge": 2, "tiles": {"size": 16, "min": 1, "max": 4}},
     "anyres": {"patch": 4, "anyres": {"size": 16, "canvases": ["16x32", "32x16", "32x32"]}},
+    "own": {"patch": 4, "merge": 2, "size": "tests.support.image_oracle:own_grid"},
 }
 
 

@@ -16,12 +16,12 @@ from tests.stateful.test_reports import DYNAMIC, digests
 from tests.support.catalogs import open_catalog
 from tests.support.files import make_text_file, random_texts
 from tests.support.fleets import fleet_of
+from tests.support.image_oracle import write_project
 from tests.support.loaders import Rank, run_job, write_job
 from tests.support.maps import write_functions
 from tests.support.node_rank import hash_of
 from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import NUM_LINES, ReadCounts, write_reading
-from tests.system.test_images import write_project
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of

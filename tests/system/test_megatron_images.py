@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.image_oracle import write_project
 from tests.support.processes import Processes
-from tests.system.test_images import write_project
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe
 

@@ -18,10 +18,10 @@ import pytest
 from tests.support.catalogs import open_catalog
 from tests.support.deadlines import LONG_S
 from tests.support.fleets import running
+from tests.support.image_oracle import write_project
 from tests.support.loaders import run_job, same_microbatches, take, write_job
 from tests.support.ports import free_port
 from tests.support.processes import Child, Processes, wait_until
-from tests.system.test_images import write_project
 from torchmix.errors import LoaderLost, OptionError
 from torchmix.parallel.ring import Patience
 from torchmix.parallel.topology import Topology

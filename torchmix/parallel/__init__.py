@@ -9,7 +9,7 @@ In reading order:
     modules/          where ranks stand, and rows that travel between the ranks of modules (torch)
     array_form.py     name, dtype and shape of an array in a message
     error_form.py     class, text and arguments of an error in a message
-    wire.py           what an exchange looks like as bytes
+    shares/           what a rank gets of a global batch, as bytes and as tensors             (torch)
     comparison.py     what leaders tell each other of a step
     agreement.py      do all ranks mean the same job
     groups.py         private gloo groups along the tree                                  (torch)

@@ -8,18 +8,19 @@ between pipeline stages, where a collective per microbatch would deadlock. `wire
 pickle and no object collective.
 
 Invariants: leaders send and peers receive the same number of times; a role without peers is not sent; TP peers get
-identical bytes. A stream of exchanges ends with `send_end` on all leaders before another stream begins, or with
-`send_failure` on one of them: an error has its place in the stream, and all ranks raise it after the same steps. A
-broken group is a `RankLost`, a foreign exchange is a `WireError` that names the sender.
+identical bytes, and beside these what is for one of them alone. A stream of exchanges ends with `send_end` on all
+leaders before another stream begins, or with `send_failure` on one of them: an error has its place in the stream, and
+all ranks raise it after the same steps. A broken group is a `RankLost`, a foreign exchange is a `WireError` that names
+the sender.
 
-Cost: one copy per role at the leader, one broadcast of 96 bytes and one of the payload per role, all roles at once.
+Cost: one copy per role at the leader, one broadcast of 96 bytes and one of the payload per role, all roles at once; one
+message to each rank that gets something alone.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -27,7 +28,6 @@ import torch
 from numpy.typing import NDArray
 
 from torchmix.errors import PlanDiverged, RankLost, TooManyBadRows, WireError
-from torchmix.parallel.array_form import DTYPES
 from torchmix.parallel.comparison import (
     ENDS,
     FAILED,
@@ -43,8 +43,8 @@ from torchmix.parallel.error_form import ErrorForm
 from torchmix.parallel.groups import TIMEOUT_S, GlooGroups, open_gloo_groups
 from torchmix.parallel.local_groups import LocalGroups, open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
-from torchmix.parallel.topology import Topology
-from torchmix.parallel.wire import (
+from torchmix.parallel.shares.share import Share, blocks_of, own_payloads, own_size, own_tensors, tensors_of
+from torchmix.parallel.shares.wire import (
     ENVELOPE_FIELDS,
     KIND_DATA,
     KIND_END,
@@ -57,23 +57,11 @@ from torchmix.parallel.wire import (
     encode_envelope,
     encode_payload,
 )
-
-_DTYPE_OF_NAME: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
-_NAME_OF_DTYPE = {dtype: name for name, dtype in _DTYPE_OF_NAME.items()}
+from torchmix.parallel.topology import Topology
 
 _JOB_ERRORS = {TooManyBadRows.__name__}
 """Errors that all leaders, and so their peers, raise at the same step."""
 _decode_error = msgspec.msgpack.Decoder(ErrorForm).decode
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Share:
-    """The data of one global batch that the ranks of one role receive."""
-
-    header: bytes
-    """The caller's own message, opaque here."""
-    tensors: dict[str, torch.Tensor]
-    """CPU tensors of any shape, with dtypes of `array_form.DTYPES`; their order is kept."""
 
 
 class FanOut:
@@ -110,8 +98,10 @@ class FanOut:
         assert self._tree.is_leader, "peers receive"
         for role in self.roles_to_send:
             share = shares[role]
-            blocks = [_block_of(name, tensor) for name, tensor in share.tensors.items()]
-            self._start_payload(role, KIND_DATA, share.header, blocks)
+            told, payloads = own_payloads(share, self._tree.ranks_of_role(self._tree.topology.rank, role))
+            self._start_payload(role, KIND_DATA, share.header, blocks_of(share.tensors | told))
+            for rank, payload in payloads.items():
+                self._open_groups.start_send(role, rank, payload)
         self._finish()
 
     def send_end(self) -> None:
@@ -182,12 +172,17 @@ class FanOut:
         self._num_exchanges += 1
         if envelope.kind == KIND_END:
             return None
-        payload = torch.empty(envelope.payload_bytes, dtype=torch.uint8, pin_memory=self._pin)
-        self._open_groups.receive_into(payload.numpy())
+        payload = self._received_payload(envelope.payload_bytes)
         header, blocks = decode_payload(envelope, payload.numpy())
         if envelope.kind == KIND_FAILED:
             raise _failure(header, envelope.leader)
-        return Share(header=header, tensors={block.name: _tensor_of(block, payload) for block in blocks})
+        tensors = tensors_of(blocks, payload)
+        rank, ranks = self._tree.topology.rank, self._tree.ranks_of_role(envelope.leader, self._tree.role)
+        follows = own_size(tensors, envelope, place=ranks.index(rank), num_ranks=len(ranks))
+        if follows is None:
+            return Share(header=header, tensors=tensors)
+        own = own_tensors(follows, self._received_payload(follows.payload_bytes, is_own=True))
+        return Share(header=header, tensors=tensors, own={rank: own})
 
     def drain(self) -> int:
         """Peer: receive and drop exchanges until the leader ends the stream; returns how many were dropped.
@@ -261,6 +256,11 @@ class FanOut:
         """The place tree, seen from this rank."""
         return self._tree
 
+    def _received_payload(self, num_bytes: int, *, is_own: bool = False) -> torch.Tensor:
+        payload = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._pin)
+        (self._open_groups.receive_own_into if is_own else self._open_groups.receive_into)(payload.numpy())
+        return payload
+
     @property
     def _open_groups(self) -> GlooGroups | LocalGroups:
         assert self._groups is not None, "a job of one rank has nobody to talk to"
@@ -323,15 +323,6 @@ def local_world(topology: Topology | ClientPlaceTree, *, timeout_s: float = 60.0
     return [FanOut(tree.with_rank(rank), groups, world=world) for rank, groups in enumerate(locals_of_rank)]
 
 
-def _block_of(name: str, tensor: torch.Tensor) -> Block:
-    assert tensor.device.type == "cpu", f"tensor {name!r} is on {tensor.device}; the exchange runs on the CPU"
-    assert tensor.dtype in _NAME_OF_DTYPE, f"tensor {name!r} is {tensor.dtype}; the wire carries {DTYPES}"
-    flat = tensor.detach().contiguous().view(-1)
-    # An empty array of numpy may have a stride of 0, and then has no view of another dtype.
-    values = flat.view(torch.uint8).numpy() if len(flat) else np.zeros(0, np.uint8)
-    return Block(name=name, dtype=_NAME_OF_DTYPE[tensor.dtype], shape=tuple(tensor.shape), values=values)
-
-
 def _failure(header: bytes, leader: int) -> Exception:
     """The error to raise at a peer whose leader has failed."""
     try:
@@ -341,10 +332,3 @@ def _failure(header: bytes, leader: int) -> Exception:
     if form.kind in _JOB_ERRORS:
         return form.error()
     return RankLost(f"rank {leader}, which leads this rank, failed: {form.kind}: {form.text}", leader)
-
-
-def _tensor_of(block: Block, payload: torch.Tensor) -> torch.Tensor:
-    """The block as a view of the torch buffer, so that it knows whether it is pinned."""
-    start = block.values.ctypes.data - payload.data_ptr() if block.values.size else 0
-    flat = payload[start : start + block.values.size].view(_DTYPE_OF_NAME[block.dtype])
-    return flat.view(block.shape)

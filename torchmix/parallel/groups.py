@@ -59,6 +59,15 @@ class GlooGroups:
         """Leader: begin to send `values` to the ranks of a role that it serves; unchanged until `finish`."""
         self._begin(self._group_of_role[role], values)
 
+    def start_send(self, role: Role, rank: int, values: NDArray[Any]) -> None:
+        """Leader: begin to send `values` to one rank of a role that it serves; unchanged until `finish`."""
+        try:
+            work = dist.isend(torch.from_numpy(values), dst=rank, group=self._group_of_role[role])
+        except RuntimeError as error:
+            self._refuse(error, f"its peer, rank {rank},", rank)
+        assert work is not None, "this rank is a member of its own groups"
+        self._pending.append(work)
+
     def finish(self) -> None:
         """Leader: wait until all that was started is on its way and `values` may be reused.
 
@@ -78,6 +87,16 @@ class GlooGroups:
         self._begin(self._group_of_role[self._tree.role], values)
         leader = self._tree.leader_of(self._tree.topology.rank)
         self._wait(self._pending.pop(), f"its leader, rank {leader},", leader)
+
+    def receive_own_into(self, values: NDArray[Any]) -> None:
+        """Peer: fill `values` with the leader's next array for this rank alone; as `receive_into`."""
+        leader = self._tree.leader_of(self._tree.topology.rank)
+        whom = f"its leader, rank {leader},"
+        try:
+            work = dist.irecv(torch.from_numpy(values), src=leader, group=self._group_of_role[self._tree.role])
+        except RuntimeError as error:
+            self._refuse(error, whom, leader)
+        self._wait(work, whom, leader)
 
     def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Leader: the values int64 [n] of all leaders, as int64 [leaders, n] in the order of `tree.leaders`.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torchmix.errors import RankLost
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
 
-ARRAYS_OF_AN_EXCHANGE = 2  # envelope and payload
+ARRAYS_OF_AN_EXCHANGE = 3  # envelope, payload, and what is for a rank alone
 
 _Lane = queue.Queue[NDArray[Any]]
 
@@ -43,6 +43,10 @@ class LocalGroups:
             if rank != self._rank:
                 self._pending.append((rank, values.copy()))
 
+    def start_send(self, role: Role, rank: int, values: NDArray[Any]) -> None:
+        """Leader: begin to send `values` to one rank of a role that it serves."""
+        self._pending.append((rank, values.copy()))
+
     def finish(self) -> None:
         """Leader: wait until all that was started has been taken."""
         for rank, values in self._pending:
@@ -53,6 +57,10 @@ class LocalGroups:
         """Peer: fill `values` with the leader's next array, which must have its size."""
         taken = self._take(self._tree.leader_of(self._rank))
         values[...] = taken
+
+    def receive_own_into(self, values: NDArray[Any]) -> None:
+        """Peer: fill `values` with the leader's next array for this rank alone."""
+        self.receive_into(values)
 
     def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Leader: the values int64 [n] of all leaders, as int64 [leaders, n] in the order of `tree.leaders`."""

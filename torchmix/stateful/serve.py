@@ -11,20 +11,22 @@ These are generators for a thread of the loader; closing them runs their `finall
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+import torch
 from torch.utils.data import IterableDataset
 
 from torchmix.constructor.context_parallel import cp_slices, share_of
 from torchmix.constructor.fields import StepTensors
 from torchmix.constructor.memory import StepMemory
-from torchmix.constructor.modules.batch import share_of_ranks
+from torchmix.constructor.modules.batch import modules_by_sharing, share_of_ranks
 from torchmix.errors import RankLost, TooManyBadRows
-from torchmix.parallel.fan_out import FanOut, Share
+from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.modules.rank_places import places_in_replica
-from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.place_tree import ClientPlaceTree, Role
+from torchmix.parallel.shares.share import Share
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
 from torchmix.steps.bad_tokens import BadTokens, masked_of
@@ -65,19 +67,15 @@ def serve_steps(
             length = length_of_step(part.batch, header.step)
             slices = cp_slices(step, tree.topology.cp, length=length, packing=packing)
             masked = masked_of(header, step.num_masked_tokens)
-            own = _with_modules(step, share_of(step, tree.role, slices, memory=memory), tree, [tree.topology.rank])
+            own = share_of(step, tree.role, slices, memory=memory)
+            if step.modules:
+                places = places_in_replica(tree)
+                own = replace(own, modules=share_of_ranks(step.modules, [places[tree.topology.rank]]))
             if fan_out is None:
                 yield _settled(own, counts.settle(header, masked))
                 continue
-            shares = {
-                role: _with_modules(
-                    step,
-                    share_of(step, role, slices, memory=memory),
-                    tree,
-                    tree.ranks_of_role(tree.topology.rank, role),
-                )
-                for role in fan_out.roles_to_send
-            }
+            shares = {role: share_of(step, role, slices, memory=memory) for role in fan_out.roles_to_send}
+            modules = {role: _modules_of_role(step, tree, role) for role in shares}
             is_at_rest = False
             masked = fan_out.compare(
                 step.step,
@@ -91,7 +89,7 @@ def serve_steps(
             except TooManyBadRows as error:  # all leaders raise it at this step
                 fan_out.tell_peers(error)
                 raise
-            fan_out.send({role: _message(_settled(share, header)) for role, share in shares.items()})
+            fan_out.send({role: _message(_settled(share, header), *modules[role]) for role, share in shares.items()})
             is_at_rest = True
             yield _settled(own, header)
     except GeneratorExit:
@@ -107,12 +105,24 @@ def serve_steps(
         fan_out.send_end()
 
 
-def _with_modules(step: StepTensors, share: StepTensors, tree: ClientPlaceTree, ranks: Sequence[int]) -> StepTensors:
-    """A share with what its ranks compute of modules."""
+Tensors = dict[str, torch.Tensor]
+
+
+def _modules_of_role(step: StepTensors, tree: ClientPlaceTree, role: Role) -> tuple[Tensors, dict[int, Tensors]]:
+    """What ranks of a role compute of modules: arrays for all of them, and for each rank but the leader its own.
+
+    What one rank alone computes goes to it alone, so that pixels reach the ranks that encode them and no other.
+    """
     if not step.modules:
-        return share
-    places = places_in_replica(tree)
-    return replace(share, modules=share_of_ranks(step.modules, [places[rank] for rank in ranks]))
+        return {}, {}
+    rank, places = tree.topology.rank, places_in_replica(tree)
+    ranks = tree.ranks_of_role(rank, role)
+    peers = [other for other in ranks if other != rank]
+    if len(ranks) == 1:
+        return share_of_ranks(step.modules, [places[ranks[0]]]), {}
+    joint, single = modules_by_sharing(step.modules, [places[other] for other in ranks])
+    shared = share_of_ranks(joint, [places[other] for other in ranks])
+    return shared, {other: share_of_ranks(single, [places[other]]) for other in peers} if single else {}
 
 
 def _settled(share: StepTensors, header: StepHeader) -> StepTensors:
@@ -123,8 +133,8 @@ def _settled(share: StepTensors, header: StepHeader) -> StepTensors:
     return replace(share, num_tokens_global=num_tokens_global, num_masked_tokens=0, header=encode(header))
 
 
-def _message(share: StepTensors) -> Share:
-    return Share(header=share.header, tensors=share.to_tensors())
+def _message(share: StepTensors, modules: Tensors, own: dict[int, Tensors]) -> Share:
+    return Share(header=share.header, tensors=replace(share, modules=modules).to_tensors(), own=own)
 
 
 class ReceivedSteps(IterableDataset[StepTensors]):
@@ -144,7 +154,8 @@ class ReceivedSteps(IterableDataset[StepTensors]):
             tree = self._fan_out.tree
             leader = tree.leader_of(tree.topology.rank)
             mine = tree.ranks_of_role(leader, tree.role).index(tree.topology.rank)
-            yield replace(step, modules=share_of_ranks(step.modules, [mine])) if step.modules else step
+            modules = share_of_ranks(step.modules, [mine]) | share.own.get(tree.topology.rank, {})
+            yield replace(step, modules=modules) if modules else step
         self._ended = True
 
     @property

@@ -97,6 +97,18 @@ def share_of_ranks(tensors: Mapping[str, torch.Tensor], ranks: list[int]) -> dic
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in cut.items()}
 
 
+def modules_by_sharing(
+    tensors: Mapping[str, torch.Tensor], ranks: list[int]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The arrays of modules of which all these ranks compute the same items, and those of the others."""
+    joint: dict[str, torch.Tensor] = {}
+    single: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        consumers = tensors[f"{name.partition('.')[0]}.consumer_of_rank"][ranks]
+        (joint if len(consumers.unique()) == 1 else single)[name] = tensor
+    return joint, single
+
+
 def _batches(tensors: Mapping[str, torch.Tensor]) -> list[ModuleBatch]:
     items_stop = tensors["items_stop"].tolist()
     units = torch.cat([tensors["units"].new_zeros(1, dtype=torch.int64), tensors["units"].cumsum(0)])
