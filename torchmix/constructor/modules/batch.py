@@ -105,7 +105,7 @@ def modules_by_sharing(
     single: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         consumers = tensors[f"{name.partition('.')[0]}.consumer_of_rank"][ranks]
-        (joint if len(consumers.unique()) == 1 else single)[name] = tensor
+        (joint if bool((consumers == consumers[0]).all()) else single)[name] = tensor
     return joint, single
 
 
