@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from tests.support.book_order import BookSource
-from tests.support.mixtures import make_planner
 from tests.support.plans import build_tensors, values_of
 from torchmix.catalog.manifest import FileEntry, source_fingerprint
 from torchmix.catalog.sizes import SourceSizes
+from torchmix.catalog.store import View
 from torchmix.constructor.build import ReplicaPieces
 from torchmix.constructor.context_parallel import cp_slices, share_of
 from torchmix.errors import SourceExhausted
@@ -25,6 +26,7 @@ from torchmix.mixture.keys import hash_columns, keyed_order, mix64, named_key, o
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.permutation import permute
 from torchmix.mixture.shares.integers import integer_shares
+from torchmix.parallel.layout import Layout
 from torchmix.parallel.place_tree import Role
 from torchmix.parallel.shares.wire import (
     STAGES,
@@ -37,10 +39,23 @@ from torchmix.parallel.shares.wire import (
 )
 from torchmix.planner.pack import Pieces, piece_hashes
 from torchmix.planner.plan import START_DIGEST, name_hash
+from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe, load_recipe
+from torchmix.recipe.parts import part_of
 from torchmix.recipe.source.documents import PARTS, documents_of_split, rows_of
-from torchmix.recipe.structs import Balance, Batch, Model, Packing, RampStage, Recipe, Source
+from torchmix.recipe.structs import (
+    Balance,
+    Batch,
+    Group,
+    Model,
+    Packing,
+    RampStage,
+    Recipe,
+    Selection,
+    Shuffle,
+    Source,
+)
 from torchmix.steps.state import LoaderState, decode_state, encode_state
 from torchmix.transform.bytes_tokenizer import tokenize
 
@@ -56,6 +71,18 @@ def sizes_of(source: BookSource) -> SourceSizes:
     )
 
 
+def view_of(source: str, rows: list[int], window_pages: int) -> View:
+    tokens = [SOURCES[source].tokens[row] for row in rows]
+    return View(
+        source=source,
+        kept=np.array(rows, np.uint32),
+        window_units=window_pages,
+        fingerprint="",
+        longest_tokens=max(tokens),
+        num_tokens=sum(tokens),
+    )
+
+
 def u64(texts: list[str]) -> np.ndarray:
     return np.array([int(text, 16) for text in texts], np.uint64)
 
@@ -67,7 +94,7 @@ def test_named_keys(vector: dict[str, Any]) -> None:
 
 def test_hashes_of_names_and_values() -> None:
     for vector in VECTORS["name_hash"]:
-        assert name_hash(vector["name"], vector["name"]) == int(vector["hash"], 16)
+        assert name_hash(vector.get("stream", vector["name"]), vector["name"]) == int(vector["hash"], 16)
     for vector in VECTORS["mix64"]:
         assert mix64(u64([vector["in"]])).tolist() == [int(vector["out"], 16)]
     for vector in VECTORS["hash_columns"]:
@@ -163,6 +190,9 @@ def samples_of_run(run: dict[str, Any]) -> int | tuple[RampStage, ...]:
 
 
 def recipe_of_run(run: dict[str, Any]) -> Recipe:
+    views, flats = run.get("views", {}), run.get("flats", {})
+    shares = {name: f"{float(100 * Fraction(share)):g}%" for name, share in run["shares"].items()}
+    limits = {name: {"max_epochs": run["max_epochs"].get(name), "on_exhausted": "renormalise"} for name in shares}
     return check_recipe(
         Recipe(
             version=1,
@@ -172,13 +202,20 @@ def recipe_of_run(run: dict[str, Any]) -> Recipe:
                 name: Source(
                     path="none",
                     tokens="none",
-                    max_epochs=run["max_epochs"].get(name),
-                    on_exhausted="renormalise",
+                    **limits.get(name, {}),
                     documents=tuple(run["documents"][name]) if name in run.get("documents", {}) else None,
                 )
-                for name in run["shares"]
+                for name in SOURCES
             },
-            mixture={name: f"{float(100 * Fraction(share)):g}%" for name, share in run["shares"].items()},
+            selections={
+                name: Selection(source=view["source"], where="x", **limits.get(name, {}))
+                for name, view in views.items()
+            },
+            mixture={
+                name: Group(share=share, flat=tuple(flats[name]), **limits[name]) if name in flats else share
+                for name, share in shares.items()
+            },
+            shuffle=Shuffle(window_pages=run.get("window_pages", 256)),
             packing=Packing(
                 method=run["method"],
                 overflow=run["overflow"],
@@ -194,7 +231,9 @@ def recipe_of_run(run: dict[str, Any]) -> Recipe:
 def test_whole_steps(run: dict[str, Any]) -> None:
     sizes = {name: sizes_of(source) for name, source in SOURCES.items()}
     layout = {"dp": run["dp"], "micro_batch_size": run["micro_batch_size"]}
-    planner = make_planner(recipe_of_run(run), sizes, **layout, one_pass=run.get("one_pass", False))
+    part = replace(part_of(recipe_of_run(run), "train"), one_pass=run.get("one_pass", False))
+    views = {name: view_of(**view) for name, view in run.get("views", {}).items()}
+    planner = Planner(part, sizes, Layout(**layout), views=views)
     assert START_DIGEST.hex() == VECTORS["start_digest"]
     cursor = planner.start()
     for wanted in run["steps"]:
@@ -210,6 +249,7 @@ def test_whole_steps(run: dict[str, Any]) -> None:
                     strict=True,
                 )
             ],
+            "stream_of_piece": [planner.streams[stream] for stream in plan.pieces.stream],
             "dp_rank_of_sample": plan.placement.dp_rank_of_sample.tolist(),
             "microbatch_of_sample": plan.placement.microbatch_of_sample.tolist(),
             **{f"{what}_tokens": getattr(plan, f"{what}_tokens").tolist() for what in ("asked", "drawn", "delivered")},

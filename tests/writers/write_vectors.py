@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
+from tests.support.book_jobs import BookJob, job_of_run, streams_of_run
 from tests.support.book_order import BookSource
-from tests.support.book_steps import BookJob, job_of_run, steps
+from tests.support.book_steps import steps
 
 FILE = Path(__file__).parents[2] / "docs" / "vectors.json"
 WIDTH = 120
@@ -42,7 +43,7 @@ def text_of(value: Any, indent: int = 0, used: int = 0) -> str:
 def run_again(run: dict[str, Any], sources: dict[str, BookSource]) -> dict[str, Any]:
     """The run with the steps that the second implementation makes, of as many steps and fields as it had."""
     job: BookJob = job_of_run(run)
-    made = list(islice(steps(job, sources), None if job.one_pass else len(run["steps"])))
+    made = list(islice(steps(job, streams_of_run(run, sources)), None if job.one_pass else len(run["steps"])))
     fields = [list(step) for step in run["steps"]]
     fields += [fields[-1]] * (len(made) - len(fields))
     found = [{name: step.vector()[name] for name in names} for step, names in zip(made, fields, strict=False)]

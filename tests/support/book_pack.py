@@ -1,0 +1,92 @@
+"""How pieces become samples, written again from docs/formats.md; see `book_order`.
+
+In: the pool and the new pieces of a step. Out: where each piece lies, and the next pool.
+"""
+
+from __future__ import annotations
+
+from tests.support.book_jobs import BookJob, Piece, name_hash
+from tests.support.book_order import hash_columns, named_key, order_by
+
+Row = tuple[int, int, int, Piece]
+"""Sample, slot, offset in the sample, piece."""
+
+
+def piece_hash(job: BookJob, step: int, piece: Piece) -> int:
+    key = named_key(job.seed, "pack", step)
+    return hash_columns(key, name_hash(piece.stream, piece.source), piece.epoch, piece.row, piece.start)
+
+
+def pad(new: list[Piece], length: int) -> tuple[list[Row], list[Piece]]:
+    """A sample for each piece."""
+    return [(i, 0, 0, piece) for i, piece in enumerate(parts_of(new, length))], []
+
+
+def parts_of(stretches: list[Piece], length: int) -> list[Piece]:
+    """Stretches split into pieces of `length` tokens and a rest."""
+    return [
+        piece._replace(start=piece.start + done, tokens=min(length, piece.tokens - done))
+        for piece in stretches
+        for done in range(0, piece.tokens, length)
+    ]
+
+
+def concat(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
+    """Lay end to end, cut every `length` tokens."""
+    order = order_by([0] * len(new), [piece_hash(job, step, piece) for piece in new], 0)
+    stream = pool + [new[i] for i in order]
+    placed: list[Row] = []
+    sample = slot = used = 0
+    while sample < job.samples(step) and stream:
+        piece = stream.pop(0)
+        tokens = min(piece.tokens, job.length - used)
+        placed.append((sample, slot, used, piece._replace(tokens=tokens)))
+        if tokens < piece.tokens:
+            stream.insert(0, piece._replace(start=piece.start + tokens, tokens=piece.tokens - tokens))
+        slot, used = slot + 1, used + tokens
+        if used == job.length:
+            sample, slot, used = sample + 1, 0, 0
+    return placed, stream
+
+
+def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
+    """Oldest class first, longest first, each where least room is left."""
+    parts = parts_of(new, job.length)
+    pieces = pool + parts
+    units = [-(-piece.tokens // job.align_tokens) for piece in pieces]
+    room_of_sample = job.length // job.align_tokens
+    tie = [piece_hash(job, step, piece) for piece in pieces]
+    surplus = sum(units) - job.samples(step) * room_of_sample
+    held: set[int] = set()
+    for i in order_by([0] * len(parts), tie[len(pool) :], 0):
+        surplus -= units[len(pool) + i]
+        if surplus < 0:
+            break
+        held.add(len(pool) + i)
+    ready = [i for i in range(len(pieces)) if i not in held]
+    bits = room_of_sample.bit_length()
+    major = [(3 - min(step - pieces[i].drawn_step, 3)) << bits | room_of_sample - units[i] for i in ready]
+    room: list[int] = []  # of each sample that holds something
+    sample_of: dict[int, int] = {}
+    for r in order_by(major, [tie[i] for i in ready], 2 + bits):
+        i = ready[r]
+        fitting = [(left, sample) for sample, left in enumerate(room) if left >= units[i]]
+        if fitting:
+            sample_of[i] = min(fitting)[1]
+        elif len(room) < job.samples(step):
+            sample_of[i] = len(room)
+            room.append(room_of_sample)
+        else:
+            continue
+        room[sample_of[i]] -= units[i]
+    chosen = sorted(sample_of)
+    bits = max(1, (job.samples(step) - 1).bit_length())
+    order = order_by([sample_of[i] for i in chosen], [tie[i] for i in chosen], bits)
+    placed: list[Row] = []
+    slots, offsets = [0] * job.samples(step), [0] * job.samples(step)
+    for i in (chosen[c] for c in order):
+        sample = sample_of[i]
+        placed.append((sample, slots[sample], offsets[sample], pieces[i]))
+        slots[sample] += 1
+        offsets[sample] += units[i] * job.align_tokens
+    return placed, [piece for i, piece in enumerate(pieces) if i not in sample_of]
