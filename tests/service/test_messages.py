@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.loader_messages import EXAMPLES, damaged, decoder_of, example_arrays
+from tests.writers.write_loader_vectors import body_of
 from torchmix.errors import SourceChanged, WireError
 from torchmix.parallel.array_form import ArrayForm
 from torchmix.parallel.error_form import ErrorForm
@@ -23,6 +24,7 @@ from torchmix.service.messages import (
     FailureReply,
     PieceReply,
     PieceRequest,
+    checksum_of,
     decode_of_client,
     decode_of_loader,
     encode,
@@ -36,7 +38,7 @@ VECTORS = Path(__file__).parents[2] / "docs" / "loader_vectors.json"
 
 def framed(header: bytes, body: bytes = b"", *, version: int = 1, tag: bytes = TAG) -> list[bytes]:
     """Frames with a checksum that fits, whatever they hold."""
-    return [tag + bytes([version]) + zlib.crc32(body, zlib.crc32(header)).to_bytes(4, "little") + header, body]
+    return [tag + bytes([version]) + checksum_of(header, body).to_bytes(4, "little") + header, body]
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
@@ -106,6 +108,48 @@ def test_what_is_no_message_is_refused(frames: list[bytes], says: str) -> None:
 def test_forms_that_do_not_fit_the_body_are_refused(forms: list[Any], body: bytes, says: str) -> None:
     with pytest.raises(WireError, match=says):
         decode_of_loader(framed(msgspec.msgpack.encode(["pieces", 7, forms]), body))
+
+
+def checksum_by_hand(header: bytes, body: bytes) -> int:
+    """The checksum, from the page of formats, in Python's integers."""
+    words = [int.from_bytes(body[at : at + 8], "little") for at in range(0, len(body) // 4096 * 4096, 8)]
+    rows = [words[at : at + 512] for at in range(0, len(words), 512)]
+    sums = [sum(row) % 2**64 for row in rows]
+    sums += [sum(column) % 2**64 for column in zip(*rows, strict=True)]
+    rest = body[len(rows) * 4096 :]
+    return zlib.crc32(header + b"".join(each.to_bytes(8, "little") for each in sums) + rest)
+
+
+def test_checksums_are_those_of_the_page_of_formats() -> None:
+    vectors = json.loads(VECTORS.read_text(encoding="utf-8"))["checksums"]
+    for one in vectors:
+        header, body = bytes.fromhex(one["header"]), body_of(one["body_bytes"])
+        assert one["checksum"] == checksum_of(header, body) == checksum_by_hand(header, body)
+    assert max(one["body_bytes"] for one in vectors) == 1 << 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damage_of_a_long_body_is_refused(seed: int) -> None:
+    """Bits, swapped words, lost or repeated stretches, and the highest bits of several words, whose sums may cancel."""
+    chance = random.Random(seed)
+    body = chance.randbytes((1 << 16) + 24)
+    expected = checksum_of(b"", body)
+    for _ in range(300):
+        found, (first, second) = bytearray(body), sorted(8 * at for at in chance.sample(range(len(body) // 8), 2))
+        match chance.randrange(5):
+            case 0:
+                for at in chance.sample(range(len(body)), 3):
+                    found[at] ^= 1 << chance.randrange(8)
+            case 1:
+                found[first : first + 8], found[second : second + 8] = body[second:][:8], body[first:][:8]
+            case 2:
+                found[first : first + 4096] = bytes(len(found[first : first + 4096]))
+            case 3:
+                found[second:] = (body[first:second] + body)[: len(body) - second]
+            case _:
+                for at in (first, second):
+                    found[at + 7] ^= 0x80
+        assert checksum_of(b"", found) != expected
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,7 +2,7 @@
 
 In: pieces of a step, pages to come. Out: their tokens, each at its place. Must hold: the result is that of the reader
 in this process, whichever loaders answer; no data file is opened here. Cost: locating the pieces, a request for each
-MiB and owner, and one copy of the ids from the message to their places.
+2 MiB and owner, and one copy of the ids from the message to their places.
 
 A piece that goes on is asked for with one token more, its successor. A piece longer than a request is asked for in
 parts.
@@ -31,7 +31,7 @@ from torchmix.service.fleet import Asked, LoaderFleet
 from torchmix.service.messages import MOST_PIECES, TARGET_BYTES, PieceColumns, planned_bytes, rows_of
 from torchmix.service.routing import owners, run_keys, run_pages, source_keys
 
-MOST_TOKENS = TARGET_BYTES // 4 - 8
+MOST_TOKENS = TARGET_BYTES // 8 - 8
 """Most tokens of a part of a piece."""
 
 
@@ -202,7 +202,7 @@ class FleetReader:
     def _requests(
         self, runs: NDArray[np.uint64], source: NDArray[np.integer[Any]], num_bytes: Int64Array, some: Int64Array
     ) -> list[Int64Array]:
-        """Parts of pieces, cut into requests: those of one owner, in order, up to about a MiB."""
+        """Parts of pieces, cut into requests: those of one owner, in order, in equal parts of at most 2 MiB."""
         keys, routes = self._fleet.members.keys, self._fleet.members.routes
         owner = np.zeros(len(some), np.int64)
         if len(keys):
@@ -210,8 +210,7 @@ class FleetReader:
         found: list[Int64Array] = []
         for m in np.flatnonzero(np.bincount(owner)).tolist():
             mine = some[owner == m]
-            chunk = np.cumsum(num_bytes[mine]) // TARGET_BYTES
-            borders = [0, *(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(mine)]
+            borders = _borders(num_bytes[mine])
             for start, stop in pairwise(borders):
                 found += [mine[k : min(k + MOST_PIECES, stop)] for k in range(start, stop, MOST_PIECES)]
         return found
@@ -225,6 +224,16 @@ class FleetReader:
         )
         for m in np.flatnonzero(np.bincount(owner)).tolist():
             self._fleet.tell(names[m], source, pages[owner == m], is_over=is_over)
+
+
+def _borders(num_bytes: Int64Array) -> list[int]:
+    """Where to cut [n] parts of at most half of TARGET_BYTES, so that each stretch is at most that, and about equal."""
+    ends = np.cumsum(num_bytes)
+    count = -(-int(ends[-1]) // max(1, TARGET_BYTES - int(num_bytes.max())))
+    if count == 1:
+        return [0, len(num_bytes)]
+    inner = np.searchsorted(ends, ends[-1] * np.arange(1, count) // count, side="right")
+    return [0, *np.unique(inner).tolist(), len(num_bytes)]
 
 
 class _Parts:

@@ -20,6 +20,8 @@ from torchmix.service.messages import Arrays, FailureReply, PieceReply, encode, 
 from torchmix.service.served import ServedCatalogs
 
 logger = logging.getLogger(__name__)
+COUNT_S = 0.25
+"""Between two sums of the readers' figures while requests wait."""
 _LOOK_S = 1.0
 
 
@@ -60,7 +62,7 @@ class ReadingThread:
         """Senders of requests that are done with, and their replies; None where nobody waits for one."""
         self.waiting_bytes = 0
         """Planned bytes of all requests that are not done with."""
-        self._since_s = 0.0
+        self._since_s = self._counted_s = 0.0
         self.figures: dict[str, int | float] = {}
         """The readers' figures, summed."""
         self.num_failures = self.num_late = 0
@@ -112,10 +114,16 @@ class ReadingThread:
                 self._since_s = time.monotonic()
                 self.done.append((work.sender, self._read(work)))
                 self._since_s = 0.0
-                self.figures = self._served.stats()
+                self._count(is_now=not self._asked)
             with self._came:
                 self.waiting_bytes -= work.num_bytes
             self._wake()
+
+    def _count(self, *, is_now: bool = True) -> None:
+        """Sum the figures: at once where nothing waits, else four times a second."""
+        now = time.monotonic()
+        if is_now or now - self._counted_s > COUNT_S:
+            self.figures, self._counted_s = self._served.stats(), now
 
     def _next(self) -> Work | None:
         with self._came:
@@ -140,6 +148,6 @@ class ReadingThread:
                 self._served.forget(work.catalog, work.source, pages, num_clients=work.num_clients)
             else:
                 self._served.warm(work.catalog, work.source, pages)
-            self.figures = self._served.stats()
+            self._count()
         except Exception as error:  # the request that needs the page raises it
             logger.warning("met while reading ahead: %s", error)
