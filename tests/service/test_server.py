@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.support.reading import expected, random_pieces, read_with_successors
 from torchmix.catalog.store import Catalog
 from torchmix.errors import LoaderLost, OptionError, PlanError
 from torchmix.service.client import LoaderLinks
+from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.keys import client_keys, server_keys, write_keys
 from torchmix.service.messages import (
     MOST_BODY_BYTES,
@@ -230,6 +233,32 @@ def test_a_client_whose_key_is_added_later_is_let_in(world, catalog, key_folders
         (tmp_path / "k" / "client-new.secret").chmod(0o600)
         with fleet_reader(catalog, [loader.endpoint], keys=client_keys(tmp_path / "k" / "client-new.secret")) as reader:
             assert reader.stats()["loaders_ready"] == 1
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["a folder of this user", "a folder that others write"])
+def test_a_node_asks_its_own_loaders_without_keys(world, catalog, key_folders, tmp_path, is_open):
+    """Over a socket in a folder of this user alone; over TCP, where CURVE holds, if others could have put it there."""
+    near = tmp_path / "near"
+    near.mkdir(mode=0o700)
+    theirs = client_keys(key_folders / "theirs")  # which the loader does not know
+    ours = server_keys(key_folders / "ours")
+    with running(catalog, world.directory, "tcp://127.0.0.1:0", keys=ours, near=f"ipc://{near}/0") as loader:
+        if is_open:
+            near.chmod(0o770)
+        keys = replace(theirs, near_of={loader.endpoint: f"ipc://{near}/0"})
+        asked = random_pieces(world, np.random.default_rng(1), 50)
+        if not is_open:
+            with fleet_reader(catalog, [loader.endpoint], keys=keys) as reader:
+                np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        else:
+            patience = replace(PATIENT, join_s=0.1, lost_s=0.1)
+            fleet = fleet_of(catalog, [loader.endpoint], keys=keys, patience=patience)
+            with contextlib.closing(fleet), pytest.raises(LoaderLost):
+                FleetReader(catalog, fleet)
+        # Whoever comes over TCP needs a key all the same.
+        fleet = fleet_of(catalog, [loader.endpoint], keys=theirs, patience=replace(PATIENT, join_s=0.1, lost_s=0.1))
+        with contextlib.closing(fleet), pytest.raises(LoaderLost):
+            FleetReader(catalog, fleet)
 
 
 def test_a_loader_that_has_nothing_to_do_sleeps(world, catalog, folder):

@@ -41,7 +41,9 @@ def main() -> None:
         for size in (0, 4095, 4096, 4097, 10_000, 1 << 20)
     ]
     path = Path(__file__).parents[2] / "docs" / "loader_vectors.json"
-    path.write_text(json.dumps({"about": ABOUT, "messages": messages, "checksums": checksums}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"about": ABOUT, "messages": messages, "checksums": checksums}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

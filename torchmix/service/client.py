@@ -15,6 +15,7 @@ import zmq
 from numpy.typing import NDArray
 
 from torchmix.errors import WireError
+from torchmix.service.endpoints import is_own_socket
 from torchmix.service.keys import ClientKeys
 from torchmix.service.messages import (
     MOST_BODY_BYTES,
@@ -71,7 +72,10 @@ class LoaderLinks:
             link.setsockopt(option, value)
         if "[" in endpoint:
             link.setsockopt(zmq.IPV6, 1)
-        if self._keys is not None:
+        near = "" if self._keys is None else self._keys.near_of.get(endpoint, "")
+        if not is_own_socket(near):
+            near = ""
+        if self._keys is not None and not near:
             link.setsockopt_string(zmq.CURVE_SERVERKEY, self._keys.server_at(endpoint))
             link.setsockopt_string(zmq.CURVE_PUBLICKEY, self._keys.own.public)
             link.setsockopt_string(zmq.CURVE_SECRETKEY, self._keys.own.secret)
@@ -87,7 +91,7 @@ class LoaderLinks:
         self._socket_of[endpoint], self._monitor_of[endpoint] = link, monitor
         self._poller.register(link, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
-        link.connect(endpoint)
+        link.connect(near or endpoint)
 
     def shut(self, endpoint: str) -> None:
         """End a connection."""

@@ -168,6 +168,16 @@ def is_beyond_this_machine(endpoint: str) -> bool:
         return urlsplit(endpoint).hostname != "localhost"
 
 
+def is_own_socket(endpoint: str) -> bool:
+    """Whether `ipc:///path` is there, in a folder that this user alone can write: what listens there is this user's."""
+    path = Path(endpoint.removeprefix("ipc://"))
+    try:
+        status = path.parent.stat()
+        return bool(endpoint) and path.is_socket() and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    except OSError:
+        return False
+
+
 def check_ipc(endpoint: str) -> None:
     """Refuse a socket that others could reach or that is in use: a second bind would take it from a live loader.
 

@@ -50,6 +50,8 @@ class ClientKeys:
     """Public key of the loaders."""
     server_of: Mapping[str, str] = field(default_factory=dict)
     """Public keys of loaders that have another one, by endpoint."""
+    near_of: Mapping[str, str] = field(default_factory=dict)
+    """Sockets of loaders of this node, as `ipc:///path`, where no keys are needed, by endpoint."""
 
     def server_at(self, endpoint: str) -> str:
         """Public key of the loader at an endpoint."""

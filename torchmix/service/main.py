@@ -55,6 +55,8 @@ class LoaderStart(msgspec.Struct, frozen=True, kw_only=True):
     """Where it listens."""
     keys: str = ""
     """The folder of keys; empty: without."""
+    near: str = ""
+    """A socket, as `ipc:///path`, where processes of this user on this machine need no keys; empty: none."""
     own: KeyPair | None = None
     """Its keys where they lie in no folder."""
     allowed: tuple[str, ...] = ()
@@ -172,9 +174,8 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
             parts[f"images of {name}"] = PartToServe(catalog=image_columns(part.catalog), is_cut=False)
     served = ServedCatalogs(parts, Path(start.base), cache_bytes=start.cache_bytes)
     stack.callback(served.close)
-    server = LoaderServer(served, bind=start.bind, keys=_keys(start))
-    if start.bind.startswith("ipc://"):
-        stack.callback(Path(start.bind.removeprefix("ipc://")).unlink, missing_ok=True)
+    server = LoaderServer(served, bind=start.bind, keys=_keys(start), near=start.near)
+    stack.callback(remove_sockets, start)
     if start.metrics_port:
         page = MetricsPage(start.metrics_port, server.figures)
         stack.callback(page.close)
@@ -183,6 +184,16 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
         path = register(Path(start.register), server.endpoint, start.sources)
         stack.callback(path.unlink, missing_ok=True)
     return server
+
+
+def remove_sockets(start: LoaderStart) -> None:
+    """Remove the paths that a loader listened at, and the folder of `near` with the last of them."""
+    for endpoint in (start.bind, start.near):
+        if endpoint.startswith("ipc://"):
+            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+    if start.near:
+        with suppress(OSError):  # others listen there
+            Path(start.near.removeprefix("ipc://")).parent.rmdir()
 
 
 def _keys(start: LoaderStart) -> ServerKeys | None:

@@ -30,7 +30,8 @@ TAG = b"LOADERS"
 LOADERS_VERSION = 1
 ALIGNED_BYTES = 64
 TARGET_BYTES = 33 << 16
-"""What a request asks for at most, 2 MiB of ids and their lengths: with much more, tails of latency grow; with much less, the cost of each message."""
+"""What a request asks for at most, 2 MiB of ids and their lengths: with much more, tails of latency grow; with much
+less, the cost of each message."""
 MOST_HEADER_BYTES = 512 << 10
 MOST_BODY_BYTES = 6 << 20
 """A request asks for at most 2 MiB at 4 bytes a token; ids of 8 bytes, and gaps, come on top."""

@@ -45,6 +45,8 @@ class FleetSettings:
     """The client's keys where they lie in no folder. Leaders that share a worker have one each; any of them will do."""
     server_of: dict[str, str] = field(default_factory=dict)
     """With `own`: public key of each loader, by endpoint."""
+    near_of: dict[str, str] = field(default_factory=dict)
+    """With `own`: sockets of loaders of this node, where no keys are needed, by endpoint."""
     lost_s: float
     """How long no loader may answer."""
     node_cpu: int = 0
@@ -169,5 +171,5 @@ def _images(
 
 def _keys(settings: FleetSettings) -> ClientKeys | None:
     if settings.own is not None:
-        return ClientKeys(own=settings.own, server_of=settings.server_of)
+        return ClientKeys(own=settings.own, server_of=settings.server_of, near_of=settings.near_of)
     return client_keys(Path(settings.keys)) if settings.keys else None

@@ -29,7 +29,15 @@ from torchmix.parallel.children.interpreter import start_interpreter
 from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
 from torchmix.parallel.ring import Patience, evidence_of_process, identity_of_process
 from torchmix.service.endpoints import register, registration_path, with_port
-from torchmix.service.main import LoaderSays, LoaderStart, LoaderStarted, decode_said, framed, unframed
+from torchmix.service.main import (
+    LoaderSays,
+    LoaderStart,
+    LoaderStarted,
+    decode_said,
+    framed,
+    remove_sockets,
+    unframed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +66,9 @@ class LoaderProcess:
         self._end = ours
         # When the terminal interrupts all, whoever started it says when to end.
         ignored = {int(signal.SIGINT), *start.ignored_signals}
-        if start.bind.startswith("ipc://"):
-            Path(start.bind.removeprefix("ipc://")).unlink(missing_ok=True)  # of the one before, which has ended
+        for each in (start.bind, start.near):
+            if each.startswith("ipc://"):
+                Path(each.removeprefix("ipc://")).unlink(missing_ok=True)  # of the one before, which has ended
         try:
             with theirs, Path(os.devnull if log is None else log).open("ab") as file:
                 self.process = start_interpreter(
@@ -208,6 +217,7 @@ class LoaderPool:
                 member.process.terminate()
         for member in self._members:
             member.close()
+            remove_sockets(member.start)  # of one that was killed
 
     def _watch(self) -> None:
         while not self._is_ending.wait(LOOK_S):
@@ -243,8 +253,9 @@ def starts_of(start: LoaderStart, processes: int) -> list[LoaderStart]:
         binds = [f"{start.bind}/{number}" for number in range(processes)]
     else:
         binds = [with_port(start.bind, number) for number in range(processes)]
+    nears = [f"{start.near}/{number}" if start.near else "" for number in range(processes)]
     ports = [start.metrics_port + number if start.metrics_port else 0 for number in range(processes)]
     return [
-        msgspec.structs.replace(start, bind=bind, cache_bytes=cache_bytes, metrics_port=port)
-        for bind, port in zip(binds, ports, strict=True)
+        msgspec.structs.replace(start, bind=bind, near=near, cache_bytes=cache_bytes, metrics_port=port)
+        for bind, near, port in zip(binds, nears, ports, strict=True)
     ]

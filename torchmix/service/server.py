@@ -77,6 +77,7 @@ class LoaderServer:
         *,
         bind: str,
         keys: ServerKeys | None = None,
+        near: str = "",
         window_bytes: int = WINDOW_BYTES,
         waiting_bytes: int = WAITING_BYTES,
     ) -> None:
@@ -86,6 +87,7 @@ class LoaderServer:
             served: What it reads; the caller closes it after `run`.
             bind: `ipc:///path` in a folder of this user alone, or `tcp://address:port`; with port 0 the system chooses.
             keys: Its pair and its clients' public keys; may be left out on this machine only.
+            near: `ipc:///path`, where processes of this user on this machine need no keys; empty: nowhere.
             window_bytes: Planned bytes that a client may have asked for and not got.
             waiting_bytes: Planned bytes of all requests that wait.
 
@@ -97,7 +99,8 @@ class LoaderServer:
                 f"{bind} is reached from other machines: loaders listen there only with keys. Make some with "
                 "torchmix keys DIR --clients N, and pass --keys DIR; or bind to 127.0.0.1"
             )
-        check_ipc(bind)
+        for each in (bind, near):
+            check_ipc(each)
         self._served, self._window_bytes, self._most_waiting = served, window_bytes, waiting_bytes
         self._allowed = keys
         self._known_keys: frozenset[str] = frozenset()
@@ -107,7 +110,7 @@ class LoaderServer:
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         try:
-            self._bind(bind, keys)
+            self._bind(bind, keys, near)
         except BaseException:
             self._close_sockets()
             raise
@@ -172,7 +175,7 @@ class LoaderServer:
             "waiting_bytes": self._reading.waiting_bytes,
         }
 
-    def _bind(self, bind: str, keys: ServerKeys | None) -> None:
+    def _bind(self, bind: str, keys: ServerKeys | None, near: str) -> None:
         if keys is not None:
             # Without a ZAP handler CURVE lets in whoever knows the server's public key.
             self._zap = self._context.socket(zmq.ROUTER)
@@ -192,6 +195,8 @@ class LoaderServer:
             self._socket.setsockopt(option, value)
         if "[" in bind:
             self._socket.setsockopt(zmq.IPV6, 1)
+        if near:  # what is set from here on holds for the next bind alone
+            self._socket.bind(near)
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.own.secret)

@@ -9,7 +9,9 @@ import pytest
 
 from tests.support.worlds import run_ranks
 from torchmix.errors import OptionError, RankLost
-from torchmix.service.job.roster import NodeLoaders, Nodes, Present, loaders_of_job, nodes_of
+from torchmix.service.job.open_job import fleet_settings
+from torchmix.service.job.roster import NearSocket, NodeLoaders, Nodes, Present, loaders_of_job, nodes_of
+from torchmix.service.keys import KeyPair
 
 PREFIX = "torchmix/loaders/1"
 
@@ -39,7 +41,9 @@ def told(nodes: list[str], networks: list[str], address: str = "10.0.0.{}") -> t
         found = nodes_of(store, PREFIX, own, rank=rank, world_size=len(nodes), check=lambda: None)
         mine = None
         if rank in found.hosts:
-            mine = NodeLoaders(public_of={f"tcp://{address.format(rank)}:1": f"server {rank}"})
+            endpoint = f"tcp://{address.format(rank)}:1"
+            near = NearSocket(node=nodes[rank], network=networks[rank], endpoint=f"ipc:///run/{rank}")
+            mine = NodeLoaders(public_of={endpoint: f"server {rank}"}, near_of={endpoint: near})
         return found, loaders_of_job(store, PREFIX, mine, found, rank=rank, check=lambda: None)
 
     return run_ranks(range(len(nodes)), program), store
@@ -48,9 +52,27 @@ def told(nodes: list[str], networks: list[str], address: str = "10.0.0.{}") -> t
 def test_the_first_rank_of_each_node_starts_loaders_and_all_know_all() -> None:
     ranks, store = told(["a", "a", "b", "c", "b"], ["x", "x", "y", "z", "y"])
     nodes = Nodes(hosts=(0, 2, 3), num_networks=3, clients=tuple(f"key {rank}" for rank in range(5)))
-    loaders = NodeLoaders(public_of={f"tcp://10.0.0.{rank}:1": f"server {rank}" for rank in (0, 2, 3)})
+    loaders = NodeLoaders(
+        public_of={f"tcp://10.0.0.{rank}:1": f"server {rank}" for rank in (0, 2, 3)},
+        near_of={
+            f"tcp://10.0.0.{rank}:1": NearSocket(node=node, network=network, endpoint=f"ipc:///run/{rank}")
+            for rank, node, network in ((0, "a", "x"), (2, "b", "y"), (3, "c", "z"))
+        },
+    )
     assert ranks == [(nodes, loaders)] * 5
     assert all(key.startswith(PREFIX) for key in store.values)
+
+
+def test_sockets_of_a_node_are_for_its_own_ranks() -> None:
+    nears = {
+        f"tcp://10.0.0.1:{port}": NearSocket(node=node, network=network, endpoint=f"ipc:///run/{port}")
+        for port, (node, network) in enumerate((("a", "x"), ("a", "y"), ("b", "x")))
+    }
+    loaders = NodeLoaders(public_of=dict.fromkeys(nears, "key"), near_of=nears)
+    own = Present(node="a", network="x", public="mine")
+    found = fleet_settings(KeyPair(public="mine", secret="secret"), loaders, own, 1.0)
+    assert found.near_of == {"tcp://10.0.0.1:0": "ipc:///run/0"}
+    assert set(found.endpoints) == set(found.server_of) == set(nears)
 
 
 def test_nodes_of_one_machine_may_listen_on_loopback() -> None:

@@ -2,7 +2,8 @@
 
 In: what loaders serve, and the ranks of the job. Out: settings of a client that asks all of them. Must hold: the first
 rank of each node, leader or not, starts its loaders, and they end with it, however it ends; keys are made for this run,
-secrets stay in the memory of the processes that use them. A collective: all ranks call it, as often and in the same
+secrets stay in the memory of the processes that use them. A node asks its own loaders over sockets in a folder of this
+user alone, without keys, which costs a third. A collective: all ranks call it, as often and in the same
 order. Cost: the imports of the loaders, once for all parts of a recipe that are open together.
 """
 
@@ -10,15 +11,19 @@ from __future__ import annotations
 
 import atexit
 import os
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
+from torchmix.service.endpoints import MOST_IPC_BYTES
 from torchmix.service.job.address import bind_of, network_name, own_address
-from torchmix.service.job.roster import JobStore, NodeLoaders, Nodes, Present, loaders_of_job, nodes_of
+from torchmix.service.job.roster import JobStore, NearSocket, NodeLoaders, Nodes, Present, loaders_of_job, nodes_of
 from torchmix.service.keys import KeyPair
 from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
@@ -119,36 +124,60 @@ def open_job_loaders(
             if store is place.store and of_start == start:
                 return found.join()
         client = new_pair()
+        own = Present(node=place.node, network=network_name(), public=client.public)
         held: LoaderPool | None
         mine: NodeLoaders | None
         if place.store is None:
-            held, loaders = _start(start, processes, Nodes(hosts=(0,), num_networks=1, clients=(client.public,)), place)
+            held, loaders = _start(
+                start, processes, Nodes(hosts=(0,), num_networks=1, clients=(own.public,)), own, place
+            )
         else:
             _num_opened += 1
             prefix, rank = f"torchmix/loaders/{_num_opened}", place.rank
-            own = Present(node=place.node, network=network_name(), public=client.public)
             nodes = nodes_of(place.store, prefix, own, rank=rank, world_size=place.world_size, check=check)
-            held, mine = _start(start, processes, nodes, place) if rank in nodes.hosts else (None, None)
+            held, mine = _start(start, processes, nodes, own, place) if rank in nodes.hosts else (None, None)
             try:
                 loaders = loaders_of_job(place.store, prefix, mine, nodes, rank=rank, check=check)
             except BaseException:
                 if held is not None:
                     held.close()
                 raise
-        entry = JobLoaders(held, _fleet(client, loaders, lost_s))
+        entry = JobLoaders(held, fleet_settings(client, loaders, own, lost_s))
         _open.append((place.store, start, entry))
         return entry.join()
 
 
-def _start(start: LoaderStart, processes: int, nodes: Nodes, place: JobPlace) -> tuple[LoaderPool, NodeLoaders]:
+def _start(
+    start: LoaderStart, processes: int, nodes: Nodes, own: Present, place: JobPlace
+) -> tuple[LoaderPool, NodeLoaders]:
     """The loaders of this node."""
     pair = new_pair()
     bind = bind_of(own_address(place.store_address))
-    start = msgspec.structs.replace(start, bind=bind, own=pair, allowed=nodes.clients)
-    pool = LoaderPool(starts_of(start, processes))
-    return pool, NodeLoaders(public_of=dict.fromkeys(pool.endpoints, pair.public))
+    near = tempfile.mkdtemp(prefix="torchmix-")  # of mode 0700
+    is_short = len(os.fsencode(f"{near}/{processes}")) <= MOST_IPC_BYTES
+    start = msgspec.structs.replace(
+        start, bind=bind, near=f"ipc://{near}" if is_short else "", own=pair, allowed=nodes.clients
+    )
+    starts = starts_of(start, processes)
+    try:
+        pool = LoaderPool(starts)
+    finally:
+        with suppress(OSError):  # loaders listen there
+            Path(near).rmdir()
+    sockets = {
+        endpoint: NearSocket(node=own.node, network=own.network, endpoint=one.near)
+        for endpoint, one in zip(pool.endpoints, starts, strict=True)
+        if one.near
+    }
+    return pool, NodeLoaders(public_of=dict.fromkeys(pool.endpoints, pair.public), near_of=sockets)
 
 
-def _fleet(own: KeyPair, loaders: NodeLoaders, lost_s: float) -> FleetSettings:
+def fleet_settings(pair: KeyPair, loaders: NodeLoaders, own: Present, lost_s: float) -> FleetSettings:
+    """How a rank asks the loaders of the job: those of its own node over their sockets."""
+    near_of = {
+        endpoint: near.endpoint
+        for endpoint, near in loaders.near_of.items()
+        if (near.node, near.network) == (own.node, own.network)
+    }
     endpoints = tuple(sorted(loaders.public_of))
-    return FleetSettings(endpoints=endpoints, own=own, server_of=loaders.public_of, lost_s=lost_s)
+    return FleetSettings(endpoints=endpoints, own=pair, server_of=loaders.public_of, near_of=near_of, lost_s=lost_s)

@@ -44,11 +44,23 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     """Public keys of all ranks."""
 
 
+class NearSocket(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a loader listens to its own node, without keys."""
+
+    node: str
+    network: str
+    """Of the rank that has started it."""
+    endpoint: str
+    """`ipc:///path`, in a folder of this user alone."""
+
+
 class NodeLoaders(msgspec.Struct, frozen=True, kw_only=True):
     """The loaders of a node, or of all."""
 
     public_of: dict[str, str]
     """Public key of each loader, by endpoint."""
+    near_of: dict[str, NearSocket] = {}
+    """Sockets for the ranks of the loader's own node, by endpoint."""
 
 
 _decode_present = msgspec.json.Decoder(Present).decode
@@ -110,7 +122,10 @@ def loaders_of_job(
         store.set(f"{prefix}/loaders/{rank}", _text(own))
     if rank == 0:
         every = [_value(store, f"{prefix}/loaders/{host}", _decode_loaders, check) for host in nodes.hosts]
-        whole = NodeLoaders(public_of={key: value for each in every for key, value in each.public_of.items()})
+        whole = NodeLoaders(
+            public_of={key: value for each in every for key, value in each.public_of.items()},
+            near_of={key: value for each in every for key, value in each.near_of.items()},
+        )
         store.set(f"{prefix}/loaders", _text(whole))
     return _value(store, f"{prefix}/loaders", _decode_loaders, check)
 
