@@ -49,7 +49,7 @@ class NearSocket(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     network: str
-    """Of the rank that has started it."""
+    """The network of the rank that has started it."""
     endpoint: str
     """`ipc:///path`, in a folder of this user alone."""
 
