@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
-import time
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from torchmix.boards.leftovers import YOUNG_S, Leftover, clean, leftovers
+from torchmix.boards.leftovers import Leftover, clean, leftovers
+from torchmix.boards.socket_folders import socket_folder
 from torchmix.parallel.ring import identity_of_this_process
 
 
-def folders(temporary: Path, *, later_s: float) -> list[Leftover]:
-    return [one for one in leftovers(temporary=temporary, now_s=time.time() + later_s) if one.kind == "folder"]
+def left(temporary: Path) -> list[Leftover]:
+    return [one for one in leftovers(temporary=temporary) if one.kind == "folder"]
 
 
-def bound(folder: Path) -> socket.socket:
+def bound(folder: Path) -> None:
+    """As a process leaves it that was killed while others came to its socket."""
     folder.mkdir(0o700)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(folder / "node"))
-    listener.listen(1)
-    return listener
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "node"))
 
 
-def test_a_socket_is_left_over_once_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead, live = bound(tmp_path / "torchmix-dead"), bound(tmp_path / "torchmix-live")
+def test_a_folder_is_left_over_once_nobody_holds_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    bound(tmp_path / "torchmix-dead")
     (tmp_path / "torchmix-other").mkdir()
     (tmp_path / "torchmix-other" / "notes.txt").write_text("the user's")
     (tmp_path / "torchmix-empty").mkdir()
-    dead.close()
-    assert folders(tmp_path, later_s=0) == [], "a folder this young may be in the making"
-    found = folders(tmp_path, later_s=2 * YOUNG_S)
-    assert [Path(one.path).name for one in found] == ["torchmix-dead", "torchmix-empty"]
-    assert all(clean(one) for one in found)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["torchmix-live", "torchmix-other"]
-    of_live = Leftover(kind="folder", what="", path=str(tmp_path / "torchmix-live"))
-    assert not clean(of_live), "it is looked at again"
-    live.close()
-    assert clean(of_live)
+    (tmp_path / "torchmix-link").symlink_to(tmp_path / "torchmix-empty")
+    with socket_folder() as live:
+        assert live.stat().st_mode & 0o777 == 0o700
+        found = left(tmp_path)
+        assert [Path(one.path).name for one in found] == ["torchmix-dead", "torchmix-empty"]
+        assert all(clean(one) for one in found)
+        assert not clean(Leftover(kind="folder", what="", path=str(live))), "it is looked at again"
+        assert not clean(Leftover(kind="folder", what="", path=str(tmp_path / "torchmix-other")))
+        assert sorted(path.name for path in tmp_path.iterdir()) == [live.name, "torchmix-link", "torchmix-other"]
+    assert not live.exists()
+
+
+def test_a_folder_that_was_removed_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made, lock = [], fcntl.flock
+
+    def too_late(descriptor: int, how: int) -> None:
+        made.append(descriptor)
+        if len(made) == 1:
+            [path] = tmp_path.iterdir()
+            path.rmdir()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", too_late)
+    with socket_folder() as folder:
+        assert folder.is_dir()
+    assert len(made) == 2
 
 
 def test_a_process_with_the_number_of_a_dead_one_is_not_ended() -> None:

@@ -3,13 +3,15 @@
     RANK=.. WORLD_SIZE=.. MASTER_..=.. python -m tests.support.loader_rank RECIPE SAVES TP CP PP WORKERS AHEAD STEPS
 
 It continues from the state in the folder SAVES if there is one, and saves one there after each step, aside and renamed.
-It prints `step S digest D` after each step, `opened PATH` for each data file it opened, and `done` at the end. Every
-microbatch ends in an all-reduce over all ranks on the default group, as a training step would. Rank 0 goes no further
-than the step in the variable HOLD_AT of the environment: a job that is to be killed does not end before.
+It prints `tensors S H`, with a hash of what it was given, and `step S digest D` after each step, `opened PATH` for each
+data file it opened, and `done` at the end. Every microbatch ends in an all-reduce over all ranks on the default group,
+as a training step would. Rank 0 goes no further than the step in the variable HOLD_AT of the environment: a job that is
+to be killed does not end before.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -20,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 import torchmix
+from tests.support.node_rank import hash_of
 
 
 def watch_opened_files() -> set[str]:
@@ -48,9 +51,13 @@ def main(arguments: list[str]) -> None:
     ) as loader:
         if saved.exists():
             loader.load_state_dict({"torchmix_state": saved.read_bytes()})
+        found = hashlib.sha256()
         for microbatch in loader:
+            hash_of(microbatch, found)
             dist.all_reduce(torch.tensor([microbatch.step]))
             if microbatch.is_last_of_step:
+                print(f"tensors {microbatch.step} {found.hexdigest()}", flush=True)
+                found = hashlib.sha256()
                 # Before it is saved: what is saved is then printed, whenever this rank is killed.
                 print(f"step {microbatch.step} digest {loader.order_digest}", flush=True)
                 if topology.rank == 0:

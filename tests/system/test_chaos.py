@@ -63,11 +63,16 @@ def test_a_fork_that_ends_as_a_script_does_leaves_its_parents_loader_alone(
         assert child.stderr() == ""
 
 
-@pytest.mark.parametrize("loaders", ["in_process", "node"])
-def test_an_interrupt_ends_the_process_and_its_worker(job: Path, tmp_path: Path, loaders: str) -> None:
+@pytest.mark.parametrize(("loaders", "is_stopped"), [("in_process", False), ("node", False), ("node", True)])
+def test_an_interrupt_ends_the_process_and_its_worker(
+    job: Path, tmp_path: Path, loaders: str, is_stopped: bool
+) -> None:
     with Processes(tmp_path) as processes:
         child = start_alone(processes, job, loaders, "train")
         child.wait_for_line("ready", deadline_s=START_S)
+        if is_stopped:
+            [worker] = set(child.session) - {child.pid}
+            os.kill(worker, signal.SIGSTOP)
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does
         assert child.wait(deadline_s=END_S) == -signal.SIGINT, child.report()
         assert "KeyboardInterrupt" in child.stderr()
@@ -75,11 +80,15 @@ def test_an_interrupt_ends_the_process_and_its_worker(job: Path, tmp_path: Path,
         wait_until(lambda: not child.session, deadline_s=END_S, what="end of the worker")
 
 
-def test_the_worker_of_a_killed_process_ends(job: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_worker_of_a_killed_process_ends(job: Path, tmp_path: Path, is_stopped: bool) -> None:
+    """Also one that is stopped, and so cannot see that nobody is there."""
     with Processes(tmp_path) as processes:
         child = start_alone(processes, job, "node", "train")
         child.wait_for_line("ready", deadline_s=START_S)
-        assert len(child.session) > 1, "itself and its worker"
+        [worker] = set(child.session) - {child.pid}
+        if is_stopped:
+            os.kill(worker, signal.SIGSTOP)
         child.send_signal(signal.SIGKILL)
         wait_until(lambda: not child.session, deadline_s=END_S, what="end of the worker")
 

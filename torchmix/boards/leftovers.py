@@ -2,15 +2,13 @@
 
 In: this user's processes, and the folder of temporary files. Out: findings, each with what to do about it. Must hold:
 nothing of a live run is named or touched: a process counts only once its parent has gone, and is looked at again before
-it is ended, by a handle that no later process can have; a socket counts only if nobody listens at it. Memory of steps
-and ids of open documents that did not fit have no name, so the kernel frees them with their process. Cost: that of
-`find.py`.
+it is ended, by a handle that no later process can have; a folder only if nobody holds its lock. Memory of steps and ids
+of open documents that did not fit have no name, so the kernel frees them with their process. Cost: that of `find.py`.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -21,10 +19,11 @@ from pathlib import Path
 from typing import Literal
 
 from torchmix.boards.find import PROC, TICK_S, is_alive, processes_of_user, seen_processes
+from torchmix.boards.socket_folders import left_folders, remove_left_folder
 from torchmix.parallel.ring import identity_of_process
 
 YOUNG_S = 60.0
-"""A folder younger than this may be in the making."""
+"""A process younger than this may not show itself yet."""
 _CODES = ("from torchmix.steps.worker.main import main", "from torchmix.service.main import main")
 """What the command lines of processes say that a run starts."""
 
@@ -41,26 +40,22 @@ class Leftover:
     started: str = ""
 
 
-def leftovers(*, temporary: Path | None = None, now_s: float | None = None) -> list[Leftover]:
+def leftovers(*, temporary: Path | None = None) -> list[Leftover]:
     """All that dead runs of this user have left on this machine.
 
     Args:
         temporary: The folder of temporary files; None: the system's.
-        now_s: Seconds since 1970, for tests.
     """
-    folder = Path(tempfile.gettempdir()) if temporary is None else temporary
-    return [*_processes(), *_folders(folder, time.time() if now_s is None else now_s)]
+    left = left_folders(Path(tempfile.gettempdir()) if temporary is None else temporary)
+    folders = [Leftover(kind="folder", what=f"{path}: nobody holds its lock", path=str(path)) for path in left]
+    return [*_processes(), *folders]
 
 
 def clean(leftover: Leftover) -> bool:
     """Remove a leftover; whether it has gone."""
     if leftover.kind == "process":
         return _end(leftover.pid, leftover.started)
-    path = Path(leftover.path)
-    if _is_listened_at(path / "node"):
-        return False
-    shutil.rmtree(path, ignore_errors=True)
-    return not path.exists()
+    return remove_left_folder(Path(leftover.path))
 
 
 def _processes() -> Iterator[Leftover]:
@@ -106,25 +101,6 @@ def _fields(pid: int) -> list[str]:
     with suppress(OSError, IndexError):
         return (PROC / str(pid) / "stat").read_text().rsplit(") ", 1)[1].split()
     return ["Z", "0"]
-
-
-def _folders(temporary: Path, now_s: float) -> Iterator[Leftover]:
-    """Folders of sockets at which leaders of a node meet; they live for seconds."""
-    for path in sorted(temporary.glob("torchmix-*")):
-        with suppress(OSError):
-            status = path.lstat()
-            is_young = now_s - status.st_mtime < YOUNG_S
-            if not path.is_dir() or path.is_symlink() or status.st_uid != os.geteuid() or is_young:
-                continue
-            if {entry.name for entry in path.iterdir()} <= {"node"} and not _is_listened_at(path / "node"):
-                yield Leftover(kind="folder", what=f"{path}: nobody listens at its socket", path=str(path))
-
-
-def _is_listened_at(path: Path) -> bool:
-    with suppress(OSError):
-        lines = (PROC / "net" / "unix").read_text().splitlines()[1:]
-        return any(line.split(maxsplit=7)[7:] == [str(path)] for line in lines)
-    return True  # it cannot be known
 
 
 def _end(pid: int, started: str) -> bool:

@@ -25,6 +25,7 @@ from torchmix.cli.selections import print_selections, selection_values
 from torchmix.cli.terminal import ExitCode, add_explain, at_least, count_text, print_json, print_table, progress_bar
 from torchmix.errors import OptionError
 from torchmix.formats.kept_ids.ids_file import kept_bytes
+from torchmix.formats.kept_ids.in_place_of import in_place_of
 from torchmix.indexing.progress_lines import ProgressLines
 from torchmix.indexing.scan import IndexReport, index_sources
 from torchmix.indexing.scan_shard import scan_shard
@@ -254,7 +255,9 @@ def _print(report: IndexReport, *, explain: bool) -> None:
     kept = kept_bytes(report.catalog.directory)
     for source in report.catalog.sources.values():
         if source.name in kept:
-            print(f"{source.name}: its ids are kept, {bytes_text(kept[source.name])}; training tokenizes nothing of it")
+            is_whole = in_place_of(source, report.catalog.directory) is not None
+            what = "training tokenizes nothing of it" if is_whole else "not of all files, so training tokenizes it"
+            print(f"{source.name}: its ids are kept, {bytes_text(kept[source.name])}; {what}")
         if split := _split_row_files(source):
             print(
                 f"{source.name}: rows are split over pages in {split} files; reading each page to where its last row "

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 LOADER = "torchmix.service.main"
 LOOK_S = 0.25
-END_S = 5.0
+END_S = 1.0
 """How long a loader that was told to end may take over its request, before it is killed."""
 START_S = 120.0
 FIRST_AGAIN_S = 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,27 @@ def test_a_run_that_fails_leaves_no_ids(folder: Path) -> None:
     with pytest.raises(SourceUnreadable, match="ZeroDivisionError"):
         index_recipe(recipe, folder)
     assert kept_files(folder) == []
+
+
+@pytest.mark.parametrize(("most_bytes", "values"), [(0, 10), (3000, 10), (9000, 10), (3000, 70_000), (9000, 70_000)])
+def test_a_full_disk_costs_the_ids_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, most_bytes: int, values: int
+) -> None:
+    """The kernel lets no file grow further, at the first block, in the middle, at the end, or in 4 bytes an id."""
+    path = tmp_path / KEPT_FOLDER / "web.0.ids"
+    blocks = [np.full(2500, value, np.int32) for value in (1, values)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        with IdsWriter(path, (1, "f", "text", "t")) as writer:
+            for block in blocks:
+                writer.add(block, np.array([len(block)]))
+            writer.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(path.parent.iterdir())
+    [said] = [record.message for record in caplog.records]
+    assert "ids cannot be kept" in said and "File too large" in said and str(path) in said
 
 
 def test_ids_of_a_map_are_kept_unless_it_is_random_or_gives_more_than_ids(folder: Path) -> None:

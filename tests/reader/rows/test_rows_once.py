@@ -100,12 +100,18 @@ def test_a_book_of_many_samples_is_encoded_once(
     reader.close()
 
 
-def test_where_ids_cannot_be_kept_a_book_is_encoded_again_with_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(**_: Any) -> NoReturn:
-        raise OSError(28, "No space left on device")
+def no_folder(**_: Any) -> NoReturn:
+    raise OSError(28, "No space left on device")
 
+
+def no_room(**_: Any) -> Any:
+    return Path("/dev/full").open("w+b")
+
+
+@pytest.mark.parametrize("full", [no_folder, no_room])
+def test_where_ids_cannot_be_kept_a_book_is_encoded_again_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, full: Any
+) -> None:
     monkeypatch.setattr(kept_ids, "MEMORY_BYTES", 0)
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     world, reader, steps = books(tmp_path)

@@ -4,8 +4,8 @@
 
 In: ids of pages in the order of rows, as they are made. Out: a file that can be mapped, or None. Must hold: a file
 belongs to one content of one data file, by size and hash, and to one transform: with any other it is not found, or not
-taken. It is whole or missing; it may be deleted at any time, and then rows are encoded again. Cost: 2 bytes an id where
-all are below 65,536, else 4; 12 bytes a page.
+taken. It is whole or missing; it may be deleted at any time, and then rows are encoded again. So a disk that has no
+room, or fails, costs the file and nothing else. Cost: 2 bytes an id where all are below 65,536, else 4; 12 a page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import mmap
 import re
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedRandom
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -164,16 +166,21 @@ def remove_stale(folder: Path, current: Iterable[Path], sources: Iterable[str]) 
 
 
 class IdsWriter:
-    """Writes the ids of one data file, whole or not at all; a context."""
+    """Writes the ids of one data file, whole or not at all; a context.
+
+    Where they cannot be written, one warning says why, there is no file, and the rest is ignored.
+    """
 
     def __init__(self, path: Path, identity: tuple[int, str, str, str]) -> None:
-        """Begin a file beside `path`; raises OSError where that cannot be written."""
+        """Begin a file beside `path`."""
         self._path, self._identity = path, identity
         self._unfinished = path.with_name(path.name + ".tmp")
-        path.parent.mkdir(exist_ok=True)
-        self._file = self._unfinished.open("w+b")
+        self._file: BufferedRandom | None = None
         self._dtype: np.dtype[Any] = NARROW
         self._ids_of_page: list[Int64Array] = []
+        with self._given_up_if_it_fails():
+            path.parent.mkdir(exist_ok=True)
+            self._file = self._unfinished.open("w+b")
 
     def __enter__(self) -> IdsWriter:
         return self
@@ -181,55 +188,87 @@ class IdsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        self._unfinished.unlink(missing_ok=True)  # unless it was finished
+        self._drop()  # unless it was finished
 
     def add(self, values: NDArray[np.integer[Any]], ids_of_page: Int64Array) -> None:
         """Add the ids of some pages, in the order of rows; `ids_of_page` says how many each has."""
-        if self._dtype == NARROW and len(values) and int(values.max()) >= 1 << 16:
-            self._widen()
-        self._file.write(np.ascontiguousarray(values, self._dtype).data)
-        self._ids_of_page.append(np.asarray(ids_of_page, np.int64))
+        if self._file is None:
+            return
+        with self._given_up_if_it_fails():
+            if self._dtype == NARROW and len(values) and int(values.max()) >= 1 << 16:
+                self._file = self._widened(self._file)
+            self._file.write(np.ascontiguousarray(values, self._dtype).data)
+            self._ids_of_page.append(np.asarray(ids_of_page, np.int64))
 
     def finish(self) -> None:
-        """Put what the ids are behind them, and give the file its name; raises OSError where the disk is full."""
+        """Put what the ids are behind them, and give the file its name."""
+        if self._file is None:
+            return
         counts = np.concatenate([np.zeros(0, np.int64), *self._ids_of_page])
-        self._file.flush()
-        about = _IdsOf(
-            version=VERSION,
-            identity=self._identity,
-            dtype=self._dtype.str,
-            ids_of_page=counts.astype("<i8").tobytes(),
-            crc_of_page=self._checksums(counts * self._dtype.itemsize).astype("<u4").tobytes(),
-        )
-        end = msgspec.msgpack.encode(about)
-        self._file.seek(0, 2)
-        self._file.write(end + _END.pack(zlib.crc32(end), len(end)))
-        self._file.close()
-        self._unfinished.replace(self._path)
-
-    def _checksums(self, bytes_of_page: Int64Array) -> NDArray[np.uint32]:
-        stops = np.cumsum(bytes_of_page)
-        if not len(stops) or not stops[-1]:
-            return np.zeros(len(stops), np.uint32)
-        with mmap.mmap(self._file.fileno(), int(stops[-1]), prot=mmap.PROT_READ) as content:
-            view = memoryview(content)
-            found = [zlib.crc32(view[start:stop]) for start, stop in pairwise([0, *stops.tolist()])]
-            view.release()
-        return np.array(found, np.uint32)
-
-    def _widen(self) -> None:
-        """Write all ids so far again, in 4 bytes each."""
-        self._file.flush()
-        wide = self._unfinished.with_name(self._unfinished.name.removesuffix(".tmp") + ".wide.tmp")
-        self._file.seek(0)
-        try:
-            target = wide.open("w+b")
-            while block := self._file.read(1 << 22):
-                target.write(np.frombuffer(block, NARROW).astype(WIDE).data)
+        with self._given_up_if_it_fails():
+            self._file.flush()
+            about = _IdsOf(
+                version=VERSION,
+                identity=self._identity,
+                dtype=self._dtype.str,
+                ids_of_page=counts.astype("<i8").tobytes(),
+                crc_of_page=_checksums(self._file, counts * self._dtype.itemsize).astype("<u4").tobytes(),
+            )
+            end = msgspec.msgpack.encode(about)
+            self._file.seek(0, 2)
+            self._file.write(end + _END.pack(zlib.crc32(end), len(end)))
             self._file.close()
-            wide.replace(self._unfinished)
+            self._unfinished.replace(self._path)
+            self._file = None
+
+    @contextmanager
+    def _given_up_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._drop()
+            logger.warning(
+                "ids cannot be kept in %s (%s); the index goes on, and training tokenizes these rows. Make room, then "
+                "run torchmix index --keep-tokens",
+                self._path,
+                error.strerror or error,
+            )
+
+    def _drop(self) -> None:
+        """End an unfinished file."""
+        if self._file is not None:
+            with suppress(OSError):  # of what is still in its buffer
+                self._file.close()
+            self._file = None
+            self._unfinished.unlink(missing_ok=True)
+
+    def _widened(self, narrow: BufferedRandom) -> BufferedRandom:
+        """The file with all ids so far in 4 bytes each."""
+        narrow.flush()
+        narrow.seek(0)
+        path = self._unfinished.with_name(self._unfinished.name.removesuffix(".tmp") + ".wide.tmp")
+        wide = path.open("w+b")
+        try:
+            while block := narrow.read(1 << 22):
+                wide.write(np.frombuffer(block, NARROW).astype(WIDE).data)
+            wide.flush()
+            path.replace(self._unfinished)
         except BaseException:
-            wide.unlink(missing_ok=True)
+            with suppress(OSError):
+                wide.close()
+            path.unlink(missing_ok=True)
             raise
-        self._file, self._dtype = target, WIDE
+        narrow.close()
+        self._dtype = WIDE
+        return wide
+
+
+def _checksums(file: BufferedRandom, bytes_of_page: Int64Array) -> NDArray[np.uint32]:
+    stops = np.cumsum(bytes_of_page)
+    if not len(stops) or not stops[-1]:
+        return np.zeros(len(stops), np.uint32)
+    with mmap.mmap(file.fileno(), int(stops[-1]), prot=mmap.PROT_READ) as content:
+        view = memoryview(content)
+        found = [zlib.crc32(view[start:stop]) for start, stop in pairwise([0, *stops.tolist()])]
+        view.release()
+    return np.array(found, np.uint32)

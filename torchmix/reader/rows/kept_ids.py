@@ -115,7 +115,7 @@ class KeptIds:
             return ids.copy(), True
         try:
             with tempfile.TemporaryFile(prefix="torchmix-") as file:
-                ids.tofile(file)
+                file.write(np.ascontiguousarray(ids).data)  # not `tofile`: that loses the error of its last block
                 file.flush()
                 content = mmap.mmap(file.fileno(), ids.nbytes, prot=mmap.PROT_READ)
         except OSError as error:

@@ -36,8 +36,9 @@ logger = logging.getLogger(__name__)
 
 WORKER = "torchmix.steps.worker.main"
 LOOK_S = 0.25
-END_S = 5.0
-"""How long a process that was told to end may take over its step, before it is killed. It leaves nothing behind."""
+END_S = 1.0
+"""How long a process that was told to end may take over its step, before it is killed. It leaves nothing behind, and
+whoever has interrupted a run does not wait for a worker that is stopped."""
 FAREWELL_S = 10.0
 """How long the worker stays for members that have not closed yet."""
 MOST_LOSSES = 3

@@ -21,7 +21,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from torchmix.boards.board import own_board
-from torchmix.parallel.children.interpreter import ignore_signals
+from torchmix.parallel.children.interpreter import end_with_parent, ignore_signals
 from torchmix.parallel.children.judge import ProcessBeat
 from torchmix.parallel.children.pulse import BEAT_S, OwnPulse
 from torchmix.steps.worker.channel import Channel
@@ -39,6 +39,7 @@ def main(end: int, ignored: Collection[int], cpu: int) -> NoReturn:
     """
     code = 1
     try:
+        end_with_parent()
         ignore_signals(ignored)
         own_board.open("node worker")
         if cpu:

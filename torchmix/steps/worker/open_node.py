@@ -6,7 +6,8 @@ host; a leader that cannot connect has a worker of its own, and says so; nobody 
 all leaders call it, as often and in the same order. Cost: a few requests to the store, once for all loaders that are
 open together.
 
-The host's socket lies in a fresh folder that only its user may enter, and is removed when all have connected.
+The host's socket lies in a fresh folder that only its user may enter, and is removed when all have connected. Before,
+the host removes the folders of dead runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 import socket
 import struct
 import tempfile
@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from torchmix.boards.socket_folders import SOCKET, left_folders, remove_left_folder, socket_folder
 from torchmix.errors import RankLost
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import identity_of_this_process
@@ -158,17 +159,15 @@ def _host_node(
 ) -> NodeHold:
     own = tree.topology.rank
     host = NodeHost(options)  # first: its imports take longer than all of this
-    folder = tempfile.mkdtemp(prefix="torchmix-")
-    path = str(Path(folder) / "node")
-    try:
-        with socket.socket(socket.AF_UNIX) as listener:
-            if len(os.fsencode(path)) <= _HIGHEST_PATH_BYTES:  # else nobody can connect, and each says so
-                listener.bind(path)
-                listener.listen(len(leaders))
-            store.set(f"{prefix}/path/{own}", path)
-            roads = _accept(listener, leaders[1:], store, prefix, check)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    for left in left_folders(Path(tempfile.gettempdir())):  # by runs whose processes were killed all at once
+        remove_left_folder(left)
+    with socket_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = str(folder / SOCKET)
+        if len(os.fsencode(path)) <= _HIGHEST_PATH_BYTES:  # else nobody can connect, and each says so
+            listener.bind(path)
+            listener.listen(len(leaders))
+        store.set(f"{prefix}/path/{own}", path)
+        roads = _accept(listener, leaders[1:], store, prefix, check)
     replica_of = {rank: tree.replica_of_rank[rank] for rank in (own, *roads)}
     for road in roads.values():
         with suppress(EOFError):  # it has gone: liveness tells
