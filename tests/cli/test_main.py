@@ -20,7 +20,7 @@ from torchmix.cli.plan import command as plan
     ("words", "message"),
     [
         ([], "required"),
-        (["server", "recipe.yaml"], "invalid choice"),
+        (["server", "recipe.yaml"], "there is no verb 'server' (did you mean 'serve'?)"),
         (["serve", "recipe.yaml"], "--bind"),
         (["plan", "recipe.yaml"], "--steps"),
         (["plan", "recipe.yaml", "--steps", "0"], "0 is less than 1"),

@@ -208,6 +208,11 @@ def test_diff_says_what_changes_and_the_word(tmp_path: Path, capsys: pytest.Capt
         line.split()[0]: line.split()[1:] for line in printed.splitlines() if line[:1] in "abc" and line[1:2] == " "
     }
     assert rows["a"][:4] == ["80", "%", "20", "%"] and "added" in rows["c"] and "removed" in rows["b"]
+    assert main(["diff", str(edited), str(old), "--state", str(tmp_path / "state")]) == 3
+    assert f"{edited} is not the recipe of the run" in capsys.readouterr().err
+    (tmp_path / "checkpoint.pt").write_bytes(b"PK" + bytes(100))
+    assert main(["diff", str(old), str(edited), "--state", str(tmp_path / "checkpoint.pt")]) == 3
+    assert "holds the bytes of its 'torchmix_state'" in capsys.readouterr().err
     assert (
         main(["diff", str(old), str(write(tmp_path, "{a: 100%}", sources="a", extra="packing: {method: concat}"))]) == 1
     )

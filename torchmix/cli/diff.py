@@ -15,11 +15,12 @@ from torchmix.catalog.open_part import open_part
 from torchmix.cli.terminal import ExitCode, add_explain, print_json, print_table
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.shares_of_step import SharesOfStep
+from torchmix.errors import StateMismatch
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import Part, part_of
 from torchmix.steps.edits.word import Edit, Identity, changed_rows, edit_of, row_facts
-from torchmix.steps.state import decode_state
+from torchmix.steps.state import LoaderState, read_state
 
 HELP = "show what an edit of a recipe changes, from which step, and the word that accepts it"
 DIGITS = 4
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """
     whole = load_recipe(arguments.new)
     old, new = part_of(load_recipe(arguments.old), "train"), part_of(whole, "train")
-    state = None if arguments.state is None else decode_state(arguments.state.read_bytes(), recipe=old)
+    state = None if arguments.state is None else _state_of(arguments.state, arguments.old, old)
     step, changed = 0 if state is None else state.step, list[list[str]]()
     if state is not None:
         catalog = open_part(recipe_directory(arguments.new) / whole.catalog, new)
@@ -81,6 +82,16 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     else:
         _print(rows, edit, step=step, word=word, is_same=is_same, explain=arguments.explain)
     return ExitCode.FINDINGS if refused else ExitCode.OK
+
+
+def _state_of(file: Path, recipe: Path, old: Part) -> LoaderState:
+    state = read_state(file.read_bytes())
+    if state.recipe != recipe_fingerprint(old):
+        raise StateMismatch(
+            f"{recipe} is not the recipe of the run: {file} was saved with recipe {state.recipe}, this is "
+            f"{recipe_fingerprint(old)}; give the recipe as it was at step {state.step} first, then the edited one"
+        )
+    return state
 
 
 def _print(

@@ -24,6 +24,7 @@ from torchmix.cli.terminal import ExitCode, print_json
 from torchmix.cli.trace import command as trace
 from torchmix.cli.watch import doctor, top
 from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
+from torchmix.recipe.build import nearest
 
 VERBS = (
     ("init", init),
@@ -44,6 +45,15 @@ VERBS = (
     ("reframe", reframe),
 )
 EXIT_CODES = "exit codes: 0 ok, 1 findings, 2 usage or recipe, 3 data"
+FIRST_VERBS = """\
+begin with:
+  torchmix init FILE...       or, for a small example: torchmix init --demo .
+  torchmix index recipe.yaml
+  torchmix check recipe.yaml --steps 100
+  torchmix plan recipe.yaml --steps 100 --dp 8
+`torchmix VERB --help` has the options of a verb.
+
+"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -55,6 +65,11 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    words = sys.argv[1:] if words is None else words
+    if words and not words[0].startswith("-") and words[0] not in dict(VERBS):
+        near = nearest(words[0], dict(VERBS))
+        print(f"torchmix: there is no verb {words[0]!r}{near}; torchmix --help lists them", file=sys.stderr)
+        return int(ExitCode.USAGE)
     try:
         arguments = _parser().parse_args(words)
     except SystemExit as done:  # argparse has printed help, version or what is wrong
@@ -78,7 +93,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="torchmix", description="The data plane of a training run.", epilog=EXIT_CODES
+        prog="torchmix",
+        description="The data plane of a training run.",
+        epilog=FIRST_VERBS + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"torchmix {__version__}")
     parser.add_argument(
@@ -87,12 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=("bash", "zsh", "tcsh"),
         help="print a script that completes torchmix in this shell, and end",
     )
-    verbs = parser.add_subparsers(required=True, metavar=" | ".join(name for name, _ in VERBS))
+    verbs = parser.add_subparsers(required=True, title="verbs", metavar="VERB")
     for name, verb in VERBS:
         one = verbs.add_parser(
             name, help=verb.HELP, description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.", epilog=EXIT_CODES
         )
-        if verb not in (diff, doctor, init, properties, reframe, top):
+        if verb not in (diff, doctor, init, keys, properties, reframe, top):
             one.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe in YAML")
         one.add_argument("--json", action="store_true", help="print one JSON object")
         loudness = one.add_mutually_exclusive_group()

@@ -88,7 +88,7 @@ def server_keys(folder: Path) -> ServerKeys:
     """
     found = ServerKeys(own=_pair(folder / "server.secret"), allowed=lambda: _public_keys(folder))
     if not found.allowed():
-        raise OptionError(f"{folder} has no client-K.public: nobody could ask; run torchmix keys")
+        raise OptionError(f"{folder} has no client-K.public: nobody could ask; make keys with torchmix keys DIR")
     return found
 
 
@@ -115,7 +115,7 @@ def _public_keys(folder: Path) -> frozenset[str]:
 def _pair(path: Path) -> KeyPair:
     lines = _text(path).split("\n")
     if len(lines) != 2:
-        raise OptionError(f"{path} holds no pair of keys; run torchmix keys")
+        raise OptionError(f"{path} holds no pair of keys; make keys with torchmix keys DIR")
     if path.stat().st_mode & 0o077:
         raise OptionError(f"{path} is a secret, and others than its owner may read it: chmod 600 {path}")
     return KeyPair(public=_key(path, lines[0]), secret=_key(path, lines[1]))
@@ -125,12 +125,12 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path}: no key can be read: {error}; run torchmix keys") from error
+        raise OptionError(f"{path}: no key can be read: {error}; make keys with torchmix keys DIR") from error
 
 
 def _key(path: Path, text: str) -> str:
     if not KEY.fullmatch(text):
-        raise OptionError(f"{path} holds no key of 40 characters; run torchmix keys")
+        raise OptionError(f"{path} holds no key of 40 characters; make keys with torchmix keys DIR")
     return text
 
 

@@ -253,7 +253,10 @@ def read_state(data: bytes) -> LoaderState:
     if len(data) > MAX_STATE_BYTES:
         raise StateError(f"{len(data)} bytes are no torchmix state, which has at most {MAX_STATE_BYTES}")
     if not data.startswith(_MAGIC) or len(data) < head + _DIGEST_BYTES:
-        raise StateError(f"{len(data)} bytes that are no torchmix state; pass what state_dict() returned")
+        raise StateError(
+            f"{len(data)} bytes that are no torchmix state; pass what state_dict() returned; a file for --state holds "
+            f"the bytes of its 'torchmix_state', and nothing else"
+        )
     if data[head - 1] != STATE_VERSION:
         raise StateVersion(
             f"the state has format version {data[head - 1]}, this torchmix reads version {STATE_VERSION} and gives "
@@ -284,7 +287,7 @@ def other_recipe(state: LoaderState, recipe: str | Part) -> StateMismatch:
         what = f"of what decides the order, these keys differ: {listed(now, MOST_KEYS)}"
     return StateMismatch(
         f"the state was saved with recipe {state.recipe}, this recipe is {fingerprint}: {what}. Restore that, or "
-        f"start a new run"
+        f"see by `torchmix diff OLD NEW --state FILE` whether the run may go on with this edit, or start a new run"
     )
 
 

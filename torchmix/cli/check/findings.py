@@ -8,7 +8,7 @@ forecast has paid.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -23,6 +23,7 @@ from torchmix.cli.selections import rows_and_tokens, shares_of_sources
 from torchmix.cli.terminal import ExitCode, count_text, percent_text
 from torchmix.formats.table import READ_AS
 from torchmix.planner.forecast.figures import Forecast, SourceForecast
+from torchmix.recipe.build import listed
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.parts import Part
@@ -73,6 +74,7 @@ def sources_findings(part: Part, catalog: Catalog, read: Read) -> Iterator[Findi
     """Findings in what the catalog holds of each source, whatever the number of steps."""
     smallest = min(stage.samples for stage in stages_of(part.batch))
     capacity, shares = smallest * part.batch.length, shares_at_start(part, catalog)
+    longest_of_source: dict[str, int] = {}
     for name in sorted(part.sources):
         where, source = f"sources.{name}", catalog.sources[name]
         tokens = used_tokens(part, source)
@@ -89,21 +91,29 @@ def sources_findings(part: Part, catalog: Catalog, read: Read) -> Iterator[Findi
         if source.num_bad_rows:
             yield _bad_rows(source, where)
         if longest_tokens > capacity and part.packing.overflow == "split":
-            steps = -(-longest_tokens // max(1, int(shares[name] * capacity)))
-            longest = count_text(longest_tokens)
-            message = (
-                f"its longest document has {longest} tokens, a batch holds {count_text(capacity)}: at its share the "
-                f"pieces come in about {count_text(steps)} steps; to avoid that, use overflow: truncate or drop, or a "
-                f"larger batch"
-            )
-            yield Finding(level=Level.NOTE, where=where, message=message)
+            longest_of_source[name] = longest_tokens
         yield from _costly_files(source, where)
         if source.tokenizer not in (None, "bytes") and source.end_id is None:
             message = "no token ends its documents, so a model does not learn where they end; name one by end_id"
             yield Finding(level=Level.NOTE, where=f"{where}.end_id", message=message)
+    yield from _long_documents(longest_of_source, shares, capacity)
     yield from _large_documents(part, catalog, read)
     by_page = part.shuffle.method == "page"
     yield from _small_cache(part, catalog, read) if by_page else _scattered_rows(part, catalog, read)
+
+
+def _long_documents(longest_of_source: dict[str, int], shares: Mapping[str, Fraction], capacity: int) -> Iterator[Finding]:
+    """One note for all sources with documents longer than a batch; the names begin with the most steps."""
+    steps = {name: -(-longest // max(1, int(shares[name] * capacity))) for name, longest in longest_of_source.items()}
+    if steps:
+        names = sorted(steps, key=lambda name: (-steps[name], name))
+        each = [f"{name} ({count_text(longest_of_source[name])} tokens, {count_text(steps[name])})" for name in names]
+        message = (
+            f"the longest document has more tokens than a batch, {count_text(capacity)}, so at its source's share its "
+            f"pieces come in about so many steps: {listed(each, 5)}; to avoid that, use overflow: truncate or drop, or "
+            f"a larger batch"
+        )
+        yield Finding(level=Level.NOTE, where="sources", message=message)
 
 
 def used_tokens(part: Part, source: SourceCatalog) -> NDArray[np.int32]:

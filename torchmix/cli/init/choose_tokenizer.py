@@ -32,7 +32,8 @@ def choose_tokenizer(given: str | None, names: Sequence[str]) -> str:
         given = sys.stdin.readline().strip()
     if not given or tokenizer_kind(given) is None:
         what = f"--tokenizer {given}: no tokenizer" if given else "text needs --tokenizer"
-        raise OptionError(f"{what}; give {TOKENIZERS}")
+        near = "" if not given or "/" in given else f" (did you mean tiktoken:{given}?)"
+        raise OptionError(f"{what}{near}; give {TOKENIZERS}")
     return given
 
 

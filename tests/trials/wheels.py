@@ -1,0 +1,182 @@
+"""Trial: the wheel in clean environments of several Pythons.
+
+    python -m tests.trials.wheels python3.10 python3.13 --out wheels.json
+    python -m tests.trials.wheels python3.12 --without-torch
+
+In: interpreters. Out: one JSON, for each interpreter the versions that pip chose, what passed and how long it took. The
+wheel is built once; each interpreter has an empty environment with the wheel alone, and runs in a folder outside the
+repository: `pip check`, every module's import, the help of every verb, and the demonstration from `init` to `show`; with
+torch also a loader's first steps, and a resume. `--without-torch` leaves out torch and torchdata, which are gigabytes
+where no CPU build is offered: what runs before training needs neither. Interpreters that the file has are not run
+again. An interpreter takes a minute, and what pip downloads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from email import message_from_bytes
+from pathlib import Path
+from zipfile import ZipFile
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 1800
+NEED_TORCH = re.compile(r"torchmix\.(constructor|stateful|megatron_adapter)\b")
+EVERY_IMPORT = """
+import importlib, pkgutil, torchmix
+names = [module.name for module in pkgutil.walk_packages(torchmix.__path__, "torchmix.") if not SKIPPED(module.name)]
+failed = {}
+for name in names:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in OPTIONAL:
+            failed[name] = repr(error)
+assert not failed, failed
+print(len(names))
+"""
+FIRST_STEPS = """
+import torchmix
+def steps(state, count):
+    with torchmix.build_loader("recipe.yaml", micro_batch_size=4, max_steps=count, loaders=LOADERS) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        for microbatch in loader:
+            assert microbatch.tokens.shape == (4, 1024) and microbatch.tokens.max() < 257
+        return loader.state_dict(), loader.order_digest
+def main():
+    assert steps(steps(None, 2)[0], 3)[1] == steps(None, 3)[1]
+if __name__ == "__main__":
+    main()
+"""
+OPTIONAL = ("tokenizers", "tiktoken", "fsspec", "huggingface_hub", "PIL", "ray", "matplotlib", "megatron", "shtab")
+
+
+def build_wheel(folder: Path) -> Path:
+    """The wheel of this working tree."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, timeout=DEADLINE_S)
+    [wheel] = folder.glob("torchmix-*.whl")
+    return wheel
+
+
+def requirements_of(wheel: Path) -> list[str]:
+    """What the wheel needs beside extras."""
+    with ZipFile(wheel) as opened:
+        [name] = [name for name in opened.namelist() if name.endswith(".dist-info/METADATA")]
+        needed = message_from_bytes(opened.read(name)).get_all("Requires-Dist") or []
+    return [requirement for requirement in needed if "extra ==" not in requirement]
+
+
+def scripts_of(with_torch: bool) -> dict[str, str]:
+    """Python to run, by name."""
+    skipped = "lambda name: False" if with_torch else f"__import__('re').compile({NEED_TORCH.pattern!r}).match"
+    head = f"OPTIONAL = {OPTIONAL + (() if with_torch else ('torch', 'torchdata'))!r}\nSKIPPED = {skipped}\n"
+    scripts = {"imports": head + EVERY_IMPORT}
+    if with_torch:
+        scripts |= {f"loader {where}": f"LOADERS = {where!r}\n{FIRST_STEPS}" for where in ("in_process", "node")}
+    return scripts
+
+
+def commands_of(torchmix: Path) -> dict[str, list[str]]:
+    """Commands to run in a folder that is empty at first, by name."""
+    lines = (
+        "init --demo .",
+        "index recipe.yaml",
+        "check recipe.yaml --steps 20",
+        "plan recipe.yaml --steps 20 --dp 2 --out plan",
+        "show recipe.yaml --step 7 --sample 0",
+        "trace recipe.yaml --row docs:0 --steps 20",
+        "top --once",
+        "doctor",
+        "--version",
+        "--help",
+        "plan --help",
+    )
+    return {f"torchmix {line}": [str(torchmix), *shlex.split(line)] for line in lines}
+
+
+def try_python(python: str, wheel: Path, folder: Path, torch: str | None, versions: Sequence[str]) -> dict[str, object]:
+    """Install and run; what failed, and how long each thing took."""
+    found: dict[str, object] = {"torch": torch is not None, "failed": {}, "seconds": {}}
+    empty = folder / "empty"
+    empty.mkdir()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+
+    def run(name: str, command: Sequence[str]) -> str:
+        begin = time.perf_counter()
+        done = subprocess.run(
+            command, cwd=empty, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        found["seconds"][name] = round(time.perf_counter() - begin, 1)  # type: ignore[index]
+        if done.returncode:
+            found["failed"][name] = (done.stdout + done.stderr)[-2000:]  # type: ignore[index]
+        return done.stdout
+
+    run("venv", [python, "-m", "venv", str(folder / "venv")])
+    of_venv = str(folder / "venv" / "bin" / "python")
+    pip = [of_venv, "-m", "pip", "--disable-pip-version-check"]
+    if torch is None:
+        needed = [line for line in requirements_of(wheel) if not re.match(r"torch(data)?\b", line)]
+        run("install", [*pip, "install", "--quiet", *needed, *versions])
+        run("install wheel", [*pip, "install", "--quiet", "--no-deps", str(wheel)])
+    else:
+        run("install", [*pip, "install", "--quiet", torch, *versions, str(wheel)])
+        run("pip check", [*pip, "check"])
+    listed = json.loads(run("list", [*pip, "list", "--format", "json"]) or "[]")
+    found["versions"] = {each["name"]: each["version"] for each in listed if not each["name"].startswith("nvidia")}
+    for name, command in commands_of(folder / "venv" / "bin" / "torchmix").items():
+        run(name, command)
+    for name, text in scripts_of(torch is not None).items():
+        script = folder / f"{name.replace(' ', '_')}.py"
+        script.write_text(text, encoding="utf-8")
+        run(name, [of_venv, str(script)])
+    return found
+
+
+def run(pythons: Sequence[str], out: Path, torch: str | None, versions: Sequence[str]) -> dict[str, object]:
+    """Try each interpreter; the file is written after each."""
+    found: dict[str, object] = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    with tempfile.TemporaryDirectory() as temporary:
+        wheel = build_wheel(Path(temporary))
+        for python in pythons:
+            version = subprocess.run(
+                [python, "-c", "import platform; print(platform.python_version())"],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
+            ).stdout.strip()
+            name = " ".join((f"Python {version}", torch or "without torch", *versions))
+            if name not in found:
+                folder = Path(temporary) / str(len(found))
+                folder.mkdir()
+                found[name] = try_python(python, wheel, folder, torch, versions)
+                out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return found
+
+
+def main() -> int:
+    """Run from the command line; 1 where something failed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pythons", nargs="*", default=[sys.executable])
+    parser.add_argument("--torch", default="torch", help="what pip installs, such as torch==2.6.0 or a wheel's path")
+    parser.add_argument("--without-torch", action="store_true")
+    parser.add_argument("--also", nargs="*", default=[], help="versions to install, such as numpy==1.26.4")
+    parser.add_argument("--out", type=Path, default=Path("wheels.json"))
+    asked = parser.parse_args()
+    found = run(asked.pythons, asked.out, None if asked.without_torch else asked.torch, asked.also)
+    print(json.dumps(found, indent=1))
+    return int(any(each["failed"] for each in found.values()))  # type: ignore[index]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
