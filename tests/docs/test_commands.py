@@ -61,8 +61,8 @@ def usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_command_with_an_option_that_is_none_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
-    text = "Say `torchmix plan RECIPE --stepz 3`, or:\n\n    torchmix keys recipe.yaml ./keys   # make them\n"
+    text = "Say `torchmix plan R --stepz 3`, or:\n\n    torchmix keys recipe.yaml ./keys   # make them\n"
     found = commands_of(text)
-    assert found == [("torchmix keys recipe.yaml ./keys   # make them", True), ("torchmix plan RECIPE --stepz 3", False)]
+    assert found == [("torchmix keys recipe.yaml ./keys   # make them", True), ("torchmix plan R --stepz 3", False)]
     assert all("unrecognized" in usage_error(words_of(command), capsys) for command, _ in found)
     assert main(["server"]) == 2 and "did you mean 'serve'" in capsys.readouterr().err

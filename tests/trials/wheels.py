@@ -3,10 +3,10 @@
     python -m tests.trials.wheels python3.10 python3.13 --out wheels.json
     python -m tests.trials.wheels python3.12 --without-torch
 
-In: interpreters. Out: one JSON, for each interpreter the versions that pip chose, what passed and how long it took. The
-wheel is built once; each interpreter has an empty environment with the wheel alone, and runs in a folder outside the
-repository: `pip check`, every module's import, the help of every verb, and the demonstration from `init` to `show`; with
-torch also a loader's first steps, and a resume. `--without-torch` leaves out torch and torchdata, which are gigabytes
+In: interpreters. Out: one JSON, for each interpreter the versions that pip chose, what failed, and how long each thing
+took. The wheel is built once; each interpreter has an empty environment with the wheel alone, and runs in a folder
+outside the repository: `pip check`, every module's import, and the demonstration from `init` to `trace`; with torch
+also a loader's first steps, and a resume. `--without-torch` leaves out torch and torchdata, which are gigabytes
 where no CPU build is offered: what runs before training needs neither. Interpreters that the file has are not run
 again. An interpreter takes a minute, and what pip downloads.
 """

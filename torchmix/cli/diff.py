@@ -13,9 +13,9 @@ from pathlib import Path
 
 from torchmix.catalog.open_part import open_part
 from torchmix.cli.terminal import ExitCode, add_explain, print_json, print_table
+from torchmix.errors import StateMismatch
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.shares_of_step import SharesOfStep
-from torchmix.errors import StateMismatch
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import Part, part_of

@@ -256,7 +256,7 @@ def test_a_document_longer_than_a_batch_is_a_note_with_a_bound(
     values = check(recipe, capsys, 0, "--steps", "200")
     [message] = [text for text in messages(values, "note", "sources") if "longest document" in text]
     assert "more tokens than a batch, 4,096" in message
-    assert "tiny (10,000 tokens, 250)" in message  # of 40 tokens, 1 % of a batch
+    assert "tiny (10,000 tokens, 250 steps)" in message  # of 40 tokens, 1 % of a batch
 
 
 def test_memory_of_open_documents_is_said_and_more_than_the_cache_is_a_note(

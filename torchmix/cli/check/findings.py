@@ -102,16 +102,16 @@ def sources_findings(part: Part, catalog: Catalog, read: Read) -> Iterator[Findi
     yield from _small_cache(part, catalog, read) if by_page else _scattered_rows(part, catalog, read)
 
 
-def _long_documents(longest_of_source: dict[str, int], shares: Mapping[str, Fraction], capacity: int) -> Iterator[Finding]:
-    """One note for all sources with documents longer than a batch; the names begin with the most steps."""
-    steps = {name: -(-longest // max(1, int(shares[name] * capacity))) for name, longest in longest_of_source.items()}
+def _long_documents(tokens: Mapping[str, int], shares: Mapping[str, Fraction], capacity: int) -> Iterator[Finding]:
+    """One note for all sources whose longest document is longer than a batch; the slowest source comes first."""
+    steps = {name: -(-longest // max(1, int(shares[name] * capacity))) for name, longest in tokens.items()}
     if steps:
         names = sorted(steps, key=lambda name: (-steps[name], name))
-        each = [f"{name} ({count_text(longest_of_source[name])} tokens, {count_text(steps[name])})" for name in names]
+        each = [f"{name} ({count_text(tokens[name])} tokens, {count_text(steps[name])} steps)" for name in names]
         message = (
-            f"the longest document has more tokens than a batch, {count_text(capacity)}, so at its source's share its "
-            f"pieces come in about so many steps: {listed(each, 5)}; to avoid that, use overflow: truncate or drop, or "
-            f"a larger batch"
+            f"the longest document has more tokens than a batch, {count_text(capacity)}, so at the share of its source "
+            f"its pieces come in about so many steps: {listed(each, 5)}; to avoid that, use overflow: truncate or "
+            f"drop, or a larger batch"
         )
         yield Finding(level=Level.NOTE, where="sources", message=message)
 
