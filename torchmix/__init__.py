@@ -22,7 +22,7 @@ rank exactly the tensors it needs. Rooms in reading order, which is data-flow or
     megatron_adapter   Megatron's names and hooks
     cli                torchmix check | index | plan | show
 
-Names that need torch or pyarrow are imported when they are first used.
+Names that need torch, pyarrow or YAML are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ from torchmix.errors import (
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.balance.structs import Balance, EncoderModel, Model, Module
-from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.structs import (
     Batch,
     Change,
@@ -89,9 +88,11 @@ if TYPE_CHECKING:
     from torchmix.pages.pages import Pages
     from torchmix.planner.plan import StepPlan
     from torchmix.planner.plans import plan
+    from torchmix.recipe.load import check_recipe, load_recipe
     from torchmix.stateful.loader import StatefulDataLoader
     from torchmix.stateful.metrics import flat_stats, prometheus_text
     from torchmix.stateful.open import build_loader
+    from torchmix.steps.worker.early import start_worker
 
 __version__ = "0.1.0"
 __all__ = [
@@ -156,6 +157,7 @@ __all__ = [
     "open_pages",
     "plan",
     "prometheus_text",
+    "start_worker",
 ]
 
 _HOME_OF_LAZY_NAME = {
@@ -164,11 +166,14 @@ _HOME_OF_LAZY_NAME = {
     "StatefulDataLoader": "torchmix.stateful.loader",
     "StepPlan": "torchmix.planner.plan",
     "build_loader": "torchmix.stateful.open",
+    "check_recipe": "torchmix.recipe.load",
     "flat_stats": "torchmix.stateful.metrics",
     "index": "torchmix.indexing.index",
+    "load_recipe": "torchmix.recipe.load",
     "open_pages": "torchmix.pages.open",
     "plan": "torchmix.planner.plans",
     "prometheus_text": "torchmix.stateful.metrics",
+    "start_worker": "torchmix.steps.worker.early",
 }
 
 

@@ -64,6 +64,11 @@ class RecipeError(TorchmixError, ValueError):
         return f"{place}{key}{self.message}"
 
 
+def key_path(where: str, name: str) -> str:
+    """The dotted path of the key `name` below `where`, as RecipeError has it."""
+    return f"{where}.{name}" if where else name
+
+
 class OptionError(TorchmixError, ValueError):
     """An argument of a call is out of its range, has a wrong type, or is not one of the allowed words."""
 

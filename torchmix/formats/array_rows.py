@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceUnreadable
@@ -67,6 +66,8 @@ def list_documents(array: pa.Array, first_row: int) -> Documents:
     Raises:
         SourceUnreadable: A null in an integer's place.
     """
+    import pyarrow.compute as pc  # not needed for ids, and slow to load
+
     offsets = np.arange(len(array) + 1)
     while not (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
         if isinstance(array.type, pa.StructType):

@@ -16,8 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from torchmix.errors import RecipeError
-from torchmix.recipe.yaml_lines import key_path
+from torchmix.errors import RecipeError, key_path
 
 _TYPE_WORDS = {str: "text", int: "a whole number", float: "a number", type(None): "nothing"}
 _LIST_WORDS = {str: "texts", int: "numbers"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from torchmix.errors import RecipeError
+from torchmix.errors import RecipeError, key_path
 
 NATIVE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Parser of libyaml, where PyYAML has it: ten times as fast, 5 ms for 306 sources instead of 50."""
@@ -109,11 +109,6 @@ def _key_text(key: yaml.Node, where: str) -> str:
     if not isinstance(key, yaml.ScalarNode):
         raise RecipeError("a key is a list or a mapping; keys are text", where, key.start_mark.line + 1)
     return str(key.value)
-
-
-def key_path(where: str, name: str) -> str:
-    """The dotted path of the key `name` below `where`."""
-    return f"{where}.{name}" if where else name
 
 
 def line_of(where: str, lines: dict[str, int]) -> int:

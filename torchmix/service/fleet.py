@@ -16,13 +16,12 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import CatalogError
-from torchmix.service.client import Said
 from torchmix.service.members import PING_S, FleetMember, FleetMembers
 from torchmix.service.messages import (
     Arrays,
@@ -37,6 +36,9 @@ from torchmix.service.messages import (
     forms_of,
 )
 from torchmix.service.routing import ranking
+
+if TYPE_CHECKING:  # ZeroMQ is loaded where loaders are asked
+    from torchmix.service.client import Said
 
 logger = logging.getLogger(__name__)
 

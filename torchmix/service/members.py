@@ -13,14 +13,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import LoaderLost
 from torchmix.reader.protocol import StoppedWaiting
-from torchmix.service.client import Said
 from torchmix.service.endpoints import Endpoints
 from torchmix.service.messages import (
     WINDOW_BYTES,
@@ -31,6 +30,9 @@ from torchmix.service.messages import (
     LoaderWelcome,
 )
 from torchmix.service.routing import SourceRoutes, loader_keys
+
+if TYPE_CHECKING:  # ZeroMQ is loaded where loaders are asked
+    from torchmix.service.client import Said
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from torchmix.errors import LoaderLost, OptionError
 from torchmix.reader.images import CACHE_BYTES, ImageReader
 from torchmix.reader.protocol import StepReader
 from torchmix.reader.reader import Reader
-from torchmix.service.client import LoaderLinks
 from torchmix.service.endpoints import Endpoints
 from torchmix.service.fleet import LoaderFleet
 from torchmix.service.fleet_reader import FleetReader
@@ -134,6 +133,8 @@ def _node_first(
 def _fleet(
     settings: FleetSettings, catalog: Catalog, seed: int, masked: frozenset[str], is_stopped: Callable[[], bool]
 ) -> LoaderFleet:
+    from torchmix.service.client import LoaderLinks  # ZeroMQ is loaded where loaders are asked
+
     hello = LoaderHello(
         client=f"{socket.gethostname()}:{os.getpid()}",
         catalog=catalog.fingerprint,

@@ -53,11 +53,10 @@ from torchmix.steps.edits.word import row_facts
 from torchmix.steps.history.entries import RunHistory
 from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
-from torchmix.steps.node_limits import processors
 from torchmix.steps.replay.manifest import check_plan_of, read_manifest
 from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.worker.host import NodeOptions
-from torchmix.steps.worker.open_node import open_node
+from torchmix.steps.worker.early import end_waiting, options_of
+from torchmix.steps.worker.open_node import open_node, start_for_node
 from torchmix.transform.images.decode import decoder_id
 
 logger = logging.getLogger(__name__)
@@ -147,6 +146,8 @@ def build_loader(
         if replay is not None and planned.dynamic is not None:
             raise OptionError("build_loader: replay gives steps of a recipe without a policy; use decisions=...")
         tree, layout = places_of(topology, micro_batch_size, planned)
+        if means.where != "in_process":  # its imports take longer than all below
+            start_for_node(tree, options_of(means, worker_ignores))
         if job_size not in (None, 1) and tree.topology.world_size == 1:
             text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
             logger.warning(text, job_size)
@@ -215,12 +216,7 @@ def build_loader(
             ).check()
             node = None
             if means.where != "in_process":
-                options = NodeOptions(
-                    ignored_signals=tuple(sorted(worker_ignores)),
-                    spares=means.spares,
-                    cpu=means.cpu or processors(),
-                    memory_bytes=0 if means.memory is None else parse_bytes(means.memory, where="loaders.memory"),
-                )
+                options = options_of(means, worker_ignores)
                 if liveness is None:
                     node = open_node(tree, options)
                 else:
@@ -256,6 +252,7 @@ def build_loader(
             reports=reports,
         )
     except BaseException as error:
+        end_waiting()
         if liveness is not None:
             liveness.post_abort(error)
         if started is not None:

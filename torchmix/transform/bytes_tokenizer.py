@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 TRANSFORM_ID = "bytes-1"
@@ -45,12 +44,16 @@ def tokenize(texts: pa.Array) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
 
 def count_tokens(texts: pa.Array) -> NDArray[np.int64]:
     """Tokens of each document, int64 [documents], without making them; `texts` as for `tokenize`."""
+    import pyarrow.compute as pc  # not needed for ids, and slow to load
+
     num_bytes = pc.add(pc.binary_length(texts).cast(pa.int64()), 1)
     return np.asarray(pc.fill_null(num_bytes, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def _with_room_for_ends(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """The bytes of every document with a zero after each, read-only; the offsets of `tokenize`; where the zeros are."""
+    import pyarrow.compute as pc  # not needed for ids, and slow to load
+
     is_large = pa.types.is_large_string(texts.type)
     if not is_large and len(texts) and texts.nbytes + len(texts) > MOST_STRING_BYTES:
         texts, is_large = texts.cast(pa.large_string()), True

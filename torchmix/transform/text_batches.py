@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from torchmix.errors import SourceUnreadable
@@ -30,6 +29,8 @@ def text_batches(texts: pa.Array, first_row: int) -> Iterator[list[str | None]]:
     Raises:
         SourceUnreadable: A text is not UTF-8.
     """
+    import pyarrow.compute as pc  # not needed for ids, and slow to load
+
     num_bytes = pc.fill_null(pc.binary_length(texts), 0)
     stop_byte = np.cumsum(num_bytes.to_numpy(zero_copy_only=False), dtype=np.int64)
     for start, stop in _ranges(stop_byte):

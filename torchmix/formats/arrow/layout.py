@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from torchmix.formats.arrow.message import BatchLayout
@@ -262,6 +261,8 @@ def read_nulls(bits: bytes | pa.Buffer, num_rows: int, num_nulls: int) -> NDArra
 
 def _plain_list(array: pa.Array) -> pa.Array:
     """Lists of any kind as they are if they lie end to end in order, else copied so; a null is then an empty list."""
+    import pyarrow.compute as pc  # not needed for ids, and slow to load
+
     if isinstance(array.type, pa.ListType | pa.LargeListType) and not array.null_count:
         return array
     offsets = np.zeros(len(array) + 1, np.int64)

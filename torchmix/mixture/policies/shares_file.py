@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import nearest
 from torchmix.recipe.shares import parse_share
@@ -39,6 +37,8 @@ class SharesFile:
         Raises:
             RecipeError: The file is no mapping of every child to a share.
         """
+        import yaml  # slow to load, and not needed without such a policy
+
         try:
             content = yaml.safe_load(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -7,9 +7,9 @@ Cost: some hundred bytes a piece.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
 from itertools import pairwise
 from typing import Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ def drawing_of(plan: StepPlan, microbatch: int = 0, *, most_pieces: int = 200) -
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
         f'font-size="11"><rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="20" y="16" font-weight="bold">{escape(title)}</text>',
+        f'<text x="20" y="16" font-weight="bold">{escape(title, quote=False)}</text>',
     ]
     parts += [f'<text x="{x}" y="36" fill="#666666">{HEADS[name]}</text>' for name, x in COLUMNS]
     place = {name: _places([_label(name, row) for row in rows]) for name, _ in COLUMNS}
@@ -82,9 +82,9 @@ def drawing_of(plan: StepPlan, microbatch: int = 0, *, most_pieces: int = 200) -
     for name, x in COLUMNS:
         for label, y in place[name].items():
             text = texts.get(label, label)
-            text = escape(text if len(text) <= 28 else text[:27] + "\u2026")
+            text = escape(text if len(text) <= 28 else text[:27] + "\u2026", quote=False)
             parts.append(
-                f'<g><title>{escape(label)}</title><rect x="{x}" y="{y - BOX / 2:g}" width="{BOX_WIDTH}" '
+                f'<g><title>{escape(label, quote=False)}</title><rect x="{x}" y="{y - BOX / 2:g}" width="{BOX_WIDTH}" '
                 f'height="{BOX}" rx="4" fill="#f4f6fa" stroke="{color_of.get(label, PLAIN)}"/>'
                 f'<text x="{x + 6}" y="{y + 4:g}">{text}</text></g>'
             )

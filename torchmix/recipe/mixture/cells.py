@@ -10,13 +10,12 @@ from __future__ import annotations
 from fractions import Fraction
 from math import prod
 
-from torchmix.errors import RecipeError
+from torchmix.errors import RecipeError, key_path
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.mixture.tree import Grid
 from torchmix.recipe.shares import weights_of
 from torchmix.recipe.streams import BASE, CHILD, HasMixture, cells_in, cells_of, possible_names, row_sets_of
 from torchmix.recipe.structs import MAX_NAME_BYTES, Cells, Group
-from torchmix.recipe.yaml_lines import key_path
 
 MOST_CELLS = 4096
 """Most cells of a group: each is a stream, with some windows in memory."""

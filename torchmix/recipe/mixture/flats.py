@@ -7,7 +7,7 @@ Cost: microseconds a member.
 
 from __future__ import annotations
 
-from torchmix.errors import RecipeError
+from torchmix.errors import RecipeError, key_path
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.streams import (
     CHILD,
@@ -20,7 +20,6 @@ from torchmix.recipe.streams import (
     row_sets_of,
 )
 from torchmix.recipe.structs import Group, InnerFlat
-from torchmix.recipe.yaml_lines import key_path
 
 
 def check_flats(part: HasMixture, where: str = "") -> None:

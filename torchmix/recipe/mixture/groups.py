@@ -11,14 +11,13 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction
 from itertools import pairwise
 
-from torchmix.errors import RecipeError
+from torchmix.errors import RecipeError, key_path
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.mixture.cells import check_keys_beside_cells, grid_of
 from torchmix.recipe.mixture.powers import MOST_DENOMINATOR
 from torchmix.recipe.mixture.tree import SEPARATOR, Node, group, streams_of, walk
 from torchmix.recipe.shares import parse_share, weights_of
 from torchmix.recipe.structs import Group, Share
-from torchmix.recipe.yaml_lines import key_path
 
 
 def tree_of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from torchmix.errors import RecipeError
+from torchmix.errors import RecipeError, key_path
 from torchmix.recipe.mixture.cells import check_cells
 from torchmix.recipe.mixture.changes import Stage, stages_of_schedule
 from torchmix.recipe.mixture.flats import check_flats
@@ -18,7 +18,6 @@ from torchmix.recipe.mixture.tree import Node, stream_shares, with_sizes
 from torchmix.recipe.parts import Part
 from torchmix.recipe.streams import Stream, possible_names, streams_of
 from torchmix.recipe.structs import Evaluation, Recipe
-from torchmix.recipe.yaml_lines import key_path
 
 Mixed = Recipe | Evaluation | Part
 """Anything with sources and a mixture of them."""

@@ -30,7 +30,6 @@ from torchmix.catalog.views.wanted import views_of
 from torchmix.errors import CatalogError, HistoryMissing, RecipeError
 from torchmix.mixture.denied import denied_fingerprint
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.steps.history.run_fold import Segment
 from torchmix.steps.state import LoaderState, encode_state, read_state
@@ -155,6 +154,8 @@ def segment_of(catalog_folder: Path, entry: HistoryEntry) -> Segment:
     Raises:
         HistoryMissing: A file of the history or of the catalog is gone, or was altered.
     """
+    from torchmix.recipe.load import check_recipe  # with YAML, which is slow to load
+
     try:
         recipe = check_recipe(msgspec.json.decode(kept_file(catalog_folder, entry.recipe_file, RECIPE_SUFFIX)))
         part = part_of(recipe, "train")

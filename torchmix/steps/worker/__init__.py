@@ -9,6 +9,7 @@ In reading order:
     main.py            all that the worker does
     last_words.py      what ended a worker, in words
     host.py            starts the worker, and another in its place
+    early.py           a worker started before it is known who needs it
     node.py            a leader's hold on the worker of its node
     open_node.py       which leaders share a worker, and how they come to it
     client.py          the leader's side of a stream

@@ -83,7 +83,7 @@ class _Child:
         self._memory_bytes = options.memory_bytes
         self.identity = identity_of_process(self.process.pid)
         self.beat: ProcessBeat | None = None
-        self.watch = ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=time.monotonic())
+        self.watch = _new_watch()
 
     @property
     def pid(self) -> int:
@@ -108,6 +108,11 @@ class _Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait()
+
+
+def _new_watch() -> ProcessWatch:
+    """A watch that begins now."""
+    return ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=time.monotonic())
 
 
 class NodeHost:
@@ -139,6 +144,11 @@ class NodeHost:
         """The worker's process id."""
         return self._child.pid
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether this is no copy in a fork, which has neither thread nor worker."""
+        return os.getpid() == self._process
+
     def admit(self, member: Channel) -> None:
         """Give a leader a road to the worker, and to those after it.
 
@@ -146,11 +156,18 @@ class NodeHost:
             member: This process' end of a road to the leader; the host's from now on.
         """
         with self._lock:
+            if not self._members:  # a worker that was started early may have waited long
+                self._child.watch = _new_watch()
             self._members.append(member)
             self._introduce(member)
 
-    def end(self, farewell_s: float = FAREWELL_S) -> None:
-        """End the worker, once its members have left it. A fork of the process does nothing."""
+    def end(self, farewell_s: float = FAREWELL_S, *, patience_s: float = END_S) -> None:
+        """End the worker, once its members have left it. A fork of the process does nothing.
+
+        Args:
+            farewell_s: How long members that have not left are waited for.
+            patience_s: How long the worker may take to end by itself.
+        """
         if os.getpid() != self._process:
             return
         atexit.unregister(self.end)
@@ -162,7 +179,7 @@ class NodeHost:
         for child in (self._child, *self._spares):
             child.channel.shut_down()
         for child in (self._child, *self._spares):
-            child.end(END_S)
+            child.end(patience_s)
         with self._lock:
             for member in self._members:
                 member.close()
@@ -174,7 +191,7 @@ class NodeHost:
                 members = {member.fileno(): member for member in self._members}
             for ready in wait([*members], LOOK_S):
                 self._hear(members[cast(int, ready)])
-            if self._is_ending.is_set() or self._lost:
+            if self._is_ending.is_set() or self._lost or not self._members:  # nobody waits for the worker
                 self._is_ending.wait(LOOK_S)
                 continue
             reason = self._child.judge()
@@ -207,7 +224,7 @@ class NodeHost:
             except (OSError, WorkerLost) as failure:
                 self._give_up(f"{error}; another could not be started: {failure}")
                 return
-            self._child.watch = ProcessWatch(patience=Patience(poll_s=LOOK_S), now_s=time.monotonic())
+            self._child.watch = _new_watch()
             for member in list(self._members):
                 self._introduce(member)
         kind = "a spare" if spare is not None else "a new one"

@@ -32,6 +32,7 @@ from torchmix.errors import RankLost
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import identity_of_this_process
 from torchmix.steps.worker.channel import Channel, open_files_named
+from torchmix.steps.worker.early import end_waiting, host_of, is_first_here, start_ahead
 from torchmix.steps.worker.host import NodeHost, NodeOptions
 from torchmix.steps.worker.messages import Hello, Welcome, decode_hello, decode_host_reply, encode
 from torchmix.steps.worker.node import NodeHold
@@ -90,6 +91,18 @@ def open_node(
         return node.join()
 
 
+def start_for_node(tree: ClientPlaceTree, options: NodeOptions) -> None:
+    """Start the worker that `open_node` will take, if this leader is likely to be the host of its node.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    with _lock:
+        is_open = any(of_options == options and not node.is_closed for _, of_options, _, node in _open)
+    if tree.is_leader and not is_open and (tree.topology.world_size == 1 or is_first_here()):
+        start_ahead(options)
+
+
 def node_name() -> str:
     """Equal for processes that may share a worker; empty for one that must have its own."""
     space = identity_of_this_process().pid_space
@@ -105,7 +118,7 @@ def _admitted(host: NodeHost) -> Channel:
 
 
 def _own_node(options: NodeOptions, replica_of: dict[int, int]) -> NodeHold:
-    host = NodeHost(options)
+    host = host_of(options)
     return NodeHold(_admitted(host), replica_of=replica_of, host=host)
 
 
@@ -124,6 +137,7 @@ def _node_of_job(
         return _own_node(options, {own: tree.replica})
     if own == leaders[0]:
         return _host_node(tree, leaders, options, store, prefix, check)
+    end_waiting()
     path = _await(store, f"{prefix}/path/{leaders[0]}", check).decode()
     try:
         road, replica_of = _connect(path, own, check)
@@ -158,7 +172,7 @@ def _host_node(
     check: Callable[[], None],
 ) -> NodeHold:
     own = tree.topology.rank
-    host = NodeHost(options)  # first: its imports take longer than all of this
+    host = host_of(options)  # first: its imports take longer than all of this
     for left in left_folders(Path(tempfile.gettempdir())):  # by runs whose processes were killed all at once
         remove_left_folder(left)
     with socket_folder() as folder, socket.socket(socket.AF_UNIX) as listener:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from torchmix.transform.documents.row_parts import AN_IMAGE, NOTHING, RowParts, RowsToCut
 
@@ -38,6 +37,8 @@ class MarkedText:
 
     def cut(self, rows: RowsToCut) -> RowParts:
         """See `RowCutter`."""
+        import pyarrow.compute as pc  # not needed for ids, and slow to load
+
         texts, counts = rows.texts, rows.num_images
         markers = pc.fill_null(pc.count_substring(texts, self.marker), 0).to_numpy(zero_copy_only=False)
         is_null = texts.is_null().to_numpy(zero_copy_only=False)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -35,6 +34,8 @@ class RawBytes:
 
     def tokenize(self, texts: pa.Array, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """See `tokenizer.Tokenizer`; a row is its bytes."""
+        import pyarrow.compute as pc  # not needed for ids, and slow to load
+
         lengths = np.asarray(pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False), np.int64)
         content = b"".join(value or b"" for value in _bytes(texts))
         return np.frombuffer(content, np.uint8), np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

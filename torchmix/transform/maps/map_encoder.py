@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -91,6 +90,8 @@ class MapEncoder:
         return outputs
 
     def _raise_errors(self, errors: pa.Array | None, asked: RowsToEncode) -> None:
+        import pyarrow.compute as pc  # not needed for ids, and slow to load
+
         if errors is not None and errors.null_count < len(errors):
             first = int(pc.index(errors.is_valid(), True).as_py())
             row = asked.first_row + first
@@ -124,6 +125,8 @@ class MapEncoder:
 
     def _ragged(self, name: str, array: pa.Array, asked: RowsToEncode) -> tuple[pa.Array, Int64Array]:
         """Values of lists end to end, and where each row begins; a null row has none."""
+        import pyarrow.compute as pc  # not needed for ids, and slow to load
+
         is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
         is_list = is_list or pa.types.is_fixed_size_list(array.type)
         numbers = is_list and (

@@ -1,0 +1,97 @@
+"""A worker that is started early is the one that is used, or none is left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import torchmix
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.topology import Topology
+from torchmix.recipe.structs import Loaders
+from torchmix.steps.worker import early
+from torchmix.steps.worker.early import end_waiting, host_of, options_of, start_ahead, start_worker
+from torchmix.steps.worker.host import NodeHost, NodeOptions
+from torchmix.steps.worker.open_node import open_node, start_for_node
+
+OPTIONS = NodeOptions(cpu=1)
+
+
+@pytest.fixture(autouse=True)
+def none_is_left() -> Iterator[None]:
+    yield
+    end_waiting()
+    assert not children()
+
+
+def children() -> set[int]:
+    """Processes that this one has started and not waited for."""
+    return {
+        int(child)
+        for task in Path("/proc/self/task").iterdir()
+        for child in (task / "children").read_text().split()
+        if b"torchmix.steps.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    }
+
+
+def end(host: NodeHost) -> None:
+    host.end(0.0, patience_s=0.0)
+
+
+def test_the_worker_that_waits_is_taken_once() -> None:
+    start_ahead(OPTIONS)
+    [pid] = children()
+    start_ahead(OPTIONS)
+    assert children() == {pid}
+    host = host_of(OPTIONS)
+    assert host.pid == pid
+    end(host)
+    assert not children()
+
+
+def test_a_worker_with_other_options_is_ended() -> None:
+    start_ahead(OPTIONS)
+    [pid] = children()
+    host = host_of(NodeOptions(cpu=2))
+    assert host.pid != pid and children() == {host.pid}
+    end(host)
+
+
+def test_open_node_takes_the_worker_and_the_next_loader_starts_none() -> None:
+    tree = ClientPlaceTree.from_topology(Topology())
+    start_for_node(tree, OPTIONS)
+    [pid] = children()
+    node = open_node(tree, OPTIONS)
+    try:
+        start_for_node(tree, OPTIONS)
+        assert children() == {pid}
+    finally:
+        node.leave()
+
+
+def test_a_copy_in_a_fork_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_ahead(OPTIONS)
+    [(_, waiting)] = early._waiting
+    with monkeypatch.context() as fork:
+        fork.setattr(os, "getpid", lambda: -1)
+        host = host_of(OPTIONS)
+        assert host is not waiting and len(children()) == 2
+        end(host)
+    waiting.end(0.0, patience_s=0.0)
+
+
+def test_start_worker_starts_what_build_loader_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    start_worker()
+    assert not children(), "the first rank of the machine starts the worker"
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    start_worker("in_process")
+    assert not children()
+    torchmix.start_worker("cpu=1")
+    [pid] = children()
+    host = host_of(options_of(Loaders(cpu=1), ()))
+    assert host.pid == pid
+    end(host)

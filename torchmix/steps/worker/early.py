@@ -1,0 +1,106 @@
+"""A worker that is started before it is known who needs it, so that its imports run beside the trainer's.
+
+In: options of workers. Out: the host of the worker, for whoever turns out to be the node's host with the same options.
+Must hold: at most one waits in a process; one that nobody can use is ended; nothing is started twice. Cost: a process
+that waits, some 60 MB, and about half a second of a processor that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.loaders import loaders_of
+from torchmix.recipe.structs import Loaders
+from torchmix.steps.node_limits import processors
+from torchmix.steps.worker.host import NodeHost, NodeOptions
+
+logger = logging.getLogger(__name__)
+
+LOCAL_RANK_VARIABLE = "LOCAL_RANK"
+_lock = threading.Lock()
+_waiting: list[tuple[NodeOptions, NodeHost]] = []
+"""At most one."""
+
+
+def start_worker(
+    loaders: str | Loaders | Mapping[str, Any] | None = None, *, worker_ignores: Collection[int] = ()
+) -> None:
+    """Start the worker of this node now, so that its imports run beside those of the trainer and its model's set-up.
+
+    Call it as early as the script can, before `import torch`. The next `build_loader` of this process takes the worker
+    if it is this node's host and has the same options; otherwise it ends it, and says so in the log. Without this call
+    `build_loader` starts the worker itself. Where `LOCAL_RANK` is not 0, or the loaders are `in_process`, nothing is
+    started.
+
+    Args:
+        loaders: As the recipe's `loaders`, or as `build_loader` gets them; None: as a recipe without this key.
+        worker_ignores: As `build_loader` gets them.
+
+    Raises:
+        OptionError: A value of `loaders` is wrong.
+        OSError: The process cannot be started.
+    """
+    means = loaders_of("start_worker", Loaders(), loaders)
+    if means.where != "in_process" and is_first_here():
+        start_ahead(options_of(means, worker_ignores))
+
+
+def options_of(means: Loaders, ignored_signals: Collection[int]) -> NodeOptions:
+    """How workers run by the recipe's `loaders`."""
+    return NodeOptions(
+        ignored_signals=tuple(sorted(ignored_signals)),
+        spares=means.spares,
+        cpu=means.cpu or processors(),
+        memory_bytes=0 if means.memory is None else parse_bytes(means.memory, where="loaders.memory"),
+    )
+
+
+def is_first_here() -> bool:
+    """Whether this is the first rank of its machine, as far as the launcher has said."""
+    return os.environ.get(LOCAL_RANK_VARIABLE, "0") == "0"
+
+
+def start_ahead(options: NodeOptions) -> None:
+    """Start a worker for `host_of`, unless one with these options waits.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    with _lock:
+        if not any(waiting == options and host.is_of_this_process for waiting, host in _waiting):
+            _end_waiting()
+            _waiting.append((options, NodeHost(options)))
+
+
+def host_of(options: NodeOptions) -> NodeHost:
+    """The host that waits, if it has these options, or a new one.
+
+    Raises:
+        OSError: A worker cannot be started.
+    """
+    with _lock:
+        for waiting, host in _waiting:
+            if waiting == options and host.is_of_this_process:
+                _waiting.clear()
+                return host
+        _end_waiting()
+        return NodeHost(options)
+
+
+def end_waiting() -> None:
+    """End the worker that waits, if one does: it is not needed here."""
+    with _lock:
+        _end_waiting()
+
+
+def _end_waiting() -> None:
+    for waiting, host in _waiting:
+        if host.is_of_this_process:
+            logger.info("the worker that was started early, process %d, %s, is not needed here", host.pid, waiting)
+            host.end(farewell_s=0.0, patience_s=0.0)  # nobody has asked it for anything
+    _waiting.clear()
