@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,17 +14,18 @@ from tests.support.catalogs import World, make_world, random_world
 from tests.support.chats import make_chats, write_chats
 from tests.support.deadlines import LONG_S
 from tests.support.files import random_tokens
-from tests.support.fleets import fleet_reader, several
+from tests.support.fleets import fleet_reader, running, several
 from tests.support.formats import format_world
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.reading import expected, pieces, random_pieces, read_with_successors, whole_documents
 from tests.support.recipes import make_recipe
 from torchmix.catalog.vocabulary import IdLimit
-from torchmix.errors import SourceUnreadable
+from torchmix.errors import LoaderLost, SourceUnreadable
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.service import fleet_reader as module
+from torchmix.service.members import FleetPatience
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -123,6 +126,32 @@ def test_pages_are_decoded_ahead_by_their_owners_and_dropped_once_no_client_need
             assert sum(each.figures()["cache_misses"] for each in loaders) == 0, "the other client may need them"
             other.forget(0, pages)
             until(lambda: each_is_empty(loaders, other, world))
+
+
+def test_loaders_that_are_lost_are_named_with_their_ages_and_what_they_logged_last(tmp_path):
+    world = random_world(tmp_path, 5)
+    catalog, asked = world.index(), whole_documents(world)
+    words = {"words": lambda: ("12:00:00 WARNING the disk is slow", "12:00:01 WARNING it is slower")}
+    (tmp_path / "s").mkdir(mode=0o700)
+    with ExitStack() as fleet:
+        one = fleet.enter_context(running(catalog, world.directory, f"ipc://{tmp_path}/s/0", **words))
+        other = fleet.enter_context(running(catalog, world.directory, f"ipc://{tmp_path}/s/1"))
+        with fleet_reader(catalog, [one.endpoint, other.endpoint]) as reader:
+            until(lambda: read_with_successors(reader, asked) is not None and knows_words(reader))
+            fleet.close()
+            reader._fleet.members.patience = FleetPatience(lost_s=0.0)
+            with pytest.raises(LoaderLost) as lost:
+                read_with_successors(reader, asked)
+    said = str(lost.value)
+    for endpoint in (one.endpoint, other.endpoint):
+        assert re.search(re.escape(endpoint) + r": the connection has ended, last heard of \d+\.\d s ago", said)
+    assert said.count(f"\n  {one.endpoint}: 12:00:0") == 2 and "it is slower" in said
+    assert f"\n  {other.endpoint}" not in said
+
+
+def knows_words(reader) -> bool:
+    """Whether a loader has said what it logged."""
+    return any(one.words for one in reader._fleet.members.all.values())
 
 
 def each_is_empty(loaders, reader, world) -> bool:

@@ -45,7 +45,14 @@ EXAMPLES: tuple[Any, ...] = (
     PieceReply(number=3, forms=forms_of(_GIVEN)),
     FailureReply(number=3, error=ErrorForm.of(CorruptPage("source 'web': the page at bytes [4, 90)"))),
     BusyReply(number=3),
-    LoaderPong(number=2, owed=1, waiting=4, at_hand_s=0.25, figures={"requests": 9, "decode_amplification": 1.5}),
+    LoaderPong(
+        number=2,
+        owed=1,
+        waiting=4,
+        at_hand_s=0.25,
+        figures={"requests": 9, "decode_amplification": 1.5},
+        words=("12:00:00 WARNING a page is damaged",),
+    ),
 )
 
 

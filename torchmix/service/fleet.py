@@ -47,6 +47,8 @@ EXTRA_REQUESTS = 0.05
 SLOW_S = 2.0
 SLOW_TIMES = 10
 BUSY_S = 0.05
+NEWS_S = 5.0
+"""Between two pings of a loader that owes nothing."""
 MOST_BUSY_S = 1.0
 
 
@@ -240,8 +242,10 @@ class LoaderFleet:
         """Ping loaders that owe something, and ask others where one is silent or slow."""
         now = self.members.clock()
         for one in list(self.members.all.values()):
-            is_pinged = one.in_flight or one.state == "silent"
-            if is_pinged and now - max(one.heard_s, one.pinged_s) > PING_S:
+            is_owing = one.in_flight or one.state == "silent"
+            # Of a loader that is lost later, what it logged is known as it was a few seconds before.
+            is_due = now - max(one.heard_s, one.pinged_s) > PING_S if is_owing else now - one.pinged_s > NEWS_S
+            if is_due and one.state in ("ready", "silent"):
                 one.pinged_s = now
                 self.members.links.send(one.endpoint, LoaderPing(number=one.num_pings, settled_bytes=one.settled_bytes))
                 one.num_pings += 1

@@ -7,13 +7,14 @@ behind. Cost: the imports of a reader, some 60 MB, and that of the reader.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from torchmix.boards.board import own_board, shown_every_second
+from torchmix.boards.last_words import LastWords
 from torchmix.catalog.open_part import open_part
 from torchmix.errors import TorchmixError
 from torchmix.parallel.children.interpreter import end_with_parent, ignore_signals
@@ -175,7 +177,7 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
             parts[f"images of {name}"] = PartToServe(catalog=image_columns(part.catalog), is_cut=False)
     served = ServedCatalogs(parts, Path(start.base), cache_bytes=start.cache_bytes)
     stack.callback(served.close)
-    server = LoaderServer(served, bind=start.bind, keys=_keys(start), near=start.near)
+    server = LoaderServer(served, bind=start.bind, keys=_keys(start), near=start.near, words=_last_words(stack))
     stack.callback(remove_sockets, start)
     if start.metrics_port:
         page = MetricsPage(start.metrics_port, server.figures)
@@ -195,6 +197,16 @@ def remove_sockets(start: LoaderStart) -> None:
     if start.near:
         with suppress(OSError):  # others listen there
             Path(start.near.removeprefix("ipc://")).parent.rmdir()
+
+
+def _last_words(stack: ExitStack) -> Callable[[], tuple[str, ...]]:
+    """What this process warns of from now on, until the stack is closed."""
+    words, package = LastWords(), logging.getLogger("torchmix")
+    if logging.lastResort is not None and not package.hasHandlers():
+        package.addHandler(logging.lastResort)  # which is left out where there is any other one
+    package.addHandler(words)
+    stack.callback(package.removeHandler, words)
+    return words.lines
 
 
 def _keys(start: LoaderStart) -> ServerKeys | None:

@@ -109,6 +109,8 @@ class FleetMember:
     reply_s: float = 0.0
     """Moving mean."""
     figures: dict[str, int | float] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    """Its last warnings, as it said them last."""
 
 
 class FleetMembers:
@@ -122,7 +124,6 @@ class FleetMembers:
         *,
         patience: FleetPatience | None = None,
         clock: Callable[[], float] = time.monotonic,
-        last_words: Callable[[], str] = lambda: "",
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin to connect to all loaders that are known now.
@@ -133,12 +134,11 @@ class FleetMembers:
             hello: What the client is going to ask for.
             patience: How long it waits.
             clock: Seconds, of any zero.
-            last_words: The last log lines of loaders that this job started.
             is_stopped: Asked at each turn; True ends the wait.
         """
         self._endpoints, self.links, self._hello = endpoints, links, hello
         self.patience, self.clock = patience or FleetPatience(), clock
-        self._last_words, self._is_stopped = last_words, is_stopped
+        self._is_stopped = is_stopped
         self.all: dict[str, FleetMember] = {}
         self._known: Mapping[str, Mapping[str, int] | None] = {}
         """Endpoints and their parts of sources; a loader that is there no more may finish what it was asked for."""
@@ -277,7 +277,7 @@ class FleetMembers:
         elif one.state == "silent":
             self.set_state(one, "ready")
         if isinstance(said.message, LoaderPong):
-            one.figures = dict(said.message.figures)
+            one.figures, one.words = dict(said.message.figures), said.message.words
         return isinstance(said.message, LoaderWelcome)
 
     def set_state(self, one: FleetMember, state: State, reason: str = "") -> None:
@@ -301,10 +301,10 @@ class FleetMembers:
         all_refuse = bool(refused) and len(refused) == len(self.all)
         if now - since_s < (REFUSED_S if all_refuse else self.patience.lost_s):
             return
-        words = self._last_words()
+        words = "".join(f"\n  {one.endpoint}: {line}" for one in self.all.values() for line in one.words)
         raise LoaderLost(
             f"{self.why_none()}. Start loaders with torchmix serve, or read in this process: loaders.where: in_process"
-            + (f". Their last log lines:\n{words}" if words else "")
+            + (f". What they logged last:{words}\n" if words else "")
         )
 
     def why_none(self) -> str:

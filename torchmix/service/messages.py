@@ -146,6 +146,8 @@ class LoaderPong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Since when the request at hand is being read; 0 if none is."""
     figures: Annotated[dict[_Text, int | float], msgspec.Meta(max_length=64)]
     """Figures of its reader and of itself, since it started."""
+    words: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=16)] = ()
+    """Its last warnings, oldest first."""
 
 
 FromClient = LoaderHello | PieceRequest | PagesAhead | LoaderPing

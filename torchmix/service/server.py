@@ -80,6 +80,7 @@ class LoaderServer:
         near: str = "",
         window_bytes: int = WINDOW_BYTES,
         waiting_bytes: int = WAITING_BYTES,
+        words: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         """Bind.
 
@@ -90,6 +91,7 @@ class LoaderServer:
             near: `ipc:///path`, where processes of this user on this machine need no keys; empty: nowhere.
             window_bytes: Planned bytes that a client may have asked for and not got.
             waiting_bytes: Planned bytes of all requests that wait.
+            words: Its last warnings.
 
         Raises:
             OptionError: The address is reached from other machines, and there are no keys; or it is in use, or none.
@@ -102,7 +104,7 @@ class LoaderServer:
         for each in (bind, near):
             check_ipc(each)
         self._served, self._window_bytes, self._most_waiting = served, window_bytes, waiting_bytes
-        self._allowed = keys
+        self._allowed, self._words = keys, words
         self._known_keys: frozenset[str] = frozenset()
         self._context = zmq.Context()
         self._socket: Any = None
@@ -270,6 +272,7 @@ class LoaderServer:
                 waiting=self._reading.num_waiting,
                 at_hand_s=self._reading.at_hand_s,
                 figures=self.figures(),
+                words=self._words(),
             )
             self._send(sender, encode(pong))
         elif client is None:
