@@ -244,8 +244,11 @@ def test_only_the_command_line_prints_or_sets_logging_up() -> None:
     for path, tree in TREES.items():
         if room_of(module_of(path)) == "cli":
             continue
+        words = {"print", "basicConfig", "addHandler", "setLevel"}
+        if module_of(path) == "torchmix.service.main":
+            words.remove("addHandler")  # a process of its own, which keeps what it warned of for its clients
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _name(node.func) in {"print", "basicConfig", "addHandler", "setLevel"}:
+            if isinstance(node, ast.Call) and _name(node.func) in words:
                 faults.append(f"{place(path, node)} {_name(node.func)}")
     assert not faults, "\n".join(faults)
 

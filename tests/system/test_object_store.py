@@ -17,10 +17,13 @@ import pytest
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.formats import format_world
 from tests.support.indexed_datasets import random_sequences, write_dataset
+from tests.support.loaders import run_job
 from tests.support.memory_store import in_store
 from tests.support.processes import Child, Processes
 from tests.support.recipes import make_recipe
 from tests.support.s3_server import DROP, Asked, Proxy, S3Server, proxy, s3_server
+from tests.support.store_fleet import hash_all
+from torchmix.parallel.topology import Topology
 from torchmix.reader.range_requests import GAP_BYTES
 from torchmix.recipe.structs import Recipe
 
@@ -249,3 +252,30 @@ def test_refused_credentials_are_told_at_once_with_where_they_are_looked_for(cor
     assert child.returncode == 3, child.report()
     assert "refuses these credentials, which are looked for in AWS_ACCESS_KEY_ID" in child.stdout()
     assert "trying again" not in child.stderr()
+
+
+def test_loaders_of_four_nodes_ask_a_store_hardly_more_often_than_one_reader(
+    server, store, processes, tmp_path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(2):  # of pages that are further apart than what one request takes together
+        make_tokens_file(data / f"{number}.parquet", random_tokens(number, 700, mean_tokens=400), page_bytes=80_000)
+    server.put_folder(data, "fleet/data")
+    recipe = make_recipe({"web": "100%"}, sources={"web": {"path": "*.parquet"}}, length=2048)
+    recipe = msgspec.structs.replace(recipe, shuffle=msgspec.structs.replace(recipe.shuffle, window_pages=8))
+    far = write(in_store(recipe, "s3://fleet/data", "catalog"), tmp_path / "far" / "recipe.yaml")
+    near = write(in_store(recipe, str(data), "catalog"), tmp_path / "near" / "recipe.yaml")
+    indexed = torchmix(processes, store, "index", far)
+    assert indexed.returncode == 0, indexed.report()
+
+    def asked(place: str, dp: int) -> tuple[int, list[str]]:
+        """Ranges that were asked for, and a hash of each rank's tensors."""
+        before = len(store.ranges())
+        words = ("-W", "error", "-m", "tests.support.store_fleet", str(far), place, str(dp))
+        found = result_of(processes.start_python(*words, environment=store.environment))
+        return len(store.ranges()) - before, found
+
+    (alone, _), (fleet, given) = asked("in_process", 1), asked("job of 4", 8)
+    assert given == [rank.result for rank in run_job(near, Topology(dp=8), program=hash_all, one_pass=True)]
+    assert 20 < alone <= fleet <= 1.25 * alone, (alone, fleet)

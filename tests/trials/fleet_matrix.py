@@ -174,7 +174,8 @@ def clients_of(place: str, recipe: Path, folder: Path) -> Iterator[None]:
             stack.enter_context(patch.object(open_fleet, "CpuShare", Half))
         stack.enter_context(patch("torchmix.stateful.open.remote_loaders", lambda *_: settings))
         yield
-        assert any(loader.figures()["requests_replies"] for loader in loaders), "loaders were asked"
+        is_asked = any(loader.figures()["requests_replies"] for loader in loaders)
+        assert is_asked or kind == "node before remote", "a node that reads first may have all of few pages"
 
 
 class Half(CpuShare):
