@@ -5,6 +5,7 @@ Every token of the files is the number of its row, so what a loader hands out sa
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.loaders import run_job, same_microbatches
+from tests.support.loaders import Rank, run_job, same_microbatches
 from torchmix.catalog.open_part import open_part
 from torchmix.cli.main import main
 from torchmix.errors import StateMismatch
@@ -24,6 +25,7 @@ from torchmix.planner.forecast.run_ahead import forecast
 from torchmix.planner.plans import plan
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
+from torchmix.stateful.loader import StatefulDataLoader
 
 TEXT = """\
 version: 1
@@ -141,3 +143,56 @@ def test_an_estimate_beyond_the_planned_steps_counts_tokens(recipe: Path) -> Non
         assert other.delivered_tokens == pytest.approx(one.delivered_tokens, rel=0.15), one.name
     ends: list[Any] = [one.sources[2].runs_out_step for one in (exact, guess)]
     assert abs(ends[0] - ends[1]) <= 3
+
+
+@pytest.mark.system
+def test_a_worker_of_the_node_gives_the_same_batches(recipe: Path) -> None:
+    alone = run_job(recipe, Topology(), steps=6, micro_batch_size=4)[0]
+    [worker] = run_job(recipe, Topology(), steps=6, micro_batch_size=4, loaders="node")
+    assert worker.digests == alone.digests and worker.state == alone.state
+    assert same_microbatches(worker.microbatches, alone.microbatches)
+
+
+def test_a_policy_decides_shares_of_documents(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bounded = TEXT.replace(", max_epochs: 1, on_exhausted: renormalise", "")
+    dynamic = "dynamic: {policy: file, every: 2 steps, lag: 1 steps, options: {path: shares.yaml}}\n"
+    recipe.write_text(bounded + dynamic)
+    shares = {"books": "10%", "chats": "75%", "notes": "15%"}
+    (recipe.parent / "shares.yaml").write_text(str(shares).replace("'", ""))
+    losses = dict.fromkeys(shares, (3.0, 1))
+
+    def train(loader: StatefulDataLoader, rank: Rank) -> None:
+        for microbatch in loader:
+            if microbatch.is_last_of_step:
+                loader.report(microbatch.step, losses)
+                rank.digests.append(loader.order_digest)
+                if microbatch.step == 23:
+                    return
+
+    alone = run_job(recipe, Topology(), program=train, micro_batch_size=8)[0]
+    recipe.write_text(bounded + dynamic.replace("options", "decisions: ./of-pair, options"))
+    pair = run_job(recipe, Topology(dp=2), program=train, micro_batch_size=4)
+    assert pair[0].digests == pair[1].digests == alone.digests
+    steps = ["--start", "4", "--steps", "20", "--decisions", str(recipe.parent / "decisions"), "--json"]
+    assert main(["plan", str(recipe), *steps]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["order_digest"] == alone.digests[-1]
+    asked = {one["name"]: one["asked_tokens"] for one in planned["sources"]}
+    total = sum(asked.values())
+    assert {name: round(100 * of_name / total) for name, of_name in asked.items()} == {
+        "books": 10,
+        "chats": 75,
+        "notes": 15,
+    }
+
+
+def test_a_module_computes_each_piece_of_its_documents_once(recipe: Path) -> None:
+    before = [one.order_digest for one in plan(recipe, steps=4)]
+    recipe.write_text(TEXT + "modules: {query: {sources: [books], axis: WORLD}}\n")
+    for digest, one in zip(before, plan(recipe, steps=4, dp=2), strict=True):
+        assert one.order_digest == digest, "a module moves no piece"
+        module = one.item_modules["query"]
+        books = np.flatnonzero(one.pieces.source == one.sources.index("books"))
+        assert np.array_equal(np.sort(module.items.piece), books) and len(books) > 2
+        assert np.array_equal(module.items.tokens, one.pieces.tokens[module.items.piece])
+        assert set(module.consumer_of_item.tolist()) == {0, 1}

@@ -86,7 +86,7 @@ class StepPlan:
     """What each module of the model computes of this step, and where: BACKBONE samples, the recipe's modules items."""
     capacity_tokens: int
     asked_tokens: Int64Array
-    """[S] tokens charged to each stream in this step."""
+    """[S] tokens charged to each stream in this step; with `unit: documents`, 64ths of a document."""
     drawn_tokens: Int64Array
     """[S] tokens drawn in this step."""
     delivered_tokens: Int64Array

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.loaders import write_job
 from tests.support.projects import make_indexed_project
 from torchmix.cli.main import main
 from torchmix.planner.simulation.named_models import MODELS
@@ -89,6 +90,24 @@ def test_people_get_a_table_and_all_assumptions(recipe: Path, capsys: pytest.Cap
         assert f"- {line}" in text
 
 
+def test_each_length_of_a_context_extension_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = "[{from_step: 0, samples: 8}, {from_step: 1000, samples: 4, length: 256}]"
+    recipe = write_job(tmp_path, samples=stages)
+    costs = {}
+    for words in ((), ("--length", "64"), ("--length", "256"), ("--length", "256", "--samples", "16")):
+        values = simulated(recipe, capsys, "--simulate", "--dp", "4", "--steps", "3", *words)
+        simulation = values["simulation"]
+        costs[words] = simulation["lengths"], simulation["other_lengths"], values["capacity_tokens"]
+    assert costs == {
+        (): ([64], [256], 8 * 64),
+        ("--length", "64"): ([64], [], 8 * 64),
+        ("--length", "256"): ([256], [], 4 * 256),
+        ("--length", "256", "--samples", "16"): ([256], [], 16 * 256),
+    }
+    assert main(["plan", str(recipe), "--simulate", "--dp", "4", "--steps", "3", "--quiet"]) == 0
+    assert "samples of 256 tokens are in none of these steps; --length predicts theirs" in capsys.readouterr().out
+
+
 def test_encoders_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = make_indexed_project(tmp_path)
     recipe.write_text(recipe.read_text() + "modules: {query: {sources: [web], axis: WORLD}}\n")
@@ -103,6 +122,8 @@ def test_encoders_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (("--simulate", "--model", "llama3-7b"), "did you mean 'llama3-70b'|did you mean 'llama3-8b'"),
         (("--steps", "2", "--model", "llama3-8b"), "--model goes with --simulate"),
         (("--steps", "2", "--samples", "8"), "--samples goes with --simulate"),
+        (("--simulate", "--length", "100"), "--length 100: samples of the recipe have"),
+        (("--steps", "2", "--length", "100"), "--length goes with --simulate"),
         (("--simulate", "--samples", "8", "--out", "x"), "another run than the recipe's"),
         (("--simulate", "--dp", "48"), "divide by dp 48 x micro_batch_size 1 = 48; --samples 48 simulates one"),
         (("--simulate", "--world", "30", "--tp", "4"), "--world 30 does not divide by tp 4"),

@@ -20,7 +20,7 @@ from torchmix.planner.simulation.rivals import ORDERS
 from torchmix.planner.simulation.simulate import ASSUMPTIONS, Simulation
 from torchmix.recipe.balance.structs import Balance
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import most_length, stages_of
+from torchmix.recipe.ramp import length_of, lengths_of, most_length, stages_of
 from torchmix.recipe.structs import Batch
 
 DEFAULT_STEPS = 8
@@ -40,6 +40,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--simulate", action="store_true", help="predict the time of a step, with and without the plan")
     group.add_argument("--model", metavar="NAME", help=f"dimensions of the model: {', '.join(MODELS)}")
     group.add_argument("--samples", type=at_least(1), metavar="G", help="another global batch than the recipe's")
+    group.add_argument("--length", type=at_least(1), metavar="L", help="samples of a later stage, of another length")
     group.add_argument(
         "--tflops",
         type=_rate,
@@ -56,14 +57,20 @@ def simulated_part(arguments: argparse.Namespace, part: Part) -> Part:
         OptionError: An option goes with --simulate alone; there are no dimensions of a model.
     """
     if not arguments.simulate:
-        for name in ("model", "samples"):
+        for name in ("model", "samples", "length"):
             if getattr(arguments, name) is not None:
                 raise OptionError(f"--{name} goes with --simulate: a run has what the recipe says")
         return part
-    if arguments.samples is not None:
+    if arguments.samples is not None or arguments.length is not None:
         if arguments.out is not None:
-            raise OptionError("--samples plans another run than the recipe's, which --out would write down")
-        part = replace(part, batch=Batch(samples=arguments.samples, length=most_length(part.batch)))
+            name = "samples" if arguments.length is None else "length"
+            raise OptionError(f"--{name} plans another run than the recipe's, which --out would write down")
+        length = most_length(part.batch) if arguments.length is None else arguments.length
+        of_length = [stage for stage in stages_of(part.batch) if length_of(part.batch, stage) == length]
+        if not of_length:
+            lengths = ", ".join(map(str, lengths_of(part.batch)))
+            raise OptionError(f"--length {length}: samples of the recipe have {lengths} tokens")
+        part = replace(part, batch=Batch(samples=arguments.samples or of_length[-1].samples, length=length))
     settings = part.balance
     if arguments.model is not None:
         model = named_model(arguments.model)
@@ -113,6 +120,8 @@ def simulation_values(
         "model": arguments.model or "the recipe's",
         "tflops": arguments.tflops,
         "num_steps": simulation.num_steps,
+        "lengths": sorted(simulation.lengths),
+        "other_lengths": sorted({*lengths_of(part.batch)} - simulation.lengths),
         "world": layout.dp * layout.tp * layout.cp * layout.pp,
         "ideal_seconds": times(simulation.ideal)["seconds"],
         "pipeline_bubble": simulation.even / simulation.ideal,
@@ -151,6 +160,9 @@ def print_simulation(values: Mapping[str, Any], *, explain: bool) -> None:
             f"module {name}: its slowest consumer takes {one['plan_over_ideal']:.3f} x the mean, in hash order "
             f"{one['hash_order_over_ideal']:.3f}"
         )
+    if values["other_lengths"]:
+        lengths = ", ".join(map(count_text, values["other_lengths"]))
+        print(f"samples of {lengths} tokens are in none of these steps; --length predicts theirs")
     if explain:
         print("\nWhat the orders are:")
         for name, meaning in ORDERS.items():

@@ -62,6 +62,8 @@ class Simulation:
     packing: Packing
     seed: int
     num_steps: int = 0
+    lengths: set[int] = field(default_factory=set)
+    """Tokens of a sample, of all lengths that steps had."""
     ideal: float = 0.0
     """If all ranks had equal work and pipelines no bubble."""
     even: float = 0.0
@@ -76,6 +78,7 @@ class Simulation:
         ours = ways["this plan"]
         ideal = (1 + BACKWARD) * float(ours.cost.sum()) / plan.layout.dp / stages
         self.num_steps += 1
+        self.lengths.add(plan.length)
         self.ideal += ideal
         self.even += ideal * (num_rows + stages - 1) / num_rows
         for name, way in ways.items():
