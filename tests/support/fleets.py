@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,12 @@ def running(
     cache_bytes: int = 1 << 24,
     masked: frozenset[str] = frozenset(),
     seed: int = 0,
+    parts_now: Callable[[], Mapping[str, PartToServe]] = dict,
     **options: Any,
 ) -> Iterator[LoaderServer]:
     """A loader of one catalog, answering in a thread."""
     part = PartToServe(catalog=catalog, masked=masked, seed=seed)
-    served = ServedCatalogs({"train": part}, directory, cache_bytes=cache_bytes)
+    served = ServedCatalogs({"train": part}, directory, cache_bytes=cache_bytes, parts_now=parts_now)
     server = LoaderServer(served, bind=bind, keys=keys, **options)
     thread = threading.Thread(target=server.run, name="loader")
     thread.start()

@@ -14,8 +14,9 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -161,21 +162,31 @@ def run_loader(end: socket.socket) -> int:
     return 0
 
 
-def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
-    parts = {
+def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path) -> dict[str, PartToServe]:
+    """Parts of a recipe with the catalogs that are published now, and the images of each that has some.
+
+    Raises:
+        CatalogMissing, CatalogStale: A part is not indexed as it is in the recipe.
+    """
+    found = {
         name: PartToServe(
-            catalog=open_part(Path(start.catalog_folder), part),
+            catalog=open_part(catalog_folder, part),
             masked=masked_sources(part.sources),
             seed=part.seed,
             is_cut=part.packing.method == "concat" or part.packing.overflow == "split",
             maps=maps_of(part.sources),
         )
-        for name, part in start.parts.items()
+        for name, part in parts.items()
     }
-    for name, part in list(parts.items()):
-        if any(source.images is not None for source in part.catalog.sources.values()):
-            parts[f"images of {name}"] = PartToServe(catalog=image_columns(part.catalog), is_cut=False)
-    served = ServedCatalogs(parts, Path(start.base), cache_bytes=start.cache_bytes)
+    for name, served in list(found.items()):
+        if any(source.images is not None for source in served.catalog.sources.values()):
+            found[f"images of {name}"] = PartToServe(catalog=image_columns(served.catalog), is_cut=False)
+    return found
+
+
+def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
+    parts = partial(parts_to_serve, start.parts, Path(start.catalog_folder))
+    served = ServedCatalogs(parts(), Path(start.base), cache_bytes=start.cache_bytes, parts_now=parts)
     stack.callback(served.close)
     server = LoaderServer(served, bind=start.bind, keys=_keys(start), near=start.near, words=_last_words(stack))
     stack.callback(remove_sockets, start)

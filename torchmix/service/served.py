@@ -8,7 +8,9 @@ with a sentence that names the difference. Cost: that of the reader, and one cop
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,18 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
-from torchmix.errors import WireError
+from torchmix.errors import TorchmixError, WireError
 from torchmix.reader.pieces.page_starts import ROW_BITS
 from torchmix.reader.pieces.piece_copy import Scratch
 from torchmix.reader.reader import Reader
 from torchmix.service.messages import Arrays, LoaderHello, PieceColumns, pieces_of
 
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""Between two looks for newer catalogs."""
+MOST_CATALOGS = 16
+"""Catalogs that one loader serves, at most, before it is started again."""
 MOST_OPEN = 4096
 """Documents that are kept because requests are to go on with them; those asked last."""
 MOST_FORGETTING = 1 << 20
@@ -61,33 +69,59 @@ class ServedCatalogs:
         directory: Path,
         *,
         cache_bytes: int,
+        parts_now: Callable[[], Mapping[str, PartToServe]] = dict,
     ) -> None:
         """Nothing is read yet, but tokenizers are opened, so that a loader that cannot serve does not start.
 
         Args:
             parts: By name; the catalogs of several may be equal.
             directory: The recipe's folder.
-            cache_bytes: Bytes of decoded pages kept, of all parts together.
+            cache_bytes: Bytes of decoded pages kept, of all parts together; as much again for each catalog that a
+                part gets later.
+            parts_now: The parts with the catalogs that they have by now: asked when a client has an unknown catalog.
 
         Raises:
             CatalogStale: The catalog holds lengths of another transform than this process has.
             RecipeError, SourceUnreadable: A tokenizer cannot be opened here.
         """
-        self._part_of = {part.catalog.fingerprint: name for name, part in parts.items()}
-        distinct = {part.catalog.fingerprint: part for part in parts.values()}
-        self._parts = {
-            fingerprint: _ServedPart(part, directory, cache_bytes // len(distinct))
-            for fingerprint, part in distinct.items()
-        }
+        self._directory, self._cache_bytes, self._parts_now = directory, cache_bytes, parts_now
+        self._part_of: dict[str, str] = {}
+        self._parts: dict[str, _ServedPart] = {}
+        self._looked_s = -LOOK_S
+        self._take(parts)
+
+    def _take(self, parts: Mapping[str, PartToServe]) -> None:
+        """Serve the catalogs of parts, too."""
+        new = {part.catalog.fingerprint: part for part in parts.values()}
+        new = {fingerprint: part for fingerprint, part in new.items() if fingerprint not in self._parts}
+        cache_bytes = self._cache_bytes // max(1, len(new))
+        opened = {name: _ServedPart(part, self._directory, cache_bytes) for name, part in new.items()}
+        # The reading thread goes through the mappings meanwhile.
+        self._parts = {**self._parts, **opened}
+        self._part_of = {**self._part_of, **{part.catalog.fingerprint: name for name, part in parts.items()}}
+
+    def _look_again(self) -> None:
+        """Take the catalogs that were published since the loader started."""
+        now = time.monotonic()
+        if now - self._looked_s < LOOK_S or len(self._parts) >= MOST_CATALOGS:
+            return
+        self._looked_s = now
+        try:
+            self._take(self._parts_now())
+        except TorchmixError as error:
+            logger.warning("a newer catalog cannot be served: %s", error)
 
     def refusal(self, hello: LoaderHello) -> str:
         """Why a client is not served; empty where it is."""
+        if hello.catalog not in self._parts:
+            self._look_again()
         part = self._parts.get(hello.catalog)
         if part is None:
             ours = ", ".join(f"{fingerprint} ({name})" for fingerprint, name in self._part_of.items())
             return (
                 f"the client has catalog {hello.catalog}, this loader serves {ours}: their files, columns, tokenizers "
-                "or windows differ. Give both the same recipe and the same catalog folder"
+                "or windows differ. Give both the same recipe and the same catalog folder; a loader that was started "
+                "before the recipe was edited is started again"
             )
         if hello.transforms != part.transforms:
             return (
