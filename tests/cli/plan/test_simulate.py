@@ -83,7 +83,7 @@ def test_a_recipe_without_balance_is_placed_by_rows(tmp_path: Path, capsys: pyte
 def test_people_get_a_table_and_all_assumptions(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(recipe), *JOB, "--explain", "--quiet"]) == 0
     text = capsys.readouterr().out
-    assert "predicted for 64 ranks, model the recipe's" in text
+    assert "predicted for the model of the recipe on 64 ranks" in text
     for name, meaning in ORDERS.items():
         assert f"- {name}: {meaning}." in text
     for line in ASSUMPTIONS:

@@ -14,6 +14,7 @@ import pytest
 from tests.support.loaders import write_job
 from torchmix.boards import board
 from torchmix.cli.main import main
+from torchmix.cli.watch.top import _title
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.open import build_loader
 
@@ -50,9 +51,18 @@ def test_top_shows_what_a_loader_in_this_process_does(
         assert figures["total_tokens"] > 0 and figures["total_data_wait_s"] > 0
         assert figures["decode_amplification"] >= 1
         text = top(capsys, "--once", "--explain")
-        assert re.search(rf"trainer 0 +{os.getpid()} +running", text)
+        assert re.search(rf"trainer 0 +{os.getpid()} +running +[\d,]+ MiB", text)
         assert "part of the time that training waited" in text
     assert [one["figures"] for _, one in own_processes(top(capsys, "--json"))] == [{}]
+
+
+def test_people_see_a_recipe_from_where_they_are_and_a_short_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = "a8a1138f-6ff2-4bef-b5be-d5ea8245f053"
+    assert _title(f"{tmp_path}/runs/recipe.yaml {job}") == "runs/recipe.yaml a8a1138f"
+    assert _title("/recipe.yaml job-17") == "/recipe.yaml job-17", "the shorter of both names"
 
 
 def test_an_interval_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

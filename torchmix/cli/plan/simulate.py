@@ -117,7 +117,7 @@ def simulation_values(
         return {"seconds": None if second is None else value / steps / second, "over_ideal": value / simulation.ideal}
 
     return {
-        "model": arguments.model or "the recipe's",
+        "model": arguments.model or "the model of the recipe",
         "tflops": arguments.tflops,
         "num_steps": simulation.num_steps,
         "lengths": sorted(simulation.lengths),
@@ -148,7 +148,7 @@ def rate_assumption(has_seconds: bool, tflops: float) -> str:
 def print_simulation(values: Mapping[str, Any], *, explain: bool) -> None:
     """Print `simulation_values` for a person."""
     bubble = values["pipeline_bubble"]
-    print(f"\npredicted for {count_text(values['world'])} ranks, model {values['model']}:\n")
+    print(f"\npredicted for {values['model']} on {count_text(values['world'])} ranks:\n")
     rows = []
     for name, one in values["orders"].items():
         cells = [(seconds_text(way["seconds"]), f"{way['over_ideal']:.3f}") for way in one.values()]

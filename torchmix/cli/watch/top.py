@@ -8,9 +8,15 @@ hold: no process is disturbed. Cost: a walk of the page tables of these processe
 from __future__ import annotations
 
 import argparse
+import io
+import os
+import re
+import shutil
+import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 from torchmix.boards.find import SeenProcess, SeenRun, runs_of, seen_processes
@@ -21,10 +27,10 @@ COLUMNS = {
     "process": "what it is, with its rank where it trains",
     "pid": "its number",
     "state": "running, or stopped",
-    "memory": "MiB, shared pages counted in parts (PSS)",
-    "cpu": "processors that it uses",
+    "memory": "of the process; pages that several share are counted in parts (PSS)",
+    "cpu": "processors that it uses: 1.00 is one whole",
     "part": "part of the recipe, or what it does",
-    "step": "the last step that training took",
+    "step": "the last step that training took; empty before the first one",
     "tokens/s": "of the global batch",
     "waits": "part of the time that training waited for data",
     "decoded": "how often a page was decoded in its window",
@@ -32,6 +38,7 @@ COLUMNS = {
 RATES = {"total_tokens": "tokens_per_s", "total_data_wait_s": "wait_share", "bytes_sent": "bytes_sent_per_s"}
 """Figures that grow, and their growth in a second."""
 _CLEAR = "\x1b[H\x1b[2J"
+_UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +62,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             print_json({"runs": values})
         else:
             if not is_once and sys.stdout.isatty():
-                print(_CLEAR, end="")
-            _print(values, explain=arguments.explain)
+                print(_CLEAR + _screen(values, arguments), end="", flush=True)
+            else:
+                _print(values, explain=arguments.explain)
         if is_once:
             return ExitCode.OK
         before, before_s = now, now_s
@@ -102,12 +110,26 @@ def _with_rates(name: str, seen: SeenProcess, past: SeenProcess | None) -> dict[
     return figures
 
 
+def _screen(values: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> str:
+    """What fits the terminal, under a head; the last line says how much does not."""
+    written = io.StringIO()
+    with redirect_stdout(written):
+        print(f"torchmix top on {socket.gethostname()}, {time.strftime('%H:%M:%S')}, every {arguments.interval:g} s")
+        print("Ctrl-C ends it; --explain says what the columns mean\n")
+        _print(values, explain=arguments.explain)
+    lines = written.getvalue().rstrip().split("\n")
+    room = max(4, shutil.get_terminal_size().lines - 1)
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"... {len(lines) - room + 1} more lines; --once prints all"]
+    return "\n".join(lines) + "\n"
+
+
 def _print(runs: Sequence[dict[str, Any]], *, explain: bool) -> None:
     if not runs:
         print("no process of this user's runs is on this machine")
         return
     for run in runs:
-        print(f"{run['run']}: {len(run['processes'])} processes, {run['pss_bytes'] >> 20} MiB")
+        print(f"{_title(run['run'])}: {len(run['processes'])} processes, {_mebibytes(run['pss_bytes'])}")
         rows: list[tuple[str, ...]] = []
         for process in run["processes"]:
             rank = process["facts"].get("rank")
@@ -115,7 +137,7 @@ def _print(runs: Sequence[dict[str, Any]], *, explain: bool) -> None:
                 process["kind"] + ("" if rank is None else f" {rank}") + (" (orphan)" if process["is_orphan"] else "")
             )
             cpu = "" if process["cpu"] is None else f"{process['cpu']:.2f}"
-            own = (title, str(process["pid"]), process["state"], str(process["pss_bytes"] >> 20), cpu)
+            own = (title, str(process["pid"]), process["state"], _mebibytes(process["pss_bytes"]), cpu)
             for name, figures in process["figures"].items() or [("", {})]:
                 rows.append((*own, name, *_cells(figures)))
                 own = ("", "", "", "", "")
@@ -126,11 +148,23 @@ def _print(runs: Sequence[dict[str, Any]], *, explain: bool) -> None:
         print()
 
 
+def _title(run: str) -> str:
+    """A run's name for people: its recipe as seen from here, and as much of a random id as tells runs apart."""
+    recipe, _, job = run.rpartition(" ")
+    near = os.path.relpath(recipe) if recipe.startswith("/") else recipe
+    short = _UUID.sub(r"\1", job)
+    return f"{min(recipe, near, key=len)} {short}".strip()
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count >> 20:,} MiB"
+
+
 def _cells(figures: dict[str, Any]) -> tuple[str, str, str, str]:
     step, rate, wait = figures.get("step"), figures.get("tokens_per_s"), figures.get("wait_share")
     decoded = figures.get("decode_amplification")
     return (
-        "" if step is None else str(step),
+        "" if step is None or step < 0 else str(step),
         "" if rate is None else f"{rate:,.0f}",
         "" if wait is None else f"{100 * min(1.0, wait):.0f} %",
         "" if decoded is None else f"{decoded:.2f}",

@@ -33,7 +33,9 @@ ROW, BOX, TOP = 22, 16, 46
 WIDTH, BOX_WIDTH = 990, 160
 
 
-def drawing_of(plan: StepPlan, microbatch: int = 0, *, most_pieces: int = 200) -> str:
+def drawing_of(
+    plan: StepPlan, microbatch: int = 0, *, most_pieces: int = 200, colors: Mapping[str, str] | None = None
+) -> str:
     """The roads of the pieces of one microbatch, of all ranks.
 
     Args:
@@ -41,6 +43,7 @@ def drawing_of(plan: StepPlan, microbatch: int = 0, *, most_pieces: int = 200) -
         microbatch: Of each rank.
         most_pieces: Pieces drawn one by one. Where there are more, those of one source in one sample are drawn as one,
             and at most so many of these; the title counts all.
+        colors: Of sources, where other pictures beside this one show them; None, and sources that it lacks: its own.
 
     Raises:
         PlanError: The step has no such microbatch.
@@ -69,7 +72,7 @@ def drawing_of(plan: StepPlan, microbatch: int = 0, *, most_pieces: int = 200) -
     place = {name: _places([_label(name, row) for row in rows]) for name, _ in COLUMNS}
     texts = {_label("piece", row): _text(row) for row in rows}
     names = sorted({str(row["source"]) for row in rows})
-    color_of = {name: COLORS[number % len(COLORS)] for number, name in enumerate(names)}
+    color_of = {name: COLORS[number % len(COLORS)] for number, name in enumerate(names)} | dict(colors or {})
     color_of |= {_label("piece", row): color_of[str(row["source"])] for row in rows}
     for (name, x), (following, next_x) in pairwise(COLUMNS):
         roads = dict.fromkeys((_label(name, row), _label(following, row)) for row in rows)

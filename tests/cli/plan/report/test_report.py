@@ -129,6 +129,14 @@ def test_every_chart_is_whole_and_says_its_names(page: str) -> None:
     assert NAME not in page.split("<script")[0], "text of the recipe's is escaped"
 
 
+def test_a_source_has_one_color_in_charts_and_drawing(page: str) -> None:
+    shown = values_in(page)["shown"]
+    colors = colors_of(shown["streams"], shown["delivered_tokens"])
+    drawn = dict(re.findall(r'stroke="(#\w{6})"/><text[^>]*>([a-z]+)</text>', page[page.index("How pieces come") :]))
+    assert drawn
+    assert {name: color for color, name in drawn.items()}.items() <= colors.items()
+
+
 def test_the_drawing_counts_the_pieces_of_a_source_in_a_sample(recipe: Path) -> None:
     plan = next(plans(recipe))[1]
     states = states_of(plan)

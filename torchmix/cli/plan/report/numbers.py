@@ -82,10 +82,10 @@ class ReportNumbers:
             },
         }
 
-    def drawing(self) -> str:
+    def drawing(self, colors: Mapping[str, str]) -> str:
         """The roads of the first pieces of a microbatch of the step that is shown, as SVG."""
         assert self._shown is not None, "there is a step"
-        return drawing_of(self._shown, 0, most_pieces=MOST_PIECES)
+        return drawing_of(self._shown, 0, most_pieces=MOST_PIECES, colors=colors)
 
 
 def _gain(plan: StepPlan) -> float:

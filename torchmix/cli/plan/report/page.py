@@ -19,6 +19,9 @@ from torchmix.cli.plan.simulate import seconds_text
 from torchmix.cli.terminal import count_text, percent_text
 from torchmix.planner.simulation.rivals import ORDERS
 
+MEETINGS = {"at_end": "at the end of a step", "each_microbatch": "in each microbatch"}
+COMPARED = ("arrival order", "hash order")
+"""Orders that the plan's gain is said over."""
 HEAD = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
 <style>
@@ -51,7 +54,7 @@ def write_report(path: Path, values: Mapping[str, Any], numbers: ReportNumbers) 
     aside = path.with_name(f".{path.name}.partial")
     try:
         with aside.open("w", encoding="utf-8") as file:
-            file.writelines(_parts(values, shown, numbers.drawing()))
+            file.writelines(_parts(values, shown, numbers.drawing(_colors(shown))))
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -92,14 +95,10 @@ def _parts(values: Mapping[str, Any], shown: Mapping[str, Any], drawing: str) ->
 def _simulation(found: Mapping[str, Any]) -> Iterator[str]:
     orders = found["orders"]
     yield f"<h2>Predicted time of a step: {html.escape(found['model'])} on {count_text(found['world'])} ranks</h2>\n"
-    gains = [
-        (other, kind, orders[other][kind]["over_ideal"] / orders["this plan"][kind]["over_ideal"])
-        for kind in ("at_end", "each_microbatch")
-        for other in ("arrival order", "hash order")
-    ]
-    words = {"at_end": "that meet at the end of a step", "each_microbatch": "that meet in each microbatch"}
-    text = "; ".join(f"{gain:.2f} x the speed of {other} for ranks {words[kind]}" for other, kind, gain in gains)
-    yield f'<p class="gain">This plan: {text}.</p>\n'
+    for kind, where in MEETINGS.items():
+        times_of = {name: one[kind]["over_ideal"] for name, one in orders.items()}
+        gains = (f"{times_of[name] / times_of['this plan']:.2f} x as fast as {name}" for name in COMPARED)
+        yield f'<p class="gain">Where ranks meet {where}, this plan is {" and ".join(gains)}.</p>\n'
     yield _figure(
         times(orders, found["pipeline_bubble"]),
         "The ideal is equal work for all ranks, in a pipeline without a bubble. Communication costs nothing here; all "
@@ -108,9 +107,8 @@ def _simulation(found: Mapping[str, Any]) -> Iterator[str]:
     yield "<table><thead><tr><th>order</th><th>meet at the end</th><th>x ideal</th><th>in each microbatch</th>"
     yield "<th>x ideal</th></tr></thead><tbody>\n"
     for name, ways in orders.items():
-        cells = "".join(
-            f"<td>{seconds_text(ways[kind]['seconds'])}</td><td>{ways[kind]['over_ideal']:.3f}</td>" for kind in words
-        )
+        predicted = [ways[kind] for kind in MEETINGS]
+        cells = "".join(f"<td>{seconds_text(one['seconds'])}</td><td>{one['over_ideal']:.3f}</td>" for one in predicted)
         yield f"<tr{' class=ours' if name == 'this plan' else ''}><td>{name}</td>{cells}</tr>\n"
     yield "</tbody></table>\n<ul>\n"
     yield from (f"<li><b>{name}</b>: {meaning}.</li>\n" for name, meaning in ORDERS.items())
@@ -148,7 +146,7 @@ def _balance(values: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[st
 
 
 def _data(values: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[str]:
-    colors = colors_of(shown["streams"], shown["delivered_tokens"])
+    colors = _colors(shown)
     yield "<h2>What the steps hold</h2>\n"
     yield _figure(
         mixture(shown["steps"], shown["streams"], shown["delivered_tokens"], colors),
@@ -169,6 +167,10 @@ def _data(values: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[str]:
         "Documents that begin in these steps, by length: classes double. Few long documents may hold most of the "
         "tokens, and most of the attention's work.",
     )
+
+
+def _colors(shown: Mapping[str, Any]) -> dict[str, str]:
+    return colors_of(shown["streams"], shown["delivered_tokens"])
 
 
 def _figure(drawn: str, caption: str, *, kind: str = "chart") -> str:
