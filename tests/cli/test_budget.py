@@ -5,10 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from tests.support.recipes import make_recipe
-from torchmix.cli.budget import budget_of, budget_of_cluster
+from torchmix.cli.budget import budget_of
 from torchmix.recipe.structs import Loaders
+from torchmix.service.scale.bounds import budget_of_cluster
+from torchmix.steps.memory_budget import loader_budget
 
 GIB = 1 << 30
+BATCH = make_recipe({"web": "100%"}).batch
 
 
 def recipe_of(**loaders):
@@ -31,9 +34,14 @@ def test_flags_come_before_the_recipe_and_the_machine_after_it():
     assert here.cpu >= 1 and here.memory_bytes > 0
 
 
+def test_machines_of_a_job_have_a_node_worker_each():
+    one, four = (loader_budget(Loaders(where="job", cpu=8, memory="16GiB"), BATCH, nodes=n) for n in (1, 4))
+    assert (four.cpu, four.node_cpu) == (4 * one.cpu, 4) and four.node_bytes == 4 * one.node_bytes
+
+
 def test_a_cluster_gives_what_the_recipe_does_not_say():
     resources = {"CPU": 12.0, "memory": 5.0 * GIB}
-    assert budget_of_cluster(recipe_of(), resources).cpu == 12
-    assert budget_of_cluster(recipe_of(), resources).memory_bytes == 5 * GIB
-    said = budget_of_cluster(recipe_of(cpu=4, memory="1GiB"), resources)
+    assert budget_of_cluster(None, None, resources).cpu == 12
+    assert budget_of_cluster(None, None, resources).memory_bytes == 5 * GIB
+    said = budget_of_cluster(4, GIB, resources)
     assert (said.cpu, said.memory_bytes, said.node_cpu) == (4, GIB, 0)

@@ -30,7 +30,7 @@ def test_loaders_are_no_part_of_the_order() -> None:
     given = {"where": "remote", "spares": 2, "cpu": 3, "memory": "5GiB", "endpoints": "./e", "keys": "./k"}
     given["autoscale"] = {"min": 2, "max": 7}
     recipe = check_recipe({**RECIPE, "loaders": given})
-    assert msgspec.to_builtins(recipe.loaders) == {**given, "processes": 1}
+    assert msgspec.to_builtins(recipe.loaders) == {**given, "processes": 1, "address": None}
     assert recipe_fingerprint(recipe) == recipe_fingerprint(check_recipe(RECIPE))
 
 
@@ -39,7 +39,7 @@ def test_loaders_are_no_part_of_the_order() -> None:
     [
         (
             {"where": "nodes"},
-            r"loaders\.where.*'nodes' is not one of in_process, node, job, remote \(did you mean 'node'\?\)",
+            r"loaders\.where.*'nodes' is not one of in_process, node, job, ray, remote \(did you mean 'node'\?\)",
         ),
         ({"spare": 1}, r"loaders\.spare: .*did you mean 'spares'"),
         ({"spares": -1}, r"loaders\.spares: -1 is not in \[0, 16\]"),
@@ -50,8 +50,12 @@ def test_loaders_are_no_part_of_the_order() -> None:
         ({"where": ["remote", "node"], "endpoints": "e"}, r"loaders\.where: \[remote, node\] is not \[node, remote\]"),
         ({"where": []}, r"loaders\.where: \[\] is not \[node, remote\]"),
         ({"where": ["node", "remot"]}, r"loaders\.where\[1\]: .*'remot' is not one of .*did you mean 'remote'"),
-        ({"processes": 2}, r"loaders\.processes: only `where: job` has processes, and this is `node`"),
-        ({"where": "job", "processes": 0}, r"loaders\.processes: 0 is not in \[1, 256\]"),
+        ({"processes": 2}, r"loaders\.processes: only `where: job`, .* have processes, and this is `node`"),
+        ({"where": "job", "processes": 0}, r"loaders\.processes: 0 is not in \[1, 256\], nor auto"),
+        ({"where": "job", "processes": "many"}, r"loaders\.processes: text 'many' is not one of auto"),
+        ({"where": "job", "processes": 1.5}, r"loaders\.processes: expected a whole number or auto, got 1\.5"),
+        ({"where": "node", "address": "auto"}, r"loaders\.address: of a Ray cluster, and this is `where: node`"),
+        ({"where": "ray", "processes": 3, "autoscale": {"min": 1, "max": 2}}, r"3 processes and autoscale contradict"),
         ({"where": "job", "keys": "./k"}, r"loaders\.keys: only `where: remote` has keys"),
         ({"endpoints": "tcp://a:1"}, r"loaders\.endpoints: only `where: remote` has endpoints"),
         ({"keys": "./keys"}, r"loaders\.keys: only `where: remote` has keys"),

@@ -22,6 +22,7 @@ from tests.support.maps import write_functions
 from tests.support.node_rank import hash_of
 from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import NUM_LINES, ReadCounts, write_reading
+from tests.support.scaled_jobs import write_scaled_job
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
@@ -155,6 +156,25 @@ def test_a_loader_that_is_stopped_is_started_again_at_its_endpoint(job: Path) ->
     finally:
         pool.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in (first, other, *pool.pids))
+
+
+def test_the_number_of_loaders_by_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_scaled_job(tmp_path, least=1, most=4, module="remote_map_of_job", sleep_s=0)
+    began: list[LoaderStart] = []
+
+    def pool_of(starts: list[LoaderStart]) -> LoaderPool:
+        began.extend(starts)
+        return LoaderPool(starts)
+
+    monkeypatch.setattr("torchmix.service.job.open_job.LoaderPool", pool_of)
+    options = {"max_steps": 3}
+    assert planned(recipe, Topology(dp=2), loaders="job,processes=auto,cpu=4", **options) == planned(
+        recipe, Topology(dp=2), **options
+    )
+    assert len(began) == 3, "as many as there are processors beside the node worker's"
+    assert {name for one in began for name in one.sources or ()} == {"slow", "web"}
+    assert all(one.sources for one in began) and sum(one.cache_bytes for one in began) <= 1 << 30
+    assert len({one.cache_bytes for one in began}) > 1
 
 
 def test_a_policy_decides_as_without_loaders(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.support.deadlines import LONG_S
 from tests.support.loaders import run_job, same_microbatches
 from tests.support.processes import Processes, wait_until
 from tests.support.projects import make_project
+from tests.support.ray_clusters import RAY_MARKS, loader_actors, started_cluster
 from tests.support.scaled_jobs import write_scaled_job
 from torchmix.catalog.manifest import read_manifest
 from torchmix.indexing.scan import index_recipe
@@ -26,31 +27,16 @@ from torchmix.recipe.load import load_recipe
 from torchmix.service.endpoints import registered
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
-]
+pytestmark = RAY_MARKS
 COMMAND = "from torchmix.cli.main import main; raise SystemExit(main())"
 BIND = ("--bind", "tcp://127.0.0.1:0")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head that runs no loaders, and two nodes with two processors each."""
-    from ray.cluster_utils import Cluster
-
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        for _ in range(2):
-            found.add_node(num_cpus=2)
-        found.wait_for_nodes()
+    """Two nodes with two processors each."""
+    with started_cluster(nodes=2, cpu=2) as found:
         yield found
-    finally:
-        found.shutdown()
 
 
 def serve(processes: Processes, recipe: Path, folder: Path, address: str, *words: str) -> Any:
@@ -70,7 +56,7 @@ def test_loaders_on_a_cluster_give_the_same_tensors_when_actors_and_a_node_are_l
         before = {one.endpoint for one in registered(folder)}
         assert len(before) == 3
         there = run_job(recipe, Topology(dp=2), steps=8, loaders=loaders)
-        killed = loader_processes()
+        killed = loader_actors()
         assert len(killed) == 3
         os.kill(killed[0], signal.SIGKILL)  # an actor, with its loader
         wait_until(lambda: is_whole(folder, without=1, before=before), deadline_s=LONG_S, what=child.report)
@@ -93,18 +79,6 @@ def is_whole(folder: Path, *, without: int, before: set[str]) -> bool:
     """Whether there are three loaders again, and some of those before are gone."""
     now = {one.endpoint for one in registered(folder)}
     return len(now) == 3 and len(before - now) >= without
-
-
-def loader_processes() -> list[int]:
-    """Process ids of the actors that Ray runs for us."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(b"ray::LoaderActor"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_an_index_by_tasks_is_that_of_one_process(tmp_path, cluster):

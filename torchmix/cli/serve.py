@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, cast
 
 import msgspec
 
 from torchmix.boards.board import own_board
-from torchmix.catalog.open_part import open_part
-from torchmix.cli.budget import budget_of, budget_of_cluster
+from torchmix.cli.budget import budget_of
 from torchmix.cli.terminal import ExitCode, at_least, print_json
 from torchmix.errors import OptionError
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -29,16 +29,15 @@ from torchmix.service.keys import server_keys
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool, starts_of
 from torchmix.service.ray.connect import connected
-from torchmix.service.ray.seats import RaySeats, settings_of_ray
+from torchmix.service.ray.seats import RaySeats, check_bind
+from torchmix.service.scale.bounds import FIRST_STEPS, bounds_of, budget_of_cluster, coming_loads
 from torchmix.service.scale.loads import ComingLoads
 from torchmix.service.scale.local import LocalSeats
 from torchmix.service.scale.partition import partition
-from torchmix.service.scale.profile import read_profile
 from torchmix.service.scale.rule import ScaleBounds
 from torchmix.service.scale.scaling import ScaledLoaders
+from torchmix.service.scale.shares import shared_cache
 
-FIRST_STEPS = 100
-"""Whose load decides how many loaders `auto` is."""
 FOLLOW_S = 0.5
 HELP = "run loaders that trainers ask for their documents"
 
@@ -119,16 +118,17 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 def _serve_fixed(arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, is_over: threading.Event) -> None:
     """Serve with one number of loaders."""
-    if arguments.processes == "auto":
-        _needs_folder(start, "--processes auto")
+    processes = _processes(arguments, recipe)
+    if processes == "auto":
+        _needs_folder(start, "processes auto")
         found = partition(_coming(start).mean(0, FIRST_STEPS), budget_of(recipe))
-        starts = starts_of(start, len(found.loaders))
+        caches = shared_cache(start.cache_bytes, [place.page_bytes for place in found.loaders])
         starts = [
-            msgspec.structs.replace(one, sources=dict(place.parts))
-            for one, place in zip(starts, found.loaders, strict=True)
+            msgspec.structs.replace(one, sources=dict(place.parts), cache_bytes=cache)
+            for one, place, cache in zip(starts_of(start, len(caches)), found.loaders, caches, strict=True)
         ]
     else:
-        starts = starts_of(start, arguments.processes or 1)
+        starts = starts_of(start, processes)
     pool = LoaderPool(starts)
     try:
         _tell(arguments, pool.endpoints)
@@ -136,6 +136,13 @@ def _serve_fixed(arguments: argparse.Namespace, recipe: Recipe, start: LoaderSta
             pass
     finally:
         pool.close()
+
+
+def _processes(arguments: argparse.Namespace, recipe: Recipe) -> int | Literal["auto"]:
+    """How many loaders there are: by the command line, else by the recipe."""
+    if arguments.processes is not None:
+        return cast("int | Literal['auto']", arguments.processes)
+    return recipe.loaders.processes if recipe.loaders.where == "ray" or recipe.loaders.is_remote else 1
 
 
 def _serve_scaled(
@@ -152,26 +159,20 @@ def _serve_scaled(
 def _serve_on_ray(arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, is_over: threading.Event) -> None:
     """Serve with actors of a Ray cluster: as many as `autoscale`, `--processes` or the profile say."""
     _needs_folder(start, "--ray")
-    ray, coming = connected(arguments.ray), _coming(start)
+    check_bind(start.bind, has_keys=bool(start.keys))
+    scale = recipe.loaders.autoscale if arguments.processes is None else None
+    processes = _processes(arguments, recipe)
+    is_counted = scale is None and processes != "auto"
+    ray = connected(arguments.ray)
+    coming = coming_loads(start.parts["train"], Path(start.catalog_folder), is_profile_needed=not is_counted)
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())  # ray has put its own handler there
-    budget = budget_of_cluster(recipe, ray.cluster_resources())
-    scale = recipe.loaders.autoscale
-    if arguments.processes is None and scale is not None:
-        bounds = ScaleBounds(least=scale.min, most=scale.max, budget=budget)
-    else:
-        count = arguments.processes or 1
-        if count == "auto":
-            count = len(partition(coming.mean(0, FIRST_STEPS), budget).loaders)
-        bounds = ScaleBounds(least=count, most=count, budget=budget)
-    settings = settings_of_ray(
-        arguments.recipe,
-        register=Path(start.register),
-        bind=start.bind,
-        keys=arguments.keys,
-        cache=recipe.read.cache,
-        most=min(bounds.most, budget.most_processes),
-    )
-    _follow(arguments, start, RaySeats(ray, settings), bounds, coming, is_over)
+    memory = recipe.loaders.memory
+    memory_bytes = None if memory is None else parse_bytes(memory, where="loaders.memory")
+    budget = budget_of_cluster(recipe.loaders.cpu, memory_bytes, ray.cluster_resources())
+    bounds = bounds_of(processes, scale, coming, budget)
+    most = max(1, min(bounds.most, budget.most_processes))
+    seats = RaySeats(ray, start, Path(start.register), most=most)
+    _follow(arguments, start, seats, bounds, coming, is_over)
 
 
 def _follow(
@@ -200,10 +201,7 @@ def _follow(
 
 def _coming(start: LoaderStart) -> ComingLoads:
     """What the steps of training cost, by the profile of its catalog."""
-    part = start.parts["train"]
-    folder = Path(start.catalog_folder)
-    catalog = open_part(folder, part)
-    return ComingLoads(part, catalog, read_profile(folder, catalog, part.seed))
+    return coming_loads(start.parts["train"], Path(start.catalog_folder))
 
 
 def _needs_folder(start: LoaderStart, what: str) -> None:

@@ -83,6 +83,11 @@ def store_address(store: Store) -> tuple[str, int] | None:
         return None
 
 
+def own_connection(store: Store) -> Store:
+    """Another connection to the store behind `store`: one that waits holds up nobody else."""
+    return PrefixStore("torchmix", _connect(store)[0])
+
+
 def _ranks_of_host(topology: Topology) -> range:
     """The ranks that torchrun has started on this host; where another launcher did, the next rank alone."""
     try:

@@ -53,6 +53,8 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
             }
         if get_origin(choice) is Literal:
             words = get_args(choice)
+            if not isinstance(value, str) and len(choices) > 1:
+                continue
             if not isinstance(value, str) or value not in words:
                 raise RecipeError(f"{_shown(value)} is not one of {listed(words)}{nearest(value, words)}", where)
             return value
@@ -86,6 +88,8 @@ def _type_words(kind: Any) -> str:
         return f"a mapping with the keys {listed(_fields(kind))}"
     if get_origin(kind) is dict:
         return "a mapping of name: value"
+    if get_origin(kind) is Literal:
+        return listed(get_args(kind))
     if get_origin(kind) is not tuple:
         return _TYPE_WORDS[kind]
     item, *others = get_args(kind)

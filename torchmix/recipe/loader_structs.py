@@ -22,22 +22,29 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which processes make the steps, and what of each node they may take; it does not affect the order."""
 
-    where: tuple[Literal["node", "remote"], ...] | Literal["in_process", "node", "job", "remote"] = "node"
-    """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader. `job` and `remote`: as
-    `node`, but that process opens no data file: it asks loaders, which the job runs on each of its nodes, or which
-    `torchmix serve` runs. `[node, remote]`: that process reads while `cpu` suffices, and then asks loaders."""
-    processes: int = 1
-    """Loaders of each node, with `job`."""
+    where: tuple[Literal["node", "remote"], ...] | Literal["in_process", "node", "job", "ray", "remote"] = "node"
+    """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader. `job`, `ray` and
+    `remote`: as `node`, but that process opens no data file: it asks loaders, which the job runs on each of its nodes,
+    or on a Ray cluster, or which `torchmix serve` runs. `[node, remote]`: that process reads while `cpu` suffices, and
+    then asks loaders."""
+    processes: int | Literal["auto"] = 1
+    """Loaders: of each node with `job`, of the cluster with `ray`, of `torchmix serve` with `remote`. `auto`: as many
+    as the profile asks for, each with its sources."""
     spares: int = 0
     """Processes of a node that wait, with their imports done, to replace one that is lost."""
     cpu: int | None = None
-    """Processors of a node for all of this, threads of tokenizers included; None: those that the job may use."""
+    """Processors of a node for all of this, threads of tokenizers included; None: those that the job may use. With
+    `ray`: of all loaders on the cluster; None: those of the cluster."""
     memory: str | int | None = None
-    """Bytes of a node for all of this: text such as 8GiB, or a number; None: what the job may use."""
+    """Bytes, likewise: text such as 8GiB, or a number."""
     endpoints: str | tuple[str, ...] | None = None
     """Where remote loaders are: `tcp://cpu-[0-3]:[7700-7707]`, a folder where they register, or several of these."""
     autoscale: Autoscale | None = None
-    """Bounds on the number of loaders, where `torchmix serve` starts and ends them by the load that is coming."""
+    """Bounds on the number of loaders, where `ray` or `torchmix serve` starts and ends them by the load that is
+    coming."""
+    address: str | None = None
+    """With `ray`: `HOST:PORT` of the cluster, or `auto`, which None means: that of RAY_ADDRESS, or of the first rank's
+    machine."""
     keys: str | None = None
     """The folder of this machine's keys for remote loaders, or a file of it; None: loaders of this machine, no keys."""
 

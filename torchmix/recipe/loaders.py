@@ -19,8 +19,13 @@ from torchmix.recipe.structs import Loaders
 MOST_SPARES = 16
 MOST_CPU = 4096
 MOST_PROCESSES = 256
-_WHERE = {"processes": "job", "endpoints": "remote", "keys": "remote"}
-"""Keys that one value of `where` has."""
+_WHERE = {
+    "processes": ("job", "ray", "remote"),
+    "endpoints": ("remote",),
+    "keys": ("remote",),
+    "address": ("ray",),
+}
+"""Keys that some values of `where` alone have."""
 
 
 def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
@@ -33,10 +38,19 @@ def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
         raise RecipeError(f"{loaders.spares} is not in [0, {MOST_SPARES}]", f"{where}.spares")
     if loaders.cpu is not None and not 1 <= loaders.cpu <= MOST_CPU:
         raise RecipeError(f"{loaders.cpu} is not in [1, {MOST_CPU}]", f"{where}.cpu")
-    if not 1 <= loaders.processes <= MOST_PROCESSES:
-        raise RecipeError(f"{loaders.processes} is not in [1, {MOST_PROCESSES}]", f"{where}.processes")
-    if loaders.where != "job" and loaders.processes != 1:
-        raise RecipeError(f"only `where: job` has processes, and this is `{loaders.where}`", f"{where}.processes")
+    if loaders.processes != "auto" and not 1 <= loaders.processes <= MOST_PROCESSES:
+        raise RecipeError(f"{loaders.processes} is not in [1, {MOST_PROCESSES}], nor auto", f"{where}.processes")
+    if not set(_WHERE["processes"]) & set(loaders.words) and loaders.processes != 1:
+        raise RecipeError(
+            f"only `where: job`, `ray` and `remote` have processes, and this is `{loaders.where}`", f"{where}.processes"
+        )
+    if loaders.where == "ray" and loaders.autoscale is not None and loaders.processes not in (1, "auto"):
+        raise RecipeError(
+            f"{loaders.processes} processes and autoscale contradict each other; write one of them",
+            f"{where}.processes",
+        )
+    if loaders.address is not None and (loaders.where != "ray" or not loaders.address):
+        raise RecipeError(f"of a Ray cluster, and this is `where: {loaders.where}`", f"{where}.address")
     if not isinstance(loaders.where, str) and loaders.where != ("node", "remote"):
         raise RecipeError(f"[{', '.join(loaders.where)}] is not [node, remote], the only list", f"{where}.where")
     if loaders.is_remote and not loaders.endpoints:
@@ -75,12 +89,17 @@ def loaders_of(call: str, loaders: Loaders, instead: str | Mapping[str, Any] | L
         where = keys.get("where", loaders.where)
         words = tuple(where) if isinstance(where, list | tuple) else (where,)
         own = msgspec.to_builtins(loaders)
-        meant = {name: value for name, value in own.items() if name not in _WHERE or _WHERE[name] in words}
+        meant = {name: value for name, value in own.items() if name not in _WHERE or set(_WHERE[name]) & set(words)}
         found: Loaders = build(Loaders, {**meant, **keys})
         check_loaders(found, "")
     except RecipeError as error:
         raise OptionError(f"{call}: loaders={instead!r}: {error}") from None
     return found
+
+
+def limits_of_node(loaders: Loaders) -> Loaders:
+    """The values whose `cpu` and `memory` bound what a node does for itself; with `ray` they bound the cluster's."""
+    return msgspec.structs.replace(loaders, cpu=None, memory=None) if loaders.where == "ray" else loaders
 
 
 def _keys_of_text(text: str) -> dict[str, Any]:

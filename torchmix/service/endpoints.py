@@ -10,8 +10,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ MOST_ENDPOINTS = 4096
 MOST_IPC_BYTES = 107
 """Most bytes of the path of a Unix socket."""
 SUFFIX = ".loader"
+NOBODYS_KEY = "0" * 40
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 
 
@@ -33,6 +34,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """Where it listens."""
     sources: dict[str, int] | None = None
     """Parts of each source that it has, of those that all loaders of the source have; None: it reads all sources."""
+    public: str = ""
+    """Its public key, where each loader has its own."""
 
 
 _decode = msgspec.json.Decoder(Registration).decode
@@ -46,10 +49,12 @@ class Endpoints:
     """Endpoints that are always looked for."""
     folders: tuple[Path, ...] = ()
     """Folders with registrations."""
+    parts_of: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Parts of sources that some of `fixed` have; the others read all."""
 
     def now(self) -> dict[str, Mapping[str, int] | None]:
         """All endpoints at this moment, sorted, with the parts of sources that each has; None: it reads all."""
-        found: dict[str, Mapping[str, int] | None] = dict.fromkeys(self.fixed)
+        found: dict[str, Mapping[str, int] | None] = {one: self.parts_of.get(one) for one in self.fixed}
         for folder in self.folders:
             found.update({one.endpoint: one.sources for one in registered(folder)})
         return {endpoint: found[endpoint] for endpoint in sorted(found)}
@@ -107,13 +112,14 @@ def expanded(text: str) -> list[str]:
     return found
 
 
-def register(folder: Path, endpoint: str, sources: Mapping[str, int] | None = None) -> Path:
+def register(folder: Path, endpoint: str, sources: Mapping[str, int] | None = None, public: str = "") -> Path:
     """Write a loader's registration, or replace it; the loader removes it when it ends.
 
     Args:
         folder: Where clients look.
         endpoint: Where the loader listens.
         sources: Parts of each source that it has; None: it reads all.
+        public: Its public key, where each loader has its own.
 
     Raises:
         OSError: The folder cannot be written.
@@ -121,7 +127,7 @@ def register(folder: Path, endpoint: str, sources: Mapping[str, int] | None = No
     folder.mkdir(parents=True, exist_ok=True)
     path = registration_path(folder, endpoint)
     new = folder / f".{path.stem}.{os.getpid()}"
-    one = Registration(endpoint=endpoint, sources=None if sources is None else dict(sources))
+    one = Registration(endpoint=endpoint, sources=None if sources is None else dict(sources), public=public)
     new.write_bytes(msgspec.json.encode(one) + b"\n")
     new.replace(path)
     return path
@@ -144,6 +150,29 @@ def registered(folder: Path) -> list[Registration]:
         if one.endpoint.startswith(("tcp://", "ipc://")) and len(one.endpoint) <= 4096:
             found.append(one)
     return found
+
+
+class KeysOfFolders(Mapping[str, str]):
+    """Public key of each loader that is registered in some folders, by endpoint, as it is now."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """Nothing is read."""
+        self._folders = folders
+        self._seen: dict[str, str] = {}
+
+    def _now(self) -> dict[str, str]:
+        return {one.endpoint: one.public for folder in self._folders for one in registered(folder)}
+
+    def __getitem__(self, endpoint: str) -> str:
+        """The key; of a loader that has just left the last one, or one that nobody has."""
+        self._seen.update(self._now())
+        return self._seen.get(endpoint) or NOBODYS_KEY
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
 
 
 def with_port(bind: str, number: int) -> str:

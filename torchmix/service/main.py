@@ -88,7 +88,7 @@ _decode_start = msgspec.msgpack.Decoder(LoaderStart).decode
 decode_said = msgspec.msgpack.Decoder(LoaderSays).decode
 
 
-def framed(message: LoaderStart | LoaderSays) -> bytes:
+def framed(message: msgspec.Struct) -> bytes:
     """A message behind its length."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
@@ -134,7 +134,7 @@ def main(descriptor: int, ignored: Collection[int], cpu: int) -> NoReturn:
 def run_loader(end: socket.socket) -> int:
     """Serve until the other end goes; the exit code."""
     try:
-        start = _decode_start(_receive(end))
+        start = _decode_start(receive(end))
     except EOFError:
         return 0
     with ExitStack() as stack:
@@ -227,7 +227,7 @@ def _keys(start: LoaderStart) -> ServerKeys | None:
     return server_keys(Path(start.keys)) if start.keys else None
 
 
-def _receive(end: socket.socket) -> bytes:
+def receive(end: socket.socket) -> bytes:
     """The first message.
 
     Raises:

@@ -18,7 +18,7 @@ from torchmix.errors import LoaderLost, OptionError
 from torchmix.reader.images import CACHE_BYTES, ImageReader
 from torchmix.reader.protocol import StepReader
 from torchmix.reader.reader import Reader
-from torchmix.service.endpoints import Endpoints
+from torchmix.service.endpoints import Endpoints, KeysOfFolders
 from torchmix.service.fleet import LoaderFleet
 from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.here.cpu_share import CpuShare
@@ -43,9 +43,11 @@ class FleetSettings:
     own: KeyPair | None = field(default=None, compare=False)
     """The client's keys where they lie in no folder. Leaders that share a worker have one each; any of them will do."""
     server_of: dict[str, str] = field(default_factory=dict)
-    """With `own`: public key of each loader, by endpoint."""
+    """With `own`: public key of each loader, by endpoint; of those in `folders` their files have it."""
     near_of: dict[str, str] = field(default_factory=dict)
     """With `own`: sockets of loaders of this node, where no keys are needed, by endpoint."""
+    parts_of: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Parts of sources that some of `endpoints` have; the others read all."""
     lost_s: float
     """How long no loader may answer."""
     node_cpu: int = 0
@@ -142,7 +144,8 @@ def _fleet(
         masked=tuple(sorted(masked)),
     )
     links = LoaderLinks(_keys(settings))
-    endpoints = Endpoints(fixed=settings.endpoints, folders=tuple(map(Path, settings.folders)))
+    folders = tuple(map(Path, settings.folders))
+    endpoints = Endpoints(fixed=settings.endpoints, folders=folders, parts_of=settings.parts_of)
     patience = FleetPatience(lost_s=settings.lost_s)
     return LoaderFleet(FleetMembers(endpoints, links, hello, patience=patience, is_stopped=is_stopped))
 
@@ -172,5 +175,6 @@ def _images(
 
 def _keys(settings: FleetSettings) -> ClientKeys | None:
     if settings.own is not None:
-        return ClientKeys(own=settings.own, server_of=settings.server_of, near_of=settings.near_of)
+        in_folders = KeysOfFolders(tuple(map(Path, settings.folders)))
+        return ClientKeys(own=settings.own, server_of=settings.server_of or in_folders, near_of=settings.near_of)
     return client_keys(Path(settings.keys)) if settings.keys else None

@@ -35,7 +35,7 @@ from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.fingerprint import recipe_keys
 from torchmix.recipe.load import recipe_and_directory
-from torchmix.recipe.loaders import loaders_of
+from torchmix.recipe.loaders import limits_of_node, loaders_of
 from torchmix.recipe.options import true_or_false
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.source.bad_rows import max_bad_of
@@ -131,6 +131,7 @@ def build_loader(
     with announcing_failures(store, rank=dist.get_rank() if is_job else 0):
         whole, folder = recipe_and_directory("build_loader", recipe, directory)
         means = loaders_of("build_loader", whole.loaders, loaders)
+        of_node = limits_of_node(means)
         planned = part_of(whole, part, one_pass=true_or_false("build_loader", "one_pass", one_pass))
         _check_topology(topology)
         if topology is None:
@@ -212,7 +213,7 @@ def build_loader(
             here = leaders_here(tree, is_job=liveness is not None)
             samples = samples_of_leaders(planned, dp=tree.topology.dp, num_leaders=here)
             memory_budget(
-                planned, catalog, whole.read, means, samples_here=samples, num_leaders=here, look_ahead=look_ahead
+                planned, catalog, whole.read, of_node, samples_here=samples, num_leaders=here, look_ahead=look_ahead
             ).check()
             node = None
             if means.where != "in_process":

@@ -18,18 +18,22 @@ from torchmix.catalog.store import Catalog
 from torchmix.catalog.views.wanted import views_of
 from torchmix.indexing.scan import catalog_if_any, ensure_catalog
 from torchmix.indexing.wanted_rows import wanted_rows
-from torchmix.parallel.open_liveness import store_address
+from torchmix.parallel.open_liveness import own_connection, store_address
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
 from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.structs import Loaders, Recipe
 from torchmix.service.endpoints import endpoints_of
-from torchmix.service.job.open_job import JobPlace, JobUse, open_job_loaders
+from torchmix.service.job.open_job import JobPlace, JobUse, LoadersOfNodes, open_job_loaders
+from torchmix.service.job.ray_loaders import RayMeans
 from torchmix.service.job.roster import JobStore
 from torchmix.service.keys import client_keys
 from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
+from torchmix.service.scale.bounds import FIRST_STEPS, coming_loads
+from torchmix.service.scale.partition import LoaderPlace, partition_of_nodes
+from torchmix.steps.memory_budget import loader_budget
 from torchmix.steps.node_limits import processors
 from torchmix.steps.worker.open_node import NODE_VARIABLE, node_name
 
@@ -81,7 +85,7 @@ def job_loaders(
         OptionError: A node has no address that the others reach.
         TorchmixError: A catalog cannot be made, or a loader cannot serve.
     """
-    if means.where != "job":
+    if means.where not in ("job", "ray"):
         return None
     parts = {name: part_of(whole, name) for name in PARTS if has_part(whole, name)}
     if tree.is_leader:
@@ -93,7 +97,7 @@ def job_loaders(
         catalog_folder=str((folder / whole.catalog).absolute()),
         cache_bytes=parse_bytes(whole.read.cache, where="read.cache"),
         bind="",
-        cpu=max(1, (means.cpu or processors()) // means.processes),
+        cpu=means.cpu or processors() if means.where == "job" else 0,
         ignored_signals=tuple(sorted(ignored_signals)),
     )
     place = JobPlace(
@@ -102,8 +106,30 @@ def job_loaders(
         node=node_name() or f"{socket.gethostname()} {os.environ.get(NODE_VARIABLE, '')}",
         store=store,
         store_address=None if store is None else store_address(store),
+        own_store=lambda: own_connection(store),
     )
-    return open_job_loaders(start, processes=means.processes, place=place, lost_s=LOST_S, check=check)
+    return open_job_loaders(start, means=_means(means, start), place=place, lost_s=LOST_S, check=check)
+
+
+def _means(means: Loaders, start: LoaderStart) -> LoadersOfNodes | RayMeans:
+    """How many loaders there are, and where."""
+    if means.where == "ray":
+        return RayMeans(
+            address=means.address or "auto",
+            processes=means.processes,
+            autoscale=means.autoscale,
+            cpu=means.cpu,
+            memory_bytes=None if means.memory is None else parse_bytes(means.memory, where="loaders.memory"),
+        )
+    if means.processes != "auto":
+        return LoadersOfNodes(processes=means.processes)
+    part = start.parts["train"]
+
+    def places(nodes: int) -> tuple[LoaderPlace, ...]:
+        loads = coming_loads(part, Path(start.catalog_folder)).mean(0, FIRST_STEPS)
+        return partition_of_nodes(loads, loader_budget(means, part.batch, nodes=nodes), nodes=nodes).loaders
+
+    return LoadersOfNodes(places=places)
 
 
 def catalog_of(part: Part, whole: Recipe, folder: Path) -> Catalog:

@@ -17,9 +17,10 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.reader.rows.kept_ids import MEMORY_BYTES
 from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
 from torchmix.recipe.parts import Part
-from torchmix.recipe.ramp import most_length, most_samples
-from torchmix.recipe.structs import Loaders, Read
-from torchmix.steps.node_limits import memory_bytes
+from torchmix.recipe.ramp import most_length, most_samples, most_tokens
+from torchmix.recipe.structs import Batch, Loaders, Read
+from torchmix.service.scale.partition import LoaderBudget
+from torchmix.steps.node_limits import memory_bytes, processors
 
 PROCESS_BYTES = 96 << 20
 """A worker process with its imports, its buffers and the allocator's slack; measured 40 to 90 MiB."""
@@ -29,6 +30,8 @@ DECODED_BYTES = 8
 """Most bytes of a token in a decoded page."""
 STEP_TOKEN_BYTES = 10
 """Bytes of a token of a built step: 8 of tokens and labels, and what spans take."""
+STEPS_HELD = 6
+"""Built steps of a node worker at the usual look-ahead of 2."""
 ROW_BYTES = 24
 """Bytes of a row in the order of a window."""
 ROW_WINDOW = 16_384
@@ -87,10 +90,10 @@ def memory_budget(
         look_ahead: Finished steps that may wait on each rank.
     """
     is_node = loaders.where != "in_process"
-    shared = loaders.processes if loaders.where == "job" else 0
+    shared = int(loaders.processes) if loaders.where == "job" and loaders.processes != "auto" else 0
     readers = num_leaders
     if is_node:
-        readers = loaders.processes
+        readers = max(1, shared)
     caches = 1 if is_node else num_leaders  # the loaders of a node share one
     sources = [catalog.sources[name] for name in part.sources]
     decoded = sum(source.num_tokens for source in sources if READ_AS[source.format].type_in_file is None)
@@ -108,6 +111,25 @@ def memory_budget(
         terms={name: value for name, value in terms.items() if value},
         limit_bytes=memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory"),
         is_given=loaders.memory is not None,
+    )
+
+
+def loader_budget(loaders: Loaders, batch: Batch, *, nodes: int = 1) -> LoaderBudget:
+    """What shared loaders may take, all together. Where they are on the machines of the run, a processor of each, and
+    the memory of built steps of a whole global batch, are the node worker's.
+
+    Args:
+        loaders: The recipe's; what it does not say is what this machine has, which stands for all of them.
+        batch: The recipe's.
+        nodes: Machines that run loaders.
+    """
+    is_shared = loaders.where != "ray" and not loaders.is_remote
+    memory = memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory")
+    return LoaderBudget(
+        cpu=nodes * (loaders.cpu or processors()),
+        memory_bytes=nodes * memory,
+        node_cpu=nodes if is_shared else 0,
+        node_bytes=nodes * (PROCESS_BYTES + STEPS_HELD * STEP_TOKEN_BYTES * most_tokens(batch)) if is_shared else 0,
     )
 
 

@@ -51,7 +51,9 @@ def told(nodes: list[str], networks: list[str], address: str = "10.0.0.{}") -> t
 
 def test_the_first_rank_of_each_node_starts_loaders_and_all_know_all() -> None:
     ranks, store = told(["a", "a", "b", "c", "b"], ["x", "x", "y", "z", "y"])
-    nodes = Nodes(hosts=(0, 2, 3), num_networks=3, clients=tuple(f"key {rank}" for rank in range(5)))
+    nodes = Nodes(
+        hosts=(0, 2, 3), host_of=(0, 0, 2, 3, 2), num_networks=3, clients=tuple(f"key {rank}" for rank in range(5))
+    )
     loaders = NodeLoaders(
         public_of={f"tcp://10.0.0.{rank}:1": f"server {rank}" for rank in (0, 2, 3)},
         near_of={

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from torchmix.catalog.store import Catalog
 from torchmix.cli.check.findings import Finding, Level
 from torchmix.errors import RecipeError
+from torchmix.recipe.loaders import limits_of_node
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_samples
 from torchmix.recipe.structs import Recipe
@@ -26,7 +27,7 @@ def budget_of(whole: Recipe, part: Part, catalog: Catalog) -> MemoryBudget:
         part,
         catalog,
         whole.read,
-        whole.loaders,
+        limits_of_node(whole.loaders),
         samples_here=most_samples(part.batch),
         num_leaders=1,
         look_ahead=LOOK_AHEAD,

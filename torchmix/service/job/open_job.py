@@ -1,10 +1,11 @@
 """The loaders of a job: started together, shared by the loaders of a process, left together.
 
 In: what loaders serve, and the ranks of the job. Out: settings of a client that asks all of them. Must hold: the first
-rank of each node, leader or not, starts its loaders, and they end with it, however it ends; keys are made for this run,
-secrets stay in the memory of the processes that use them. A node asks its own loaders over sockets in a folder of this
-user alone, without keys, which costs a third. A collective: all ranks call it, as often and in the same
-order. Cost: the imports of the loaders, once for all parts of a recipe that are open together.
+rank of each node, leader or not, starts its loaders, or the first of all has them started on a Ray cluster, and they
+end with it, however it ends; keys are made for this run, secrets stay in the memory of the processes that use them. A
+node asks its own loaders over sockets in a folder of this user alone, without keys, which costs a third. A collective:
+all ranks call it, as often and in the same order. Cost: the imports of the loaders, once for all parts of a recipe that
+are open together.
 """
 
 from __future__ import annotations
@@ -14,20 +15,34 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from torchmix.service.endpoints import MOST_IPC_BYTES
 from torchmix.service.job.address import bind_of, network_name, own_address
-from torchmix.service.job.roster import JobStore, NearSocket, NodeLoaders, Nodes, Present, loaders_of_job, nodes_of
+from torchmix.service.job.ray_loaders import RayMeans, open_ray_loaders
+from torchmix.service.job.roster import (
+    JobStore,
+    NearSocket,
+    NodeLoaders,
+    Nodes,
+    Present,
+    loaders_of_job,
+    nodes_of,
+    text_of,
+    value_of,
+)
 from torchmix.service.keys import KeyPair
 from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.pool import LoaderPool, starts_of
+from torchmix.service.scale.partition import LoaderPlace
+from torchmix.service.scale.shares import LoaderShare, shared_cache, shares_of_nodes
 from torchmix.service.server import new_pair
 
 _lock = threading.Lock()
@@ -49,19 +64,44 @@ class JobPlace:
     """The job's; None where all ranks are in this process."""
     store_address: tuple[str, int] | None = None
     """Host and port of the store, if it has one."""
+    own_store: Callable[[], JobStore] = lambda: None
+    """Makes a connection to the store of its own, for a thread."""
+
+
+class LoaderHold(Protocol):
+    """What starts and ends loaders."""
+
+    def close(self) -> None:
+        """End them; may be called again."""
+        ...
+
+
+class NoLoaders:
+    """What a rank holds that has started none."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadersOfNodes:
+    """How many loaders each node has."""
+
+    processes: int = 1
+    places: Callable[[int], Sequence[LoaderPlace]] | None = None
+    """In the place of `processes`: from a number of nodes to the loaders of all, as many for each."""
 
 
 class JobLoaders:
     """The loaders of a node, where this process has started them, and the way to those of all nodes."""
 
-    def __init__(self, pool: LoaderPool | None, fleet: FleetSettings) -> None:
+    def __init__(self, held: LoaderHold, fleet: FleetSettings) -> None:
         """Nobody uses them yet."""
         self.fleet = fleet
-        self.pool = pool
+        self._held = held
         self._process = os.getpid()
         self._num_users = 0
-        if pool is not None:
-            atexit.register(pool.close)
+        atexit.register(held.close)
 
     @property
     def is_closed(self) -> bool:
@@ -78,9 +118,9 @@ class JobLoaders:
         if os.getpid() != self._process:
             return
         self._num_users -= 1
-        if self._num_users == 0 and self.pool is not None:
-            atexit.unregister(self.pool.close)
-            self.pool.close()
+        if self._num_users == 0:
+            atexit.unregister(self._held.close)
+            self._held.close()
 
 
 class JobUse:
@@ -98,7 +138,7 @@ class JobUse:
 def open_job_loaders(
     start: LoaderStart,
     *,
-    processes: int,
+    means: LoadersOfNodes | RayMeans,
     place: JobPlace,
     lost_s: float,
     check: Callable[[], None] = lambda: None,
@@ -107,14 +147,14 @@ def open_job_loaders(
 
     Args:
         start: What they serve; its `bind` and its keys are not looked at.
-        processes: Loaders of each node.
+        means: How many there are, and where.
         place: Where this rank stands.
         lost_s: How long no loader may answer.
         check: Raises while this waits, if a rank is lost.
 
     Raises:
-        OptionError: A node has no address that the others reach.
-        TorchmixError: A loader cannot serve.
+        OptionError: A node has no address that the others reach; or ray is not installed.
+        TorchmixError: A loader cannot serve; or there is no profile, which tells how many there are.
         OSError: A process cannot be started.
     """
     global _num_opened
@@ -125,40 +165,91 @@ def open_job_loaders(
                 return found.join()
         client = new_pair()
         own = Present(node=place.node, network=network_name(), public=client.public)
-        held: LoaderPool | None
-        mine: NodeLoaders | None
-        if place.store is None:
-            held, loaders = _start(
-                start, processes, Nodes(hosts=(0,), num_networks=1, clients=(own.public,)), own, place
-            )
-        else:
+        prefix, rank = "", 0 if place.store is None else place.rank
+        nodes = Nodes(hosts=(0,), num_networks=1, clients=(client.public,))
+        if place.store is not None:
             _num_opened += 1
-            prefix, rank = f"torchmix/loaders/{_num_opened}", place.rank
+            prefix = f"torchmix/loaders/{_num_opened}"
             nodes = nodes_of(place.store, prefix, own, rank=rank, world_size=place.world_size, check=check)
-            held, mine = _start(start, processes, nodes, own, place) if rank in nodes.hosts else (None, None)
-            try:
-                loaders = loaders_of_job(place.store, prefix, mine, nodes, rank=rank, check=check)
-            except BaseException:
-                if held is not None:
-                    held.close()
-                raise
-        entry = JobLoaders(held, fleet_settings(client, loaders, own, lost_s))
+        held: LoaderHold
+        if isinstance(means, RayMeans):
+            held, folder = open_ray_loaders(
+                start,
+                means,
+                nodes,
+                store=place.store,
+                own_store=place.own_store,
+                prefix=prefix,
+                rank=rank,
+                check=check,
+            )
+            fleet = FleetSettings(endpoints=(), folders=(str(folder),), own=client, lost_s=lost_s)
+        else:
+            held, loaders = _open_nodes(start, means, nodes, own, place, prefix, rank, check)
+            fleet = fleet_settings(client, loaders, own, lost_s)
+        entry = JobLoaders(held, fleet)
         _open.append((place.store, start, entry))
         return entry.join()
 
 
+def _open_nodes(
+    start: LoaderStart,
+    means: LoadersOfNodes,
+    nodes: Nodes,
+    own: Present,
+    place: JobPlace,
+    prefix: str,
+    rank: int,
+    check: Callable[[], None],
+) -> tuple[LoaderHold, NodeLoaders]:
+    """Start the loaders of this node; those of all nodes."""
+    shares: list[list[LoaderShare]] = []
+    if means.places is not None:
+        if rank == 0:
+            shares = shares_of_nodes(means.places(len(nodes.hosts)), len(nodes.hosts))
+            if place.store is not None:
+                place.store.set(f"{prefix}/shares", text_of(shares))
+        else:
+            shares = value_of(place.store, f"{prefix}/shares", _decode_shares, check)
+    held: LoaderHold = NoLoaders()
+    mine: NodeLoaders | None = None
+    try:
+        if rank in nodes.hosts:
+            own_shares = shares[nodes.hosts.index(rank)] if shares else []
+            held, mine = _start(start, means.processes, own_shares, nodes, own, place)
+        if place.store is None:
+            assert mine is not None
+            return held, mine
+        return held, loaders_of_job(place.store, prefix, mine, nodes, rank=rank, check=check)
+    except BaseException:
+        held.close()
+        raise
+
+
 def _start(
-    start: LoaderStart, processes: int, nodes: Nodes, own: Present, place: JobPlace
+    start: LoaderStart, processes: int, shares: Sequence[LoaderShare], nodes: Nodes, own: Present, place: JobPlace
 ) -> tuple[LoaderPool, NodeLoaders]:
     """The loaders of this node."""
     pair = new_pair()
     bind = bind_of(own_address(place.store_address))
+    processes = len(shares) or processes
     near = tempfile.mkdtemp(prefix="torchmix-")  # of mode 0700
     is_short = len(os.fsencode(f"{near}/{processes}")) <= MOST_IPC_BYTES
     start = msgspec.structs.replace(
-        start, bind=bind, near=f"ipc://{near}" if is_short else "", own=pair, allowed=nodes.clients
+        start,
+        bind=bind,
+        near=f"ipc://{near}" if is_short else "",
+        own=pair,
+        allowed=nodes.clients,
+        cpu=max(1, start.cpu // processes),
     )
     starts = starts_of(start, processes)
+    if shares:
+        caches = shared_cache(start.cache_bytes, [one.page_bytes for one in shares])
+        starts = [
+            msgspec.structs.replace(one, sources=share.sources, cache_bytes=cache)
+            for one, share, cache in zip(starts, shares, caches, strict=True)
+        ]
     try:
         pool = LoaderPool(starts)
     finally:
@@ -169,7 +260,8 @@ def _start(
         for endpoint, one in zip(pool.endpoints, starts, strict=True)
         if one.near
     }
-    return pool, NodeLoaders(public_of=dict.fromkeys(pool.endpoints, pair.public), near_of=sockets)
+    parts_of = {endpoint: share.sources for endpoint, share in zip(pool.endpoints, shares, strict=False)}
+    return pool, NodeLoaders(public_of=dict.fromkeys(pool.endpoints, pair.public), near_of=sockets, parts_of=parts_of)
 
 
 def fleet_settings(pair: KeyPair, loaders: NodeLoaders, own: Present, lost_s: float) -> FleetSettings:
@@ -179,5 +271,14 @@ def fleet_settings(pair: KeyPair, loaders: NodeLoaders, own: Present, lost_s: fl
         for endpoint, near in loaders.near_of.items()
         if (near.node, near.network) == (own.node, own.network)
     }
-    endpoints = tuple(sorted(loaders.public_of))
-    return FleetSettings(endpoints=endpoints, own=pair, server_of=loaders.public_of, near_of=near_of, lost_s=lost_s)
+    return FleetSettings(
+        endpoints=tuple(sorted(loaders.public_of)),
+        own=pair,
+        server_of=loaders.public_of,
+        near_of=near_of,
+        parts_of=loaders.parts_of,
+        lost_s=lost_s,
+    )
+
+
+_decode_shares = msgspec.json.Decoder(list[list[LoaderShare]]).decode

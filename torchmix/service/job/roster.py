@@ -39,6 +39,8 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True):
 
     hosts: tuple[int, ...]
     """The first rank of each node."""
+    host_of: tuple[int, ...] = ()
+    """The first rank of each rank's node; empty where one process has all ranks."""
     num_networks: int
     clients: tuple[str, ...]
     """Public keys of all ranks."""
@@ -61,6 +63,8 @@ class NodeLoaders(msgspec.Struct, frozen=True, kw_only=True):
     """Public key of each loader, by endpoint."""
     near_of: dict[str, NearSocket] = {}
     """Sockets for the ranks of the loader's own node, by endpoint."""
+    parts_of: dict[str, dict[str, int]] = {}
+    """Parts of sources that each has, by endpoint; one that is not named reads all."""
 
 
 _decode_present = msgspec.json.Decoder(Present).decode
@@ -81,19 +85,20 @@ def nodes_of(
         world_size: Ranks of the job.
         check: Raises while this waits, if a rank is lost.
     """
-    store.set(f"{prefix}/present/{rank}", _text(own))
+    store.set(f"{prefix}/present/{rank}", text_of(own))
     if rank == 0:
-        ranks = [_value(store, f"{prefix}/present/{each}", _decode_present, check) for each in range(world_size)]
+        ranks = [value_of(store, f"{prefix}/present/{each}", _decode_present, check) for each in range(world_size)]
         first: dict[str, int] = {}
         for number, each in enumerate(ranks):
             first.setdefault(each.node, number)
         found = Nodes(
             hosts=tuple(first.values()),
+            host_of=tuple(first[each.node] for each in ranks),
             num_networks=len({each.network for each in ranks}),
             clients=tuple(each.public for each in ranks),
         )
-        store.set(f"{prefix}/nodes", _text(found))
-    return _value(store, f"{prefix}/nodes", _decode_nodes, check)
+        store.set(f"{prefix}/nodes", text_of(found))
+    return value_of(store, f"{prefix}/nodes", _decode_nodes, check)
 
 
 def loaders_of_job(
@@ -119,22 +124,24 @@ def loaders_of_job(
                 f"loaders of rank {rank} listen at {near[0]}, which the other nodes of the job do not reach: this "
                 f"machine comes to the job's store over loopback. Name its address in {ADDRESS_VARIABLE}"
             )
-        store.set(f"{prefix}/loaders/{rank}", _text(own))
+        store.set(f"{prefix}/loaders/{rank}", text_of(own))
     if rank == 0:
-        every = [_value(store, f"{prefix}/loaders/{host}", _decode_loaders, check) for host in nodes.hosts]
+        every = [value_of(store, f"{prefix}/loaders/{host}", _decode_loaders, check) for host in nodes.hosts]
         whole = NodeLoaders(
             public_of={key: value for each in every for key, value in each.public_of.items()},
             near_of={key: value for each in every for key, value in each.near_of.items()},
+            parts_of={key: value for each in every for key, value in each.parts_of.items()},
         )
-        store.set(f"{prefix}/loaders", _text(whole))
-    return _value(store, f"{prefix}/loaders", _decode_loaders, check)
+        store.set(f"{prefix}/loaders", text_of(whole))
+    return value_of(store, f"{prefix}/loaders", _decode_loaders, check)
 
 
-def _text(value: msgspec.Struct) -> str:
+def text_of(value: object) -> str:
+    """A value as the store keeps it."""
     return msgspec.json.encode(value).decode()
 
 
-def _value(store: JobStore, key: str, decode: Callable[[bytes], _Value], check: Callable[[], None]) -> _Value:
+def value_of(store: JobStore, key: str, decode: Callable[[bytes], _Value], check: Callable[[], None]) -> _Value:
     """The value of a key, waited for without a limit: a catalog may be made meanwhile, and `check` tells of losses."""
     pause_s = 0.002
     while not store.check([key]):

@@ -36,7 +36,7 @@ def connected(address: str) -> Any:
             if _HOST_PORT.fullmatch(address):  # ray itself tries for minutes
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
-            ray.init(address=address, log_to_driver=False, namespace="torchmix")
+            ray.init(address=address, log_to_driver=False, logging_level="WARNING", namespace="torchmix")
         except (OSError, ValueError, RuntimeError) as error:
             raise OptionError(f"there is no Ray cluster at {address!r}: {error}; run ray start first") from error
     return ray

@@ -7,5 +7,7 @@ loads.py      steps -> what they cost loaders
 rule.py       when loaders are started and ended
 progress.py   how far a run is
 scaling.py    loaders that follow a run
+bounds.py     how many loaders there may be, from what the user says
+shares.py     which sources and how much of the cache each loader has
 local.py      loaders of this machine, started and ended one by one
 """

@@ -87,6 +87,8 @@ class LoaderPlace:
     """Nanoseconds a step."""
     memory_bytes: int = 0
     """Beside its process."""
+    page_bytes: int = 0
+    """Decoded pages in that; the rest are states of sources."""
     parts: dict[str, int] = field(default_factory=dict)
     """Parts of each source that it reads, by name; a source has as many parts as all its loaders have together."""
 
@@ -163,6 +165,22 @@ def partition(
     )
 
 
+def partition_of_nodes(loads: Sequence[SourceLoad], budget: LoaderBudget, *, nodes: int) -> Partition:
+    """Give each source its loaders, of which each of some nodes has as many.
+
+    Args:
+        loads: As of `partition`.
+        budget: Of all nodes together.
+        nodes: 1 or more.
+
+    Raises:
+        OptionError: The budget has too few processors, or too little memory.
+    """
+    count = len(partition(loads, budget, least=min(nodes, budget.most_processes)).loaders)
+    each = max(1, min(-(-count // nodes), budget.most_processes // nodes))
+    return partition(loads, budget, processes=each * nodes)
+
+
 def _clusters(loads: Sequence[SourceLoad]) -> list[list[SourceLoad]]:
     """Sources in descending order of cost, cut where a source costs the most times its next."""
     gaps = [(Fraction(max(1, one.cost), max(1, other.cost)), -i) for i, (one, other) in enumerate(pairwise(loads))]
@@ -224,6 +242,7 @@ def _places(loads: Sequence[SourceLoad], count: int, room_bytes: int) -> list[Lo
             place = places[at]
             place.cost += cost
             place.memory_bytes += pages
+            place.page_bytes += pages
             place.parts[load.name] = place.parts.get(load.name, 0) + 1
     return places
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.loaders import loaders_of
+from torchmix.recipe.loaders import limits_of_node, loaders_of
 from torchmix.recipe.structs import Loaders
 from torchmix.steps.node_limits import processors
 from torchmix.steps.worker.host import NodeHost, NodeOptions
@@ -52,6 +52,7 @@ def start_worker(
 
 def options_of(means: Loaders, ignored_signals: Collection[int]) -> NodeOptions:
     """How workers run by the recipe's `loaders`."""
+    means = limits_of_node(means)
     return NodeOptions(
         ignored_signals=tuple(sorted(ignored_signals)),
         spares=means.spares,

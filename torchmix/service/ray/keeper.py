@@ -1,0 +1,110 @@
+"""The process that keeps a job's loaders on Ray, as the job's first rank sees it: started, watched, ended.
+
+In: what it is told. Out: loaders in its folder. Must hold: it comes back when it is lost, and starts other loaders;
+it ends with this process. Cost: a thread that sleeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+from multiprocessing.connection import wait
+
+from torchmix.errors import LoaderLost
+from torchmix.parallel.children.interpreter import start_interpreter
+from torchmix.service.main import framed, receive
+from torchmix.service.ray.main import RayStart, decode_ray_listens
+
+logger = logging.getLogger(__name__)
+
+KEEPER = "torchmix.service.ray.main"
+END_S = 60.0
+"""How long it may take to end its loaders, before it is killed and Ray ends them."""
+FIRST_AGAIN_S, MOST_AGAIN_S = 1.0, 60.0
+
+
+class RayKeeper:
+    """The process, in a thread's sight."""
+
+    def __init__(self, start: RayStart) -> None:
+        """Start it, and wait until the loaders listen.
+
+        Args:
+            start: What it is told.
+
+        Raises:
+            TorchmixError: There is no cluster, no profile or no room; or ray is not installed.
+            OSError: It cannot be started.
+        """
+        self._start = start
+        self._is_ending = threading.Event()
+        self.num_lost = 0
+        self._end, self.process = self._started()
+        try:
+            self._listens()
+        except BaseException:
+            self._stop()
+            raise
+        self._thread = threading.Thread(target=self._watch, name="torchmix-ray", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it with its loaders; may be called again."""
+        self._is_ending.set()
+        self._stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(END_S)
+
+    def _started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        ours, theirs = socket.socketpair()
+        ignored = {int(signal.SIGINT), *self._start.loader.ignored_signals}
+        try:
+            with theirs:
+                process = start_interpreter(KEEPER, theirs, ignored_signals=ignored)
+            ours.sendall(framed(self._start))
+        except BaseException:
+            ours.close()
+            raise
+        return ours, process
+
+    def _listens(self) -> None:
+        """Wait until the loaders listen."""
+        try:
+            said = decode_ray_listens(receive(self._end))
+        except (EOFError, OSError) as error:
+            raise LoaderLost(f"the process {self.process.pid}, which starts loaders on Ray, has ended") from error
+        if said.error is not None:
+            raise said.error.error()
+
+    def _stop(self) -> None:
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._end.close()
+
+    def _watch(self) -> None:
+        again_s = FIRST_AGAIN_S
+        while not self._is_ending.is_set():
+            if not wait([self._end], 1.0) or self._is_ending.is_set():
+                continue
+            self.process.kill()
+            code = self.process.wait()
+            self.num_lost += 1
+            logger.warning("process %d, which keeps loaders on Ray, has ended with %d", self.process.pid, code)
+            if self._is_ending.wait(again_s):
+                return
+            again_s = min(2 * again_s, MOST_AGAIN_S)
+            try:
+                self._end.close()
+                self._end, self.process = self._started()
+                self._listens()
+            except Exception as error:
+                logger.warning("loaders on Ray cannot be started again: %s", error)

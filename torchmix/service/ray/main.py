@@ -1,0 +1,137 @@
+"""What runs in the process that keeps the loaders of a job on a Ray cluster.
+
+In: a socket to the job's first rank, which says what they serve, how many there may be, and where they are registered.
+Out: over that socket a word once they listen, or why they do not; in the folder their registrations, which follow them.
+Must hold: it ends the loaders when the rank does, however it ends; where this process is killed itself, Ray ends them,
+since they are actors of its connection. Cost: a process of some 150 MB beside the rank, which thus has none of Ray's
+threads and handlers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Collection
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import msgspec
+
+from torchmix.errors import TorchmixError
+from torchmix.parallel.children.interpreter import ignore_signals
+from torchmix.parallel.error_form import ErrorForm
+from torchmix.recipe.loader_structs import Autoscale
+from torchmix.service.endpoints import SUFFIX
+from torchmix.service.main import LoaderStart, framed, receive
+from torchmix.service.ray.connect import connected
+from torchmix.service.ray.seats import RaySeats
+from torchmix.service.scale.bounds import bounds_of, budget_of_cluster, coming_loads
+from torchmix.service.scale.scaling import ScaledLoaders
+
+logger = logging.getLogger(__name__)
+
+FOLLOW_S = 0.5
+
+
+class RayStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process is told."""
+
+    loader: LoaderStart
+    """What all loaders are told."""
+    address: str
+    """The cluster."""
+    folder: str
+    """Where the loaders are registered, and the run writes its progress; of this machine."""
+    processes: int | Literal["auto"] = 1
+    autoscale: Autoscale | None = None
+    cpu: int | None = None
+    """Processors of all loaders; None: the cluster's."""
+    memory_bytes: int | None = None
+    """Memory of all loaders; None: the cluster's."""
+
+
+class RayListens(msgspec.Struct, frozen=True, kw_only=True):
+    """What it answers."""
+
+    error: ErrorForm | None = None
+
+
+_decode_start = msgspec.msgpack.Decoder(RayStart).decode
+decode_ray_listens = msgspec.msgpack.Decoder(RayListens).decode
+
+
+def main(descriptor: int, ignored: Collection[int], cpu: int) -> NoReturn:
+    """All that the process does.
+
+    Args:
+        descriptor: Its end of a pair of sockets.
+        ignored: Signals that do not end it.
+        cpu: Not used.
+    """
+    code = 1
+    try:
+        ignore_signals(ignored)
+        with socket.socket(fileno=descriptor) as end:
+            code = keep_loaders(end, ignored)
+    except BaseException:  # the edge of a process
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # whoever read it has gone
+                stream.flush()
+        os._exit(code)
+
+
+def keep_loaders(end: socket.socket, ignored: Collection[int] = ()) -> int:
+    """Keep the loaders until the other end goes; the exit code."""
+    try:
+        start = _decode_start(receive(end))
+    except EOFError:
+        return 0
+    try:
+        loaders = _open(start, ignored)
+    except (TorchmixError, OSError) as error:
+        with suppress(OSError):
+            end.sendall(framed(RayListens(error=ErrorForm.of(error))))
+        return 1
+    try:
+        with suppress(OSError):
+            end.sendall(framed(RayListens()))
+        while not wait([end], FOLLOW_S):
+            try:
+                loaders.look()
+            except Exception:  # the cluster's: a loader that runs goes on without this process
+                logger.exception("loaders on Ray are not followed at this moment")
+                time.sleep(FOLLOW_S)
+    finally:
+        loaders.close()
+    return 0
+
+
+def _open(start: RayStart, ignored: Collection[int]) -> ScaledLoaders:
+    folder = Path(start.folder)
+    for path in folder.glob(f"*{SUFFIX}"):  # of a process that was killed
+        path.unlink(missing_ok=True)
+    is_counted = start.autoscale is None and start.processes != "auto"
+    part = start.loader.parts["train"]
+    coming = coming_loads(part, Path(start.loader.catalog_folder), is_profile_needed=not is_counted)
+    ray = connected(start.address)
+    # Ray has put a handler of its own there.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if signal.SIGTERM in ignored else signal.SIG_DFL)
+    budget = budget_of_cluster(start.cpu, start.memory_bytes, ray.cluster_resources())
+    bounds = bounds_of(start.processes, start.autoscale, coming, budget)
+    seats = RaySeats(ray, start.loader, folder, most=max(1, min(bounds.most, budget.most_processes)))
+    return ScaledLoaders(
+        seats,
+        lambda begin, stop, note: coming.mean(begin, stop, note.gone, note.decided),
+        bounds,
+        folder,
+        clock=time.monotonic,
+    )
