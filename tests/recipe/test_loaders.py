@@ -30,7 +30,12 @@ def test_loaders_are_no_part_of_the_order() -> None:
     given = {"where": "remote", "spares": 2, "cpu": 3, "memory": "5GiB", "endpoints": "./e", "keys": "./k"}
     given["autoscale"] = {"min": 2, "max": 7}
     recipe = check_recipe({**RECIPE, "loaders": given})
-    assert msgspec.to_builtins(recipe.loaders) == {**given, "processes": 1, "address": None}
+    assert msgspec.to_builtins(recipe.loaders) == {
+        **given,
+        "processes": 1,
+        "address": None,
+        "transform_at": None,
+    }
     assert recipe_fingerprint(recipe) == recipe_fingerprint(check_recipe(RECIPE))
 
 
@@ -55,6 +60,9 @@ def test_loaders_are_no_part_of_the_order() -> None:
         ({"where": "job", "processes": "many"}, r"loaders\.processes: text 'many' is not one of auto"),
         ({"where": "job", "processes": 1.5}, r"loaders\.processes: expected a whole number or auto, got 1\.5"),
         ({"where": "node", "address": "auto"}, r"loaders\.address: of a Ray cluster, and this is `where: node`"),
+        ({"transform_at": "auto"}, r"loaders\.transform_at: only `where: job`, .*this is `node`"),
+        ({"where": "job", "transform_at": "here"}, r"loaders\.transform_at: text 'here' is not one of auto, loader"),
+        ({"where": "job", "transform_at": {"a": "rank"}}, r"loaders\.transform_at\.a: text 'rank' is not one of"),
         ({"where": "ray", "processes": 3, "autoscale": {"min": 1, "max": 2}}, r"3 processes and autoscale contradict"),
         ({"where": "job", "keys": "./k"}, r"loaders\.keys: only `where: remote` has keys"),
         ({"endpoints": "tcp://a:1"}, r"loaders\.endpoints: only `where: remote` has endpoints"),

@@ -42,6 +42,10 @@ class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     autoscale: Autoscale | None = None
     """Bounds on the number of loaders, where `ray` or `torchmix serve` starts and ends them by the load that is
     coming."""
+    transform_at: Literal["auto", "loader", "worker"] | dict[str, Literal["auto", "loader", "worker"]] | None = None
+    """With `job`, `ray` and `remote`, who maps and tokenizes: the loaders, which None means; or the node worker, which
+    then reads the files itself; or whichever costs less by the profile. One word, or a word for some sources; the
+    others go by `auto`."""
     address: str | None = None
     """With `ray`: `HOST:PORT` of the cluster, or `auto`, which None means: that of RAY_ADDRESS, or of the first rank's
     machine."""

@@ -6,13 +6,13 @@ decides the order, so a run may go on with others; a wrong key or value names th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from torchmix.errors import OptionError, RecipeError
-from torchmix.recipe.build import build
+from torchmix.recipe.build import build, nearest
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.structs import Loaders
 
@@ -24,6 +24,7 @@ _WHERE = {
     "endpoints": ("remote",),
     "keys": ("remote",),
     "address": ("ray",),
+    "transform_at": ("job", "ray", "remote"),
 }
 """Keys that some values of `where` alone have."""
 
@@ -51,6 +52,11 @@ def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
         )
     if loaders.address is not None and (loaders.where != "ray" or not loaders.address):
         raise RecipeError(f"of a Ray cluster, and this is `where: {loaders.where}`", f"{where}.address")
+    if loaders.transform_at is not None and loaders.where not in _WHERE["transform_at"]:
+        words = loaders.where if isinstance(loaders.where, str) else f"[{', '.join(loaders.where)}]"
+        raise RecipeError(
+            f"only `where: job`, `ray` and `remote` have it, and this is `{words}`", f"{where}.transform_at"
+        )
     if not isinstance(loaders.where, str) and loaders.where != ("node", "remote"):
         raise RecipeError(f"[{', '.join(loaders.where)}] is not [node, remote], the only list", f"{where}.where")
     if loaders.is_remote and not loaders.endpoints:
@@ -95,6 +101,24 @@ def loaders_of(call: str, loaders: Loaders, instead: str | Mapping[str, Any] | L
     except RecipeError as error:
         raise OptionError(f"{call}: loaders={instead!r}: {error}") from None
     return found
+
+
+def words_of_sources(words: str | Mapping[str, str] | None, sources: Collection[str]) -> dict[str, str]:
+    """The word of `transform_at` for each source; those that a mapping does not name go by `auto`."""
+    if words is None or isinstance(words, str):
+        return dict.fromkeys(sources, words or "loader")
+    return {name: words.get(name, "auto") for name in sources}
+
+
+def check_sources_of(loaders: Loaders, sources: Collection[str]) -> None:
+    """Refuse a source that there is not.
+
+    Raises:
+        OptionError: `transform_at` names it.
+    """
+    for name in loaders.transform_at if isinstance(loaders.transform_at, dict) else ():
+        if name not in sources:
+            raise OptionError(f"loaders.transform_at.{name}: the recipe has no such source{nearest(name, sources)}")
 
 
 def limits_of_node(loaders: Loaders) -> Loaders:

@@ -21,6 +21,7 @@ from torchmix.reader.reader import Reader
 from torchmix.service.endpoints import Endpoints, KeysOfFolders
 from torchmix.service.fleet import LoaderFleet
 from torchmix.service.fleet_reader import FleetReader
+from torchmix.service.here.by_source import BySource
 from torchmix.service.here.cpu_share import CpuShare
 from torchmix.service.here.fleet_or_files import FleetOrFiles, files_instead
 from torchmix.service.here.node_first import NodeFirst
@@ -46,6 +47,8 @@ class FleetSettings:
     """With `own`: public key of each loader, by endpoint; of those in `folders` their files have it."""
     near_of: dict[str, str] = field(default_factory=dict)
     """With `own`: sockets of loaders of this node, where no keys are needed, by endpoint."""
+    here: tuple[str, ...] = ()
+    """Sources that this process reads and transforms itself."""
     parts_of: dict[str, dict[str, int]] = field(default_factory=dict)
     """Parts of sources that some of `endpoints` have; the others read all."""
     lost_s: float
@@ -85,6 +88,9 @@ def open_fleet_reader(
         return _node_first(settings, catalog, seed, masked, ids, read_here, is_stopped)
     images = _images(settings, catalog, directory, is_stopped)
     try:
+        if settings.here:
+            there = _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, images)
+            return BySource(read_here(), there, list(catalog.sources), settings.here)
         return _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, images)
     except BaseException:
         if images is not None:

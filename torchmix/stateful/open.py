@@ -45,7 +45,7 @@ from torchmix.service.job.open_job import JobUse
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.reports import open_reports
 from torchmix.stateful.reshard import SharedParts, facts_of_places, places_of
-from torchmix.stateful.shared_loaders import catalog_of, job_loaders, remote_loaders
+from torchmix.stateful.shared_loaders import catalog_of, job_loaders, remote_loaders, with_own_sources
 from torchmix.stateful.shown import run_name
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.cursor_bounds import MAX_STEPS
@@ -208,7 +208,14 @@ def build_loader(
                 decisions=str(log_folder) if log_folder else "",
                 replayed=str(folder / decisions) if decisions is not None else "",
                 recorded=str(folder / replay) if replay is not None else "",
-                fleet=remote_loaders(means, folder) if started is None else started.fleet,
+                fleet=with_own_sources(
+                    remote_loaders(means, folder) if started is None else started.fleet,
+                    means,
+                    planned,
+                    whole,
+                    folder,
+                    nodes=1 if started is None else started.num_nodes,
+                ),
             )
             here = leaders_here(tree, is_job=liveness is not None)
             samples = samples_of_leaders(planned, dp=tree.topology.dp, num_leaders=here)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 from torchmix.catalog.open_part import open_part
@@ -21,6 +22,7 @@ from torchmix.indexing.wanted_rows import wanted_rows
 from torchmix.parallel.open_liveness import own_connection, store_address
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.loaders import check_sources_of, words_of_sources
 from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
 from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.structs import Loaders, Recipe
@@ -33,12 +35,36 @@ from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.scale.bounds import FIRST_STEPS, coming_loads
 from torchmix.service.scale.partition import LoaderPlace, partition_of_nodes
+from torchmix.service.scale.placing import transform_places
 from torchmix.steps.memory_budget import loader_budget
 from torchmix.steps.node_limits import processors
 from torchmix.steps.worker.open_node import NODE_VARIABLE, node_name
 
 LOST_S = 30.0
 """How long no shared loader may answer before files are read here, or the run ends."""
+
+
+def with_own_sources(
+    fleet: FleetSettings | None, means: Loaders, part: Part, whole: Recipe, folder: Path, *, nodes: int
+) -> FleetSettings | None:
+    """Settings of a client whose process reads some sources itself, as `transform_at` says.
+
+    Args:
+        fleet: Where the loaders are; None: there are none.
+        means: The recipe's `loaders`, or what stands in its place.
+        part: What is read.
+        whole: The recipe.
+        folder: The recipe's.
+        nodes: Node workers of the job.
+
+    Raises:
+        OptionError: `transform_at` names a source that there is not.
+        CatalogMissing, CatalogStale: There is no profile, or it is of another catalog.
+    """
+    if fleet is None or means.transform_at is None:
+        return fleet
+    check_sources_of(means, with_all_sources(whole).sources)
+    return replace(fleet, here=worker_sources(means, part, folder / whole.catalog, nodes=nodes))
 
 
 def remote_loaders(means: Loaders, folder: Path) -> FleetSettings | None:
@@ -126,10 +152,36 @@ def _means(means: Loaders, start: LoaderStart) -> LoadersOfNodes | RayMeans:
     part = start.parts["train"]
 
     def places(nodes: int) -> tuple[LoaderPlace, ...]:
-        loads = coming_loads(part, Path(start.catalog_folder)).mean(0, FIRST_STEPS)
-        return partition_of_nodes(loads, loader_budget(means, part.batch, nodes=nodes), nodes=nodes).loaders
+        folder, budget = Path(start.catalog_folder), loader_budget(means, part.batch, nodes=nodes)
+        loads = coming_loads(part, folder).mean(0, FIRST_STEPS)
+        here = set(worker_sources(means, part, folder, nodes=nodes))
+        loads = [replace(load, cost=0) if load.name in here else load for load in loads]
+        return partition_of_nodes(loads, budget, nodes=nodes).loaders
 
     return LoadersOfNodes(places=places)
+
+
+def worker_sources(means: Loaders, part: Part, catalog_folder: Path, *, nodes: int) -> tuple[str, ...]:
+    """The sources that node workers read and transform themselves.
+
+    Args:
+        means: The recipe's `loaders`.
+        part: What is read.
+        catalog_folder: Has the part's catalog, and the profile where `auto` is asked for.
+        nodes: Node workers.
+
+    Raises:
+        CatalogMissing, CatalogStale: There is no profile, or it is of another catalog.
+    """
+    if means.transform_at in (None, "loader"):
+        return ()
+    said = words_of_sources(means.transform_at, part.sources)
+    if part.name == "train" and "auto" in said.values():
+        budget = loader_budget(means, part.batch, nodes=nodes)
+        coming = coming_loads(part, catalog_folder)
+        places = transform_places(coming.traffic(0, FIRST_STEPS), nodes=nodes, loaders=budget.most_processes, said=said)
+        return tuple(sorted(name for name, one in places.items() if one.place == "worker"))
+    return tuple(sorted(name for name, word in said.items() if word == "worker"))
 
 
 def catalog_of(part: Part, whole: Recipe, folder: Path) -> Catalog:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from tests.support.projects import make_indexed_project
@@ -27,7 +28,8 @@ def project(tmp_path):
 def test_the_partition_is_shown_as_tables(project, capsys):
     assert main(["plan", str(project), "--loaders", "--cpu", "5", "--memory", "8GiB", "--explain"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["source", "cost", "part", "cluster", "workers", "loaders", "state", "windows"]
+    columns = ["source", "cost", "part", "cluster", "workers", "loaders", "state", "windows", "transform", "road"]
+    assert lines[0].split() == columns
     assert [line.split()[0] for line in lines[1:4]] == ["code", "web", "tiny"]
     assert lines[1].split()[1:3] == ["3.277", "ms"]
     assert "4 loaders, 2" in lines[-1] and "of 5 processors and 8.0 GiB, less 1 processor(s)" in lines[-1]
@@ -44,6 +46,28 @@ def test_with_json_it_is_an_object(project, capsys):
             if source["name"] in one["parts"]
         }
         assert source["loaders"] == placed and placed
+
+
+def test_where_rows_are_transformed_is_shown(project, capsys):
+    catalog = open_part(project.parent / "catalog", part_of(load_recipe(project), "train"))
+    prices = {"code": 4000, "tiny": 100, "web": 1000}
+    sources = {
+        name: msgspec.structs.replace(price(ns), read_bytes=1000, sent_bytes=4000) for name, ns in prices.items()
+    }
+    write_profile(project.parent / "catalog", profile_of(catalog, 5, sources))
+
+    def places(nodes: int, transform_at: str) -> dict[str, str]:
+        recipe = project.with_name("placed.yaml")
+        recipe.write_text(f"{project.read_text()}\nloaders: {{where: job, cpu: 5, transform_at: {transform_at}}}\n")
+        assert main(["plan", str(recipe), "--loaders", "--nodes", str(nodes), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["sources"]
+        assert all(one["road_bytes"]["loader"] > one["road_bytes"]["worker"] for one in found if nodes == 1)
+        return {one["name"]: one["transform_at"] for one in found}
+
+    assert places(1, "auto") == {"code": "loader", "tiny": "worker", "web": "loader"}, "more than a loader's work"
+    assert set(places(64, "auto").values()) == {"loader"}
+    assert places(64, "{tiny: worker}")["tiny"] == "worker"
+    assert set(places(1, "loader").values()) == {"loader"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ opening the catalog; no step is planned and no data is read.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from torchmix.cli.terminal import ExitCode, at_least, percent_text, print_json, 
 from torchmix.errors import OptionError
 from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import part_of
+from torchmix.recipe.loaders import check_sources_of, words_of_sources
+from torchmix.recipe.parts import part_of, with_all_sources
 from torchmix.service.scale.loads import ComingLoads
 from torchmix.service.scale.partition import LOADER_BYTES, LoaderBudget, Partition, SourceLoad, partition
+from torchmix.service.scale.placing import TransformPlace, traffic_of, transform_places
 from torchmix.service.scale.profile import read_profile
 from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, replay
 
@@ -32,6 +35,8 @@ SOURCES = {
     "loaders": "that read it, and how many parts of it each",
     "state": "memory of each of these for having it open",
     "windows": "its decoded pages, shared out among its loaders",
+    "transform": "where its rows are mapped and tokenized, by loaders.transform_at",
+    "road": "bytes that travel for a step of it: read and sent where loaders transform, read where node workers do",
 }
 LOADERS = {
     "loader": "number of a loader",
@@ -51,6 +56,9 @@ def add_loaders(parser: argparse.ArgumentParser) -> None:
     """Declare --loaders and what goes with it."""
     parser.add_argument("--loaders", action="store_true", help="show which loaders would read which sources")
     parser.add_argument("--processes", type=at_least(1), metavar="N", help="with --loaders: so many (default: by cost)")
+    parser.add_argument(
+        "--nodes", type=at_least(1), default=1, metavar="N", help="with --loaders: nodes of the job (default 1)"
+    )
     parser.add_argument("--cpu", type=at_least(1), metavar="N", help="with --loaders: in the place of loaders.cpu")
     parser.add_argument("--memory", metavar="SIZE", help="with --loaders: in the place of loaders.memory")
 
@@ -68,7 +76,8 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
     part = part_of(recipe, "train")
     folder = recipe_directory(arguments.recipe) / recipe.catalog
     catalog = open_part(folder, part)
-    coming = ComingLoads(part, catalog, read_profile(folder, catalog, part.seed))
+    profile = read_profile(folder, catalog, part.seed)
+    coming = ComingLoads(part, catalog, profile)
     start = arguments.start or 0
     loads = coming.mean(start, start + (arguments.steps or STEPS))
     budget = budget_of(recipe, cpu=arguments.cpu, memory=arguments.memory)
@@ -83,11 +92,18 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
         )
     processes = len(decisions[0].loaders) if decisions else arguments.processes
     found = partition(loads, budget, processes=processes)
+    check_sources_of(recipe.loaders, with_all_sources(recipe).sources)
+    transforms = transform_places(
+        traffic_of(loads, catalog, profile),
+        nodes=arguments.nodes,
+        loaders=len(found.loaders),
+        said=words_of_sources(recipe.loaders.transform_at, catalog.sources),
+    )
     if arguments.json:
         steps = [{"step": one.step, "reason": one.reason, "loaders": len(one.loaders)} for one in decisions]
-        print_json({**_values(arguments.recipe, found, loads, budget), "decisions": steps})
+        print_json({**_values(arguments.recipe, found, loads, transforms, budget), "decisions": steps})
     else:
-        _print(found, loads, budget, explain=arguments.explain)
+        _print(found, loads, transforms, budget, explain=arguments.explain)
         if decisions:
             print("\nwith autoscale, if no stream runs out:")
             rows = [(str(one.step), one.reason, str(len(one.loaders))) for one in decisions]
@@ -95,7 +111,13 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _values(recipe: Path, found: Partition, loads: list[SourceLoad], budget: LoaderBudget) -> dict[str, Any]:
+def _values(
+    recipe: Path,
+    found: Partition,
+    loads: list[SourceLoad],
+    transforms: Mapping[str, TransformPlace],
+    budget: LoaderBudget,
+) -> dict[str, Any]:
     return {
         "recipe": str(recipe),
         "cpu": budget.cpu,
@@ -110,6 +132,11 @@ def _values(recipe: Path, found: Partition, loads: list[SourceLoad], budget: Loa
                 "loaders": {number: found.loaders[number].parts[load.name] for number in found.loaders_of(load.name)},
                 "state_bytes": load.state_bytes,
                 "window_bytes": load.window_bytes,
+                "transform_at": transforms[load.name].place,
+                "road_bytes": {
+                    "loader": transforms[load.name].loader_bytes,
+                    "worker": transforms[load.name].worker_bytes,
+                },
             }
             for load in loads
         ],
@@ -120,7 +147,14 @@ def _values(recipe: Path, found: Partition, loads: list[SourceLoad], budget: Loa
     }
 
 
-def _print(found: Partition, loads: list[SourceLoad], budget: LoaderBudget, *, explain: bool) -> None:
+def _print(
+    found: Partition,
+    loads: list[SourceLoad],
+    transforms: Mapping[str, TransformPlace],
+    budget: LoaderBudget,
+    *,
+    explain: bool,
+) -> None:
     total = sum(load.cost for load in loads)
     cluster_of = {name: number for number, names in enumerate(found.clusters, 1) for name in names}
     rows = []
@@ -137,6 +171,8 @@ def _print(found: Partition, loads: list[SourceLoad], budget: LoaderBudget, *, e
                 text,
                 bytes_text(load.state_bytes),
                 bytes_text(load.window_bytes),
+                transforms[load.name].place,
+                f"{bytes_text(transforms[load.name].loader_bytes)}, {bytes_text(transforms[load.name].worker_bytes)}",
             )
         )
     print_table(SOURCES, rows, explain=explain)

@@ -2,5 +2,6 @@
 
 cpu_share.py       how much of the reading of a node its own processors take
 node_first.py      the node reads, and loaders what its processors have no time for
+by_source.py       some sources are read here, and the others by loaders
 fleet_or_files.py  loaders read, and the node only when none answers
 """

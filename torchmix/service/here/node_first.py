@@ -71,7 +71,7 @@ class NodeFirst:
     ) -> Tokens:
         """As `Reader.read`; values are valid until the next call but one."""
         self._scratch, self._other_scratch = self._other_scratch, self._scratch
-        asked = _Asked(source, rows, starts, tokens, places, epochs, num_places)
+        asked = PiecesAsked(source, rows, starts, tokens, places, epochs, num_places)
         is_far = self._is_far(asked)
         if not is_far.any():
             self._tokens_here += int(tokens.sum())
@@ -87,7 +87,7 @@ class NodeFirst:
         finally:
             wait([coming])  # nobody uses the connections afterwards
         theirs = self._far(asked_far, lambda *_, **__: coming.result(), self._parts[1])
-        return _joined(asked, ((near, ours), (far, theirs)), self._scratch)
+        return joined_tokens(asked, ((near, ours), (far, theirs)), self._scratch)
 
     def pages_at_once(self, source: int) -> int:
         """As `Reader.pages_at_once`."""
@@ -133,7 +133,7 @@ class NodeFirst:
         self._there.close()
         self._here.close()
 
-    def _is_far(self, asked: _Asked) -> NDArray[np.bool_]:
+    def _is_far(self, asked: PiecesAsked) -> NDArray[np.bool_]:
         """[n] which pieces loaders are asked for."""
         share = self._share.look()
         if self._there.look():
@@ -154,7 +154,7 @@ class NodeFirst:
         found: NDArray[np.bool_] = (runs >> np.uint64(11)) * 2.0**-53 >= self._share.share
         return found
 
-    def _far(self, asked: _Asked, read: Callable[..., Tokens], scratch: Scratch) -> Tokens:
+    def _far(self, asked: PiecesAsked, read: Callable[..., Tokens], scratch: Scratch) -> Tokens:
         """What loaders give; or what this process does where they fail."""
         try:
             found = asked.read_by(read)
@@ -173,7 +173,7 @@ class NodeFirst:
         logger.warning("%s. This node reads alone until a loader answers again", reason)
 
 
-class _Asked(NamedTuple):
+class PiecesAsked(NamedTuple):
     """The arguments of a call of `read`."""
 
     source: NDArray[np.integer[Any]]
@@ -184,9 +184,9 @@ class _Asked(NamedTuple):
     epochs: Int64Array | None
     num_places: int
 
-    def some(self, chosen: Int64Array) -> _Asked:
+    def some(self, chosen: Int64Array) -> PiecesAsked:
         """Some of the pieces, each for the place that it has."""
-        return _Asked(
+        return PiecesAsked(
             self.source[chosen],
             self.rows[chosen],
             self.starts[chosen],
@@ -209,7 +209,7 @@ class _Asked(NamedTuple):
         )
 
 
-def _joined(asked: _Asked, parts: Sequence[tuple[Int64Array, Tokens]], scratch: Scratch) -> Tokens:
+def joined_tokens(asked: PiecesAsked, parts: Sequence[tuple[Int64Array, Tokens]], scratch: Scratch) -> Tokens:
     """The tokens of all pieces, of which each part has those that it names."""
     order = np.concatenate([chosen for chosen, _ in parts])
     places = asked.places[order]

@@ -95,9 +95,9 @@ class LoadersOfNodes:
 class JobLoaders:
     """The loaders of a node, where this process has started them, and the way to those of all nodes."""
 
-    def __init__(self, held: LoaderHold, fleet: FleetSettings) -> None:
+    def __init__(self, held: LoaderHold, fleet: FleetSettings, num_nodes: int) -> None:
         """Nobody uses them yet."""
-        self.fleet = fleet
+        self.fleet, self.num_nodes = fleet, num_nodes
         self._held = held
         self._process = os.getpid()
         self._num_users = 0
@@ -130,6 +130,8 @@ class JobUse:
         """Made by `JobLoaders.join`."""
         self.fleet = loaders.fleet
         """How they are asked."""
+        self.num_nodes = loaders.num_nodes
+        """Nodes of the job."""
         self.leave = weakref.finalize(self, loaders.leave)
         """Ends the use; may be called again."""
         self.leave.atexit = False  # the pool has its own end
@@ -187,7 +189,7 @@ def open_job_loaders(
         else:
             held, loaders = _open_nodes(start, means, nodes, own, place, prefix, rank, check)
             fleet = fleet_settings(client, loaders, own, lost_s)
-        entry = JobLoaders(held, fleet)
+        entry = JobLoaders(held, fleet, len(nodes.hosts))
         _open.append((place.store, start, entry))
         return entry.join()
 

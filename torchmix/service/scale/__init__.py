@@ -3,6 +3,7 @@
 profile.py    what each source costs, as it was measured
 measure.py    source -> what it costs
 partition.py  what sources cost -> which loaders read them
+placing.py    where rows are transformed: in loaders or in node workers
 loads.py      steps -> what they cost loaders
 rule.py       when loaders are started and ended
 progress.py   how far a run is

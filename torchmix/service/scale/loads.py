@@ -22,6 +22,7 @@ from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.streams import row_sets_of
 from torchmix.service.routing import run_pages
 from torchmix.service.scale.partition import SourceLoad
+from torchmix.service.scale.placing import SourceTraffic, traffic_of
 from torchmix.service.scale.profile import CostProfile, SourceProfile
 
 MOST_KEPT = 1024
@@ -77,6 +78,10 @@ class ComingLoads:
             for load in self._loads
         ]
         return self._found[key]
+
+    def traffic(self, start: int, stop: int) -> list[SourceTraffic]:
+        """What each source moves in a step, mean over steps [start, stop)."""
+        return traffic_of(self.mean(start, stop), self._catalog, self._profile)
 
 
 def cost_of(profile: SourceProfile, share: Fraction, tokens: int, steps: int) -> int:
