@@ -61,6 +61,7 @@ TORCH_FREE_FILES_BELOW = (
     "constructor/ramps.py",
     "constructor/boundaries.py",
     "constructor/build.py",
+    "constructor/row_arrays.py",
     "constructor/modules/routes.py",
     "constructor/modules/arrays.py",
 )

@@ -31,6 +31,9 @@ def hash_of(microbatch: torchmix.Microbatch, into: hashlib._Hash) -> None:
     for name in FIELDS:
         tensor = getattr(microbatch, name)
         into.update(name.encode() if tensor is None else tensor.contiguous().numpy().tobytes())
+    for name, lists in sorted(microbatch.rows.items()):
+        for part in (lists.values, lists.lengths, lists.places):
+            into.update(name.encode() + part.numpy().tobytes())
 
 
 def main(recipe: str, steps: int, tp: int, cp: int, pp: int) -> None:

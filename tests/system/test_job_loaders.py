@@ -207,14 +207,16 @@ def test_images_come_from_loaders(containers: list[str], tmp_path: Path) -> None
 
 def test_rows_go_through_maps_in_loaders(tmp_path: Path) -> None:
     make_text_file(tmp_path / "web.parquet", random_texts(3, 200))
-    recipe = tmp_path / "recipe.yaml"
+    recipe, functions = tmp_path / "recipe.yaml", write_functions(tmp_path)
     recipe.write_text(
         f"""
 version: 1
 seed: 5
 batch: {{samples: 8, length: 32}}
-sources: {{web: {{path: web.parquet, text: text, tokenizer: bytes, map: "{write_functions(tmp_path)}:drawn"}}}}
-mixture: {{web: 100%}}
+sources:
+  web: {{path: web.parquet, text: text, tokenizer: bytes, map: "{functions}:drawn"}}
+  raw: {{path: web.parquet, text: text, map: "{functions}:letters"}}
+mixture: {{web: 50%, raw: 50%}}
 """
     )
     options = {"max_steps": 150}  # of more than one epoch, which a random map tells apart

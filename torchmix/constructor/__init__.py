@@ -10,7 +10,9 @@ In reading order:
     boundaries.py         cu_seqlens and cu_seqlens_padded
     modules/              what each rank computes of a module, and where its rows go            (one file: torch)
     build.py              StepPlan + documents -> the arrays of one replica
+    row_arrays.py         lists of numbers that maps give beside ids
     expand.py             a step's arrays -> ids, masks, positions and sources                (torch)
+    row_batch.py          the same as tensors of a microbatch                                      (torch)
     fields.py             the tensors of a step and of a microbatch, as the trainer sees them   (torch)
     context_parallel.py   the share of each role: the fields of its stage, its zigzag slice     (torch)
 """

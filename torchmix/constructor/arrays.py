@@ -54,5 +54,7 @@ class StepArrays:
     does not leave the process that builds the step."""
     modules: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Writable arrays by `MODULE.ARRAY`, see `modules/arrays.py`; empty for a recipe without modules."""
+    rows: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Writable arrays by `NAME:PART`, see `row_arrays.py`; empty where no map gives more than ids."""
     header: bytes = b""
     """The loader's header, opaque here."""

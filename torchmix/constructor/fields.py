@@ -44,6 +44,8 @@ from torchmix.constructor.expand import (
 )
 from torchmix.constructor.modules.batch import ModuleBatch, modules_of_microbatches
 from torchmix.constructor.modules.mrope import mrope_position_ids
+from torchmix.constructor.row_arrays import is_of_rows
+from torchmix.constructor.row_batch import RowLists, rows_of_microbatches
 from torchmix.errors import OptionError
 
 
@@ -79,6 +81,9 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
     """Sum of loss_mask over the global batch of all replicas: the divisor of a summed loss."""
     modules: Mapping[str, ModuleBatch] = {}
     """What this rank computes of each module of the recipe. Items of a whole step are in each of its microbatches."""
+    rows: Mapping[str, RowLists] = {}
+    """What maps of sources give beside ids, by their names for it, of the rows that begin here; the same on all ranks
+    of the replica. A name that no row of the step has is missing."""
 
     @cached_property
     def tokens(self) -> torch.Tensor | None:
@@ -141,6 +146,7 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
             cu_seqlens=moved(self.cu_seqlens),
             cu_seqlens_padded=moved(self.cu_seqlens_padded),
             modules={name: batch.to(device, non_blocking=non_blocking) for name, batch in self.modules.items()},
+            rows={name: lists.to(device, non_blocking=non_blocking) for name, lists in self.rows.items()},
         )
 
 
@@ -172,6 +178,8 @@ class StepTensors:
     """int32 [M]."""
     modules: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """By `MODULE.ARRAY`, see `modules/arrays.py`; empty for a recipe without modules."""
+    rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """By `NAME:PART`, see `row_arrays.py`; empty where no map gives more than ids."""
     header: bytes = b""
     """The loader's header, opaque here."""
 
@@ -207,6 +215,7 @@ class StepTensors:
         cu_seqlens_padded = self.cu_seqlens_padded.split_with_sizes(segments)
         max_seqlen = self.max_seqlen.tolist()
         modules = modules_of_microbatches(self.modules, count)
+        rows = rows_of_microbatches(self.rows, count)
         return [
             Microbatch(
                 tokens_int32=tokens[index],
@@ -220,6 +229,7 @@ class StepTensors:
                 is_last_of_step=index == count - 1,
                 num_tokens_global=self.num_tokens_global,
                 modules=modules[index],
+                rows=rows[index],
             )
             for index in range(count)
         ]
@@ -227,7 +237,7 @@ class StepTensors:
     def to_tensors(self) -> dict[str, torch.Tensor]:
         """All fields except the header, as named tensors, for a transport of tensors only. Shares memory."""
         tensors = {"counts": torch.tensor([self.step, self.num_tokens_global], dtype=torch.int64)}
-        held = {name: getattr(self, name) for name in FIELDS} | dict(self.modules)
+        held = {name: getattr(self, name) for name in FIELDS} | dict(self.modules) | dict(self.rows)
         return tensors | {name: tensor for name, tensor in held.items() if tensor is not None}
 
     @classmethod
@@ -235,12 +245,14 @@ class StepTensors:
         """A whole replica's step. Shares memory."""
         held: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.fields.items()}
         modules = {name: torch.from_numpy(array) for name, array in arrays.modules.items()}
+        rows = {name: torch.from_numpy(array) for name, array in arrays.rows.items()}
         return cls(
             step=arrays.step,
             num_tokens_global=arrays.num_tokens_global,
             num_masked_tokens=arrays.num_masked_tokens,
             header=arrays.header,
             modules=modules,
+            rows=rows,
             **held,
         )
 
@@ -249,8 +261,10 @@ class StepTensors:
         """The inverse of `to_tensors`; a missing sequence field is None. Shares memory."""
         step, num_tokens_global = tensors["counts"].tolist()
         held: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name in FIELDS}
-        modules = {name: tensor for name, tensor in tensors.items() if "." in name}
-        return cls(step=step, num_tokens_global=num_tokens_global, header=header, modules=modules, **held)
+        rows = {name: tensor for name, tensor in tensors.items() if is_of_rows(name)}
+        modules = {name: tensor for name, tensor in tensors.items() if "." in name and name not in rows}
+        counts = {"step": step, "num_tokens_global": num_tokens_global}
+        return cls(**counts, header=header, modules=modules, rows=rows, **held)
 
 
 def _sizes(stop: torch.Tensor) -> list[int]:

@@ -1,6 +1,7 @@
 """Shared loaders: processes that read for many ranks, and their client. Files in reading order:
 
 messages.py      what loaders and clients say to each other
+row_lists.py     what maps give beside ids, in a reply
 routing.py       which loader owns a page
 endpoints.py     where loaders listen
 keys.py          who may ask them

@@ -24,12 +24,13 @@ from torchmix.mixture.keys import U64
 from torchmix.reader.page_batches import BATCH_BYTES
 from torchmix.reader.pieces.id_check import IdCheck
 from torchmix.reader.pieces.locate import Locator
-from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch, Tokens
+from torchmix.reader.pieces.piece_copy import OtherRows, PieceCopy, Scratch, Tokens
 from torchmix.reader.pieces.unlabelled import tables_without_labels, unlabelled_places
 from torchmix.reader.protocol import StepImages
 from torchmix.service.fleet import Asked, LoaderFleet
 from torchmix.service.messages import MOST_PIECES, TARGET_BYTES, PieceColumns, planned_bytes, rows_of
 from torchmix.service.routing import owners, run_keys, run_pages, source_keys
+from torchmix.service.row_lists import others_of
 
 MOST_TOKENS = TARGET_BYTES // 8 - 8
 """Most tokens of a part of a piece."""
@@ -152,10 +153,12 @@ class FleetReader:
             )
             for some in requests
         ]
+        others: list[OtherRows] = []
         for k, arrays in self._fleet.fetch(asked):
             values = rows_of(arrays, "ids", wanted[requests[k]])
             self._bytes_received += values.nbytes
             _copy(copy, values, requests[k], wanted)
+            others += others_of(arrays, at.order[piece[requests[k]]])
         self._bytes_served += copy.num_bytes
         behind = np.array(copy.successors, np.int64)[parts.last]
         if self._ids is not None:
@@ -165,7 +168,7 @@ class FleetReader:
         unlabelled: Int64Array | None = None
         if self._without_labels:
             unlabelled = unlabelled_places(self._without_labels, source, rows, starts, tokens, places)
-        return Tokens(values=copy.out, successors=successors, unlabelled=unlabelled)
+        return Tokens(values=copy.out, successors=successors, others=tuple(others), unlabelled=unlabelled)
 
     def pages_at_once(self, source: int) -> int:
         """How many pages of a source, 1 or more, are worth one call of `warm`."""

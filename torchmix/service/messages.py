@@ -40,10 +40,12 @@ MOST_PIECES = 1 << 16
 WINDOW_BYTES = 16 << 20
 """Planned bytes that a client may have asked of a loader, and not got."""
 MOST_NAMES = 1 << 16
+MOST_ARRAYS = 8
+"""Arrays of a message."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-_Forms = Annotated[tuple[ArrayForm, ...], msgspec.Meta(max_length=8)]
+_Forms = Annotated[tuple[ArrayForm, ...], msgspec.Meta(max_length=MOST_ARRAYS)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 

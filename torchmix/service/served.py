@@ -24,7 +24,8 @@ from torchmix.errors import TorchmixError, WireError
 from torchmix.reader.pieces.page_starts import ROW_BITS
 from torchmix.reader.pieces.piece_copy import Scratch
 from torchmix.reader.reader import Reader
-from torchmix.service.messages import Arrays, LoaderHello, PieceColumns, pieces_of
+from torchmix.service.messages import ALIGNED_BYTES, Arrays, LoaderHello, PieceColumns, pieces_of
+from torchmix.service.row_lists import arrays_of_others
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +268,11 @@ class _ServedPart:
             epochs=pieces.epoch,
             scratch=self._scratch,
         )
-        return {"ids": read.values, "ids.lengths": pieces.tokens.astype(np.int32)}
+        ids = {"ids": read.values, "ids.lengths": pieces.tokens.astype(np.int32)}
+        if not read.others:
+            return ids
+        num_bytes = sum(array.nbytes + ALIGNED_BYTES for array in ids.values())
+        return ids | dict(arrays_of_others(read.others, len(pieces.row), ids_bytes=num_bytes))
 
     def known(self, source: int, pages: Int64Array) -> Int64Array:
         if source >= self.num_sources:

@@ -22,6 +22,7 @@ from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.build import build
 from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.resets import reset_ids_of
+from torchmix.constructor.row_arrays import arrays_of_rows
 from torchmix.errors import SourceExhausted
 from torchmix.parallel.layout import Layout
 from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
@@ -247,7 +248,8 @@ def build_step(
             masked=masked,
         )
         modules = arrays_of_modules(plan, part=settings.part, places=settings.places, replica=replica, reader=reader)
-        built[consumer] = replace(step, modules=modules)
+        rows = arrays_of_rows(tokens.others, read.pieces[replica], length)
+        built[consumer] = replace(step, modules=modules, rows=rows)
     return built, time.perf_counter() - began
 
 

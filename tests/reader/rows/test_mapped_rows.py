@@ -89,6 +89,20 @@ def test_other_arrays_travel_with_the_first_piece_of_their_row(tmp_path: Path) -
     reader.close()
 
 
+def test_a_first_piece_that_comes_late_has_its_other_arrays_though_the_ids_are_kept(tmp_path: Path) -> None:
+    make_text_file(tmp_path / "web.parquet", ["abcd"])
+    reader = open_reader(recipe_of_map(f"{write_functions(tmp_path)}:letters", tokenizer=None), tmp_path)
+    zero = np.zeros(1, np.int64)
+    for _ in range(2):  # the first piece waits in the pool
+        reader.hold(zero, zero, zero)
+        found, tokens = read(reader, (0, 0, 2, 2))
+        assert tokens == [[99, 100]] and not any(len(other.piece) for other in found.others)
+    assert reader.stats()["rows_encoded"] == 1
+    found, tokens = read(reader, (0, 0, 0, 2))
+    assert tokens == [[97, 98]] and found.others[0].values.to_pylist() == [[97, 98, 99, 100]]
+    reader.close()
+
+
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_another_length_later_is_an_error_that_names_the_row(tmp_path: Path, is_masked: bool) -> None:
     make_text_file(tmp_path / "web.parquet", ["one", "two", "three"])

@@ -39,6 +39,8 @@ FAR = 0.5
 """A source comes unevenly if its part of single steps differs from its share by more than this part of the share."""
 SHOWN_SOURCES = 5
 """Sources that a finding of several names."""
+TEXT_TOKEN_BYTES = 4
+"""Bytes of text of a token, where the index does not know them."""
 SHOWN_ROWS = 10
 """Bad rows of a source that a finding names."""
 MOST_AMPLIFICATION = 1.5
@@ -154,7 +156,7 @@ def _small_cache(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
     for source in _decoded(part, catalog):
         num_windows = -(-source.sizes.num_pages // source.sizes.window_pages)
         used = len(used_tokens(part, source)) / source.num_documents
-        source_bytes = round(DECODED_TOKEN_BYTES * source.num_tokens * used)
+        source_bytes = round(_kept_bytes(part, source) * used)
         present_bytes += source_bytes // num_windows
         all_bytes += source_bytes * min(num_windows, 2) // num_windows
     cache_bytes = parse_bytes(read.cache, where="read.cache")
@@ -169,8 +171,16 @@ def _small_cache(part: Part, catalog: Catalog, read: Read) -> Iterator[Finding]:
         yield Finding(level=Level.NOTE, where="read.cache", message=message)
 
 
-def _kept_bytes(source: SourceCatalog) -> int:
-    """Bytes of all pages of a source as they are kept: two a token where the index saw no larger id."""
+def _kept_bytes(part: Part, source: SourceCatalog) -> int:
+    """Bytes of all pages of a source as they are kept: ids in two bytes where the index saw no larger one, or texts.
+
+    Of texts the index knows bytes where they are tokens, and else how many are stored, which may be compressed; a
+    vocabulary of some ten thousand ids has about four bytes of English a token.
+    """
+    if part.sources[source.name].text is not None:
+        if source.tokenizer == "bytes" and part.sources[source.name].map is None:
+            return source.num_tokens
+        return max(int(source.pages.chunk_bytes.sum()), TEXT_TOKEN_BYTES * source.num_tokens)
     ids = source.ids if source.tokenizer is None else None
     is_narrow = ids is not None and ids.smallest >= 0 and ids.largest < 1 << 16
     return (2 if is_narrow else DECODED_TOKEN_BYTES) * source.num_tokens
@@ -181,7 +191,7 @@ def _scattered_rows(part: Part, catalog: Catalog, read: Read) -> Iterator[Findin
     sources = _decoded(part, catalog)
     if not sources:
         return
-    all_bytes = sum(map(_kept_bytes, sources))
+    all_bytes = sum(_kept_bytes(part, source) for source in sources)
     kept = min(1.0, parse_bytes(read.cache, where="read.cache") / all_bytes)
     shares = shares_at_start(part, catalog)
     rows_of_page = sum(float(shares[source.name]) * source.num_documents / source.pages.num_pages for source in sources)

@@ -56,6 +56,8 @@ class RowEncoding:
         self._masked: set[tuple[int, int]] = set()
         self.others: tuple[OtherRows, ...] = ()
         """What maps gave beside the ids, of the call that was encoded last."""
+        self._with_others: set[int] = set()
+        """Sources whose maps give more than ids."""
         self.rows_encoded = 0
         """Rows that were encoded, each time."""
         self.rows_served = 0
@@ -97,6 +99,9 @@ class RowEncoding:
         if epochs is not None and self._is_mapped.any():
             epoch = np.where(self._is_mapped[at.source[pieces]], epochs[at.order[pieces]], 0)
         found = self._kept.find(row_keys(at.source[pieces], at.row[pieces]), at.start[pieces], epoch)
+        if self._with_others:  # what comes with a row's first token is not kept
+            begins = (at.start[pieces] == 0) & np.isin(at.source[pieces], list(self._with_others))
+            found = [one for one in found if not begins[one[0]]]
         at_hand = [piece for piece, _, _ in found]
         runs: list[Run] = [(values, int(pieces[piece]), [begin]) for piece, values, begin in found]
         return CallRows(at, np.delete(pieces, at_hand), np.delete(epoch, at_hand)), runs
@@ -126,6 +131,8 @@ class RowEncoding:
             part_of_row[chosen], begin_of_row[chosen] = len(parts), encoded.offsets[:-1]
             parts.append(encoded.values)
             others += [(name, chosen, array) for name, array in encoded.others.items()]
+            if encoded.others:
+                self._with_others.update(rows.source[chosen].tolist())
             for i in np.flatnonzero(is_open[chosen]).tolist():
                 row, ids = chosen[i], encoded.values[encoded.offsets[i] : encoded.offsets[i + 1]]
                 key = row_keys(rows.source[row : row + 1], rows.row[row : row + 1])

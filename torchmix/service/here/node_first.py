@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -226,5 +227,11 @@ def joined_tokens(asked: PiecesAsked, parts: Sequence[tuple[Int64Array, Tokens]]
         runs.append((found.values, first, places[first : first + len(chosen)].tolist()))
         first += len(chosen)
     copy.copy_all(runs)
+    others = [replace(other, piece=chosen[other.piece]) for chosen, found in parts for other in found.others]
     without = [found.unlabelled for _, found in parts if found.unlabelled is not None]
-    return Tokens(values=copy.out, successors=successors, unlabelled=np.concatenate(without) if without else None)
+    return Tokens(
+        values=copy.out,
+        successors=successors,
+        others=tuple(others),
+        unlabelled=np.concatenate(without) if without else None,
+    )

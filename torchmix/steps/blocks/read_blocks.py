@@ -11,11 +11,12 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.constructor.build import ReplicaPieces
-from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.reader.pieces.piece_copy import OtherRows, Tokens
 from torchmix.reader.protocol import StepReader
 
 Key = TypeVar("Key", bound=Hashable)
@@ -62,10 +63,17 @@ def read_together(
         found[key] = Tokens(
             values=tokens.values[start:stop],
             successors=tokens.successors[first:last],
+            others=tuple(_cut(other, first, last) for other in tokens.others),
             unlabelled=None if places is None else places[(places >= start) & (places < stop)] - start,
         )
         first = last
     return found
+
+
+def _cut(other: OtherRows, first: int, last: int) -> OtherRows:
+    """The rows that begin with some of the pieces, which are numbered from 0 on."""
+    chosen = np.flatnonzero((other.piece >= first) & (other.piece < last))
+    return OtherRows(name=other.name, piece=other.piece[chosen] - first, values=other.values.take(pa.array(chosen)))
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -106,6 +106,8 @@ class StepReply(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     header: bytes
     modules: list[str]
     """Names of the arrays that are of modules."""
+    rows: list[str]
+    """Names of the arrays that maps give beside ids."""
     shared: list[SharedArray]
     inline: list[InlineArray]
     new: list[Arena]

@@ -66,7 +66,7 @@ class SharedArrays:
         What lies in memory of `allocate` stays there, and is not used again until it is released.
         """
         shared, inline = [], []
-        for name, array in (*step.fields.items(), *step.modules.items()):
+        for name, array in (*step.fields.items(), *step.modules.items(), *step.rows.items()):
             form = ArrayForm.of(name, array.dtype.name, array.shape)
             address = _address(array)
             number = next((n for n, (start, stop) in list(self._arenas.items()) if start <= address < stop), None)
@@ -83,6 +83,7 @@ class SharedArrays:
             num_masked_tokens=step.num_masked_tokens,
             header=step.header,
             modules=list(step.modules),
+            rows=list(step.rows),
             shared=shared,
             inline=inline,
             new=[arena for arena, _ in new],
@@ -139,6 +140,7 @@ class MappedArrays:
             num_tokens_global=reply.num_tokens_global,
             num_masked_tokens=reply.num_masked_tokens,
             modules={name: fields.pop(name) for name in reply.modules},
+            rows={name: fields.pop(name) for name in reply.rows},
             fields=fields,
             header=reply.header,
         )
