@@ -23,75 +23,77 @@ OPTIONS = NodeOptions(cpu=1)
 @pytest.fixture(autouse=True)
 def none_is_left() -> Iterator[None]:
     yield
+    waiting = [host.pid for _, host in early._waiting]
     end_waiting()
-    assert not children()
+    assert not early._waiting and not any(map(runs, waiting))
 
 
-def children() -> set[int]:
-    """Processes that this one has started and not waited for."""
-    return {
-        int(child)
-        for task in Path("/proc/self/task").iterdir()
-        for child in (task / "children").read_text().split()
-        if b"torchmix.steps.worker.main" in Path(f"/proc/{child}/cmdline").read_bytes()
-    }
+def runs(pid: int) -> bool:
+    """Whether it is a process that nobody has waited for."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def waiting() -> list[int]:
+    """The worker that waits, if one does."""
+    return [host.pid for _, host in early._waiting]
 
 
 def end(host: NodeHost) -> None:
     host.end(0.0, patience_s=0.0)
+    assert not runs(host.pid)
 
 
 def test_the_worker_that_waits_is_taken_once() -> None:
     start_ahead(OPTIONS)
-    [pid] = children()
+    [pid] = waiting()
     start_ahead(OPTIONS)
-    assert children() == {pid}
+    assert waiting() == [pid] and runs(pid)
     host = host_of(OPTIONS)
-    assert host.pid == pid
+    assert host.pid == pid and not waiting()
     end(host)
-    assert not children()
 
 
 def test_a_worker_with_other_options_is_ended() -> None:
     start_ahead(OPTIONS)
-    [pid] = children()
+    [pid] = waiting()
     host = host_of(NodeOptions(cpu=2))
-    assert host.pid != pid and children() == {host.pid}
+    assert host.pid != pid and not runs(pid) and runs(host.pid)
     end(host)
 
 
 def test_open_node_takes_the_worker_and_the_next_loader_starts_none() -> None:
     tree = ClientPlaceTree.from_topology(Topology())
     start_for_node(tree, OPTIONS)
-    [pid] = children()
+    [pid] = waiting()
     node = open_node(tree, OPTIONS)
     try:
         start_for_node(tree, OPTIONS)
-        assert children() == {pid}
+        assert not waiting() and runs(pid)
     finally:
         node.leave()
+    assert not runs(pid)
 
 
 def test_a_copy_in_a_fork_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     start_ahead(OPTIONS)
-    [(_, waiting)] = early._waiting
+    [(_, parents)] = early._waiting
     with monkeypatch.context() as fork:
         fork.setattr(os, "getpid", lambda: -1)
         host = host_of(OPTIONS)
-        assert host is not waiting and len(children()) == 2
+        assert host is not parents and runs(parents.pid)
         end(host)
-    waiting.end(0.0, patience_s=0.0)
+    end(parents)
 
 
 def test_start_worker_starts_what_build_loader_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     start_worker()
-    assert not children(), "the first rank of the machine starts the worker"
+    assert not waiting(), "the first rank of the machine starts the worker"
     monkeypatch.setenv("LOCAL_RANK", "0")
     start_worker("in_process")
-    assert not children()
+    assert not waiting()
     torchmix.start_worker("cpu=1")
-    [pid] = children()
+    [pid] = waiting()
     host = host_of(options_of(Loaders(cpu=1), ()))
     assert host.pid == pid
     end(host)
