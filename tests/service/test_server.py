@@ -24,6 +24,7 @@ from torchmix.errors import LoaderLost, OptionError, PlanError
 from torchmix.service.client import LoaderLinks
 from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.keys import client_keys, server_keys, write_keys
+from torchmix.service.main import clients_within
 from torchmix.service.messages import (
     MOST_BODY_BYTES,
     BusyReply,
@@ -259,6 +260,23 @@ def test_a_node_asks_its_own_loaders_without_keys(world, catalog, key_folders, t
         fleet = fleet_of(catalog, [loader.endpoint], keys=theirs, patience=replace(PATIENT, join_s=0.1, lost_s=0.1))
         with contextlib.closing(fleet), pytest.raises(LoaderLost):
             FleetReader(catalog, fleet)
+
+
+def test_one_client_too_many_is_refused_by_name(world, catalog, folder):
+    asked = random_pieces(world, np.random.default_rng(1), 50)
+    with (
+        running(catalog, world.directory, f"ipc://{folder}/0", most_clients=1) as loader,
+        fleet_reader(catalog, [loader.endpoint]) as reader,
+    ):
+        fleet = fleet_of(catalog, [loader.endpoint], patience=replace(PATIENT, join_s=0.1, lost_s=0.1))
+        with contextlib.closing(fleet), pytest.raises(LoaderLost, match=r"serves 1 clients, .*ulimit -n"):
+            FleetReader(catalog, fleet)
+        np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+
+
+@pytest.mark.parametrize(("files", "clients"), [(1024, 512), (20_000, 18_976), (1 << 20, (1 << 20) - 1024), (1, 1)])
+def test_a_loader_serves_as_many_clients_as_it_may_have_files(files, clients):
+    assert clients_within(files) == clients
 
 
 def test_a_loader_that_has_nothing_to_do_sleeps(world, catalog, folder):

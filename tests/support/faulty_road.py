@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 
-FAULTS = ("none", "cut", "delay", "flip", "repeat", "drop")
+FAULTS = ("none", "cut", "delay", "flip", "repeat", "drop", "reorder")
 
 
 class FaultyRoad:
@@ -63,6 +63,7 @@ class FaultyRoad:
                 thread.start()
 
     def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        held = b""
         with contextlib.suppress(OSError):
             while content := one.recv(1 << 16):
                 fault = self.fault
@@ -76,6 +77,10 @@ class FaultyRoad:
                     altered = bytearray(content)
                     altered[self._draw.randrange(len(altered))] ^= 1 << self._draw.randrange(8)
                     content = bytes(altered)
+                if fault == "reorder" and not held:
+                    held = content
+                    continue
+                content, held = (content + held if fault == "reorder" else held + content), b""
                 other.sendall(content * 2 if fault == "repeat" else content)
         for end in (one, other):
             with contextlib.suppress(OSError):  # an end that has gone cannot be shut down, and is closed all the same

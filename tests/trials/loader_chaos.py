@@ -5,7 +5,7 @@
 In: a seed and a number of faults. Out: for each fault how long the worst read took, and what the client counted. Must
 hold: every token is that of a reader of this process; nothing comes twice or is missing; afterwards no process and no
 socket is left. A fault is one of: SIGKILL, SIGSTOP for a while, of one loader or of all; a road that is cut, that
-delays, drops, repeats or flips bits. A run goes on where it stopped. Cost: about two seconds a fault.
+delays, drops, repeats, reorders or flips bits. A run goes on where it stopped. Cost: about two seconds a fault.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from torchmix.service.members import FleetPatience
 from torchmix.service.pool import LoaderPool, starts_of
 
 LOADERS = 3
-FAULTS = ("kill", "kill all", "stop", "stop all", "cut", "delay", "flip", "repeat", "drop")
+FAULTS = ("kill", "kill all", "stop", "stop all", "cut", "delay", "flip", "repeat", "drop", "reorder")
 READS = 6
 """Calls of the reader for each fault: before it, while it holds, and after it."""
 PATIENCE = FleetPatience(silence_s=1.0, join_s=60.0, lost_s=600.0)
@@ -110,7 +110,7 @@ class Chaos:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         for road in self.roads:
-            if road.fault in ("flip", "repeat", "drop"):
+            if road.fault in ("flip", "repeat", "drop", "reorder"):
                 road.cut()  # what lies in it is damaged
             road.fault = "none"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -40,6 +41,8 @@ from torchmix.service.metrics import MetricsPage
 from torchmix.service.served import PartToServe, ServedCatalogs
 from torchmix.service.server import LoaderServer
 
+OTHER_FILES = 1024
+"""Open files that a loader keeps for what it reads, for connections that end and for itself."""
 _LENGTH_BYTES = 8
 
 
@@ -188,7 +191,14 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
     parts = partial(parts_to_serve, start.parts, Path(start.catalog_folder))
     served = ServedCatalogs(parts(), Path(start.base), cache_bytes=start.cache_bytes, parts_now=parts)
     stack.callback(served.close)
-    server = LoaderServer(served, bind=start.bind, keys=_keys(start), near=start.near, words=_last_words(stack))
+    server = LoaderServer(
+        served,
+        bind=start.bind,
+        keys=_keys(start),
+        near=start.near,
+        words=_last_words(stack),
+        most_clients=clients_within(raised_file_limit()),
+    )
     stack.callback(remove_sockets, start)
     if start.metrics_port:
         page = MetricsPage(start.metrics_port, server.figures)
@@ -218,6 +228,23 @@ def _last_words(stack: ExitStack) -> Callable[[], tuple[str, ...]]:
     package.addHandler(words)
     stack.callback(package.removeHandler, words)
     return words.lines
+
+
+def raised_file_limit() -> int:
+    """How many files this process may have open, which from now on are as many as the system lets it have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = 1 << 20
+    if soft < hard:
+        with suppress(OSError, ValueError):  # forbidden in this container
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            return hard
+    return soft
+
+
+def clients_within(files: int) -> int:
+    """Clients that a loader may serve: each has a connection, which is an open file. What it reads has files, too."""
+    return max(1, files - min(OTHER_FILES, files // 2))
 
 
 def _keys(start: LoaderStart) -> ServerKeys | None:

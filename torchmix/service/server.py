@@ -53,7 +53,6 @@ WAITING_BYTES = 256 << 20
 """Planned bytes of requests that wait to be read, of all clients together."""
 SILENT_CLIENT_S = 120.0
 """A client that has said nothing for so long says hello again."""
-MOST_CLIENTS = 4096
 _ZAP = "inproc://zeromq.zap.01"
 _DOMAIN = b"torchmix"
 _LOOK_S = 1.0
@@ -81,6 +80,7 @@ class LoaderServer:
         window_bytes: int = WINDOW_BYTES,
         waiting_bytes: int = WAITING_BYTES,
         words: Callable[[], tuple[str, ...]] = tuple,
+        most_clients: int = 4096,
     ) -> None:
         """Bind.
 
@@ -92,6 +92,7 @@ class LoaderServer:
             window_bytes: Planned bytes that a client may have asked for and not got.
             waiting_bytes: Planned bytes of all requests that wait.
             words: Its last warnings.
+            most_clients: Clients that it serves at a time.
 
         Raises:
             OptionError: The address is reached from other machines, and there are no keys; or it is in use, or none.
@@ -104,7 +105,7 @@ class LoaderServer:
         for each in (bind, near):
             check_ipc(each)
         self._served, self._window_bytes, self._most_waiting = served, window_bytes, waiting_bytes
-        self._allowed, self._words = keys, words
+        self._allowed, self._words, self._most_clients = keys, words, most_clients
         self._known_keys: frozenset[str] = frozenset()
         self._context = zmq.Context()
         self._socket: Any = None
@@ -166,10 +167,9 @@ class LoaderServer:
 
     def figures(self) -> dict[str, int | float]:
         """Counts since it started, and present values."""
-        counts = {f"requests_{name}": count for name, count in self._counts.items()}
         return {
             **self._reading.figures,
-            **counts,
+            **{f"requests_{name}": count for name, count in self._counts.items()},
             "requests_failed": self._reading.num_failures,
             "requests_late": self._reading.num_late,
             "bytes_sent": self._bytes_sent,
@@ -287,8 +287,8 @@ class LoaderServer:
         for one in [one for one, client in self._clients.items() if now - client.heard_s > SILENT_CLIENT_S]:
             del self._clients[one]
         reason = self._served.refusal(hello)
-        if not reason and len(self._clients) >= MOST_CLIENTS:
-            reason = f"this loader has {MOST_CLIENTS} clients"
+        if not reason and len(self._clients) >= self._most_clients:
+            reason = f"this loader serves {len(self._clients)} clients, all that its open files allow; raise ulimit -n"
         if reason:
             self._counts["refused"] += 1
             logger.warning("client %s is refused: %s", hello.client, reason)

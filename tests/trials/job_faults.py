@@ -1,0 +1,275 @@
+"""A job with loaders of its own, to which all that can happen does; as one JSON.
+
+    python -m tests.trials.job_faults --seed 1 --count 200 --out job_faults-1.json
+
+Each run is a job of real ranks, with node workers and loaders: two nodes of two loaders each, with a spare worker
+(*spare*) or without (*cold*), one node with one loader (*alone*), or two hosts in network namespaces of their own
+(*hosts*, where such may be made). Faults: SIGKILL and SIGSTOP of a worker, of a loader, of all loaders, and so of all
+owners of every page; reads of a loader that end in EIO or are slow; roads to loaders that are cut, delay, drop, repeat,
+reorder or flip bits; a host's link that is down for a while. Must hold: every rank has the tensors and the digest of a
+run that reads in threads undisturbed, so nothing comes twice or is missing; no process and no file is left. Published:
+the longest wait for a microbatch after a fault of each kind; what was asked twice, over all requests of all clients.
+Run i follows from the seed and i alone, but for the clock; a trial that was stopped goes on where it was. Cost: some
+five seconds a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.hosts import PORT, Host, hosts
+from tests.support.loaders import Rank, run_job, write_job
+from tests.support.node_rank import hash_of
+from tests.support.processes import Child, Processes, wait_until
+from tests.support.told_reads import hooked
+from torchmix.parallel.topology import Topology
+from torchmix.stateful.loader import StatefulDataLoader
+
+PLACES = ("spare", "cold", "alone", "hosts")
+LOADERS = {
+    "spare": "job,processes=2,spares=1",
+    "cold": "job,processes=2",
+    "alone": "job,processes=1",
+    "hosts": "job,processes=2",
+}
+LAYOUTS = ({"dp": 2}, {"dp": 2}, {"tp": 2}, {"pp": 2})
+SIGNALS = ("kill worker", "stop worker", "kill loader", "stop loader", "kill owners", "stop owners")
+READS = ("eio", "slow")
+ROADS = ("cut", "delay", "flip", "repeat", "drop", "reorder")
+STEPS, PAUSE_S = 100, 0.3
+DEADLINE_S = 300.0
+WORKER, LOADER = "steps.worker.main", "service.main"
+
+
+class Running:
+    """A job that runs, and what is done to it."""
+
+    def __init__(self, ranks: Sequence[Child], folder: Path, places: Sequence[Host], draw: random.Random) -> None:
+        self.ranks, self._folder, self._places, self._draw = ranks, folder, places, draw
+
+    def pids(self, word: str) -> list[int]:
+        """Processes of all ranks whose command has a word."""
+        return sorted(pid for rank in self.ranks for pid, command in rank.session.items() if word in command)
+
+    def steps(self) -> int:
+        """Steps that all ranks have done."""
+        return min(rank.stdout().count("step ") for rank in self.ranks)
+
+    @property
+    def has_ended(self) -> bool:
+        return any(rank.returncode is not None for rank in self.ranks)
+
+    def strike(self, fault: str) -> bool:
+        """Let a fault begin, hold a while, and end; whether there was something to strike."""
+        hold_s = 0.3 + 1.7 * self._draw.random()
+        word, _, whom = fault.partition(" ")
+        if whom:
+            chosen = self.pids(WORKER if whom == "worker" else LOADER)
+            if chosen and whom != "owners":
+                chosen = [self._draw.choice(chosen)]
+            if not chosen:
+                return False
+            _signal(chosen, signal.SIGKILL if word == "kill" else signal.SIGSTOP)
+            if word == "stop":
+                time.sleep(2 * hold_s)  # some are started again meanwhile, others go on
+                _signal(chosen, signal.SIGCONT)
+        elif fault in READS:
+            loaders = self.pids(LOADER)
+            places = [self._folder / f"read-{pid}" for pid in self._draw.sample(loaders, min(1, len(loaders)))]
+            for place in places:
+                place.write_text(fault)
+            time.sleep(2 * hold_s)
+            for place in places:
+                place.unlink()
+        elif fault == "link":
+            host = self._draw.choice(self._places)
+            link = ("ip", "-n", host.namespace, "link", "set", host.interface)
+            subprocess.run([*link, "down"], check=True, timeout=60)
+            time.sleep(hold_s)
+            subprocess.run([*link, "up"], check=True, timeout=60)
+        else:
+            new = self._folder / "road.new"
+            new.write_text(f"{fault} {self._draw.choice(('all', *range(4)))}")
+            new.replace(self._folder / "road")
+            time.sleep(hold_s)
+            (self._folder / "road").unlink()
+        return True
+
+    def go_on(self, steps: int) -> None:
+        """Until all have done so many steps more, or end."""
+        wanted = self.steps() + steps
+        wait_until(
+            lambda: self.has_ended or self.steps() >= wanted,
+            deadline_s=DEADLINE_S,
+            what=lambda: "\n".join(rank.report() for rank in self.ranks),
+        )
+
+
+def _signal(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def one_run(
+    seed: int, number: int, *, where: Sequence[str] = PLACES, most: int = 1000, steps: int = STEPS
+) -> dict[str, Any]:
+    """A job with faults until it ends, `most` at most, beside the same without."""
+    draw = random.Random(f"{seed}/{number}")
+    where_now, sizes, by_road = draw.choice(where), draw.choice(LAYOUTS), draw.random() < 0.5
+    topology = Topology(**sizes)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        (folder / "tmp").mkdir()
+        (folder / "chaos").mkdir()
+        recipe = write_job(
+            folder / "job", seed=draw.randrange(4), samples=32, length=2048, extra="read: {cache: 256KiB}"
+        )
+        expected = [rank.result for rank in run_job(recipe, topology, program=_hashed, max_steps=steps)]
+        places = stack.enter_context(hosts(2)) if where_now == "hosts" else []
+        processes = stack.enter_context(Processes(folder))
+        words = {
+            "LOADERS": LOADERS[where_now],
+            "ROADS": "1" if by_road else "",
+            "TMPDIR": str(folder / "tmp"),
+            **hooked(folder / "chaos"),
+        }
+        sizes_of = (steps, PAUSE_S, draw.choice((1, 2)), topology.tp, topology.pp)
+        program = ["-m", "tests.support.stall_rank", str(recipe), *map(str, sizes_of)]
+        if places:
+            ranks = [_on_host(processes, places, rank, program, words) for rank in range(2)]
+        else:
+            words["NODES"] = "1" if where_now == "alone" else "2"
+            ranks = processes.start_ranks(*program, world_size=2, environment=words)
+        running = Running(ranks, folder / "chaos", places, draw)
+        for rank in ranks:
+            rank.wait_for_line("step 0", deadline_s=DEADLINE_S)
+        kinds = [*SIGNALS, *(READS if where_now not in ("alone", "hosts") else ()), *(ROADS if by_road else ())]
+        kinds += ["link"] * 6 if places else []
+        faults: list[tuple[float, str]] = []
+        while not running.has_ended and len(faults) < most:
+            fault = draw.choice(kinds)
+            time.sleep(draw.random())
+            at_s = time.monotonic()
+            if running.strike(fault):
+                faults.append((at_s, fault))
+            if draw.random() < 0.7:
+                running.go_on(2)
+        processes.wait_all(ranks, deadline_s=DEADLINE_S)
+        for rank in ranks:
+            wait_until(lambda rank=rank: not rank.session, deadline_s=60, what="end of all that a rank has started")
+        found = [json.loads(rank.stdout().splitlines()[-1]) for rank in ranks]
+        left = [str(path) for path in (folder / "tmp").iterdir()]
+        waits = [line.split()[1:] for rank in ranks for line in rank.stdout().splitlines() if line.startswith("wait ")]
+    counts = sum((Counter({k: v for k, v in one.items() if k.startswith("total")}) for one in found), Counter[str]())
+    given = [(one["hash"], one["digest"]) for one in found]
+    return {
+        "where": where_now,
+        "by_road": by_road,
+        "faults": [[fault, _longest(waits, at_s, until_s)] for (at_s, fault), until_s in _spans(faults)],
+        "wrong": given != expected,
+        "left": left + [str(pid) for one in found for pid in one["left"]],
+        "counts": counts,
+    }
+
+
+def _on_host(
+    processes: Processes, places: Sequence[Host], rank: int, program: Sequence[str], words: dict[str, str]
+) -> Child:
+    around = {
+        "MASTER_ADDR": places[0].address,
+        "MASTER_PORT": str(PORT),
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GLOO_SOCKET_IFNAME": places[0].interface,
+    }
+    command = places[rank].command(sys.executable, *program)
+    return processes.start(command, name=f"rank-{rank}", environment={**words, **around})
+
+
+def _hashed(loader: StatefulDataLoader, rank: Rank) -> None:
+    found = hashlib.sha256()
+    for microbatch in loader:
+        hash_of(microbatch, found)
+    rank.result = found.hexdigest(), loader.order_digest
+
+
+def _spans(faults: Sequence[tuple[float, str]]) -> list[tuple[tuple[float, str], float]]:
+    """Each fault, and when the next one began."""
+    begins = [at_s for at_s, _ in faults[1:]]
+    return list(zip(faults, [*begins, float("inf")], strict=True))
+
+
+def _longest(waits: Sequence[Sequence[str]], at_s: float, until_s: float) -> float:
+    """The longest wait that ended between two moments, in seconds."""
+    spans = [(float(began), float(waited)) for began, waited in waits]
+    return max((waited for began, waited in spans if at_s <= began + waited < until_s), default=0.0)
+
+
+def run_trial(*, seed: int, count: int, out: Path | None = None, **options: Any) -> dict[str, Any]:
+    """Go on until `count` faults were made."""
+    result: dict[str, Any] = {"seed": seed, "done": 0, "runs": 0, "wrong": [], "longest_s": {}, "counts": {}}
+    if out is not None and out.exists():
+        result = json.loads(out.read_text())
+        assert result["seed"] == seed, "another seed's file"
+    while result["done"] < count and len(result["wrong"]) < 10:
+        number = result["runs"]
+        try:
+            found = one_run(seed, number, most=count - result["done"], **options)
+        except pytest.skip.Exception as reason:
+            found = {"where": str(reason), "by_road": False, "faults": [], "wrong": False, "left": [], "counts": {}}
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            found = {"where": "", "by_road": False, "faults": [], "wrong": True, "left": [], "counts": {}}
+            found["error"] = traceback.format_exc()
+        if found["wrong"] or found["left"]:
+            result["wrong"].append(
+                {"run": number, "where": found["where"], **{k: found.get(k) for k in ("left", "error")}}
+            )
+        for fault, longest_s in found["faults"]:
+            table = result["longest_s"].setdefault(fault, {})
+            table[found["where"]] = max(table.get(found["where"], 0.0), round(longest_s, 2))
+            result["counts"][fault] = result["counts"].get(fault, 0) + 1
+        for name, value in found["counts"].items():
+            result[name] = result.get(name, 0) + value
+        result["done"] += len(found["faults"])
+        result["runs"] = number + 1
+        if out is not None:
+            out.write_text(json.dumps(result, indent=1))
+            print(number, found["where"], len(found["faults"]), file=sys.stderr, flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=200, help="faults")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--where", nargs="+", choices=PLACES, default=PLACES)
+    arguments = parser.parse_args()
+    result = run_trial(seed=arguments.seed, count=arguments.count, out=arguments.out, where=arguments.where)
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
