@@ -8,6 +8,7 @@ measured. Bandwidth is that of loopback, so what is shown is what latency costs.
 
   local     from files
   store     from the server, as torchmix reads it: neighbours together, 16 requests at once, windows ahead
+  loader    from a shared loader on this host that reads files, or the server: asked a step ahead
   one       from the server, each run of pages by a request of its own, one after the other, when it is due
 """
 
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,6 +38,11 @@ from torchmix.reader.source_pages import SourcePages
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
+from torchmix.service.client import LoaderLinks
+from torchmix.service.main import LoaderStart
+from torchmix.service.messages import LoaderPing, LoaderPong
+from torchmix.service.open_fleet import FleetSettings
+from torchmix.service.pool import LoaderPool
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.replica_steps import StreamSettings
 
@@ -104,8 +110,51 @@ def counts_of(address: str) -> np.ndarray:
         return np.array([int(word) for word in answer.read().split()])
 
 
-def stream_s(recipe_path: Path, num_steps: int) -> list[float]:
-    """Seconds of each step, without any work between them."""
+@contextmanager
+def running_loader(recipe_path: Path) -> Iterator[LoaderPool]:
+    """A loader of the recipe, in a process of its own."""
+    recipe = load_recipe(recipe_path)
+    with tempfile.TemporaryDirectory() as name:
+        start = LoaderStart(
+            parts={"train": part_of(recipe, "train")},
+            base=str(recipe_path.parent),
+            catalog_folder=str(recipe_path.parent / recipe.catalog),
+            cache_bytes=parse_bytes(recipe.read.cache, where="read.cache"),
+            bind=f"ipc://{name}/loader",
+        )
+        pool = LoaderPool([start])
+        try:
+            yield pool
+        finally:
+            pool.close()
+
+
+def figures_of(endpoint: str) -> Mapping[str, int | float]:
+    """What a loader counts."""
+    links, deadline_s = LoaderLinks(), time.monotonic() + 60
+    links.open(endpoint)
+    try:
+        while time.monotonic() < deadline_s:
+            for said in links.wait(1.0):
+                if said.news == "connected":
+                    links.send(endpoint, LoaderPing(number=0, settled_bytes=0))
+                elif isinstance(said.message, LoaderPong):
+                    return said.message.figures
+        raise TimeoutError(f"{endpoint} says nothing")
+    finally:
+        links.close()
+
+
+def through_loader_s(recipe_path: Path, num_steps: int) -> tuple[list[float], float]:
+    """Seconds of each step that a loader reads, and the share of pages that it had at hand when they were asked for."""
+    with running_loader(recipe_path) as pool:
+        seconds = stream_s(recipe_path, num_steps, FleetSettings(endpoints=pool.endpoints, lost_s=60.0))
+        figures = figures_of(pool.endpoints[0])
+    return seconds, figures["cache_hits"] / (figures["cache_hits"] + figures["cache_misses"])
+
+
+def stream_s(recipe_path: Path, num_steps: int, fleet: FleetSettings | None = None) -> list[float]:
+    """Seconds of each step, without any work between them; from a fleet, if there is one."""
     recipe = load_recipe(recipe_path)
     settings = StreamSettings(
         part=part_of(recipe, "train"),
@@ -115,6 +164,7 @@ def stream_s(recipe_path: Path, num_steps: int) -> list[float]:
         replica=0,
         layout=Layout(),
         max_steps=num_steps,
+        fleet=fleet,
     )
     stream = StepStream(settings)
     seconds, began = [], time.perf_counter()
@@ -164,28 +214,36 @@ def main() -> None:
 def compare(local: Path, far: Path, num_steps: int, address: str, file_bytes: int, rounds: int) -> None:
     """Stream from each, round by round, and print the best round of each."""
     best: dict[str, tuple[list[float], np.ndarray]] = {}
+    at_hand: dict[str, float] = {}
     for _ in range(rounds):
-        for which in ("local", "store", "one"):
+        for which in ("local", "store", "one", "loader, local", "loader, store"):
             real = SourcePages.wanted
             if which == "one":
                 SourcePages.wanted = lambda self, pages: []  # type: ignore[method-assign]
             before = counts_of(address)
             try:
-                seconds = stream_s(local if which == "local" else far, num_steps)
+                recipe = local if which.endswith("local") else far
+                if which.startswith("loader"):
+                    seconds, at_hand[which] = through_loader_s(recipe, num_steps)
+                else:
+                    seconds = stream_s(recipe, num_steps)
             finally:
                 SourcePages.wanted = real  # type: ignore[method-assign]
             if which not in best or sum(seconds) < sum(best[which][0]):
                 best[which] = (seconds, counts_of(address) - before)
     base_s = sum(best["local"][0])
     print(f"{num_steps} steps of {STEP_TOKENS} tokens; local: {num_steps * STEP_TOKENS / base_s / 1e6:.1f} Mtok/s")
-    print("stream  tokens/s over local  p50 over local's  p99 over its p50  requests/Mtok  bytes fetched/files")
+    print("stream         tokens/s over local  p50 over local's  p99 over its p50  requests/Mtok  bytes fetched/files")
     local_p50 = np.quantile(best["local"][0], 0.5)
     for which, (seconds, counts) in best.items():
         p50, p99 = np.quantile(seconds, [0.5, 0.99])
         print(
-            f"{which:6} {base_s / sum(seconds):18.2f} {p50 / local_p50:17.1f} {p99 / p50:17.1f} "
+            f"{which:13} {base_s / sum(seconds):18.2f} {p50 / local_p50:17.1f} {p99 / p50:17.1f} "
             f"{counts[0] / (num_steps * STEP_TOKENS / 1e6):14.1f} {counts[1] / file_bytes:15.2f}"
         )
+    kept_s = sum(best["loader, local"][0]) / sum(best["loader, store"][0])
+    print(f"rate through a loader from the server over that from files: {kept_s:.2f}")
+    print("pages at hand when they were asked for: " + ", ".join(f"{k} {v:.3f}" for k, v in at_hand.items()))
 
 
 if __name__ == "__main__":
