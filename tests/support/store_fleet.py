@@ -10,27 +10,41 @@ import hashlib
 import json
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torchmix
+from tests.support.deadlines import LONG_S
 from tests.support.loaders import Rank, run_job
 from tests.support.node_rank import hash_of
 from tests.trials.fleet_matrix import clients_of
 from torchmix.parallel.topology import Topology
+from torchmix.service import fleet, open_fleet
+from torchmix.service.members import FleetPatience
 
 
-def hash_all(loader: torchmix.StatefulDataLoader, rank: Rank) -> None:
+def hash_all(loader: torchmix.StatefulDataLoader, rank: Rank, after_each: Callable[[], object] = int) -> None:
     """Take all steps, and leave a hash of their tensors."""
     found = hashlib.sha256()
     for microbatch in loader:
         hash_of(microbatch, found)
+        after_each()
     rank.result = found.hexdigest()
 
 
 def main(recipe: Path, place: str, dp: int) -> None:
-    """Run it."""
+    """Run it, with leaders that go step by step together, as those of a job do, and that give nobody up as slow."""
+    together = threading.Barrier(dp)
+
+    def program(loader: torchmix.StatefulDataLoader, rank: Rank) -> None:
+        hash_all(loader, rank, lambda: together.wait(LONG_S))
+
+    fleet.SLOW_S = LONG_S
+    open_fleet.FleetPatience = partial(FleetPatience, silence_s=LONG_S)
     with tempfile.TemporaryDirectory() as folder, clients_of(place, recipe, Path(folder)):
-        ranks = run_job(recipe, Topology(dp=dp), program=hash_all, one_pass=True)
+        ranks = run_job(recipe, Topology(dp=dp), program=program, one_pass=True)
     print(json.dumps([rank.result for rank in ranks]))
 
 

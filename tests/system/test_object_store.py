@@ -259,8 +259,8 @@ def test_loaders_of_four_nodes_ask_a_store_hardly_more_often_than_one_reader(
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    for number in range(2):  # of pages that are further apart than what one request takes together
-        make_tokens_file(data / f"{number}.parquet", random_tokens(number, 700, mean_tokens=400), page_bytes=80_000)
+    # Pages are further apart than what one request takes together. Each loader asks once more what the file is.
+    make_tokens_file(data / "0.parquet", random_tokens(1, 1200, mean_tokens=800), page_bytes=80_000)
     server.put_folder(data, "fleet/data")
     recipe = make_recipe({"web": "100%"}, sources={"web": {"path": "*.parquet"}}, length=2048)
     recipe = msgspec.structs.replace(recipe, shuffle=msgspec.structs.replace(recipe.shuffle, window_pages=8))

@@ -1,0 +1,155 @@
+"""Jobs over hosts with a network, processes and a name of their own, against an oracle that does not know torchmix.
+
+    python -m tests.trials.fleet_hosts --seed 1 --count 15 --out hosts.json
+
+In: a seed and a number of cases. Out: for each case the loaders that answered. Must hold: the tensors of every rank are
+what the oracle makes of the plan and the whole files, over sources of five formats; nothing is left on a host. The 15
+cases are {job of 2 and of 4 hosts, remote of 2} x five layouts of four ranks, in an order of the seed; with remote,
+the trainers' two hosts have the recipe, the catalog and a key, and no data. A run goes on where it stopped. Cost: about
+half a minute a case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import shutil
+import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tests.stateful.test_oracle import LAYOUTS
+from tests.support import oracle
+from tests.support.deadlines import LONG_S
+from tests.support.hosts import Host, hosts
+from tests.support.loaders import FIELDS
+from tests.support.processes import Processes, wait_until
+from tests.system.test_hosts import start
+from tests.system.test_job_loaders import DEADLINE_S, STEPS
+from tests.system.test_remote import COMMAND
+from tests.trials.fleet_matrix import FORMATS, LENGTH
+from torchmix.cli.main import main as command
+from torchmix.parallel.topology import Topology
+from torchmix.service.keys import write_keys
+from torchmix.service.server import new_pair
+
+PORT = 7700
+KINDS = ("job of 2", "job of 4", "remote of 2")
+SIZES = {"dp2": {"dp": 2}, **{name: sizes for name, sizes in LAYOUTS.items() if sizes}}
+CASES = tuple((kind, layout) for kind, layout in product(KINDS, SIZES) if layout != "dp2")
+
+
+class Hosts:
+    """The data of a seed, indexed once."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder, self.recipe = folder, folder / "data" / "recipe.yaml"
+        sources, self._documents = [], {}
+        for number, make in enumerate(FORMATS.values()):
+            place = folder / "data" / f"s{number}"
+            place.mkdir(parents=True)
+            text, self._documents[place.name] = make(place, seed)
+            first, quote, rest = text.removeprefix("path: ").partition("'")
+            path = f"'{place.name}/{rest}" if quote and not first else f"{place.name}/{first}{quote}{rest}"
+            sources.append(f"  {place.name}: {{path: {path}}}\n")
+        self.recipe.write_text(
+            f"version: 1\nseed: {seed}\nbatch: {{samples: 8, length: {LENGTH}}}\nsources:\n{''.join(sources)}"
+            f"mixture: {{{', '.join(f'{name}: 20%' for name in self._documents)}}}\n"
+            "packing: {method: best_fit, align_tokens: 8}\nshuffle: {window_pages: 3, window_bytes: 64KiB}\n"
+        )
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            assert command(["index", "--quiet", str(self.recipe)]) == 0
+
+    def expected(self, layout: str) -> list[str]:
+        """A hash of the tensors of each rank."""
+        job = oracle.Job(
+            length=LENGTH,
+            boundaries="document",
+            method="best_fit",
+            align_tokens=8,
+            micro_batch_size=1,
+            **SIZES[layout],
+        )
+        plan = Path(tempfile.mkdtemp(dir=self._folder))
+        words = ["--steps", str(STEPS), "--dp", str(job.dp), "--micro-batch-size", "1", "--out", str(plan)]
+        with redirect_stdout(StringIO()):
+            assert command(["plan", str(self.recipe), *words]) == 0
+        return [
+            _hash(of_rank) for of_rank in oracle.expected_microbatches(plan / "pieces.parquet", self._documents, job)
+        ]
+
+    def one(self, kind: str, layout: str) -> dict[str, Any]:
+        """Run one case."""
+        where, _, count = kind.partition(" of ")
+        place = Path(tempfile.mkdtemp(dir=self._folder))
+        topology = Topology(**SIZES[layout])
+        with hosts(int(count) if where == "job" else 2 + int(count)) as places, Processes(place) as processes:
+            if where == "job":
+                ranks = start(processes, places, self.recipe, topology)
+            else:
+                keys = place / "keys"
+                write_keys(keys, new_pair, num_clients=1)
+                for host in places[2:]:
+                    self._serve(processes, host, keys)
+                trainers = place / "trainers"
+                shutil.copytree(self.recipe.parent / "catalog", trainers / "catalog")
+                shutil.copy(self.recipe, trainers)
+                [*_, first, last] = [host.address.rpartition(".") for host in places]
+                endpoints = f"tcp://{first[0]}.[{first[2]}-{last[2]}]:{PORT}"
+                words = f"remote,endpoints={endpoints},keys={keys}"
+                ranks = start(processes, places[:2], trainers / "recipe.yaml", topology, LOADERS=words)
+            processes.wait_all(ranks, deadline_s=DEADLINE_S)
+            for rank in ranks:
+                wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all on a host")
+            found = [json.loads(rank.stdout().splitlines()[-1]) for rank in ranks]
+        assert [rank["hash"] for rank in found] == self.expected(layout), f"{kind}, {layout}"
+        assert not any(rank["left"] for rank in found)
+        ready = max(rank.get("loaders_ready", 0) for rank in found)
+        assert ready == (2 if where == "remote" else 2 * int(count))
+        return {"kind": kind, "layout": layout, "loaders": ready}
+
+    def _serve(self, processes: Processes, host: Host, keys: Path) -> None:
+        words = ("serve", str(self.recipe), "--bind", f"tcp://{host.address}:{PORT}", "--keys", str(keys))
+        child = processes.start(host.command(sys.executable, "-c", COMMAND, *words), name=f"serve-{host.name}")
+        child.wait_for_line("listen at", deadline_s=LONG_S)
+
+
+def _hash(microbatches: list[dict[str, Any]]) -> str:
+    """As `node_rank` makes it."""
+    found = hashlib.sha256()
+    for one in microbatches:
+        for name in FIELDS:
+            found.update(name.encode() if one[name] is None else one[name].tobytes())
+    return found.hexdigest()
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run cases, and write what was found after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args(words)
+    found: dict[str, Any] = {"seed": arguments.seed, "cases": []}
+    if arguments.out.exists():
+        found = json.loads(arguments.out.read_text())
+        assert found["seed"] == arguments.seed, "another seed's file"
+    cases = list(CASES)
+    random.Random(arguments.seed).shuffle(cases)
+    with tempfile.TemporaryDirectory() as folder:
+        several = Hosts(Path(folder), arguments.seed)
+        for case in cases[len(found["cases"]) : arguments.count]:
+            found["cases"].append(several.one(*case))
+            arguments.out.write_text(json.dumps(found))
+            print(*found["cases"][-1].values(), file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
