@@ -1,0 +1,60 @@
+"""The shares of a step by docs/formats.md, from the plain values of a recipe, in exact fractions; see `book_order`.
+
+In: a mixture of ratios, with at most one change, and the tokens that a step covers. Out: the share of each stream.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+
+def shares_of_tree(tree: dict[str, Any], gone: set[str]) -> dict[str, Fraction]:
+    """Exact shares of the streams, in which siblings have what ran out."""
+
+    def has_any(name: str, value: Any) -> bool:
+        if isinstance(value, dict) and "children" in value:
+            return any(has_any(child, one) for child, one in value["children"].items())
+        return name not in gone
+
+    def share_out(children: dict[str, Any], whole: Fraction, into: dict[str, Fraction]) -> None:
+        weights = {n: Fraction(v["share"] if isinstance(v, dict) else v) * has_any(n, v) for n, v in children.items()}
+        total = sum(weights.values(), Fraction(0))
+        for name, value in children.items():
+            part = whole * weights[name] / total if total else Fraction(0)
+            if isinstance(value, dict) and "children" in value:
+                share_out(value["children"], part, into)
+            else:
+                into[name] = part
+
+    found: dict[str, Fraction] = {}
+    share_out(tree, Fraction(1), found)
+    return found
+
+
+def mean_shares(plain: dict[str, Any], start: int, stop: int, gone: set[str], begun: int | None) -> dict[str, Fraction]:
+    """The mean of the schedule over tokens [start, stop), piece by piece of its straight lines.
+
+    `begun`: where a change at an epoch has begun.
+    """
+    before = shares_of_tree(plain["mixture"], gone)
+    if "schedule" not in plain:
+        return before
+    [change] = plain["schedule"]
+    after = shares_of_tree(change["mixture"], gone)
+    if isinstance(change["from"], dict):
+        if begun is None:
+            return before
+        begin, end = begun, begun + int(change.get("to", "0 tokens").split()[0])
+    else:
+        begin = int(change["from"].split()[0])
+        end = int(change.get("to", change["from"]).split()[0])
+    edges = sorted({start, stop, *(place for place in (begin, end) if start < place < stop)})
+    total = dict.fromkeys(before, Fraction(0))
+    for low, high in pairwise(edges):
+        middle = Fraction(low + high, 2)
+        part = Fraction(0) if high <= begin else Fraction(1) if low >= end else (middle - begin) / (end - begin)
+        for name in total:
+            total[name] += (before[name] + (after[name] - before[name]) * part) * (high - low)
+    return {name: value / (stop - start) for name, value in total.items()}
