@@ -1,5 +1,6 @@
 """Metadata of the package; the version is parsed as text, never imported."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,14 +9,45 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "torchmix" / "__init__.py").read_text(), re.MULTILINE)
 assert VERSION is not None
+REPOSITORY = os.environ.get("TORCHMIX_REPOSITORY", "").rstrip("/")
+"""Where a browser reads the repository, such as https://github.com/OWNER/torchmix. Set it to build for an index."""
+
+
+def index_page(readme: str) -> str:
+    """The README for a package index, which has no other file of the repository.
+
+    Links to files lead into the repository. Where it is not known, their text stays, and pictures are left out.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        is_picture, text, target = found[1] == "!", found[2], found[3]
+        if target.startswith(("https://", "#")):
+            return found[0]
+        if not REPOSITORY:
+            return "" if is_picture else text
+        kind = "raw" if is_picture else "blob"
+        return f"{found[1]}[{text}]({REPOSITORY}/{kind}/v{VERSION[1]}/{target})"
+
+    return re.sub(r"(!?)\[([^\[\]]*)\]\(([^)\s]+)\)", link, readme)
+
 
 setup(
     name="torchmix",
     version=VERSION[1],
     description="The data plane of a large-model training run: mixes, packs and balances before reading a byte",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=index_page((HERE / "README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    project_urls={
+        name: f"{REPOSITORY}/{path}"
+        for name, path in {
+            "Source": "",
+            "Documentation": "tree/main/docs",
+            "Changelog": "blob/main/CHANGELOG.md",
+            "Issues": "issues",
+        }.items()
+        if REPOSITORY
+    },
     keywords="pretraining dataloader megatron fsdp data-mixture sequence-packing parquet resumable",
     classifiers=[
         "Development Status :: 4 - Beta",
