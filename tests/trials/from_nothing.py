@@ -33,7 +33,8 @@ for folder in ("data", "corpus"):
 for number in range(2):
     rows = [[random.randrange(50_000) for _ in range(random.randrange(20, 300))] for _ in range(900)]
     pq.write_table(pa.table({"input_ids": pa.array(rows, pa.list_(pa.int32()))}), f"data/web-{number}.parquet")
-texts = [" ".join(random.choices("some words that a reader may have".split(), k=random.randrange(5, 90))) for _ in range(400)]
+words = "some words that a reader may have".split()
+texts = [" ".join(random.choices(words, k=random.randrange(5, 90))) for _ in range(400)]
 pq.write_table(pa.table({"text": texts}), "corpus/peps.parquet")
 """
 RESHARE = """
