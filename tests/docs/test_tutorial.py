@@ -37,7 +37,7 @@ def test_the_tutorial_works_from_top_to_bottom(tmp_path: Path) -> None:
                     f"import sys; from torchmix.cli.main import main; sys.exit(main({line[1:]!r}))" for line in lines
                 ]
             for part, script in enumerate(scripts):
-                child = processes.start_python(
+                child = processes.fork_python(
                     "-c", f"import os; os.chdir({str(tmp_path)!r})\n{script}", name=f"step-{number}-{part}"
                 )
                 assert child.wait(deadline_s=120) in ((0, 1) if "'check'" in script else (0,)), child.report()

@@ -11,20 +11,21 @@ import pytest
 from tests.support.catalogs import open_catalog
 from tests.support.files import make_tokens_file, random_texts, random_tokens
 from tests.support.json_lines import framed, json_lines
+from tests.support.read_notes import note_all
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.decode_count import DecodeCount
 from torchmix.recipe.load import load_recipe
 from torchmix.transform.row_encoder import TextEncoder
 
 HOOK = """
-from tests.support.read_counts import note_all
+from tests.support.read_notes import note_all
 note_all()
 """
 """Runs as an interpreter starts."""
 READING = """\
 version: 1
 seed: 3
-batch: {samples: 16, length: 64}
+batch: {samples: 64, length: 64}
 sources:
   lists: {path: "lists-*.parquet", tokens: input_ids}
   lines: {path: lines.jsonl.gz, text: text, tokenizer: bytes}
@@ -76,23 +77,3 @@ class ReadCounts:
     def rows_encoded(self) -> int:
         """Rows of text, each time that they were encoded."""
         return sum(map(int, (self._folder / "encodes").read_text().split()))
-
-
-def note_all() -> None:
-    """Note what this process does."""
-    add, encode = DecodeCount.add, TextEncoder.encode
-
-    def noted_add(self, key):
-        _write("DECODES", key)
-        add(self, key)
-
-    def noted_encode(self, asked):
-        _write("ENCODES", len(asked.rows))
-        return encode(self, asked)
-
-    DecodeCount.add, TextEncoder.encode = noted_add, noted_encode
-
-
-def _write(name: str, number: int) -> None:
-    with Path(os.environ[name]).open("a") as file:
-        file.write(f"{number}\n")

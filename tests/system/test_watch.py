@@ -32,7 +32,7 @@ with torchmix.build_loader(sys.argv[1], topology=torchmix.Topology(), loaders="n
 
 
 def start(processes: Processes, job: Path, name: str) -> tuple[Child, int]:
-    child = processes.start_python("-c", TRAIN, str(job), name, name=name)
+    child = processes.fork_python("-c", TRAIN, str(job), name, name=name)
     line = child.wait_for_line("workers ", deadline_s=DEADLINE_S)
     [worker] = map(int, line.split()[1:])
     wait_until(lambda: board_of(worker) is not None, deadline_s=DEADLINE_S, what="board of the worker")
@@ -58,7 +58,7 @@ def test_a_stopped_worker_of_a_killed_run_is_found_and_ended(
         _, live = start(processes, job, "live")
         assert not {left, live} & {*found()}
         os.kill(left, signal.SIGSTOP)
-        dead.process.kill()
+        dead.send_signal(signal.SIGKILL)
         wait_until(lambda: left in found(), deadline_s=DEADLINE_S, what="worker among the leftovers")
         assert live not in found()
         code, named = doctor()
