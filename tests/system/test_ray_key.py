@@ -20,11 +20,15 @@ from tests.support.deadlines import LONG_S
 from tests.support.loaders import Rank, run_job, same_microbatches
 from tests.support.processes import Processes, wait_until, workers_of_this_process
 from tests.support.ray_clusters import RAY_MARKS, loader_actors, started_cluster
-from tests.support.scaled_jobs import write_scaled_job
+from tests.support.scaled_jobs import loads_of_job, write_scaled_job
 from tests.system.test_job_loaders import given, planned
 from torchmix.errors import CatalogMissing, OptionError
 from torchmix.parallel.topology import Topology
 from torchmix.service.endpoints import registered
+from torchmix.service.scale.bounds import budget_of_cluster
+from torchmix.service.scale.progress import PROGRESS_NAME, notes_of
+from torchmix.service.scale.rule import ScaleBounds, replay
+from torchmix.service.scale.scaling import decisions_of_log
 from torchmix.stateful.loader import StatefulDataLoader
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -32,6 +36,7 @@ needs_ray = pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
 pytestmark = RAY_MARKS
 DEADLINE_S = 2 * LONG_S
 CPU_OF_NODE = 3
+STEPS = 130
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +57,46 @@ def folder_of(temporary: Path) -> Path:
     """Where the loaders of the only run are registered."""
     [found] = temporary.glob("torchmix-loaders-*")
     return found
+
+
+@needs_ray
+def test_loaders_follow_the_coming_load_of_the_job_and_end_again(tmp_path, cluster, monkeypatch):
+    recipe = write_scaled_job(tmp_path / "job", least=1, most=4, module="remote_map_scaled", sleep_s=0)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    budget = budget_of_cluster(4, 8 << 30, {})
+    bounds = ScaleBounds(least=1, most=4, budget=budget)
+
+    def program(loader: StatefulDataLoader, rank: Rank) -> None:
+        folder, most = folder_of(temporary), 0
+        for microbatch in loader:
+            rank.microbatches.append(microbatch)
+            most = max(most, len(registered(folder)))
+        notes = notes_of(folder / PROGRESS_NAME)
+        wanted = [
+            (one.step, one.reason, [dict(place) for place in one.loaders])
+            for one in replay(loads_of_job(recipe), bounds, notes, notes[-1].step + 1)
+        ]
+        # The first line is the decision before the run began; a run that is first seen later begins again from there.
+        wait_until(
+            lambda: taken(folder)[-len(wanted) :] == wanted, deadline_s=DEADLINE_S, what=lambda: str(taken(folder))
+        )
+        counts = [len(loaders) for _, _, loaders in wanted]
+        assert max(counts) == 4 and counts[-1] == 1 and most <= 4
+        wait_until(lambda: len(registered(folder)) == 1, deadline_s=DEADLINE_S, what="loaders that leave")
+        wait_until(lambda: len(loader_actors()) == 1, deadline_s=DEADLINE_S, what="end of the actors")
+        rank.result = loader.order_digest
+
+    loaders = {"where": "ray", "address": cluster.address, "cpu": 4}
+    [there] = run_job(recipe, Topology(), max_steps=STEPS, program=program, loaders=loaders)
+    [here] = run_job(recipe, Topology(), steps=STEPS)
+    assert same_microbatches(here.microbatches, there.microbatches) and there.result == here.digests[-1]
+
+
+def taken(folder: Path) -> list[tuple[int, str, list[dict[str, int]]]]:
+    """The decisions that were taken, as they were written."""
+    return [(one["step"], one["reason"], one["loaders"]) for one in decisions_of_log(folder)]
 
 
 @needs_ray

@@ -120,7 +120,7 @@ def _serve_fixed(arguments: argparse.Namespace, recipe: Recipe, start: LoaderSta
     """Serve with one number of loaders."""
     processes = _processes(arguments, recipe)
     if processes == "auto":
-        _needs_folder(start, "processes auto")
+        _needs_folder(start, "--processes auto" if arguments.processes else "loaders.processes: auto")
         found = partition(_coming(start).mean(0, FIRST_STEPS), budget_of(recipe))
         caches = shared_cache(start.cache_bytes, [place.page_bytes for place in found.loaders])
         starts = [
