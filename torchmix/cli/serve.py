@@ -152,8 +152,7 @@ def _serve_scaled(
     _needs_folder(start, "loaders.autoscale")
     budget = budget_of(recipe)
     bounds = ScaleBounds(least=scale.min, most=scale.max, budget=budget)
-    seats = LocalSeats(start, most=min(scale.max, budget.most_processes))
-    _follow(arguments, start, seats, bounds, _coming(start), is_over)
+    _follow(arguments, start, LocalSeats(start), bounds, _coming(start), is_over)
 
 
 def _serve_on_ray(arguments: argparse.Namespace, recipe: Recipe, start: LoaderStart, is_over: threading.Event) -> None:
@@ -170,9 +169,7 @@ def _serve_on_ray(arguments: argparse.Namespace, recipe: Recipe, start: LoaderSt
     memory_bytes = None if memory is None else parse_bytes(memory, where="loaders.memory")
     budget = budget_of_cluster(recipe.loaders.cpu, memory_bytes, ray.cluster_resources())
     bounds = bounds_of(processes, scale, coming, budget)
-    most = max(1, min(bounds.most, budget.most_processes))
-    seats = RaySeats(ray, start, Path(start.register), most=most)
-    _follow(arguments, start, seats, bounds, coming, is_over)
+    _follow(arguments, start, RaySeats(ray, start, Path(start.register)), bounds, coming, is_over)
 
 
 def _follow(

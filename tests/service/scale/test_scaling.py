@@ -6,10 +6,11 @@ import json
 import threading
 
 from tests.service.scale.test_rule import ROOMY, ramp, steps_of
+from tests.support.loads import load_of
 from torchmix.errors import LoaderLost
 from torchmix.service.scale.progress import PROGRESS_NAME, ProgressLog, follow_progress, notes_of
 from torchmix.service.scale.rule import RunNote, ScaleBounds, replay
-from torchmix.service.scale.scaling import LEAVE_S, ScaledLoaders, decisions_of_log
+from torchmix.service.scale.scaling import LEAVE_S, WHOLE_CACHE, ScaledLoaders, decisions_of_log
 
 BOUNDS = ScaleBounds(least=1, most=8, budget=ROOMY)
 
@@ -20,17 +21,19 @@ class Seats:
     def __init__(self) -> None:
         self.here: dict[int, dict[str, int]] = {}
         self.gone: set[int] = set()
+        self.cache_parts: dict[int, int] = {}
         self.refuse: set[int] = set()
         self.done: list[tuple[str, int]] = []
         self.lock = threading.Lock()
 
-    def start(self, number, sources, memory_bytes):
+    def start(self, number, sources, memory_bytes, cache_part):
         assert memory_bytes > 1 << 26
         with self.lock:
             if number in self.refuse:
                 raise LoaderLost("no room")
             assert number not in self.here
             self.here[number] = dict(sources)
+            self.cache_parts[number] = cache_part
             self.done.append(("start", number))
 
     def give(self, number, sources):
@@ -81,6 +84,7 @@ def test_a_run_is_followed_up_and_down(tmp_path):
     assert [(one["step"], one["reason"], one["loaders"]) for one in written[1:]] == [
         (one.step, one.reason, [dict(place) for place in one.loaders]) for one in wanted
     ], "after the decision before the run began"
+    assert sum(seats.cache_parts.values()) <= WHOLE_CACHE == 8 * min(seats.cache_parts.values())
     assert most == 6 and loaders.num_running == 1 and len(seats.here) == 1
     assert asked(seats) == [dict(wanted[-1].loaders[0])]
     for number in range(1, 6):
@@ -88,6 +92,16 @@ def test_a_run_is_followed_up_and_down(tmp_path):
         assert events[-2:] == ["leave", "stop"], "it has left the folder before it ends"
     loaders.close()
     assert not seats.here
+
+
+def test_loaders_of_a_fixed_number_have_the_whole_cache_by_their_pages(tmp_path):
+    seats = Seats()
+    loads = [load_of("wide", 1_000_000, window=3 << 30), load_of("small", 9_000_000, window=1 << 20, most_loaders=1)]
+    bounds = ScaleBounds(least=2, most=2, budget=ROOMY)
+    ScaledLoaders(seats, lambda *_: loads, bounds, tmp_path, clock=Clock())
+    [small] = [number for number, sources in seats.here.items() if "small" in sources]
+    assert WHOLE_CACHE - 2 <= sum(seats.cache_parts.values()) <= WHOLE_CACHE
+    assert seats.cache_parts[1 - small] > 2 * seats.cache_parts[small]
 
 
 def test_a_loader_that_left_and_is_needed_again_goes_on(tmp_path):

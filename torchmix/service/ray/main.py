@@ -127,7 +127,7 @@ def _open(start: RayStart, ignored: Collection[int]) -> ScaledLoaders:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if signal.SIGTERM in ignored else signal.SIG_DFL)
     budget = budget_of_cluster(start.cpu, start.memory_bytes, ray.cluster_resources())
     bounds = bounds_of(start.processes, start.autoscale, coming, budget)
-    seats = RaySeats(ray, start.loader, folder, most=max(1, min(bounds.most, budget.most_processes)))
+    seats = RaySeats(ray, start.loader, folder)
     return ScaledLoaders(
         seats,
         lambda begin, stop, note: coming.mean(begin, stop, note.gone, note.decided),

@@ -44,17 +44,16 @@ class _Seat:
 class RaySeats:
     """Loaders on a cluster, each under a number."""
 
-    def __init__(self, ray: Any, start: LoaderStart, folder: Path, *, most: int) -> None:
+    def __init__(self, ray: Any, start: LoaderStart, folder: Path) -> None:
         """Nothing is started.
 
         Args:
             ray: The module, connected.
-            start: What all are told, as `LoaderActor` takes it; they share its cache evenly.
+            start: What all are told, as `LoaderActor` takes it; they share its cache.
             folder: Where they are registered.
-            most: Loaders at most.
         """
         self._ray, self._folder = ray, folder
-        self._start = msgspec.structs.replace(start, cache_bytes=start.cache_bytes // most, cpu=BUSY_CPU)
+        self._start = msgspec.structs.replace(start, cpu=BUSY_CPU)
         self._lock = threading.Lock()
         self._seats: dict[int, _Seat] = {}
         self.num_moved = 0
@@ -65,7 +64,7 @@ class RaySeats:
         """Where those that run listen, by number."""
         return [self._seats[number].listens.endpoint for number in sorted(self._seats)]
 
-    def start(self, number: int, sources: Mapping[str, int], memory_bytes: int) -> None:
+    def start(self, number: int, sources: Mapping[str, int], memory_bytes: int, cache_part: int) -> None:
         """See `LoaderSeats`."""
         kind = self._ray.remote(LoaderActor).options(
             num_cpus=BUSY_CPU,
@@ -74,7 +73,8 @@ class RaySeats:
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
-        actor = kind.remote(msgspec.json.encode(self._start).decode(), json.dumps(dict(sources)))
+        told = msgspec.structs.replace(self._start, cache_bytes=self._start.cache_bytes * cache_part >> 32)
+        actor = kind.remote(msgspec.json.encode(told).decode(), json.dumps(dict(sources)))
         try:
             listens = decode_listens(self._ray.get(actor.listens.remote(), timeout=START_S))
         except self._ray.exceptions.RayError as error:

@@ -18,14 +18,13 @@ from torchmix.service.pool import LoaderPool
 class LocalSeats:
     """A pool of one loader for each number."""
 
-    def __init__(self, start: LoaderStart, *, most: int) -> None:
+    def __init__(self, start: LoaderStart) -> None:
         """Nothing is started.
 
         Args:
-            start: What all are told; their ports count up from its own, and they share its cache evenly.
-            most: Loaders at most.
+            start: What all are told; their ports count up from its own, and they share its cache.
         """
-        self._start = msgspec.structs.replace(start, cache_bytes=start.cache_bytes // most)
+        self._start = start
         self._lock = threading.Lock()
         self._pools: dict[int, LoaderPool] = {}
 
@@ -34,7 +33,7 @@ class LocalSeats:
         """Where those that run listen, by number."""
         return [self._pools[number].endpoints[0] for number in sorted(self._pools)]
 
-    def start(self, number: int, sources: Mapping[str, int], memory_bytes: int) -> None:
+    def start(self, number: int, sources: Mapping[str, int], memory_bytes: int, cache_part: int) -> None:
         """See `LoaderSeats`."""
         port = self._start.metrics_port
         start = msgspec.structs.replace(
@@ -42,6 +41,7 @@ class LocalSeats:
             bind=with_port(self._start.bind, number),
             metrics_port=port + number if port else 0,
             sources=dict(sources),
+            cache_bytes=self._start.cache_bytes * cache_part >> 32,
         )
         pool = LoaderPool([start])
         with self._lock:

@@ -71,6 +71,8 @@ class ScaleDecision:
     """Parts of each source that each has, by name."""
     memory_bytes: tuple[int, ...]
     """What each is to hold, its process included."""
+    page_bytes: tuple[int, ...]
+    """Decoded pages in that."""
 
 
 class ScaleRule:
@@ -173,7 +175,8 @@ class ScaleRule:
         self._places = matched(self._places, found.loaders)
         self._over = self._under = self._uneven = 0
         memory = tuple(_memory_of(place, self._places, loads) for place in self._places)
-        decision = ScaleDecision(step=step, reason=reason, loaders=self._places, memory_bytes=memory)
+        pages = tuple(_pages_of(place, self._places, loads) for place in self._places)
+        decision = ScaleDecision(step=step, reason=reason, loaders=self._places, memory_bytes=memory, page_bytes=pages)
         self.decisions.append(decision)
         return decision
 
@@ -215,11 +218,17 @@ def matched(before: Sequence[Mapping[str, int]], places: Sequence[LoaderPlace]) 
 
 def _memory_of(place: Mapping[str, int], places: Sequence[Mapping[str, int]], loads: Sequence[SourceLoad]) -> int:
     """What a loader holds: its process, the states of its sources, and its part of their pages."""
-    held = LOADER_BYTES
+    states = sum(load.state_bytes for load in loads if load.name in place)
+    return LOADER_BYTES + states + _pages_of(place, places, loads)
+
+
+def _pages_of(place: Mapping[str, int], places: Sequence[Mapping[str, int]], loads: Sequence[SourceLoad]) -> int:
+    """A loader's part of the decoded pages of its sources."""
+    held = 0
     for load in loads:
         if load.name in place:
             parts = sum(one.get(load.name, 0) for one in places)
-            held += load.state_bytes + -(-load.window_bytes * place[load.name] // parts)
+            held += -(-load.window_bytes * place[load.name] // parts)
     return held
 
 

@@ -20,6 +20,7 @@ from torchmix.errors import TorchmixError
 from torchmix.service.scale.partition import SourceLoad
 from torchmix.service.scale.progress import follow_progress, notes_of
 from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, ScaleRule
+from torchmix.service.scale.shares import shared_cache
 
 logger = logging.getLogger(__name__)
 
@@ -27,19 +28,21 @@ SCALING_NAME = "scaling.jsonl"
 LEAVE_S = 3.0
 """From a loader's leaving the folder to its end: clients look once a second, and get what they have asked for."""
 STARTS_AT_ONCE = 16
+WHOLE_CACHE = 1 << 32
 _NOT_REGISTERED: Mapping[str, int] = {"": 0}
 
 
 class LoaderSeats(Protocol):
     """Where loaders run, each under a number."""
 
-    def start(self, number: int, sources: Mapping[str, int], memory_bytes: int) -> None:
+    def start(self, number: int, sources: Mapping[str, int], memory_bytes: int, cache_part: int) -> None:
         """Start a loader with parts of sources, and wait until it has registered; TorchmixError, OSError.
 
         Args:
             number: From 0; no loader of this number runs.
             sources: Its parts of each source, by name.
             memory_bytes: What it is to hold, its process included.
+            cache_part: Its part of the cache, of 2^32.
         """
         ...
 
@@ -137,9 +140,10 @@ class ScaledLoaders:
             del self._leaving[number]  # it has not ended yet, and is needed again
             self._running[number] = _NOT_REGISTERED
         new = [number for number in wanted if number not in self._running]
+        caches = self._cache_parts(decision)
         with ThreadPoolExecutor(STARTS_AT_ONCE, "torchmix-starts") as threads:
             started = [
-                threads.submit(self._seats.start, number, wanted[number], decision.memory_bytes[number])
+                threads.submit(self._seats.start, number, wanted[number], decision.memory_bytes[number], caches[number])
                 for number in new
             ]
         for number, done in zip(new, started, strict=True):
@@ -158,6 +162,15 @@ class ScaledLoaders:
             del self._running[number]
             self._seats.leave(number)
             self._leaving[number] = self._clock() + LEAVE_S
+
+    def _cache_parts(self, decision: ScaleDecision) -> list[int]:
+        """Parts of the cache, of 2^32, for loaders that start: by their pages where all start, and even beside others,
+        whose parts do not change. As many loaders as there may be have no more than the whole."""
+        most = max(1, min(self._bounds.most, self._bounds.budget.most_processes))
+        count = len(decision.loaders)
+        if self._running or self._leaving:
+            return [WHOLE_CACHE // most] * count
+        return shared_cache(WHOLE_CACHE * count // max(most, count), decision.page_bytes)
 
 
 def decisions_of_log(folder: Path) -> list[dict[str, Any]]:
