@@ -62,6 +62,7 @@ TORCH_FREE_FILES_BELOW = (
     "constructor/boundaries.py",
     "constructor/build.py",
     "constructor/row_arrays.py",
+    "constructor/joined_steps.py",
     "constructor/modules/routes.py",
     "constructor/modules/arrays.py",
 )

@@ -11,6 +11,7 @@ In reading order:
     modules/              what each rank computes of a module, and where its rows go            (one file: torch)
     build.py              StepPlan + documents -> the arrays of one replica
     row_arrays.py         lists of numbers that maps give beside ids
+    joined_steps.py       several steps of a replica as one, and cut again
     expand.py             a step's arrays -> ids, masks, positions and sources                (torch)
     row_batch.py          the same as tensors of a microbatch                                      (torch)
     fields.py             the tensors of a step and of a microbatch, as the trainer sees them   (torch)

@@ -48,6 +48,8 @@ def arrays_of_rows(others: Sequence[OtherRows], pieces: ReplicaPieces, length: i
     num_microbatches = pieces.num_samples // pieces.micro_batch_size
     for name in sorted(of_name):
         values, lengths, piece = _joined(of_name[name])
+        if not len(piece):
+            continue
         places = pieces.places(length)[piece]
         borders = np.arange(1, num_microbatches + 1) * tokens_of_microbatch
         found |= {
@@ -56,6 +58,26 @@ def arrays_of_rows(others: Sequence[OtherRows], pieces: ReplicaPieces, length: i
             f"{name}{SEPARATOR}places": places % tokens_of_microbatch,
             f"{name}{SEPARATOR}stop": np.searchsorted(places, borders).astype(np.int64),
         }
+    return found
+
+
+def cut_rows(arrays: Mapping[str, NDArray[Any]], borders: range) -> list[dict[str, NDArray[Any]]]:
+    """The arrays of parts of a step: of the microbatches between each two borders."""
+    found: list[dict[str, NDArray[Any]]] = [{} for _ in borders[:-1]]
+    for name in names_of_rows(arrays):
+        values, lengths, places, stop = (arrays[f"{name}{SEPARATOR}{part}"] for part in PARTS)
+        value_stop = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        for index, first in enumerate(borders[:-1]):
+            begin, end = int(stop[first - 1]) if first else 0, int(stop[first + borders.step - 1])
+            if begin == end:  # a name that no row of a step has is missing
+                continue
+            parts = (
+                values[value_stop[begin] : value_stop[end]],
+                lengths[begin:end],
+                places[begin:end],
+                stop[first : first + borders.step] - begin,
+            )
+            found[index] |= {f"{name}{SEPARATOR}{part}": array for part, array in zip(PARTS, parts, strict=True)}
     return found
 
 

@@ -29,11 +29,15 @@ def stages_of(batch: Batch) -> tuple[RampStage, ...]:
 
 def samples_of_step(batch: Batch, step: int) -> int:
     """Samples of the global batch of a step, from 0."""
+    if isinstance(batch.samples, int):  # asked for several times a step
+        return batch.samples
     return next(stage.samples for stage in reversed(stages_of(batch)) if stage.from_step <= step)
 
 
 def length_of_step(batch: Batch, step: int) -> int:
     """Tokens of a sample of a step, from 0."""
+    if isinstance(batch.samples, int):
+        return batch.length
     return next(length_of(batch, stage) for stage in reversed(stages_of(batch)) if stage.from_step <= step)
 
 

@@ -2,9 +2,9 @@
 
 In: what a stream is made of, a state to begin at, and a reader. Out: `StepArrays`, each with a header that holds the
 state after it. Must hold: the same steps in whatever process or thread this runs, and whoever reads; no torch. Cost:
-that of the planner, the reader and `build`; small steps are planned and read several at a time (blocks/). All take
-turns in one thread, which is ahead of the trainer as a whole: a thread for the planner would pass the interpreter's
-lock to and fro some hundred times a step, for a tenth more CPU in all.
+that of the planner, the reader and `build`; small steps are planned, read and built several at a time (blocks/). All
+take turns in one thread, which is ahead of the trainer as a whole: a thread for the planner would pass the
+interpreter's lock to and fro some hundred times a step, for a tenth more CPU in all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
-from torchmix.constructor.build import build
+from torchmix.constructor.build import ReplicaPieces, build
 from torchmix.constructor.memory import StepMemory
 from torchmix.constructor.resets import reset_ids_of
 from torchmix.constructor.row_arrays import arrays_of_rows
@@ -29,6 +29,7 @@ from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
 from torchmix.planner.cursor import gone_by
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
+from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
@@ -235,21 +236,24 @@ def build_step(
     began = time.perf_counter()
     built = {}
     for consumer, (replica, memory) in read.consumers.items():
-        tokens = read.tokens[replica]
-        step = build(
-            read.pieces[replica],
-            tokens.values,
-            tokens.successors,
-            unlabelled=tokens.unlabelled,
-            length=length,
-            packing=packing,
-            reset_ids=reset_ids,
-            memory=memory,
-            masked=masked,
-        )
+
+        def make(pieces: ReplicaPieces, tokens: Tokens, memory: StepMemory = memory) -> StepArrays:
+            step = build(
+                pieces,
+                tokens.values,
+                tokens.successors,
+                unlabelled=tokens.unlabelled,
+                length=length,
+                packing=packing,
+                reset_ids=reset_ids,
+                memory=memory,
+                masked=masked,
+            )
+            return replace(step, rows=arrays_of_rows(tokens.others, pieces, length)) if tokens.others else step
+
+        step = read.replicas[replica].build(plan.step, consumer, make, is_joint=reset_ids is None)
         modules = arrays_of_modules(plan, part=settings.part, places=settings.places, replica=replica, reader=reader)
-        rows = arrays_of_rows(tokens.others, read.pieces[replica], length)
-        built[consumer] = replace(step, modules=modules, rows=rows)
+        built[consumer] = replace(step, modules=modules) if modules else step
     return built, time.perf_counter() - began
 
 

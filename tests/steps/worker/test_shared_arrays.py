@@ -173,3 +173,30 @@ def test_tensors_share_the_memory(pair: Pair) -> None:
     assert tensors.tokens is not None
     found.fields["tokens"][1, 1] = 9
     assert tensors.tokens[1, 1] == 9
+
+
+def test_steps_of_a_block_share_an_arena_that_is_used_again_after_the_last_of_them() -> None:
+    worker, leader = SharedArrays(), MappedArrays()
+    memory = StepMemory(worker.allocate)
+
+    def block(value: int) -> list[StepArrays]:
+        worker.release(leader.take_released())
+        [ids] = memory.empty_together(2 * TOKENS, [np.int32])
+        ids[:] = value
+        found = []
+        for step in range(2):
+            fields = {"tokens": ids[step * TOKENS : (step + 1) * TOKENS]}
+            reply, descriptors = worker.pack(StepArrays(step=step, num_tokens_global=1, fields=fields, header=b""))
+            assert len(reply.new) == len(descriptors) == (step == 0 and value in (1, 2)), "one descriptor a block"
+            found.append(leader.unpack(reply, descriptors))
+        return found
+
+    first = block(1)
+    del first[0]
+    gc.collect()
+    second = block(2)
+    assert (first[0].fields["tokens"] == 1).all(), "a step of the first block is in use"
+    del first, second
+    gc.collect()
+    [third, _] = block(3)
+    assert (third.fields["tokens"] == 3).all()

@@ -59,15 +59,21 @@ def read_together(
     first = 0
     for (key, pieces), start, stop in zip(pieces_of.items(), starts, stops, strict=True):
         last = first + len(pieces.row)
-        places = tokens.unlabelled
-        found[key] = Tokens(
-            values=tokens.values[start:stop],
-            successors=tokens.successors[first:last],
-            others=tuple(_cut(other, first, last) for other in tokens.others),
-            unlabelled=None if places is None else places[(places >= start) & (places < stop)] - start,
-        )
+        found[key] = tokens_of_part(tokens, (first, last), (start, stop))
         first = last
     return found
+
+
+def tokens_of_part(tokens: Tokens, pieces: tuple[int, int], places: tuple[int, int]) -> Tokens:
+    """The tokens of some consecutive pieces, which lie in a range of places."""
+    (first, last), (start, stop) = pieces, places
+    unlabelled = tokens.unlabelled
+    return Tokens(
+        values=tokens.values[start:stop],
+        successors=tokens.successors[first:last],
+        others=tuple(_cut(other, first, last) for other in tokens.others),
+        unlabelled=None if unlabelled is None else unlabelled[(unlabelled >= start) & (unlabelled < stop)] - start,
+    )
 
 
 def _cut(other: OtherRows, first: int, last: int) -> OtherRows:

@@ -13,16 +13,17 @@ from typing import NamedTuple
 
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.build import ReplicaPieces, pieces_of_replica
+from torchmix.constructor.joined_steps import join_pieces
 from torchmix.constructor.memory import StepMemory
 from torchmix.errors import TorchmixError
 from torchmix.planner.open_documents import documents_to_come
 from torchmix.planner.planner import Planner
-from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
 from torchmix.steps.bad_tokens import BadTokenBounds
+from torchmix.steps.blocks.joined_build import ReplicaBlock
 from torchmix.steps.blocks.plan_blocks import PlannedStep
 from torchmix.steps.blocks.read_blocks import read_together
 from torchmix.steps.boundary import Boundary, boundary_of_cursor
@@ -49,10 +50,8 @@ class ReadStep(NamedTuple):
 
     planned: PlannedStep
     consumers: Mapping[int, Consumer]
-    pieces: Mapping[int, ReplicaPieces]
-    """By replica."""
-    tokens: Mapping[int, Tokens]
-    """By replica."""
+    replicas: Mapping[int, ReplicaBlock]
+    """By replica, with other steps that were read together with this one."""
     read_s: float
     reading: dict[str, int | float]
     """The reader's figures."""
@@ -120,14 +119,14 @@ def _read_block(
     """
     began = time.perf_counter()
     consumers_of = [consumers(plan.step) for plan, _, _ in block]
-    pieces_of = {
-        (i, replica): pieces_of_replica(step.plan, replica)
-        for i, step in enumerate(block)
-        for replica in dict.fromkeys(replica for replica, _ in consumers_of[i].values())
-    }
+    steps_of: dict[int, list[ReplicaPieces]] = {}
+    for step, consumers_of_step in zip(block, consumers_of, strict=True):
+        for replica in dict.fromkeys(replica for replica, _ in consumers_of_step.values()):
+            steps_of.setdefault(replica, []).append(pieces_of_replica(step.plan, replica))
+    pieces_of = {replica: join_pieces(steps) for replica, steps in steps_of.items()}
+    length = length_of_step(part.batch, block[0].plan.step)  # of all steps of a block
     try:
-        lengths = [length_of_step(part.batch, block[i].plan.step) for i, _ in pieces_of]
-        tokens_of = read_together(reader, pieces_of, lengths) if pieces_of else {}
+        tokens_of = read_together(reader, pieces_of, [length] * len(pieces_of)) if pieces_of else {}
     except TorchmixError:
         if len(block) == 1:
             raise
@@ -136,7 +135,9 @@ def _read_block(
         return
     read_s = (time.perf_counter() - began) / len(block)
     reading = reader.stats()
-    for i, step in enumerate(block):
-        pieces = {replica: pieces for (j, replica), pieces in pieces_of.items() if i == j}
-        tokens = {replica: tokens for (j, replica), tokens in tokens_of.items() if i == j}
-        yield ReadStep(step, consumers_of[i], pieces, tokens, read_s, reading)
+    replicas = {
+        replica: ReplicaBlock(steps_of[replica], pieces, tokens_of[replica], length)
+        for replica, pieces in pieces_of.items()
+    }
+    for step, consumers_of_step in zip(block, consumers_of, strict=True):
+        yield ReadStep(step, consumers_of_step, replicas, read_s, reading)

@@ -36,8 +36,8 @@ class SharedArrays:
         self._arenas: dict[int, tuple[int, int]] = {}
         """By number, the addresses at which it starts and stops."""
         self._num_arenas = 0
-        self._held: dict[int, NDArray[Any]] = {}
-        """By arena, an array in it that the leader has."""
+        self._held: dict[int, list[NDArray[Any]]] = {}
+        """By arena, an array of each step in it that the leader has."""
         self._new: list[tuple[Arena, int]] = []
         """Not told of yet, with their descriptors."""
         self._dropped: deque[int] = deque()
@@ -66,6 +66,7 @@ class SharedArrays:
         What lies in memory of `allocate` stays there, and is not used again until it is released.
         """
         shared, inline = [], []
+        held: dict[int, NDArray[Any]] = {}
         for name, array in (*step.fields.items(), *step.modules.items(), *step.rows.items()):
             form = ArrayForm.of(name, array.dtype.name, array.shape)
             address = _address(array)
@@ -75,7 +76,9 @@ class SharedArrays:
             else:
                 start_bytes = address - self._arenas[number][0]
                 shared.append(SharedArray(form=form, arena=number, start_bytes=start_bytes))
-                self._held[number] = array
+                held[number] = array
+        for number, array in held.items():
+            self._held.setdefault(number, []).append(array)
         new, self._new = self._new, []
         reply = StepReply(
             step=step.step,
@@ -92,9 +95,11 @@ class SharedArrays:
         return reply, [descriptor for _, descriptor in new]
 
     def release(self, numbers: Sequence[int]) -> None:
-        """The leader has no use for these arenas any more."""
+        """The leader has no use for these arenas any more, each for one of the steps in it."""
         for number in numbers:
-            del self._held[number]
+            self._held[number].pop()
+            if not self._held[number]:
+                del self._held[number]
 
 
 class MappedArrays:
