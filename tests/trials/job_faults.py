@@ -129,7 +129,9 @@ def _signal(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def one_run(seed: int, number: int, *, where: Sequence[str] = PLACES, most: int = 1000) -> dict[str, Any]:
+def one_run(
+    seed: int, number: int, *, where: Sequence[str] = PLACES, most: int = 1000, steps: int = STEPS
+) -> dict[str, Any]:
     """A job with faults until it ends, `most` at most, beside the same without."""
     draw = random.Random(f"{seed}/{number}")
     where_now, sizes, by_road = draw.choice(where), draw.choice(LAYOUTS), draw.random() < 0.5
@@ -141,7 +143,7 @@ def one_run(seed: int, number: int, *, where: Sequence[str] = PLACES, most: int 
         recipe = write_job(
             folder / "job", seed=draw.randrange(4), samples=32, length=2048, extra="read: {cache: 256KiB}"
         )
-        expected = [rank.result for rank in run_job(recipe, topology, program=_hashed, max_steps=STEPS)]
+        expected = [rank.result for rank in run_job(recipe, topology, program=_hashed, max_steps=steps)]
         places = stack.enter_context(hosts(2)) if where_now == "hosts" else []
         processes = stack.enter_context(Processes(folder))
         words = {
@@ -150,7 +152,7 @@ def one_run(seed: int, number: int, *, where: Sequence[str] = PLACES, most: int 
             "TMPDIR": str(folder / "tmp"),
             **hooked(folder / "chaos"),
         }
-        sizes_of = (STEPS, PAUSE_S, draw.choice((1, 2)), topology.tp, topology.pp)
+        sizes_of = (steps, PAUSE_S, draw.choice((1, 2)), topology.tp, topology.pp)
         program = ["-m", "tests.support.stall_rank", str(recipe), *map(str, sizes_of)]
         if places:
             ranks = [_on_host(processes, places, rank, program, words) for rank in range(2)]
@@ -257,7 +259,9 @@ def run_trial(*, seed: int, count: int, out: Path | None = None, **options: Any)
         result["done"] += len(found["faults"])
         result["runs"] = number + 1
         if out is not None:
-            out.write_text(json.dumps(result, indent=1))
+            new = out.with_suffix(".new")
+            new.write_text(json.dumps(result, indent=1))
+            new.replace(out)
             print(number, found["where"], len(found["faults"]), file=sys.stderr, flush=True)
     return result
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.system
 
 def test_a_job_whose_loaders_and_workers_fail_gives_the_same_tensors_and_leaves_nothing(tmp_path: Path) -> None:
     """Ten seconds and more: real ranks, workers and loaders start, and are started again."""
-    result = run_trial(seed=1, count=2, out=tmp_path / "trial.json", where=["cold"], steps=16)
+    result = run_trial(seed=1, count=2, out=tmp_path / "trial.json", where=["cold"], steps=12)
     assert result["wrong"] == []
     assert result["done"] == sum(result["counts"].values()) == 2
     assert result["total_loader_requests"] > 0
