@@ -26,6 +26,7 @@ from tests.support.scaled_jobs import write_scaled_job
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
+from torchmix.service.endpoints import is_own_socket
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool, starts_of
 from torchmix.stateful.loader import StatefulDataLoader
@@ -175,6 +176,29 @@ def test_the_number_of_loaders_by_the_profile(tmp_path: Path, monkeypatch: pytes
     assert {name for one in began for name in one.sources or ()} == {"slow", "web"}
     assert all(one.sources for one in began) and sum(one.cache_bytes for one in began) <= 1 << 30
     assert len({one.cache_bytes for one in began}) > 1
+
+
+def test_loaders_that_end_by_themselves_come_back_to_their_sockets(job: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(job)
+    near = tmp_path / "near"
+    start = LoaderStart(
+        parts={"train": part_of(recipe, "train")},
+        base=str(job.parent),
+        catalog_folder=str(job.parent / recipe.catalog),
+        cache_bytes=1 << 20,
+        bind="tcp://127.0.0.1:0",
+        near=f"ipc://{near}",
+    )
+    pool = LoaderPool(starts_of(start, 1))
+    try:
+        assert is_own_socket(f"ipc://{near}/0")
+        [first] = pool.pids
+        os.kill(first, signal.SIGTERM)
+        wait_until(lambda: pool.pids != [first], deadline_s=DEADLINE_S, what="another loader in its place")
+        wait_until(lambda: is_own_socket(f"ipc://{near}/0"), deadline_s=DEADLINE_S, what="its socket")
+    finally:
+        pool.close()
+    assert not near.exists()
 
 
 def test_a_policy_decides_as_without_loaders(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ class LoaderProcess:
         self._end = ours
         # When the terminal interrupts all, whoever started it says when to end.
         ignored = {int(signal.SIGINT), *start.ignored_signals}
+        if start.near:  # a loader that ends by itself removes the folder with its socket
+            Path(start.near.removeprefix("ipc://")).parent.mkdir(mode=0o700, exist_ok=True)
         for each in (start.bind, start.near):
             if each.startswith("ipc://"):
                 Path(each.removeprefix("ipc://")).unlink(missing_ok=True)  # of the one before, which has ended
