@@ -81,8 +81,8 @@ def mixtera(table: pa.Table) -> dict[str, float]:
             found["lang"].tolist(), found["start"].tolist(), found["stop"].tolist(), strict=True
         ):
             by_key.setdefault(key, []).append((start, stop))
-    queried = time.perf_counter()
     left = {key: intervals[::-1] for key, intervals in by_key.items()}
+    queried = time.perf_counter()
     chunks = [cut_off(left["de"], CHUNK_ROWS) for _ in range(5)]
     drawn = time.perf_counter()
     num_intervals = sum(map(len, by_key.values()))
