@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
-from tests.support import oracle
 from tests.support.loaders import run_job, same_microbatches, write_job
+from tests.support.staged_jobs import check_tensors, digests_over_resumes
 from torchmix.cli.main import main
 from torchmix.errors import RecipeError
 from torchmix.parallel.topology import Topology
@@ -39,47 +36,15 @@ def digests(job: Path) -> list[str]:
 
 @pytest.mark.parametrize("layout", ["cp2dp2", "tp2dp2"])
 def test_every_tensor_of_every_rank_is_what_the_plan_says(job: Path, layout: str, tmp_path: Path) -> None:
-    topology = LAYOUTS[layout]
-    options = ["--steps", str(len(LENGTHS)), "--dp", str(topology.dp), "--out", str(tmp_path)]
-    assert main(["plan", str(job), *options]) == 0
-    documents = {
-        "web": oracle.read_token_documents(list(job.parent.glob("web-*.parquet")), "input_ids"),
-        "prose": oracle.read_text_documents([job.parent / "prose.parquet"], "text"),
-        "tiny": oracle.read_text_documents([job.parent / "tiny.parquet"], "text"),
-    }
-    sizes = {"tp": topology.tp, "cp": topology.cp, "pp": topology.pp, "dp": topology.dp}
     method = "concat" if "concat" in job.parent.name else "best_fit"
-    pieces = pq.read_table(tmp_path / "pieces.parquet")
-    wanted: list[list[dict[str, Any]]] = [[] for _ in range(topology.world_size)]
-    for first in (0, 3, 6):
-        steps = pc.and_(pc.greater_equal(pieces["step"], first), pc.less(pieces["step"], first + 3))
-        pq.write_table(pieces.filter(steps), tmp_path / "some.parquet")
-        facts: dict[str, Any] = {"length": LENGTHS[first], "boundaries": "document", "method": method}
-        found = oracle.Job(**facts, align_tokens=8, **sizes, micro_batch_size=1)
-        for rank, some in enumerate(oracle.expected_microbatches(tmp_path / "some.parquet", documents, found)):
-            wanted[rank] += some
-    for rank, expected in zip(run_job(job, topology, steps=len(LENGTHS)), wanted, strict=True):
-        assert len(rank.microbatches) == sum(SAMPLES) // topology.dp
-        for found, values in zip(rank.microbatches, expected, strict=True):
-            for name, value in values.items():
-                given = getattr(found, name)
-                np.testing.assert_array_equal(given if given is None else np.asarray(given), value, err_msg=name)
+    check_tensors(job, LAYOUTS[layout], tmp_path, samples=SAMPLES, lengths=LENGTHS, method=method)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_resume_across_a_border_at_another_layout_continues_the_order(
     job: Path, digests: list[str], layout: str
 ) -> None:
-    names = list(LAYOUTS)
-    found: list[str] = []
-    state = None
-    for number, steps in enumerate((3, 1, 2, 3)):  # the first and the third stop at borders
-        topology = LAYOUTS[names[(names.index(layout) + number) % len(names)]]
-        ranks = run_job(job, topology, steps=steps, state=state, keep=False)
-        assert all(rank.state == ranks[0].state and rank.digests == ranks[0].digests for rank in ranks)
-        found += ranks[0].digests
-        state = ranks[-1].state
-    assert found == digests
+    assert digests_over_resumes(job, LAYOUTS, layout, (3, 1, 2, 3)) == digests  # some stop at borders
 
 
 def test_inside_a_step_of_longer_samples_the_same_layout_continues_bit_equal(job: Path) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.support import oracle
 from tests.support.loaders import run_job, same_microbatches, write_job
-from torchmix.cli.main import main
+from tests.support.staged_jobs import check_tensors, digests_over_resumes
 from torchmix.errors import StateError, TopologyError
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.open import build_loader
@@ -41,42 +38,15 @@ def digests(job: Path) -> list[str]:
 
 @pytest.mark.parametrize("layout", ["cp2dp2", "pp2dp2"])
 def test_every_tensor_of_every_rank_is_what_the_plan_says(job: Path, layout: str, tmp_path: Path) -> None:
-    topology = LAYOUTS[layout]
-    options = ["--steps", str(len(SAMPLES)), "--dp", str(topology.dp), "--out", str(tmp_path)]
-    assert main(["plan", str(job), *options]) == 0
-    documents = {
-        "web": oracle.read_token_documents(list(job.parent.glob("web-*.parquet")), "input_ids"),
-        "prose": oracle.read_text_documents([job.parent / "prose.parquet"], "text"),
-        "tiny": oracle.read_text_documents([job.parent / "tiny.parquet"], "text"),
-    }
-    sizes = {"tp": topology.tp, "cp": topology.cp, "pp": topology.pp, "dp": topology.dp}
     method = "concat" if "concat" in job.parent.name else "best_fit"
-    facts: dict[str, Any] = {"length": 64, "boundaries": "document", "method": method, "align_tokens": 8}
-    wanted = oracle.expected_microbatches(
-        tmp_path / "pieces.parquet", documents, oracle.Job(**facts, **sizes, micro_batch_size=1)
-    )
-    for rank, expected in zip(run_job(job, topology, steps=len(SAMPLES)), wanted, strict=True):
-        assert len(rank.microbatches) == sum(SAMPLES) // topology.dp
-        for found, values in zip(rank.microbatches, expected, strict=True):
-            for name, value in values.items():
-                given = getattr(found, name)
-                np.testing.assert_array_equal(given if given is None else np.asarray(given), value, err_msg=name)
+    check_tensors(job, LAYOUTS[layout], tmp_path, samples=SAMPLES, lengths=[64] * len(SAMPLES), method=method)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_resume_across_a_border_at_another_layout_continues_the_order(
     job: Path, digests: list[str], layout: str
 ) -> None:
-    names = list(LAYOUTS)
-    found: list[str] = []
-    state = None
-    for number, steps in enumerate((2, 1, 2, 3)):  # the first and the third stop at borders
-        topology = LAYOUTS[names[(names.index(layout) + number) % len(names)]]
-        ranks = run_job(job, topology, steps=steps, state=state, keep=False)
-        assert all(rank.state == ranks[0].state and rank.digests == ranks[0].digests for rank in ranks)
-        found += ranks[0].digests
-        state = ranks[-1].state
-    assert found == digests
+    assert digests_over_resumes(job, LAYOUTS, layout, (2, 1, 2, 3)) == digests  # some stop at borders
 
 
 def test_inside_a_step_of_another_size_the_same_layout_continues_bit_equal(job: Path) -> None:
