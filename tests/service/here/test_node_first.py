@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.service.test_fleet_reader import until
 from tests.support.catalogs import World, random_world
+from tests.support.chats import make_chats, write_chats
 from tests.support.fleets import fleet_of, several
 from tests.support.formats import format_world
 from tests.support.reading import expected, random_pieces, read_with_successors, whole_documents
 from torchmix.catalog.store import Catalog
 from torchmix.errors import SourceUnreadable
+from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
+from torchmix.recipe.load import check_recipe
 from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.here.cpu_share import CpuShare
 from torchmix.service.here.node_first import NodeFirst
@@ -73,6 +77,34 @@ def test_tokens_are_those_of_the_files_whoever_reads_them_and_the_share_says_who
         assert near[0] > near[1] > near[2] > near[3] < near[4] < near[1]
         assert after["total_loader_losses"] == 0 and after["node_share"] == 0.5
         assert after["bytes_served"] > 0
+
+
+def test_tokens_without_a_label_are_those_of_a_reader_of_files_whoever_reads_them(tmp_path) -> None:
+    source = write_chats(tmp_path, "chats", "parquet", [make_chats(1, 60)])
+    batch = {"samples": 2, "length": 64}
+    recipe = {"version": 1, "seed": 1, "batch": batch, "sources": {"chats": source}, "mixture": {"chats": 1}}
+    catalog = index_recipe(check_recipe(recipe), tmp_path)
+    world = SimpleNamespace(directory=tmp_path)
+    tokens = catalog.sources["chats"].sizes.tokens.astype(np.int64)
+    rows, places = np.arange(len(tokens)), np.cumsum(tokens) - tokens
+    asked = (np.zeros(len(rows), np.int32), rows, np.zeros_like(rows), tokens)
+    here, share = Reader(catalog, tmp_path, cache_bytes=1 << 20), FixedShare(1.0)
+    wanted = here.read(*asked, places=places, num_places=int(tokens.sum()))
+    with (
+        closing(here),
+        several(world, catalog, tmp_path / "s", 1) as [loader],
+        node_first(world, catalog, [loader.endpoint], share) as reader,
+    ):
+        until(ready(reader, 1))
+        far = reader._there.runs_of_pieces(*asked) >> np.uint64(11)
+        shares = [1.0, float(np.median(np.unique(far))) * 2.0**-53, 0.0]
+        for share.share in shares:
+            found = reader.read(*asked, places=places, num_places=int(tokens.sum()))
+            np.testing.assert_array_equal(found.values, wanted.values)
+            np.testing.assert_array_equal(found.successors, wanted.successors)
+            np.testing.assert_array_equal(np.sort(found.unlabelled), np.sort(wanted.unlabelled))
+        assert len(np.unique(far)) > 1, "some pages are on either side"
+        assert reader.stats()["total_loader_tokens"] > 0 and len(wanted.unlabelled)
 
 
 def test_pages_to_come_are_decoded_by_whom_they_are_asked_of(tmp_path) -> None:
