@@ -2,11 +2,11 @@
 
     python -m tests.trials.fleet_hosts --seed 1 --count 15 --out hosts.json
 
-In: a seed and a number of cases. Out: for each case the loaders that answered. Must hold: the tensors of every rank are
-what the oracle makes of the plan and the whole files, over sources of five formats; nothing is left on a host. The 15
-cases are {job of 2 and of 4 hosts, remote of 2} x five layouts of four ranks, in an order of the seed; with remote,
-the trainers' two hosts have the recipe, the catalog and a key, and no data. A run goes on where it stopped. Cost: about
-half a minute a case.
+In: a seed and a number of cases. Out: for each case its loaders, and the requests of one client. Must hold: the tensors
+of every rank are what the oracle makes of the plan and the whole files, over sources of five formats; nothing is left
+on a host. The 15 cases are {job of 2 and of 4 hosts, remote of 2} x five layouts of four ranks, in an order of the
+seed; with remote, the trainers' two hosts have the recipe, the catalog and a key, and no data. A run goes on where
+it stopped. Cost: about half a minute a case.
 """
 
 from __future__ import annotations
@@ -110,9 +110,10 @@ class Hosts:
             found = [json.loads(rank.stdout().splitlines()[-1]) for rank in ranks]
         assert [rank["hash"] for rank in found] == self.expected(layout), f"{kind}, {layout}"
         assert not any(rank["left"] for rank in found)
-        ready = max(rank.get("loaders_ready", 0) for rank in found)
-        assert ready == (2 if where == "remote" else 2 * int(count))
-        return {"kind": kind, "layout": layout, "loaders": ready}
+        asked = max(rank.get("total_loader_requests", 0) for rank in found)
+        known = max(rank.get("loaders_known", 0) for rank in found)
+        assert asked and known == (2 if where == "remote" else 2 * int(count))
+        return {"kind": kind, "layout": layout, "loaders": known, "requests": asked}
 
     def _serve(self, processes: Processes, host: Host, keys: Path) -> None:
         words = ("serve", str(self.recipe), "--bind", f"tcp://{host.address}:{PORT}", "--keys", str(keys))
