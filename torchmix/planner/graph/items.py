@@ -84,7 +84,10 @@ def place_items(
             home = samples.dp_rank_of_sample[items.sample[mine]]
             consumer[mine] = _shared_out(cost[mine], memory[mine], num_consumers, options, home, layout.dp)
         except PlanError as error:
-            raise PlanError(f"module {options.name or unit}: {error}") from None
+            name = options.name or unit
+            raise PlanError(
+                f"module {name}: {error}. Raise modules.{name}.cap, or leave it out, or train on more ranks"
+            ) from None
     costs = [_judged(cost, each, bin_of_item, num_consumers, num_bins, options) for each in (consumer, hashed)]
     hash_fits = _most_bytes(memory, hashed, bin_of_item, num_consumers, num_bins) <= (options.cap or 1 << 62)
     if options.method == "none" and not hash_fits:
