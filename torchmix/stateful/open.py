@@ -147,7 +147,7 @@ def build_loader(
         if replay is not None and planned.dynamic is not None:
             raise OptionError("build_loader: replay gives steps of a recipe without a policy; use decisions=...")
         tree, layout = places_of(topology, micro_batch_size, planned)
-        if means.where != "in_process":  # its imports take longer than all below
+        if means.where != "in_process" and fan_out is None:  # its imports take longer than all below
             start_for_node(tree, options_of(means, worker_ignores))
         if job_size not in (None, 1) and tree.topology.world_size == 1:
             text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"

@@ -74,6 +74,20 @@ def test_open_node_takes_the_worker_and_the_next_loader_starts_none() -> None:
     assert not runs(pid)
 
 
+def test_of_a_job_the_leader_starts_one_that_is_likely_to_be_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(rank: int, local_rank: str | None) -> bool:
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        if local_rank is not None:
+            monkeypatch.setenv("LOCAL_RANK", local_rank)
+        start_for_node(ClientPlaceTree.from_topology(Topology(dp=2, tp=2, rank=rank)), OPTIONS)
+        found = bool(waiting())
+        end_waiting()
+        return found
+
+    assert started(0, None) and started(2, "0")
+    assert not started(2, None) and not started(2, "2") and not started(1, "0")
+
+
 def test_a_copy_in_a_fork_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     start_ahead(OPTIONS)
     [(_, parents)] = early._waiting

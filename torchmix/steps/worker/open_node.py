@@ -32,7 +32,7 @@ from torchmix.errors import RankLost
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.ring import identity_of_this_process
 from torchmix.steps.worker.channel import Channel, open_files_named
-from torchmix.steps.worker.early import end_waiting, host_of, is_first_here, start_ahead
+from torchmix.steps.worker.early import LOCAL_RANK_VARIABLE, end_waiting, host_of, is_first_here, start_ahead
 from torchmix.steps.worker.host import NodeHost, NodeOptions
 from torchmix.steps.worker.messages import Hello, Welcome, decode_hello, decode_host_reply, encode
 from torchmix.steps.worker.node import NodeHold
@@ -99,7 +99,8 @@ def start_for_node(tree: ClientPlaceTree, options: NodeOptions) -> None:
     """
     with _lock:
         is_open = any(of_options == options and not node.is_closed for _, of_options, _, node in _open)
-    if tree.is_leader and not is_open and (tree.topology.world_size == 1 or is_first_here()):
+    is_likely = tree.topology.rank == tree.leaders[0] if LOCAL_RANK_VARIABLE not in os.environ else is_first_here()
+    if tree.is_leader and not is_open and (tree.topology.world_size == 1 or is_likely):
         start_ahead(options)
 
 
