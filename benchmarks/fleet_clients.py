@@ -208,9 +208,9 @@ def measure(
             found = _in_processes([{**asked, "clients": part} for part in parts], servers, len(clients))
         else:
             found = run_clients({**asked, "clients": clients})
-        figures: Counter[str] = Counter()
-        for server in servers:
-            figures.update(server.figures())
+    figures: Counter[str] = Counter()
+    for server in servers:  # which has ended: while it runs, a reply comes before it is counted
+        figures.update(server.figures())
     every = np.concatenate([np.sort(rows_of(0, step, ranks, ranks)) for step in range(steps)])
     assert sum(total for _, total, _ in found) == int(ids[every].sum(dtype=np.int64)), "every document came once"
     assert figures["requests_bad_messages"] == figures["requests_dropped"] == 0
