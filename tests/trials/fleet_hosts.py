@@ -5,8 +5,9 @@
 In: a seed and a number of cases. Out: for each case its loaders, and the requests of one client. Must hold: the tensors
 of every rank are what the oracle makes of the plan and the whole files, over sources of five formats; nothing is left
 on a host. The 15 cases are {job of 2 and of 4 hosts, remote of 2} x five layouts of four ranks, in an order of the
-seed; with remote, the trainers' two hosts have the recipe, the catalog and a key, and no data. A run goes on where
-it stopped. Cost: about half a minute a case.
+seed; with remote, the trainers' two hosts have the recipe, the catalog and a key, and no data. Ranks of a host see
+its network and not each other's processes, as in containers, so each starts loaders. A run goes on where it stopped.
+Cost: about half a minute a case.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Hosts:
         assert not any(rank["left"] for rank in found)
         asked = max(rank.get("total_loader_requests", 0) for rank in found)
         known = max(rank.get("loaders_known", 0) for rank in found)
-        assert asked and known == (2 if where == "remote" else 2 * int(count))
+        assert asked and known == (2 if where == "remote" else 2 * topology.world_size), (kind, layout, asked, known)
         return {"kind": kind, "layout": layout, "loaders": known, "requests": asked}
 
     def _serve(self, processes: Processes, host: Host, keys: Path) -> None:
