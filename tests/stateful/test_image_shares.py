@@ -1,17 +1,19 @@
-"""What travels from a leader to the ranks of its replica: an image's bytes reach the rank that encodes it, alone."""
+"""What travels from a leader to the ranks of its replica: an image reaches the rank that encodes it, alone."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from tests.support.catalogs import open_catalog
 from tests.support.image_oracle import write_project
 from tests.support.image_world import steps_of_ranks
+from torchmix.constructor.modules.batch import ModuleBatch
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.local_groups import LocalGroups
 from torchmix.parallel.topology import Topology
@@ -41,25 +43,48 @@ def bytes_to_rank(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images")
     write_project(folder, ["parquet", "webdataset"])
-    index_recipe(load_recipe(folder / "recipe.yaml"), folder)
     told = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    for source in told["sources"].values():  # patches are larger than files
+        source["images"] |= {"min_pixels": 3072, "max_pixels": 4096}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(told), encoding="utf-8")
+    index_recipe(load_recipe(folder / "recipe.yaml"), folder)
     (folder / "texts.yaml").write_text(yaml.safe_dump(told | {"modules": {}}), encoding="utf-8")
-    return folder / "recipe.yaml"
+    for place in ("worker", "rank"):
+        told["modules"]["vision"]["decode_at"] = place
+        (folder / f"{place}.yaml").write_text(yaml.safe_dump(told), encoding="utf-8")
+    return folder
 
 
-def pixel_bytes(steps: list[list[Any]]) -> int:
-    """Bytes of the pixels that a rank encodes."""
-    return sum(step[0].modules["vision"].arrays["pixel_values"].numel() for step in steps)
+TOPOLOGIES = [Topology(tp=4), Topology(tp=2, cp=2), Topology(tp=2, pp=2)]
 
 
-@pytest.mark.parametrize("topology", [Topology(tp=4), Topology(tp=2, cp=2), Topology(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_an_image_reaches_the_rank_that_encodes_it_alone(
     topology: Topology, project: Path, bytes_to_rank: Counter[int]
 ) -> None:
-    steps_of_ranks(project.with_name("texts.yaml"), topology, STEPS)
+    steps_of_ranks(project / "texts.yaml", topology, STEPS)
     texts = dict(bytes_to_rank)
-    bytes_to_rank.clear()
-    mine = {rank: pixel_bytes(steps) for rank, steps in enumerate(steps_of_ranks(project, topology, STEPS))}
-    assert min(mine.values()) > 3 * ROADS
-    for rank in range(1, topology.world_size):
-        assert mine[rank] <= bytes_to_rank[rank] - texts[rank] <= mine[rank] + ROADS, rank
+    found = {}
+    for place in ("worker", "rank"):
+        bytes_to_rank.clear()
+        found[place] = steps_of_ranks(project / f"{place}.yaml", topology, STEPS)
+        for rank in range(1, topology.world_size):
+            batches = [step[0].modules["vision"] for step in found[place][rank]]
+            pixels = sum(batch.arrays["pixel_values"].numel() for batch in batches)
+            files = sum(file_bytes(project, batch) for batch in batches)
+            assert pixels > files + 3 * ROADS
+            wanted = files if place == "rank" else pixels
+            assert wanted <= bytes_to_rank[rank] - texts[rank] <= wanted + ROADS, (place, rank)
+    for first, second in zip(found["worker"], found["rank"], strict=True):
+        for one, other in zip(first, second, strict=True):
+            arrays, others = (step[0].modules["vision"].arrays for step in (one, other))
+            assert set(arrays) == set(others) and all(torch.equal(arrays[name], others[name]) for name in arrays)
+
+
+def file_bytes(project: Path, batch: ModuleBatch) -> int:
+    """Bytes of the files of a batch's images, by the catalog."""
+    recipe = load_recipe(project / "recipe.yaml")
+    sources = open_catalog(recipe, project).sources
+    tables = [sources[name].sizes.items["image"] for name in sorted(sources)]
+    places = zip(*(batch.arrays[key].tolist() for key in ("source", "number")), strict=True)
+    return sum(int(tables[source].sizes["bytes"][number]) for source, number in places)

@@ -15,7 +15,7 @@ coming_pages.py    pages whose bytes are on their way
 page_store.py      pages of all sources: kept, on their way, or decoded now
 protocol.py        what the making of steps asks of a reader
 reader.py          pieces of documents -> tokens
-images.py          images of sources -> their bytes
 
-And pieces/: where pieces lie, and how they come to their places; rows/: rows that must be encoded to become tokens.
+Then images/: images of sources -> their bytes, or their patches. And pieces/: where pieces lie, and how they come to
+their places; rows/: rows that must be encoded to become tokens.
 """

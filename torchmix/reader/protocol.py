@@ -44,6 +44,15 @@ class StepImages(Protocol):
         """The bytes of some images of a source."""
         ...
 
+    @property
+    def gives_patches(self) -> bool:
+        """Whether loaders decode: `read_patches` is asked, and `read` is not."""
+        ...
+
+    def read_patches(self, source: str, images: Int64Array) -> list[NDArray[np.uint8]]:
+        """The patches of some images of a source, [patches, patch_values] each."""
+        ...
+
     def close(self) -> None:
         """Give back all that it holds."""
         ...

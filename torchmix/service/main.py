@@ -31,7 +31,8 @@ from torchmix.errors import TorchmixError
 from torchmix.parallel.children.interpreter import end_with_parent, ignore_signals
 from torchmix.parallel.children.judge import ProcessBeat
 from torchmix.parallel.error_form import ErrorForm
-from torchmix.reader.images import image_columns
+from torchmix.reader.images.image_reader import image_columns
+from torchmix.reader.images.patches import patch_catalog
 from torchmix.recipe.parts import Part
 from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.row_map import maps_of
@@ -184,6 +185,12 @@ def parts_to_serve(parts: Mapping[str, Part], catalog_folder: Path) -> dict[str,
     for name, served in list(found.items()):
         if any(source.images is not None for source in served.catalog.sources.values()):
             found[f"images of {name}"] = PartToServe(catalog=image_columns(served.catalog), is_cut=False)
+            found[f"patches of {name}"] = PartToServe(
+                catalog=patch_catalog(served.catalog),
+                masked=_with_images(served),
+                is_cut=False,
+                decodes=served.catalog,
+            )
     return found
 
 
@@ -245,6 +252,11 @@ def raised_file_limit() -> int:
 def clients_within(files: int) -> int:
     """Clients that a loader may serve: each has a connection, which is an open file. What it reads has files, too."""
     return max(1, files - min(OTHER_FILES, files // 2))
+
+
+def _with_images(part: PartToServe) -> frozenset[str]:
+    """Sources with images whose bad rows are masked."""
+    return frozenset(name for name in part.masked if part.catalog.sources[name].images is not None)
 
 
 def _keys(start: LoaderStart) -> ServerKeys | None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import IdLimit
 from torchmix.errors import LoaderLost, OptionError
-from torchmix.reader.images import CACHE_BYTES, ImageReader
+from torchmix.reader.images.image_reader import CACHE_BYTES, ImageReader
+from torchmix.reader.images.patches import PatchReader, patch_catalog
 from torchmix.reader.protocol import StepReader
 from torchmix.reader.reader import Reader
 from torchmix.service.endpoints import Endpoints, KeysOfFolders
@@ -56,6 +57,11 @@ class FleetSettings:
     node_cpu: int = 0
     """Processors of the node that reads first and asks loaders when these are busy; 0: loaders read everything."""
 
+    @property
+    def reads_everything(self) -> bool:
+        """Whether loaders read all, images included."""
+        return not self.node_cpu
+
 
 def open_fleet_reader(
     settings: FleetSettings,
@@ -66,6 +72,7 @@ def open_fleet_reader(
     masked: frozenset[str],
     ids: IdLimit | None,
     read_here: Callable[[], Reader],
+    gives_patches: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> StepReader:
     """A reader that asks loaders.
@@ -78,6 +85,7 @@ def open_fleet_reader(
         masked: Sources whose bad pages are masked.
         ids: The bound that all ids must be below.
         read_here: Opens the files in this process; called where no loader answers.
+        gives_patches: Whether loaders decode images.
         is_stopped: Asked while a loader is waited for; True ends the wait with `StoppedWaiting`.
 
     Raises:
@@ -86,7 +94,7 @@ def open_fleet_reader(
     """
     if settings.node_cpu:
         return _node_first(settings, catalog, seed, masked, ids, read_here, is_stopped)
-    images = _images(settings, catalog, directory, is_stopped)
+    images = _images(settings, catalog, directory, masked, gives_patches, is_stopped)
     try:
         if settings.here:
             there = _asking(settings, catalog, seed, masked, ids, read_here, is_stopped, images)
@@ -157,17 +165,30 @@ def _fleet(
 
 
 def _images(
-    settings: FleetSettings, catalog: Catalog, directory: Path, is_stopped: Callable[[], bool]
+    settings: FleetSettings,
+    catalog: Catalog,
+    directory: Path,
+    masked: frozenset[str],
+    gives_patches: bool,
+    is_stopped: Callable[[], bool],
 ) -> ImageReader | None:
     """What asks loaders for the images of a catalog's sources, over connections of its own."""
     sources = {name: source.images for name, source in catalog.sources.items() if source.images is not None}
     if not sources:
         return None
+    if gives_patches:
+
+        def decode_here() -> StepReader:
+            return PatchReader(catalog, directory, masked=masked, cache_bytes=CACHE_BYTES)
+
+        grey = masked & sources.keys()
+        patches = _asking(settings, patch_catalog(catalog), 0, grey, None, decode_here, is_stopped)
+        return ImageReader(catalog, directory, patches=patches)
     by_path = [name for name, images in sources.items() if images.folder is not None]
     if by_path and settings.own is None:
         raise OptionError(
             f"rows of {', '.join(by_path)} name files of images, which whoever builds the steps opens, and trainers "
-            "with loaders.where: remote open no data file; use job or node"
+            "with loaders.where: remote open no data file; write decode_at: loader, or use job or node"
         )
 
     def open_columns(columns: Catalog) -> StepReader:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.errors import TorchmixError, WireError
+from torchmix.reader.images.patches import PatchReader
 from torchmix.reader.pieces.page_starts import ROW_BITS
 from torchmix.reader.pieces.piece_copy import Scratch
 from torchmix.reader.reader import Reader
@@ -59,6 +60,8 @@ class PartToServe:
     """Whether documents are given in pieces."""
     maps: Mapping[str, str] = field(default_factory=dict)
     """The words of the map of each source that has one."""
+    decodes: Catalog | None = None
+    """The texts whose images are decoded here, where `catalog` is a `patch_catalog`."""
 
 
 class ServedCatalogs:
@@ -235,9 +238,13 @@ class _ServedPart:
 
     def __init__(self, part: PartToServe, directory: Path, cache_bytes: int) -> None:
         catalog = part.catalog
-        self.reader = Reader(
-            catalog, directory, cache_bytes=cache_bytes, masked=part.masked, seed=part.seed, maps=part.maps
-        )
+        self.reader: Reader | PatchReader
+        if part.decodes is not None:
+            self.reader = PatchReader(part.decodes, directory, masked=part.masked, cache_bytes=cache_bytes)
+        else:
+            self.reader = Reader(
+                catalog, directory, cache_bytes=cache_bytes, masked=part.masked, seed=part.seed, maps=part.maps
+            )
         self.transforms = transforms_digest(catalog, part.seed)
         self.masked = part.masked
         self._pages = [source.pages.num_pages for source in catalog.sources.values()]

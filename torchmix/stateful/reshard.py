@@ -84,7 +84,7 @@ class SharedParts:
         else:
             assert fan_out is not None, "peers have a leader"
             held.close()
-            stream = ReceivedSteps(fan_out)
+            stream = ReceivedSteps(fan_out, self.part)
         return Seating(tree=tree, layout=layout, fan_out=fan_out, stream=stream)
 
     def leave(self) -> None:

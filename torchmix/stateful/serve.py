@@ -32,6 +32,7 @@ from torchmix.recipe.ramp import length_of_step
 from torchmix.steps.bad_tokens import BadTokens, masked_of
 from torchmix.steps.edits.word import RowFacts
 from torchmix.steps.header import StepHeader, decode_header, encode
+from torchmix.steps.images.at_rank import CONTENT, RankDecoder
 from torchmix.steps.state import LoaderState
 
 
@@ -60,7 +61,7 @@ def serve_steps(
     counts = BadTokens(bad_tokens)
     is_at_rest = True  # no exchange is half done
     memory = StepMemory()
-    packing = part.packing
+    packing, decoder = part.packing, RankDecoder(part)
     try:
         for step in steps:
             header = decode_header(step.header)
@@ -70,7 +71,9 @@ def serve_steps(
             own = share_of(step, tree.role, slices, memory=memory)
             if step.modules:
                 places = places_in_replica(tree)
-                own = replace(own, modules=share_of_ranks(step.modules, [places[tree.topology.rank]]))
+                own = replace(
+                    own, modules=_decoded(decoder, share_of_ranks(step.modules, [places[tree.topology.rank]]))
+                )
             if fan_out is None:
                 yield _settled(own, counts.settle(header, masked))
                 continue
@@ -125,6 +128,15 @@ def _modules_of_role(step: StepTensors, tree: ClientPlaceTree, role: Role) -> tu
     return shared, {other: share_of_ranks(single, [places[other]]) for other in peers} if single else {}
 
 
+def _decoded(decoder: RankDecoder, modules: Tensors) -> Tensors:
+    """What this rank computes, with patches where the leader gave files."""
+    files = {name for name in modules if name.endswith(f".{CONTENT}")}
+    if not files:
+        return modules
+    arrays = decoder.decoded({name: tensor.numpy() for name, tensor in modules.items()})
+    return {name: modules[name] if name in modules else torch.from_numpy(array) for name, array in arrays.items()}
+
+
 def _settled(share: StepTensors, header: StepHeader) -> StepTensors:
     """A share with the sums over all leaders."""
     if not header.bad_tokens and not header.num_masked_tokens:
@@ -140,9 +152,10 @@ def _message(share: StepTensors, modules: Tensors, own: dict[int, Tensors]) -> S
 class ReceivedSteps(IterableDataset[StepTensors]):
     """On a peer: the steps that its leader sends, as a dataset."""
 
-    def __init__(self, fan_out: FanOut) -> None:
+    def __init__(self, fan_out: FanOut, part: Part) -> None:
+        """`part` is what the leader reads, whose images this rank may have to decode."""
         super().__init__()
-        self._fan_out = fan_out
+        self._fan_out, self._decoder = fan_out, RankDecoder(part)
         self._ended = False
         self.rows: RowFacts | None = None
         """A peer knows of no rows."""
@@ -155,6 +168,7 @@ class ReceivedSteps(IterableDataset[StepTensors]):
             leader = tree.leader_of(tree.topology.rank)
             mine = tree.ranks_of_role(leader, tree.role).index(tree.topology.rank)
             modules = share_of_ranks(step.modules, [mine]) | share.own.get(tree.topology.rank, {})
+            modules = _decoded(self._decoder, modules)
             yield replace(step, modules=modules) if modules else step
         self._ended = True
 

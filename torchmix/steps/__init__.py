@@ -10,7 +10,7 @@ bad_tokens.py     how many tokens a run may read in vain
 decisions.py      the log of a policy's decisions, waited for and read
 stop_signal.py    a flag that ends the making of steps
 windows_ahead.py  the next window of each source, decoded while the present one is consumed
-step_images.py    images of items: read, decoded and cut into patches
+images/           images of items: read, decoded somewhere and cut into patches
 module_items.py   what the ranks of a replica compute of modules: read, and routed
 node_limits.py    what the kernel lets a job use of a machine
 memory_budget.py  what reading takes of a node at most, added up

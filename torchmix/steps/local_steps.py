@@ -15,7 +15,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.catalog.vocabulary import id_limit
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
-from torchmix.reader.images import open_images
+from torchmix.reader.images.image_reader import open_images
 from torchmix.reader.protocol import StepReader, StoppedWaiting
 from torchmix.reader.reader import Reader
 from torchmix.reader.used_rows import used_rows
@@ -23,6 +23,7 @@ from torchmix.recipe.source.bad_rows import masked_sources
 from torchmix.recipe.source.row_map import maps_of
 from torchmix.service.open_fleet import open_fleet_reader
 from torchmix.steps.blocks.read_steps import Consumer, Consumers
+from torchmix.steps.images.decode_place import decoded_by_loaders
 from torchmix.steps.replica_steps import SharedStep, StreamSettings, shared_steps
 
 
@@ -140,5 +141,6 @@ def _open_reader(settings: StreamSettings, catalog: Catalog, is_stopped: Callabl
         masked=masked,
         ids=ids,
         read_here=read_here,
+        gives_patches=decoded_by_loaders(part, catalog, has_loaders=settings.fleet.reads_everything),
         is_stopped=is_stopped,
     )

@@ -7,6 +7,7 @@ compute.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,17 @@ from torchmix.reader.protocol import StepReader
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
 from torchmix.recipe.source.bad_rows import masked_sources
-from torchmix.steps.step_images import images_of_items
+from torchmix.steps.images.step_images import images_of_items
 
 
 def arrays_of_modules(
-    plan: StepPlan, *, part: Part, places: RankPlaces, replica: int, reader: StepReader
+    plan: StepPlan,
+    *,
+    part: Part,
+    places: RankPlaces,
+    replica: int,
+    reader: StepReader,
+    at_rank: Collection[str] = (),
 ) -> dict[str, NDArray[Any]]:
     """What the ranks of a replica get of all modules.
 
@@ -36,6 +43,7 @@ def arrays_of_modules(
         places: Where ranks stand.
         replica: The replica.
         reader: Of the part's sources.
+        at_rank: Modules whose images the ranks decode.
     """
     arrays: dict[str, NDArray[Any]] = {}
     length = length_of_step(part.batch, plan.step)
@@ -47,7 +55,9 @@ def arrays_of_modules(
         else:
             assert reader.images is not None, "a source has images"
             mine = items_of_replica(module, plan.layout, replica)
-            values = images_of_items(plan, module, mine, reader.images, masked=masked_sources(part.sources))
+            values = images_of_items(
+                plan, module, mine, reader.images, masked=masked_sources(part.sources), at_rank=name in at_rank
+            )
         of_module = arrays_of_module(plan, module, routes, places, replica, values=values)
         if module.unit != "document" and reader.images is not None:
             of_module[NAME] = image_places(plan, module, replica, reader.images, length=length)

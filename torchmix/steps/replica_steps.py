@@ -43,10 +43,11 @@ from torchmix.steps.blocks.read_steps import Consumer, Consumers, ReadStep, read
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import encode_header
 from torchmix.steps.history.start import start_cursor
+from torchmix.steps.images.decode_place import decoded_at_rank
+from torchmix.steps.images.step_images import decoder_of_run
 from torchmix.steps.module_items import arrays_of_modules
 from torchmix.steps.replay.read import RecordedPlan, open_recorded_plan
 from torchmix.steps.state import LoaderState, decode_state
-from torchmix.steps.step_images import decoder_of_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,6 +194,8 @@ def _steps(
     if cursor is None:
         return
     masked = masked_sources(part.sources)
+    has_loaders = settings.fleet is not None and settings.fleet.reads_everything
+    at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
     decoder = decoder_of_run(start, has_images=reader.images is not None)
     progress = ProgressLog(settings.fleet.folders if settings.fleet is not None and part.name == "train" else ())
     branch, first_microbatch = log.branch if log else "", start.microbatch
@@ -205,7 +208,7 @@ def _steps(
             plan, after, plan_s = read.planned
             if any(one.replica == 0 for one in read.consumers.values()):
                 progress.note(after.step, gone_by(after.decisions), after.decided.shares)
-            built, build_s = build_step(settings, plan, read, reader, masked=masked)
+            built, build_s = build_step(settings, plan, read, reader, masked=masked, at_rank=at_rank)
             assert read.boundary is not None, "each step has one"
             arrays = {}
             for consumer, step in built.items():
@@ -228,9 +231,16 @@ def _steps(
 
 
 def build_step(
-    settings: StreamSettings, plan: StepPlan, read: ReadStep, reader: StepReader, *, masked: Collection[str] = ()
+    settings: StreamSettings,
+    plan: StepPlan,
+    read: ReadStep,
+    reader: StepReader,
+    *,
+    masked: Collection[str] = (),
+    at_rank: Collection[str] = (),
 ) -> tuple[dict[int, StepArrays], float]:
     """Each consumer's arrays of a step, and the seconds that filling all of them took."""
+    part, places = settings.part, settings.places
     length, packing = length_of_step(settings.part.batch, plan.step), settings.part.packing
     reset_ids = reset_ids_of(settings.part, plan.sources)
     began = time.perf_counter()
@@ -252,7 +262,7 @@ def build_step(
             return replace(step, rows=arrays_of_rows(tokens.others, pieces, length)) if tokens.others else step
 
         step = read.replicas[replica].build(plan.step, consumer, make, is_joint=reset_ids is None)
-        modules = arrays_of_modules(plan, part=settings.part, places=settings.places, replica=replica, reader=reader)
+        modules = arrays_of_modules(plan, part=part, places=places, replica=replica, reader=reader, at_rank=at_rank)
         built[consumer] = replace(step, modules=modules) if modules else step
     return built, time.perf_counter() - began
 

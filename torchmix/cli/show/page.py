@@ -18,7 +18,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.cli.show.documents import DocumentReader, place_of
 from torchmix.formats.documents.item_kinds import NO_LOSS
 from torchmix.planner.plan import StepPlan
-from torchmix.reader.images import ImageReader, open_images
+from torchmix.reader.images.image_reader import ImageReader, open_images
 
 KINDS = {b"\xff\xd8": "jpeg", b"\x89P": "png", b"GI": "gif", b"RI": "webp"}
 """By the first bytes of an image, what a browser calls it."""

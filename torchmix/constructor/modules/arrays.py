@@ -10,6 +10,7 @@ cut. Cost: copies of the values that are kept.
     MODULE.rows              int32 [n]      rows that each item gives
     MODULE.item/NAME         [n, ...]       other values of items: source, row, ...
     MODULE.unit/NAME         [units, ...]   values of their units: tokens, pixels
+    MODULE.file/NAME         [bytes, ...]   files of items, of item/file_bytes [n] bytes each
     MODULE.images            int32 [k, 5]   images in the texts of the replica, see `image_places.py`; of images alone
     MODULE.sends, MODULE.sends_stop, MODULE.receives, MODULE.receives_stop    see `routes.py`; stops are [R * N]
 
@@ -124,6 +125,8 @@ def _cut(arrays: Arrays, ranks: Sequence[int]) -> dict[str, NDArray[Any]]:
             cut[name] = array[items]
         elif name.startswith("unit/"):
             cut[name] = array[units]
+        elif name.startswith("file/"):
+            cut[name] = array[_parts(np.cumsum(arrays["item/file_bytes"], dtype=np.int64), items, 1)[0]]
         elif name == IMAGES:
             cut[name] = array
     for name in ("sends", "receives"):

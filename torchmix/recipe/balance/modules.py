@@ -58,12 +58,21 @@ def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> No
                 raise RecipeError(f"{module.near_text} is out of range; as 5%, up to 1000%", f"{where}.near_text")
         if module.group_size is not None and module.group_size < 1:
             raise RecipeError(f"{module.group_size} is out of range; it must be at least 1", f"{where}.group_size")
+        _check_decode_at(module, f"{where}.decode_at")
         if module.cap is not None:
             if module.model is None:
                 raise RecipeError("needs the module's model, from which the bytes of an item follow", f"{where}.cap")
             parse_bytes(module.cap, where=f"{where}.cap")
         if module.model is not None:
             _check_encoder(module.model, f"{where}.model")
+
+
+def _check_decode_at(module: Module, where: str) -> None:
+    if module.decode_at is not None and module.items != "image":
+        raise RecipeError("is of images, and this module computes documents; remove it", where)
+    if module.decode_at == "rank" and module.axis != "WORLD":
+        message = f"with axis {module.axis} several ranks encode an image, and each would decode it; write worker"
+        raise RecipeError(message, where)
 
 
 def check_balance(balance: Balance) -> None:

@@ -114,5 +114,8 @@ class Module(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     near_text: str | None = None
     """With `lpt`, how much costlier the costliest consumer may be so that items are computed in the replica that trains
     on their text: a percentage. None: where items go does not depend on their text."""
+    decode_at: Literal["loader", "worker", "rank"] | None = None
+    """Who decodes images: shared loaders, whoever makes the steps, or the process of the rank that encodes them. None:
+    where fewer bytes travel."""
     model: EncoderModel | None = None
     """Dimensions for the cost of an item; None: the cost is the size."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import LoaderLost, SourceUnreadable, TorchmixError
-from torchmix.reader.images import ImageReader
+from torchmix.reader.images.image_reader import ImageReader
 from torchmix.reader.pieces.piece_copy import Tokens
 from torchmix.reader.protocol import StepImages, StepReader
 

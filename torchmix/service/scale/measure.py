@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint
-from torchmix.reader.images import ImageReader
+from torchmix.reader.images.image_reader import ImageReader
 from torchmix.reader.reader import Reader
 from torchmix.service.scale.profile import SourceProfile
 

@@ -7,17 +7,41 @@ resizing, some 60 ms for a photograph of two megapixels.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.errors import ImageUnreadable
+from torchmix.catalog.items import ItemTable
+from torchmix.errors import CorruptPage, ImageUnreadable
 from torchmix.recipe.source.image_structs import Images
 from torchmix.transform.images.decode import decode_image, grey_image
 from torchmix.transform.images.open_rule import rule_of
 from torchmix.transform.images.rule import SizeRule
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedImage:
+    """What the index knows of an image, and what messages call it."""
+
+    source: str
+    row: int
+    number: int
+    """Of the images of its row."""
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, source: str, table: ItemTable, item: int) -> PlannedImage:
+        """An image of a source by its number in the table."""
+        row = int(np.searchsorted(table.first_item_of_row, item, side="right")) - 1
+        number = item - int(table.first_item_of_row[row])
+        width, height = (int(table.sizes[key][item]) for key in ("width", "height"))
+        return cls(source=source, row=row, number=number, width=width, height=height)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,3 +82,18 @@ class ImageTransform:
     def grey_patches(self, *, width: int, height: int) -> NDArray[np.uint8]:
         """What stands for an image of a size that cannot be read."""
         return self.rule.segments(grey_image(width, height))
+
+    def patches_of(self, planned: PlannedImage, content: bytes | memoryview, *, is_masked: bool) -> NDArray[np.uint8]:
+        """The patches of an image; grey ones, with a warning, where it cannot be read and its source masks bad rows.
+
+        Raises:
+            CorruptPage: It cannot be read as it was indexed, and its source does not mask.
+        """
+        try:
+            return self.patches(content, width=planned.width, height=planned.height)
+        except ImageUnreadable as error:
+            what = f"source {planned.source!r}: image {planned.number} of row {planned.row}: {error}"
+            if not is_masked:
+                raise CorruptPage(what) from None
+            logger.warning("%s - it comes as a grey image, as bad_rows: mask says", what)
+            return self.grey_patches(width=planned.width, height=planned.height)

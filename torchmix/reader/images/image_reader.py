@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.items import ItemTable
@@ -38,6 +39,7 @@ class ImageReader:
         *,
         cache_bytes: int = CACHE_BYTES,
         open_columns: Callable[[Catalog], StepReader] | None = None,
+        patches: StepReader | None = None,
     ) -> None:
         """Open the columns of images; no file of data is opened yet.
 
@@ -46,6 +48,8 @@ class ImageReader:
             directory: The recipe's folder.
             cache_bytes: Pages of images kept.
             open_columns: What reads the columns of images, in the place of a reader of their files.
+            patches: What gives patches of images that others decode, a `StepReader` of `patches.patch_catalog`; then
+                no bytes of images are read here.
 
         Raises:
             CatalogMissing, CatalogStale: The images are not indexed as the texts are.
@@ -53,8 +57,11 @@ class ImageReader:
         """
         self._texts = {name: source for name, source in catalog.sources.items() if source.images is not None}
         self._columns = image_columns(catalog)
+        self._patches = patches
         self._reader: StepReader
-        if open_columns is None:
+        if patches is not None:
+            self._reader = patches
+        elif open_columns is None:
             self._reader = Reader(self._columns, directory, cache_bytes=cache_bytes, seed=0)
         else:
             self._reader = open_columns(self._columns)
@@ -127,6 +134,34 @@ class ImageReader:
         self.images_read += len(values)
         self.bytes_read += sum(map(len, values))
         return values
+
+    @property
+    def gives_patches(self) -> bool:
+        """See `StepImages`."""
+        return self._patches is not None
+
+    def read_patches(self, source: str, images: Int64Array) -> list[NDArray[np.uint8]]:
+        """See `StepImages`."""
+        assert self._patches is not None, "loaders decode"
+        width = self._transforms[source].patch_values
+        count = np.asarray(self.table(source).sizes["patches"], np.int64)[images] * width
+        places = np.cumsum(count) - count
+        number = self._number_of[name_of_images(source)]
+        read = self._patches.read(
+            np.full(len(images), number, np.int32),
+            images,
+            np.zeros(len(images), np.int64),
+            count,
+            places=places,
+            num_places=int(count.sum()),
+        )
+        values = read.values.astype(np.uint8)  # a copy: the reader's memory is used again
+        self.images_read += len(images)
+        self.bytes_read += len(values)
+        return [
+            values[start : start + n].reshape(-1, width)
+            for start, n in zip(places.tolist(), count.tolist(), strict=True)
+        ]
 
     def close(self) -> None:
         """Give back all that it holds."""

@@ -28,7 +28,7 @@ from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, SourceUnreadable, TorchmixError
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.images import ImageReader
+from torchmix.reader.images.image_reader import ImageReader
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Recipe
