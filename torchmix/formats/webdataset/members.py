@@ -58,8 +58,18 @@ def samples_of(read: Read, num_bytes: int, *, is_part: bool = False) -> Iterator
         SourceUnreadable: It is compressed, no tar, or a suffix stands twice in a sample.
         CorruptPage: A header is damaged, or a member is cut off.
     """
+    return samples_of_members(members_of(read, num_bytes, is_part=is_part))
+
+
+def names_a_sample(name: str) -> bool:
+    """Whether a member of this name is a part of a sample."""
+    return _NAMED.fullmatch(name) is not None
+
+
+def samples_of_members(members: Iterator[Member]) -> Iterator[TarSample]:
+    """The samples that members of a shard make; errors as `samples_of`."""
     sample: TarSample | None = None
-    for member in members_of(read, num_bytes, is_part=is_part):
+    for member in members:
         match = _NAMED.fullmatch(member.name)
         if match is None:
             continue
@@ -119,6 +129,13 @@ def members_of(read: Read, num_bytes: int, *, is_part: bool = False) -> Iterator
         place = begin + -(-held // BLOCK_BYTES) * BLOCK_BYTES
         if kind not in _OF_NEXT:
             headers = place
+
+
+def member_of_header(block: bytes | memoryview) -> Member | None:
+    """A member by its header alone, without the long name and size that another may say; None if it is no header."""
+    header = bytes(block[:BLOCK_BYTES])
+    size = _size(header) if len(header) == BLOCK_BYTES else None
+    return None if size is None else Member(name=_name(header), offset=BLOCK_BYTES, num_bytes=size, begin=0)
 
 
 def size_in_header(block: bytes | memoryview) -> int | None:

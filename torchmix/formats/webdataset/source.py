@@ -4,8 +4,8 @@ In: a tar file's path; later the bytes of its pages. Out: `FileScan` and `Docume
 a sample, and its page is the member with the 512 bytes of its header, so that reading a text touches no image beside
 it. Where a pattern names several members, the page reaches from the headers of the first to the end of the last. A
 sample without the member, or whose member holds no text, is a bad row; its page is the header of its first member. A
-sample without members of a pattern has none. Cost: a scan reads each header and the members of the column; the index
-keeps some 20 bytes a sample.
+sample without members of a pattern has none. Cost: a scan reads each header and the members of the column, and with an
+index beside the shard (beside.py) the headers of these members alone; the catalog keeps some 20 bytes a sample.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
 from torchmix.formats.column_source import ColumnSource
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
 from torchmix.formats.source import Documents, FileScan, PageRun
+from torchmix.formats.webdataset.beside import BesideIndex, index_beside
 from torchmix.formats.webdataset.members import BLOCK_BYTES, TarSample, samples_of, size_in_header
 from torchmix.formats.webdataset.value import MemberValue
 from torchmix.storage.file_ends import hash_ends
@@ -59,11 +60,13 @@ class WebDatasetSource(ColumnSource):
         """See `source.FormatSource.check`; the first sample is looked at."""
         with opened(path, where_of(self.name, path)) as file:
             self._check_kind()
-            sample = next(samples_of(file.read, file.num_bytes), None)
+            index = index_beside(path, file.num_bytes)
+            samples = samples_of(file.read, file.num_bytes) if index is None else index.samples(file.read)
+            sample = next(samples, None)
             if sample is None:
                 raise SourceUnreadable("it holds no samples")
             if bad is None:
-                self._read(file, sample, 0, None)
+                self._read(file, sample, 0, None, index)
 
     def scan(
         self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
@@ -74,7 +77,9 @@ class WebDatasetSource(ColumnSource):
         with opened(path, where_of(self.name, path)) as file:
             self._check_kind()
             num_bytes, digest = self.fingerprint(file, str(path))
-            file.will_read(0, num_bytes)
+            index = index_beside(path, num_bytes)
+            if index is None:
+                file.will_read(0, num_bytes)
 
             def look() -> None:
                 nonlocal batch_bytes, told_bytes
@@ -87,8 +92,8 @@ class WebDatasetSource(ColumnSource):
                     progress(pages.offset[-1] - told_bytes)
                     told_bytes = pages.offset[-1]
 
-            for sample in samples_of(file.read, num_bytes):
-                page, values = self._read(file, sample, len(pages.offset), bad)
+            for sample in samples_of(file.read, num_bytes) if index is None else index.samples(file.read):
+                page, values = self._read(file, sample, len(pages.offset), bad, index)
                 pages.add(page.offset, page.content)
                 batch.append(values)
                 batch_bytes += sum(len(value or b"") for value in values)
@@ -112,9 +117,15 @@ class WebDatasetSource(ColumnSource):
         )
 
     def _read(
-        self, file: RandomAccessFile, sample: TarSample, row: int, bad: BadRows | None
+        self,
+        file: RandomAccessFile,
+        sample: TarSample,
+        row: int,
+        bad: BadRows | None,
+        index: BesideIndex | None,
     ) -> tuple[_TarPage, Values]:
-        """The page of a sample, and its values; none where it is null or bad."""
+        """The page of a sample, and its values; none where it is null or bad. Where its place is from `index`, headers
+        are compared with it."""
         members = self._value.members(sample)
         if members:
             first = members[0]
@@ -122,6 +133,8 @@ class WebDatasetSource(ColumnSource):
             page = _TarPage(offset=offset, content=file.read(offset, members[-1].stop - offset))
             values: Values = []
             for member in members:
+                if index is not None:
+                    index.check_header(member, page.content[member.offset - BLOCK_BYTES - offset :][:BLOCK_BYTES])
                 content = page.content[member.offset - offset : member.stop - offset]
                 try:
                     values += self._value.values(content, self.kind)

@@ -31,7 +31,7 @@ class PlannedImage:
     source: str
     row: int
     number: int
-    """Of the images of its row."""
+    """Its place among the images of its row."""
     width: int
     height: int
 
