@@ -18,7 +18,7 @@ from tests.support.tar_shards import write_shard
 
 TOKEN = 300
 CONTAINERS = ("parquet", "struct", "webdataset", "jsonl")
-OF_SEVERAL = ("lists", "structs", "members", "paths", "obelics", "interleaved")
+OF_SEVERAL = ("lists", "structs", "members", "paths", "obelics", "interleaved", "mmc4", "mmc4-shards")
 """Containers whose rows have any number of images."""
 RULES: dict[str, dict[str, Any]] = {
     "dynamic": {"patch": 4, "merge": 2, "min_pixels": 64, "max_pixels": 1024},
@@ -66,6 +66,13 @@ def _interleaved(row: ImageRow) -> list[str | None]:
     for text in rest:
         found += [None, *([text] if text else [])]
     return found
+
+
+def _mmc4(row: ImageRow, names: list[str]) -> tuple[dict[str, Any], list[int]]:
+    """A row as MMC4 has it, its images in another order than their places; and this order."""
+    order = sorted(range(len(names)), key=lambda k: (k % 2, k))
+    info = [{"image_name": names[k], "matched_text_index": k + 1, "matched_sim": 0.3} for k in order]
+    return {"text_list": row.marked.split("<image>"), "image_info": info}, order
 
 
 def make_rows(seed: int, count: int, *, most_side: int = 90) -> list[ImageRow]:
@@ -125,6 +132,17 @@ def write_source(folder: Path, name: str, container: str, files: list[list[Image
             pq.write_table(pa.table(held), path.with_suffix(".parquet"), data_page_size=4096, row_group_size=16)
             source |= {"path": f"{name}/*.parquet", "interleaved": "texts"}
             source.pop("text", None)
+        elif container == "mmc4-shards":  # members in another order than the document
+            samples = []
+            for i, row in enumerate(rows):
+                document, order = _mmc4(row, [f"{k}.jpg" for k in range(len(row.images))])
+                of_row = {f"{k}.jpg": row.images[place] for k, place in enumerate(order)}
+                text = {"json": json.dumps(document).encode()}
+                samples.append((f"d/{i}", text | of_row if i % 2 else of_row | text))
+            write_shard(path.with_suffix(".tar"), samples)
+            source |= {"path": f"{name}/*.tar", "interleaved": "json.text_list"}
+            source.pop("text", None)
+            images |= {"column": "*.jpg", "place": "json.image_info.matched_text_index"}
         elif container == "members":
             samples = []
             for i, row in enumerate(rows):
@@ -161,6 +179,11 @@ def write_source(folder: Path, name: str, container: str, files: list[list[Image
                         for text in _interleaved(row)
                     ]
                     line = {"parts": parts, "image": value}
+                if container == "mmc4":
+                    source.pop("text", None)
+                    source["interleaved"] = "text_list"
+                    images |= {"column": "image_info.image_name", "place": "image_info.matched_text_index"}
+                    line, _ = _mmc4(row, named)
                 lines.append(json.dumps(line))
             path.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
             source["path"] = f"{name}/*.jsonl"

@@ -33,7 +33,7 @@ KINDS = {
     "Parquet": ["lists", "struct"],
     "WebDataset": ["members", "webdataset"],
     "JSON lines": ["jsonl", "paths"],
-    "interleaved": ["obelics", "interleaved"],
+    "interleaved": ["obelics", "interleaved", "mmc4", "mmc4-shards"],
 }
 LAYOUTS = {
     "dp 4": Topology(dp=4),

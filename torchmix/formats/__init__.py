@@ -1,5 +1,6 @@
 """What the files of each format say, and how their pages become documents. Files in reading order:
 
+placed.py      images whose places in a list of texts stand beside them
 seen_ids.py    token ids of rows -> the smallest, the largest, and what no model has
 source.py      the seam: what every format gives: scans of files, documents of pages
 checksum.py    checksums of parts -> of the whole

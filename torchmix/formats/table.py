@@ -35,6 +35,7 @@ from torchmix.formats.megatron.look import look as look_at_dataset
 from torchmix.formats.megatron.source import IndexedSource, dtype_of_schema
 from torchmix.formats.parquet.look import look as look_at_parquet
 from torchmix.formats.parquet.source import ParquetSource
+from torchmix.formats.placed import placed_column
 from torchmix.formats.source import FormatSource
 from torchmix.formats.webdataset.look import look as look_at_shard
 from torchmix.formats.webdataset.source import WebDatasetSource
@@ -217,7 +218,7 @@ def _image_column(name: str, reading: Reading, tokenizers: Tokenizers) -> Format
     folder = None if images.folder is None else place_of(tokenizers.directory, images.folder)
 
     def make_column(column: str, raw: RawBytes) -> FormatSource:
-        return make(name=owner, column=column, kind="values", tokenizer=raw)
+        return make(name=owner, column=placed_column(column, images.place), kind="values", tokenizer=raw)
 
     rule = rule_of(images, f"sources.{name}.images")
     return ImageColumn(name=name, images=images, folder=folder, rule=rule, make=make_column)
@@ -238,8 +239,10 @@ def _laid_out(name: str, reading: Reading, tokenizers: Tokenizers, tables: Image
         end_id=reading.end_id,
     )
 
+    place = None if images is None else images.place
+
     def make_texts(column: str, tokenizer: Tokenizer) -> FormatSource:
-        return make(name=name, column=column, kind=kind, tokenizer=tokenizer)
+        return make(name=name, column=placed_column(column, place), kind=kind, tokenizer=tokenizer)
 
     return LaidOutTexts(
         name=name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.support.image_sources import (
 )
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog
-from torchmix.errors import CatalogStale, SourceUnreadable, TorchmixError
+from torchmix.errors import CatalogStale, RecipeError, SourceUnreadable, TorchmixError
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.images.image_reader import ImageReader
 from torchmix.reader.reader import Reader
@@ -137,6 +138,40 @@ def test_the_second_image_of_a_row_may_be_the_bad_one(tmp_path: Path) -> None:
     reader = ImageReader(catalog, tmp_path)
     assert [bytes(value) for value in reader.read("pairs", np.array([7, 4]))] == [good[1], good[0]]
     reader.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            {"text_list": ["a"], "image_info": [{"image_name": "x", "matched_text_index": 1}]},
+            "has the place 1, and there",
+        ),
+        ({"text_list": ["a"], "image_info": [{"image_name": "x"}]}, "no key 'matched_text_index'"),
+        ({"text_list": ["a"], "image_info": [{"image_name": "x", "matched_text_index": None}]}, "no list of numbers"),
+        ({"text_list": "a", "image_info": []}, "text_list is no list of texts"),
+        ({"texts": ["a"], "image_info": []}, "no key 'text_list'"),
+    ],
+)
+def test_places_at_fault_are_named(tmp_path: Path, line: dict[str, Any], message: str) -> None:
+    row = ImageRow(text="a<image>b", images=next(row.images for row in make_rows(5, 9) if row.images))
+    source = write_source(tmp_path, "pairs", "mmc4", [[row, row]], "dynamic")
+    file = tmp_path / "pairs" / "0.jsonl"
+    first, _ = file.read_text().splitlines()
+    (tmp_path / "pairs" / "files" / "x").write_bytes(row.images[0])
+    file.write_text(f"{first}\n{json.dumps(line)}\n")
+    with pytest.raises(SourceUnreadable, match=rf"line 2.*{message}"):
+        index_recipe(recipe_of(pairs=source), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"interleaved": None, "text": "text"}, "of the lists of texts"), ({"path": "x.parquet"}, "JSON lines and WebDa")],
+)
+def test_places_that_are_not_read_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    source = write_source(tmp_path, "pairs", "mmc4", [make_rows(5, 2)], "dynamic") | changes
+    with pytest.raises(RecipeError, match=message):
+        recipe_of(pairs={key: value for key, value in source.items() if value is not None})
 
 
 def write_structs(folder: Path, images: list[Any], kind: str) -> dict[str, Any]:

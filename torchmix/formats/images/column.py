@@ -46,7 +46,9 @@ class ImageColumn:
     @property
     def transform_id(self) -> str:
         """See `FormatSource.transform_id`."""
-        return f"images-1:{self.images.most_pixels}:{'' if self.folder is None else 'paths'}:{self.rule.rule_id}"
+        kind = "" if self.folder is None else "paths"
+        placed = "" if self.images.place is None else f":{self.images.place}"
+        return f"images-1:{self.images.most_pixels}:{kind}:{self.rule.rule_id}{placed}"
 
     @property
     def vocab_size(self) -> int | None:

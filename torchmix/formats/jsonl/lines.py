@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from torchmix.formats.column import Kind
 from torchmix.formats.jsonl.surrogates import without_lone_surrogates
+from torchmix.formats.placed import PlacedValues
 from torchmix.recipe.build import listed, nearest
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -68,11 +69,16 @@ class LineParser:
         """Prepare to read a key.
 
         Args:
-            column: The key; `a.b` is key `b` of the object at key `a`.
+            column: The key; `a.b` is key `b` of the object at key `a`. Or a `placed_column`.
             kind: Whether it holds text, a list of integers, one text or a list of them, or anything, as JSON.
         """
-        self._path = column.split(".")
         self._kind = kind
+        self._placed = PlacedValues.of(column)
+        self._path = ["value"] if self._placed is not None else column.split(".")
+        if self._placed is not None:
+            assert kind in ("json", "values"), "only texts and images have places"
+            self._decoder: Any = msgspec.json.Decoder(dict[str, Any])
+            return
         held: Any = _HELD[kind]
         for depth, key in enumerate(reversed(self._path)):
             field: Any = ("value", held) if depth == 0 else ("value", held | None)
@@ -118,7 +124,7 @@ class LineParser:
             if self._kind == "tokens" and value is not None:
                 np.fromiter(value, np.int64, len(value))
         except msgspec.ValidationError as error:
-            hint = self._keys_of(line) or _hint(line)
+            hint = "" if self._placed is not None else self._keys_of(line) or _hint(line)
             raise LineFault(f"{error}{hint}", line=number, offset=offset, is_json=True) from None
         except OverflowError:
             message = "a token does not fit 64 bits"
@@ -143,6 +149,13 @@ class LineParser:
         return ""
 
     def _values(self, rows: list[Any]) -> list[Any]:
+        if self._placed is not None:
+            try:
+                if self._kind == "values":
+                    return [self._placed.images(row) for row in rows]
+                return [msgspec.Raw(msgspec.json.encode(self._placed.texts(row))) for row in rows]
+            except ValueError as error:
+                raise msgspec.ValidationError(str(error)) from None
         values = [row.value for row in rows]
         for _ in self._path[1:]:
             values = [None if value is None else value.value for value in values]

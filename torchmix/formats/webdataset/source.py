@@ -25,7 +25,7 @@ from torchmix.formats.column_source import ColumnSource
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
 from torchmix.formats.source import Documents, FileScan, PageRun
 from torchmix.formats.webdataset.beside import BesideIndex, index_beside
-from torchmix.formats.webdataset.members import BLOCK_BYTES, TarSample, samples_of, size_in_header
+from torchmix.formats.webdataset.members import BLOCK_BYTES, Member, TarSample, samples_of, size_in_header
 from torchmix.formats.webdataset.value import MemberValue
 from torchmix.storage.file_ends import hash_ends
 from torchmix.storage.open_path import opened
@@ -131,18 +131,15 @@ class WebDatasetSource(ColumnSource):
             first = members[0]
             offset = first.begin if self._value.is_pattern else first.offset - BLOCK_BYTES
             page = _TarPage(offset=offset, content=file.read(offset, members[-1].stop - offset))
-            values: Values = []
+            contents: list[bytes] = []
             for member in members:
                 if index is not None:
                     index.check_header(member, page.content[member.offset - BLOCK_BYTES - offset :][:BLOCK_BYTES])
-                content = page.content[member.offset - offset : member.stop - offset]
-                try:
-                    values += self._value.values(content, self.kind)
-                except ValueError as error:
-                    fault = f"the member {member.name!r}: {error}"
-                    break
-            else:
-                return page, values
+                contents.append(page.content[member.offset - offset : member.stop - offset])
+            try:
+                return page, self._values_of(members, contents)
+            except ValueError as error:
+                fault = f"the member {members[-1].name!r}: {error}"
         else:
             offset = sample.first.begin if self._value.is_pattern else sample.first.offset - BLOCK_BYTES
             page = _TarPage(offset=offset, content=file.read(offset, BLOCK_BYTES))
@@ -154,6 +151,12 @@ class WebDatasetSource(ColumnSource):
             raise SourceUnreadable(f"row {row}: {fault}; mend the shard, or name another member", row=row)
         bad.add(row, fault)
         return page, []
+
+    def _values_of(self, members: Sequence[Member], contents: list[bytes]) -> Values:
+        """The values in members of a sample; ValueError where there are none such."""
+        if self._value.is_pattern:
+            return list(self._value.in_order(members, contents))
+        return [value for content in contents for value in self._value.values(content, self.kind)]
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
         """See `source.FormatSource.properties`.
@@ -202,7 +205,8 @@ class WebDatasetSource(ColumnSource):
         content, rows = memoryview(run.pages), list[Values]()
         for sample in samples_of(lambda place, n: bytes(content[place : place + n]), len(content), is_part=True):
             members = self._value.members(sample)
-            rows.append([bytes(content[member.offset : member.stop]) for member in members])
+            contents = [bytes(content[member.offset : member.stop]) for member in members]
+            rows.append(list(self._value.in_order(members, contents)))
         if len(rows) < run.num_rows:
             rows.append([])  # the header alone of a sample without such members
         if len(rows) != run.num_rows:

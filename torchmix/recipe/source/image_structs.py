@@ -37,6 +37,9 @@ class Images(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     column: str
     """The column that holds them: their bytes, a struct of `bytes`, or with `folder` paths of files. With `webdataset`
     the suffix of a member, as `jpg`, or several as `jpg|png`."""
+    place: str | None = None
+    """The column of the places of images in the list of texts of `interleaved`: an image stands before the text of this
+    number. None: the list itself has a null, or a part, for each image."""
     folder: str | None = None
     """The column holds paths of image files, relative to this folder, which is relative to the recipe's."""
     token: int | str

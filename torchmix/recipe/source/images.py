@@ -11,6 +11,7 @@ import re
 import msgspec
 
 from torchmix.errors import RecipeError
+from torchmix.recipe.source.format import format_of
 from torchmix.recipe.source.image_structs import Images
 from torchmix.recipe.structs import Packing, Source
 
@@ -38,6 +39,11 @@ def check_images(source: Source, where: str) -> None:
         raise RecipeError("ids of texts with images are not kept; remove keep", where)
     if not images.column:
         raise RecipeError("is empty; name the column of the images", f"{where}.column")
+    if images.place is not None:
+        if source.interleaved is None:
+            raise RecipeError("is of the lists of texts of interleaved; remove it", f"{where}.place")
+        if format_of(source) not in ("jsonl", "webdataset"):
+            raise RecipeError("is read of JSON lines and WebDataset alone; write lists with nulls", f"{where}.place")
     if not images.marker:
         raise RecipeError("is empty; write a text such as <image>", f"{where}.marker")
     for key in ("token", "before", "after"):
@@ -118,6 +124,8 @@ def order_of_images(images: Images | None) -> dict[str, object] | None:
     if images is None:
         return None
     kept: dict[str, object] = msgspec.to_builtins(images)
+    if images.place is None:
+        kept.pop("place")
     for key in ("folder", "alpha", "most_pixels"):
         kept.pop(key)
     return kept

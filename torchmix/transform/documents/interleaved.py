@@ -26,10 +26,13 @@ _HALF_OF_PAIR = re.compile("[\ud800-\udfff]")
 class Interleaved:
     """Implements `RowCutter`."""
 
+    place: str | None = None
+    """The column that the format has put the images into the list by."""
+
     @property
     def cut_id(self) -> str:
         """See `RowCutter`."""
-        return "interleaved-1"
+        return "interleaved-1" if self.place is None else f"interleaved-1:{self.place}"
 
     @property
     def highest_id(self) -> int:

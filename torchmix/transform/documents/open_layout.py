@@ -55,7 +55,7 @@ def open_layout(
     if rows is not None and rows.rows == "messages":
         cutter = open_chat(source, rows.chat or Chat(), tokenizers, tokenizer=tokenizer, marker=marker)
     elif rows is not None:
-        cutter = Interleaved()
+        cutter = Interleaved(None if images is None else images.place)
     else:
         assert marker is not None, "plain texts without images need no layout"
         cutter = MarkedText(marker)
