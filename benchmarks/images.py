@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.planner.cost import encoder_cost
@@ -148,6 +149,10 @@ def measure(kinds: list[Documents], ranks: int, seed: int, near: float, tflops: 
     return found
 
 
+def _worst(ways: NDArray[np.float64]) -> str:
+    return f"{ways[:, 0].max():.3f}"
+
+
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -156,18 +161,30 @@ def main() -> None:
     parser.add_argument("--near", type=float, default=0.04)
     parser.add_argument("--tflops", type=float, default=300.0, help="assumed speed of a rank")
     asked = parser.parse_args()
-    print(f"samples of {LENGTH} tokens, {SAMPLES_OF_RANK} a rank and step; encoder {QWEN_2_5}")
+    print(f"samples of {LENGTH} tokens, {SAMPLES_OF_RANK} a rank and step; {asked.steps} steps; encoder {QWEN_2_5}")
     for name, kinds in SETS.items():
-        print(f"\n{name}: {kinds}")
-        print(f"{'ranks':>6} {'way':<11} {'slowest/mean':>12} {'lost s':>8} {'pixels GB':>10} {'rows GB':>8} {'ms':>8}")
-        for ranks in asked.ranks:
-            runs = [measure(kinds, ranks, seed, asked.near, asked.tflops) for seed in range(asked.steps)]
-            for way in range(len(WAYS)):
-                mean = np.mean([run[way][1] for run in runs], axis=0)
-                print(
-                    f"{ranks:>6} {runs[0][way][0]:<11} {mean[0]:>12.3f} {mean[1]:>8.3f} {mean[2]:>10.2f} "
-                    f"{mean[3]:>8.2f} {mean[4]:>8.1f}"
-                )
+        print(f"{name}: {kinds}")
+    means = {
+        (name, ranks): np.mean(
+            [[way[1] for way in measure(kinds, ranks, seed, asked.near, asked.tflops)] for seed in range(asked.steps)],
+            axis=0,
+        )
+        for name, kinds in SETS.items()
+        for ranks in asked.ranks
+    }
+    print("\n| set | ranks | way | slowest / mean | seconds lost | pixels GB | embeddings GB | ms to place |")
+    print("|---|---|---|---|---|---|---|---|")
+    for (name, ranks), ways in means.items():
+        for way, mean in zip(WAYS, ways, strict=True):
+            cells = f"{mean[0]:.3f} | {mean[1]:.3f} | {mean[2]:.2f} | {mean[3]:.2f} | {mean[4]:.1f}"
+            print(f"| {name} | {ranks} | {way} | {cells} |")
+    none, rebalanced, plain, ours = (np.array([ways[way] for ways in means.values()]) for way in range(len(WAYS)))
+    print("\n| goal | limit | worst of all sets and ranks | of the same without balance | after loading |")
+    print("|---|---|---|---|---|")
+    print(f"| slowest encoder rank over the mean | 1.05 | {_worst(ours)} | {_worst(none)} | {_worst(rebalanced)} |")
+    rows = [(way[:, 3] / np.maximum(plain[:, 3], 1e-9)).max() for way in (ours, none, rebalanced)]
+    print(f"| embedding bytes over those of plain LPT | 0.6 | {rows[0]:.2f} | {rows[1]:.2f} | {rows[2]:.2f} |")
+    print(f"| times that pixels cross the network | 1 | 0 | 0 | {1 if rebalanced[:, 2].any() else 0} |")
 
 
 if __name__ == "__main__":
