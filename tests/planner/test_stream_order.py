@@ -13,7 +13,8 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import DocumentTooLong, PlanError
-from torchmix.planner.stream_order import check_rows_of_part, order_of_stream
+from torchmix.planner.stream_order import check_rows_of_part, order_of_stream, space_of_stream
+from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Evaluation, Recipe
 
@@ -94,3 +95,23 @@ def test_a_recipe_with_a_split_is_planned_as_its_training_part() -> None:
         plan, _ = make_planner(recipe, sizes).step(make_planner(recipe, sizes).start())
         assert plan.pieces.row.max() < 210
         assert plan.order_digest == make_planner(whole, sizes).step(make_planner(whole, sizes).start())[0].order_digest
+
+
+@pytest.mark.parametrize(("other", "wanted"), [("a.tar", 3 * 64), ("a.parquet", 3)])
+def test_a_window_of_a_flat_counts_shards_as_a_window_of_a_source_does(other: str, wanted: int) -> None:
+    part = part_of(
+        check_recipe(
+            {
+                "version": 1,
+                "seed": 1,
+                "batch": {"samples": 4, "length": LENGTH},
+                "sources": {name: {"path": other, "text": "txt", "tokenizer": "bytes"} for name in "ab"},
+                "mixture": {"all": {"flat": ["a", "b"], "share": "100%"}},
+                "shuffle": {"window_pages": 3},
+            }
+        ),
+        "train",
+    )
+    count = 3 * 64 * 5
+    sizes = SourceSizes(first_row_of_page=np.arange(count + 1), tokens=np.full(count, 9, np.int32), window_pages=1)
+    assert space_of_stream(part, "all", {"a": sizes, "b": sizes}, {}).window_units == wanted

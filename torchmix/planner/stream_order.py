@@ -26,6 +26,7 @@ from torchmix.mixture.spaces.view import RowRange, ViewSpace
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.source.documents import rows_of
+from torchmix.recipe.source.format import FORMATS, format_of
 from torchmix.recipe.streams import Stream
 from torchmix.recipe.structs import Recipe
 
@@ -164,13 +165,22 @@ def space_of_stream(part: Part, name: str, sizes: Mapping[str, SourceSizes], vie
 def flat_space(part: Part, spaces: Sequence[Space]) -> FlatSpace:
     """The space of a flat over spaces, sorted by name."""
     members = [_flat_member(space) for space in spaces]
+    num_pages = sum(map(drawn_units, members))
+    counted_pages = sum(-(-drawn_units(member) // _pages_as_one(part, member)) for member in members)
     window_pages = window_pages_of(
-        num_pages=sum(map(drawn_units, members)),
+        num_pages=num_pages,
         num_tokens=sum(member.num_tokens for member in members),
-        most_pages=part.shuffle.window_pages,
+        most_pages=part.shuffle.window_pages * num_pages // max(1, counted_pages),
         most_bytes=parse_bytes(part.shuffle.window_bytes, where="shuffle.window_bytes"),
     )
     return FlatSpace(members, num_windows=windows_of_flat(members, window_pages))
+
+
+def _pages_as_one(part: Part, space: Space) -> int:
+    """Pages of a member that count as one of `shuffle.window_pages`, as in a window of its source alone."""
+    if not isinstance(space, SourceSpace | ViewSpace):
+        return 1
+    return FORMATS[format_of(part.sources[sorted(part.sources)[space.source]])].pages_as_one
 
 
 def _flat_member(space: Space) -> Space:

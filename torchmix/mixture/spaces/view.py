@@ -61,7 +61,7 @@ class ViewSpace:
             kept: [K] the rows that are kept, ascending, each once; may be mapped.
             window_units: See `window_units_of_view` of the catalog, which holds it.
         """
-        self._source, self._sizes, self._kept = source, sizes, kept
+        self.source, self._sizes, self._kept = source, sizes, kept
         self.num_rows, self.num_kept = sizes.num_documents, len(kept)
         self.num_units, self.window_units = sizes.num_pages, window_units
         self.longest_tokens = sizes.longest_tokens
@@ -91,17 +91,17 @@ class ViewSpace:
 
     def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """See `Space`."""
-        return np.full(len(rows), self._source, np.int64), rows
+        return np.full(len(rows), self.source, np.int64), rows
 
     def pages(self, units: Int64Array) -> list[tuple[int, Int64Array]]:
         """See `Space`."""
         starts, stops = self._rows_of(units)
         held = units[self._kept_before(stops) > self._kept_before(starts)]
-        return [(self._source, held)] if len(held) else []
+        return [(self.source, held)] if len(held) else []
 
     def pages_of(self, rows: Int64Array) -> list[tuple[int, Int64Array]]:
         """See `Space`."""
-        return [(self._source, pages_of_rows(self._sizes, rows))] if len(rows) else []
+        return [(self.source, pages_of_rows(self._sizes, rows))] if len(rows) else []
 
     def keeps(self, rows: Int64Array) -> NDArray[np.bool_]:
         """See `Space`."""
@@ -111,7 +111,7 @@ class ViewSpace:
 
     def holds(self, source: int, rows: Int64Array) -> NDArray[np.bool_]:
         """See `Space`."""
-        return self.keeps(rows) & (source == self._source)
+        return self.keeps(rows) & (source == self.source)
 
     def lengths(self) -> Iterator[NDArray[np.int32]]:
         """See `Space`."""
