@@ -20,8 +20,6 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
-import yaml
-
 from torchmix.errors import CorruptPage, SourceUnreadable
 from torchmix.formats.webdataset.members import (
     BLOCK_BYTES,
@@ -163,14 +161,13 @@ def _energon(path: Path, shard: str) -> list[Member] | None:
                 Member(name=f"{key}.{part}", offset=int(offset), num_bytes=int(size), begin=0)
                 for key, part, offset, size in rows
             ]
-    except (sqlite3.Error, ValueError, TypeError, yaml.YAMLError) as error:
+    except (sqlite3.Error, ValueError, TypeError) as error:
         raise SourceUnreadable(f"the index {path} does not read ({error}); make it again, or remove it") from None
 
 
 def _shards_of(folder: Path) -> list[str]:
-    """Names of tar files, in the order of their numbers."""
-    for name, load in ((".info.json", json.loads), (".info.yaml", yaml.safe_load)):
-        file = folder / name
+    """Names of tar files, in the order of their numbers; ValueError where the list is damaged."""
+    for file, load in ((folder / ".info.json", json.loads), (folder / ".info.yaml", _parse_yaml)):
         if file.is_file():
             told = load(file.read_text(encoding="utf-8"))
             counts = told.get("shard_counts") if isinstance(told, Mapping) else None
@@ -178,6 +175,15 @@ def _shards_of(folder: Path) -> list[str]:
                 raise ValueError(f"{file} has no shard_counts")
             return [str(shard) for shard in counts]
     return []
+
+
+def _parse_yaml(text: str) -> object:
+    import yaml  # which a process that only reads pages does not need
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def _same_name(in_shard: str, in_index: str) -> bool:
