@@ -45,6 +45,8 @@ from torchmix.service.scale.partition import LoaderPlace
 from torchmix.service.scale.shares import LoaderShare, shared_cache, shares_of_nodes
 from torchmix.service.server import new_pair
 
+NEAR_PREFIX = "torchmix.near-"
+"""Not that of folders with a lock: whoever finds such a folder without its lock removes it, before loaders listen."""
 _lock = threading.Lock()
 _open: list[tuple[object, LoaderStart, JobLoaders]] = []
 """Those that this process holds, with the store and what they serve."""
@@ -235,7 +237,7 @@ def _start(
     pair = new_pair()
     bind = bind_of(own_address(place.store_address))
     processes = len(shares) or processes
-    near = tempfile.mkdtemp(prefix="torchmix-")  # of mode 0700
+    near = tempfile.mkdtemp(prefix=NEAR_PREFIX)  # of mode 0700
     is_short = len(os.fsencode(f"{near}/{processes}")) <= MOST_IPC_BYTES
     start = msgspec.structs.replace(
         start,
