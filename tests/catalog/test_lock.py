@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import threading
 
 import pytest
@@ -45,3 +46,13 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path):
         catalog_lock(tmp_path / "file" / "catalog"),
     ):
         pass
+
+
+def test_a_full_disk_leaves_the_lock_without_a_name(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with catalog_lock(tmp_path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import random
 
-from torchmix.reader.page_cache import PageCache
+from tests.support.worlds import run_ranks
+from torchmix.reader.page_cache import CacheRoom, PageCache
 
 
 def test_what_was_used_longest_ago_goes_first():
@@ -65,3 +66,50 @@ def test_sizes_stay_within_the_budget_and_true_over_random_calls():
         assert cache.num_bytes == sum(kept) <= 100 and len(cache) == len(kept)
     cache.clear()
     assert len(cache) == cache.num_bytes == 0
+
+
+def test_caches_of_a_room_drop_what_any_of_them_used_longest_ago() -> None:
+    room = CacheRoom()
+    train: PageCache[str, int] = PageCache(30, room=room)
+    valid: PageCache[str, int] = PageCache(20, room=room)
+    for key in "abc":
+        train.keep(key, 1, 10)
+    assert not valid.has_room(10)
+    train.use("a")
+    valid.keep("a", 2, 10)
+    assert [key in train for key in "abc"] == [True, False, True]
+    valid.keep("b", 2, 10)
+    assert (train.use("a"), valid.use("a"), len(train), len(valid)) == (1, 2, 1, 2)
+    train.close()
+    assert room.num_bytes == 20 and room.budget_bytes == 20, "what the caches that are left ask for"
+    valid.keep("c", 2, 10)
+    assert [key in valid for key in "abc"] == [True, False, True]
+
+
+def test_the_largest_of_a_room_says_how_much_is_kept() -> None:
+    room = CacheRoom()
+    small: PageCache[str, int] = PageCache(10, room=room)
+    large: PageCache[str, int] = PageCache(100, room=room)
+    for key in "abcdefgh":
+        small.keep(key, 0, 10)
+    assert room.num_bytes == 80
+    large.close()
+    assert room.num_bytes == 10 and "h" in small
+
+
+def test_threads_of_a_room_keep_its_budget() -> None:
+    room = CacheRoom()
+    caches: list[PageCache[int, int]] = [PageCache(1000, room=room) for _ in range(4)]
+
+    def program(cache: PageCache[int, int]) -> int:
+        draw, most = random.Random(5), 0
+        for _ in range(3000):
+            key = draw.randrange(40)
+            cache.keep(key, key, draw.randrange(1, 90))
+            assert cache.use(draw.randrange(40)) in (None, *range(40))
+            with room.lock:
+                most = max(most, sum(one.num_bytes for one in caches))
+        return most
+
+    assert all(0 < most <= 1000 for most in run_ranks(caches, program))
+    assert room.num_bytes == sum(cache.num_bytes for cache in caches)

@@ -16,6 +16,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, LoaderClosed, PlanError
 from torchmix.formats.parquet.source import ParquetSource
 from torchmix.indexing.scan import index_recipe
+from torchmix.reader.page_cache import CacheRoom
 from torchmix.reader.reader import Reader
 
 MakeReader = Callable[..., Reader]
@@ -26,8 +27,10 @@ def make_reader() -> Iterator[MakeReader]:
     """A reader of a world, or of a catalog of it, that is closed after the test."""
     readers: list[Reader] = []
 
-    def make(world: World, cache_bytes: int = 1 << 24, catalog: Catalog | None = None) -> Reader:
-        readers.append(Reader(catalog or world.index(), world.directory, cache_bytes=cache_bytes))
+    def make(
+        world: World, cache_bytes: int = 1 << 24, catalog: Catalog | None = None, room: CacheRoom | None = None
+    ) -> Reader:
+        readers.append(Reader(catalog or world.index(), world.directory, cache_bytes=cache_bytes, room=room))
         return readers[-1]
 
     yield make
@@ -41,6 +44,22 @@ def open_descriptors() -> int:
 
 def assert_reads(reader: Reader, world: World, asked: Pieces) -> None:
     np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+
+
+def test_readers_of_a_room_keep_no_more_than_one_would(tmp_path, make_reader):
+    world, room = random_world(tmp_path, seed := 23), CacheRoom()
+    rng = np.random.default_rng(seed)
+    budget = 60_000
+    train, valid = (make_reader(world, budget, room=room) for _ in range(2))
+    kept = []
+    for _ in range(20):
+        for reader in (train, valid):
+            assert_reads(reader, world, random_pieces(world, rng, 6))
+            kept.append((int(train.stats()["cache_bytes"]), int(valid.stats()["cache_bytes"])))
+    assert all(sum(both) <= budget for both in kept)
+    assert max(sum(both) for both in kept) > budget / 2 and any(all(both) for both in kept)
+    valid.close()
+    assert room.num_bytes == int(train.stats()["cache_bytes"])
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1, 3_000, 100_000, 1 << 24])

@@ -38,7 +38,7 @@ from tests.support.read_faults import ReadFaults
 from tests.support.small_disk import FULL, on_small_disk
 from tests.support.step_hashes import hashes_of_steps
 from torchmix.constructor.fields import Microbatch
-from torchmix.errors import SourceUnreadable
+from torchmix.errors import RankLost, SourceUnreadable
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.loader import StatefulDataLoader
 
@@ -90,7 +90,7 @@ def _program(faults: _Faults | None = None) -> Any:
 
 
 def _until_it_fails(states: list[dict[int, bytes]]) -> Any:
-    """A program whose result is what came before SourceUnreadable, and its words; the states after each whole step."""
+    """A program whose result is what came before an error, and its words; the states after each whole step."""
 
     def program(loader: StatefulDataLoader, rank: Rank) -> None:
         own: dict[int, bytes] = {}
@@ -100,7 +100,7 @@ def _until_it_fails(states: list[dict[int, bytes]]) -> Any:
         def microbatches() -> Any:
             try:
                 yield from loader
-            except SourceUnreadable as error:
+            except (SourceUnreadable, RankLost) as error:  # peers are told what their leader met
                 rank.result = found, str(error)
 
         rank.result = found, ""

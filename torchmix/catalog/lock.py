@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torchmix.errors import CatalogError
@@ -46,8 +46,9 @@ def catalog_lock(directory: Path, *, is_shared: bool = False) -> Iterator[None]:
     try:
         _take(descriptor, path, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
         # Names the holder to waiting processes. It outlives the holder, so nothing relies on it.
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        with suppress(OSError):  # a full disk is named by what needs more of it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
         os.close(descriptor)  # also releases the lock

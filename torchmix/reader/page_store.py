@@ -18,7 +18,7 @@ from torchmix.errors import CatalogError
 from torchmix.reader.coming_pages import Coming, ComingPages
 from torchmix.reader.decode_count import DecodeCount
 from torchmix.reader.decoded_page import DecodedPage
-from torchmix.reader.page_cache import PageCache
+from torchmix.reader.page_cache import CacheRoom, PageCache
 from torchmix.reader.range_requests import RangeFetch, RequestPool
 from torchmix.reader.source_pages import SourcePages
 from torchmix.reader.used_rows import UsedRows
@@ -28,12 +28,18 @@ class PageStore:
     """The pages of all sources of a reader; not for several threads at once."""
 
     def __init__(
-        self, sources: Sequence[SourcePages], *, cache_bytes: int, used: Mapping[int, UsedRows] | None = None
+        self,
+        sources: Sequence[SourcePages],
+        *,
+        cache_bytes: int,
+        room: CacheRoom | None = None,
+        used: Mapping[int, UsedRows] | None = None,
     ) -> None:
-        """Keep at most `cache_bytes` of decoded pages, of all sources together; of those in `used` these rows alone."""
+        """Keep at most `cache_bytes` of decoded pages, of all sources together, and of other readers in the same room;
+        of those in `used` these rows alone."""
         self._sources = sources
         self._used = used or {}
-        self.kept: PageCache[int, DecodedPage] = PageCache(cache_bytes)
+        self.kept: PageCache[int, DecodedPage] = PageCache(cache_bytes, room=room)
         """Decoded pages by key."""
         pages_of_source = [source.catalog.pages.num_pages for source in sources]
         self.first_key = np.cumsum([0, *pages_of_source])
@@ -80,7 +86,7 @@ class PageStore:
         """Drop everything; may be called again."""
         self._coming.close()
         self._requests.close()
-        self.kept.clear()
+        self.kept.close()
 
     def decode(self, keys: Int64Array, fetch: RangeFetch | None = None) -> Iterator[DecodedPage]:
         """Decode pages by ascending key, and keep them. Requests to stores begin for all sources together."""

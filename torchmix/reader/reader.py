@@ -35,7 +35,7 @@ from torchmix.reader.decoders import decoders_of
 from torchmix.reader.mapped_files import CHECK_EVERY_S
 from torchmix.reader.open_files import Descriptors, OpenFiles
 from torchmix.reader.page_batches import BATCH_BYTES
-from torchmix.reader.page_cache import PageCache
+from torchmix.reader.page_cache import CacheRoom, PageCache
 from torchmix.reader.page_store import PageStore
 from torchmix.reader.pieces.id_check import IdCheck
 from torchmix.reader.pieces.locate import Locator
@@ -61,6 +61,7 @@ class Reader:
         directory: Path,
         *,
         cache_bytes: int,
+        room: CacheRoom | None = None,
         sources: Mapping[str, FormatSource] | None = None,
         ids: IdLimit | None = None,
         masked: Collection[str] = (),
@@ -75,6 +76,7 @@ class Reader:
             catalog: Its sources are numbered in its order, by sorted name.
             directory: The recipe's folder; paths of files are relative to it.
             cache_bytes: Bytes of decoded pages kept, for all sources together.
+            room: Shared with other readers of the process, which then keep no more than this together.
             sources: How each source is read, by name; by default as the catalog says, or from ids kept by the index.
             ids: The bound that all ids must be below; by default ids of a .bin may be any.
             masked: Names of sources whose pages may be damaged: each token of such a page is given as `NO_ID`.
@@ -102,7 +104,7 @@ class Reader:
             self._sources.append(pages)
         number = {source.catalog.name: s for s, source in enumerate(self._sources)}
         of_source = {number[name]: UsedRows(rows, catalog.sources[name]) for name, rows in (used or {}).items()}
-        self._store = PageStore(self._sources, cache_bytes=cache_bytes, used=of_source)
+        self._store = PageStore(self._sources, cache_bytes=cache_bytes, room=room, used=of_source)
         self._encoding = RowEncoding(self._sources, seed=seed)
         self._locator = Locator([source.catalog for source in self._sources])
         self._checked_s = time.monotonic()

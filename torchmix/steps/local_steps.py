@@ -16,6 +16,7 @@ from torchmix.catalog.vocabulary import id_limit
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
 from torchmix.reader.images.image_reader import open_images
+from torchmix.reader.page_cache import CacheRoom
 from torchmix.reader.protocol import StepReader, StoppedWaiting
 from torchmix.reader.reader import Reader
 from torchmix.reader.used_rows import used_rows
@@ -91,11 +92,17 @@ def local_shared_steps(
     catalog: Catalog | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
     held: HeldReader | None = None,
+    room: CacheRoom | None = None,
 ) -> Generator[SharedStep, None, None]:
-    """The steps of several consumers, with files opened here; arguments and errors as those of `shared_steps`."""
+    """The steps of several consumers, with files opened here; arguments and errors as those of `shared_steps`.
+
+    Args:
+        held: Gives the reader of an earlier stream, and takes it afterwards.
+        room: Where decoded pages are kept, with those of other streams of this process; this stream's own if None.
+    """
     holder = HeldReader() if held is None else held
     with suppress(StoppedWaiting):
-        catalog, reader = holder.take() or _opened(settings, catalog, is_stopped)
+        catalog, reader = holder.take() or _opened(settings, catalog, is_stopped, room)
         try:
             yield from shared_steps(
                 settings, state, catalog=catalog, reader=reader, consumers=consumers, is_stopped=is_stopped
@@ -105,15 +112,17 @@ def local_shared_steps(
 
 
 def _opened(
-    settings: StreamSettings, catalog: Catalog | None, is_stopped: Callable[[], bool]
+    settings: StreamSettings, catalog: Catalog | None, is_stopped: Callable[[], bool], room: CacheRoom | None
 ) -> tuple[Catalog, StepReader]:
     part = settings.part
     if catalog is None:
         catalog = open_part(Path(settings.catalog_folder), part)
-    return catalog, _open_reader(settings, catalog, is_stopped)
+    return catalog, _open_reader(settings, catalog, is_stopped, room)
 
 
-def _open_reader(settings: StreamSettings, catalog: Catalog, is_stopped: Callable[[], bool]) -> StepReader:
+def _open_reader(
+    settings: StreamSettings, catalog: Catalog, is_stopped: Callable[[], bool], room: CacheRoom | None
+) -> StepReader:
     """A reader of files; or of loaders, where the settings say so."""
     part = settings.part
     ids, masked = id_limit(part.vocab_size, settings.padded_vocab_size), masked_sources(part.sources)
@@ -123,6 +132,7 @@ def _open_reader(settings: StreamSettings, catalog: Catalog, is_stopped: Callabl
             catalog,
             Path(settings.base),
             cache_bytes=settings.cache_bytes,
+            room=room,
             ids=ids,
             masked=masked,
             seed=part.seed,

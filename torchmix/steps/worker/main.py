@@ -24,6 +24,7 @@ from torchmix.boards.board import own_board
 from torchmix.parallel.children.interpreter import end_with_parent, ignore_signals
 from torchmix.parallel.children.judge import ProcessBeat
 from torchmix.parallel.children.pulse import BEAT_S, OwnPulse
+from torchmix.reader.page_cache import CacheRoom
 from torchmix.steps.worker.channel import Channel
 from torchmix.steps.worker.messages import Start, decode_request, decode_start, encode
 from torchmix.steps.worker.shared_stream import Seat, SharedStream
@@ -72,6 +73,8 @@ class _Service:
         self._parent = os.getppid()
         self._selector = selectors.DefaultSelector()
         self._streams: list[SharedStream] = []
+        self._room = CacheRoom()
+        """Decoded pages of all parts: `read.cache` is of the node."""
         self._pulse = OwnPulse(self._send)
         self._has_members = False
         self._has_ended = False
@@ -145,7 +148,7 @@ class _Service:
         for stream in self._streams:
             if (seat := stream.join(start, channel)) is not None:
                 return stream, seat
-        stream = SharedStream(start)
+        stream = SharedStream(start, self._room)
         self._streams.append(stream)
         seat = stream.join(start, channel)
         assert seat is not None, "the first leader's state is the stream's"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
 from torchmix.errors import MemoryLimit
+from torchmix.reader.page_cache import CacheRoom
 from torchmix.steps.blocks.read_steps import Consumer
 from torchmix.steps.local_steps import local_shared_steps
 from torchmix.steps.state import LoaderState, decode_state
@@ -53,8 +54,9 @@ class Seat:
 class SharedStream:
     """The steps of one part of a recipe, for the leaders of a node."""
 
-    def __init__(self, start: Start) -> None:
-        """Take the first leader's settings; `join` follows, for it too."""
+    def __init__(self, start: Start, room: CacheRoom) -> None:
+        """Take the first leader's settings; `join` follows, for it too. Decoded pages are kept in the room."""
+        self._room = room
         self._settings = replace(start.settings, replica=0)
         self._resumes = bool(start.resumes_at)
         self._base = start.resumes_at or start.state
@@ -141,7 +143,9 @@ class SharedStream:
         return decode_state(state, recipe=self._settings.part)
 
     def _run(self) -> None:
-        steps = local_shared_steps(self._settings, self._base, consumers=self._consumers_of, is_stopped=self._is_over)
+        steps = local_shared_steps(
+            self._settings, self._base, consumers=self._consumers_of, is_stopped=self._is_over, room=self._room
+        )
         try:
             while self._await_request():
                 self._serve()
