@@ -23,6 +23,7 @@ from tests.support.node_rank import hash_of
 from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import NUM_LINES, ReadCounts, write_reading
 from tests.support.scaled_jobs import write_scaled_job
+from torchmix.boards.board import own_board
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
@@ -150,6 +151,7 @@ def test_a_loader_that_is_stopped_is_started_again_at_its_endpoint(job: Path) ->
         os.kill(first, signal.SIGSTOP)
         wait_until(lambda: pool.pids[0] != first, deadline_s=DEADLINE_S, what="another loader in its place")
         assert pool.pids[1] == other and pool.num_lost == 1
+        assert any(event.text.startswith(f"loader {first} at ") for event in own_board._events), "`top` shows it"
         catalog = open_catalog(recipe, job.parent)
         fleet = fleet_of(catalog, pool.endpoints[:1], seed=recipe.seed)
         fleet.members.join()

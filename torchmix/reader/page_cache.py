@@ -24,7 +24,7 @@ class CacheRoom:
     """What several caches share; by default a cache has one of its own."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a collector may close another cache of the room meanwhile
         """Held to use, to keep and to drop."""
         self.clock = count()
         """The order of uses."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.boards.board import own_board
 from torchmix.errors import LoaderLost
 from torchmix.reader.protocol import StoppedWaiting
 from torchmix.service.endpoints import Endpoints
@@ -288,6 +289,7 @@ class FleetMembers:
             logger.info("loader %s answers", one.endpoint)
         elif one.state == "ready" or state == "refused":
             logger.warning("loader %s: %s", one.endpoint, reason or state)
+            own_board.note(f"loader {one.endpoint}: {reason or state}")
         one.state, one.reason, one.since_s = state, reason, self.clock()
         self._count_ready()
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from torchmix.boards.board import own_board
 from torchmix.errors import LoaderLost
 from torchmix.parallel.children.interpreter import start_interpreter
 from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
@@ -241,7 +242,9 @@ class LoaderPool:
             is_steady = now - member.began_s > STEADY_S
             self._again_s[number] = FIRST_AGAIN_S if is_steady else min(2 * self._again_s[number], MOST_AGAIN_S)
             self._due_s[number] = now + (0.0 if is_steady else self._again_s[number] / 2)
-            logger.warning("loader %d at %s %s", member.process.pid, member.start.bind, member.how_lost(reason))
+            text = f"loader {member.process.pid} at {member.start.bind} {member.how_lost(reason)}"
+            logger.warning("%s", text)
+            own_board.note(text)
         due_s = self._due_s[number]
         if due_s is not None and now >= due_s:
             self._members[number] = LoaderProcess(self._starts[number], self._logs[number])

@@ -35,7 +35,18 @@ COLUMNS = {
     "waits": "part of the time that training waited for data",
     "decoded": "how often a page was decoded in its window",
 }
-RATES = {"total_tokens": "tokens_per_s", "total_data_wait_s": "wait_share", "bytes_sent": "bytes_sent_per_s"}
+LOADER_COLUMNS = {
+    "clients": "of a loader: who reads through it",
+    "asked/s": "of a loader: requests that it has answered in a second",
+    "sent/s": "of a loader: what it has sent in a second",
+}
+"""Shown where a run has loaders."""
+RATES = {
+    "total_tokens": "tokens_per_s",
+    "total_data_wait_s": "wait_share",
+    "requests_replies": "replies_per_s",
+    "bytes_sent": "bytes_sent_per_s",
+}
 """Figures that grow, and their growth in a second."""
 _CLEAR = "\x1b[H\x1b[2J"
 _UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -64,7 +75,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             if not is_once and sys.stdout.isatty():
                 print(_CLEAR + _screen(values, arguments), end="", flush=True)
             else:
-                _print(values, explain=arguments.explain)
+                print_runs(values, explain=arguments.explain)
         if is_once:
             return ExitCode.OK
         before, before_s = now, now_s
@@ -116,7 +127,7 @@ def _screen(values: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> 
     with redirect_stdout(written):
         print(f"torchmix top on {socket.gethostname()}, {time.strftime('%H:%M:%S')}, every {arguments.interval:g} s")
         print("Ctrl-C ends it; --explain says what the columns mean\n")
-        _print(values, explain=arguments.explain)
+        print_runs(values, explain=arguments.explain)
     lines = written.getvalue().rstrip().split("\n")
     room = max(4, shutil.get_terminal_size().lines - 1)
     if len(lines) > room:
@@ -124,12 +135,15 @@ def _screen(values: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> 
     return "\n".join(lines) + "\n"
 
 
-def _print(runs: Sequence[dict[str, Any]], *, explain: bool) -> None:
+def print_runs(runs: Sequence[dict[str, Any]], *, explain: bool) -> None:
+    """Print what `run_values` has found: a table for each run, and its events."""
     if not runs:
         print("no process of this user's runs is on this machine")
         return
     for run in runs:
         print(f"{_title(run['run'])}: {len(run['processes'])} processes, {_mebibytes(run['pss_bytes'])}")
+        has_loaders = any(process["kind"] == "loader" for process in run["processes"])
+        columns = COLUMNS | LOADER_COLUMNS if has_loaders else COLUMNS
         rows: list[tuple[str, ...]] = []
         for process in run["processes"]:
             rank = process["facts"].get("rank")
@@ -139,9 +153,9 @@ def _print(runs: Sequence[dict[str, Any]], *, explain: bool) -> None:
             cpu = "" if process["cpu"] is None else f"{process['cpu']:.2f}"
             own = (title, str(process["pid"]), process["state"], _mebibytes(process["pss_bytes"]), cpu)
             for name, figures in process["figures"].items() or [("", {})]:
-                rows.append((*own, name, *_cells(figures)))
+                rows.append((*own, name, *_cells(figures))[: len(columns)])
                 own = ("", "", "", "", "")
-        print_table(COLUMNS, rows, explain=explain and run is runs[-1])
+        print_table(columns, rows, explain=explain and run is runs[-1])
         for process in run["processes"]:
             for event in process["events"]:
                 print(f"  {time.strftime('%H:%M:%S', time.localtime(event['at_s']))} {process['pid']}: {event['text']}")
@@ -160,14 +174,18 @@ def _mebibytes(count: int) -> str:
     return f"{count >> 20:,} MiB"
 
 
-def _cells(figures: dict[str, Any]) -> tuple[str, str, str, str]:
+def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
     step, rate, wait = figures.get("step"), figures.get("tokens_per_s"), figures.get("wait_share")
     decoded = figures.get("decode_amplification")
+    asked, sent = figures.get("replies_per_s"), figures.get("bytes_sent_per_s")
     return (
         "" if step is None or step < 0 else str(step),
         "" if rate is None else f"{rate:,.0f}",
         "" if wait is None else f"{100 * min(1.0, wait):.0f} %",
         "" if decoded is None else f"{decoded:.2f}",
+        str(figures.get("clients", "")),
+        "" if asked is None else f"{asked:,.0f}",
+        "" if sent is None else _mebibytes(int(sent)),
     )
 
 

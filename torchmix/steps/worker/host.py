@@ -240,6 +240,7 @@ class NodeHost:
 
     def _give_up(self, text: str) -> None:
         self._lost = text
+        own_board.note(text)
         for member in self._members:
             with suppress(EOFError):
                 member.send(encode(NodeLost(text=text)))
