@@ -19,6 +19,7 @@ from torchmix.parallel.ring import (
     RankIdentity,
     RingWatch,
     Silence,
+    at_size,
     evidence_of_process,
     identity_of_this_process,
     patience_of,
@@ -66,6 +67,24 @@ def test_a_rank_of_another_host_is_lost_after_silence() -> None:
         PATIENCE.remote_s + POLL_S,
         "rank 1 (host node7, pid 99) silent for 11.0 s; the last step it delivered was 17",
     )
+
+
+@pytest.mark.parametrize("world_size", [2, 307, 512, 4096])
+def test_a_call_that_keeps_the_interpreters_lock_for_6_s_on_another_host_is_no_loss(world_size: int) -> None:
+    """Again and again, with one beat between two of them, at any size of the job."""
+    patience = at_size(PATIENCE, world_size)
+    eye = RingWatch(rank=0, world_size=world_size, patience=patience, now_s=0.0, evidence_of=lambda identity: "unknown")
+    now_s = 0.0
+    for count in range(20):
+        until_s = now_s + 6.0 + patience.poll_s  # the beat is written at most a poll after the call
+        while now_s < until_s:
+            now_s += patience.poll_s
+            assert eye.look(beats(count), SOMEBODY, now_s=now_s) is None
+    found = None
+    while found is None:
+        now_s += patience.poll_s
+        found = eye.look(beats(20), SOMEBODY, now_s=now_s)
+    assert found.rank == 1, "a host that stays silent is lost"
 
 
 def test_a_stopped_process_is_lost_after_silence() -> None:
