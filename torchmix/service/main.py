@@ -28,7 +28,7 @@ from torchmix.boards.board import own_board, shown_every_second
 from torchmix.boards.last_words import LastWords
 from torchmix.catalog.open_part import open_part
 from torchmix.errors import TorchmixError
-from torchmix.parallel.children.interpreter import end_with_parent, ignore_signals
+from torchmix.parallel.children.interpreter import ignore_signals
 from torchmix.parallel.children.judge import ProcessBeat
 from torchmix.parallel.error_form import ErrorForm
 from torchmix.reader.images.image_reader import image_columns
@@ -118,7 +118,6 @@ def main(descriptor: int, ignored: Collection[int], cpu: int) -> NoReturn:
     """
     code = 1
     try:
-        end_with_parent()
         ignore_signals(ignored)
         if cpu:
             pa.set_cpu_count(cpu)

@@ -2,7 +2,8 @@
 
 In: this process' end of a channel is kept, the new one gets the other. Out: a running process. Must hold: it has the
 flags and the `sys.path` of this interpreter; no signal that it is to ignore ends it, not even while it is being born;
-on Linux it never outlives this process, not even one that is stopped when this one is killed.
+one that calls `end_with_parent` never outlives this process on Linux, not even if it is stopped when this one is
+killed. A loader does not call it: it removes its socket and its place in a folder as it ends.
 
 Not multiprocessing's spawn: that imports the script that starts it, which costs seconds and hundreds of megabytes of a
 training script and fails for one without an `if __name__ == "__main__"` guard; it sends pickles; and it starts a second
