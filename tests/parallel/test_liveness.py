@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.processes import wait_until
+from tests.support.threads import own_threads
 from torchmix.errors import RankLost, TopologyError
 from torchmix.parallel.liveness import Liveness
 from torchmix.parallel.open_liveness import open_liveness
@@ -53,10 +54,6 @@ def let_beat(liveness: Liveness) -> None:
     """Wait until the rank has looked around a few times more."""
     enough = liveness._num_beats + 4
     wait_until(lambda: liveness._num_beats >= enough, deadline_s=DEADLINE_S, what="beats")
-
-
-def own_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchmix-")]
 
 
 def is_lost(liveness: Liveness) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from tests.support.deadlines import LONG_S
 from tests.support.loaders import FIELDS, Rank, run_job, same_microbatches, take, write_job
 from tests.support.processes import wait_until
+from tests.support.threads import own_threads
 from torchmix.errors import CorruptPage, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner
@@ -99,17 +100,13 @@ def test_a_step_that_an_interrupt_has_lost_is_not_passed_over(job: Path) -> None
     assert same_microbatches(whole.microbatches, found)
 
 
-def threads_of_torchmix() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchmix")]
-
-
 def test_a_loader_that_nobody_holds_or_closes_leaves_no_thread(job: Path) -> None:
     loader = build_loader(job, topology=Topology(), loaders="in_process")
     next(iter(loader))
-    assert threads_of_torchmix()
+    assert own_threads()
     del loader
     gc.collect()
-    wait_until(lambda: not threads_of_torchmix(), deadline_s=30, what="end of the threads")
+    wait_until(lambda: not own_threads(), deadline_s=30, what="end of the threads")
 
 
 def test_loading_and_opening_many_times_leaves_no_thread_and_no_file(job: Path) -> None:
@@ -146,8 +143,8 @@ def test_planning_runs_off_the_training_thread_and_ahead_of_what_is_consumed(
     monkeypatch.setattr(Planner, "step", watched)
     with build_loader(job, topology=Topology(), loaders="in_process", look_ahead=2) as loader:
         microbatch = next(iter(loader))
-        # Step 0 is in hand. Two steps wait in the feed, and it holds one.
-        for ahead in range(1, 4):
+        # Step 0 is in hand. Two steps wait in the feed, and it holds one, step 3; blocks are of 1, 2 and 4 steps.
+        for ahead in range(1, 7):
             assert planned[ahead].wait(LONG_S), f"step {ahead} is planned while step {microbatch.step} is consumed"
-        assert not planned[4].is_set()
+        assert not planned[7].is_set()
     assert threads == {"torchmix-feed"}

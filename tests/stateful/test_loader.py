@@ -15,6 +15,7 @@ import yaml
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from tests.support.loaders import Rank, open_job, run_job, same_microbatches, same_tensors, take, write_job
+from tests.support.threads import own_threads
 from torchmix.errors import (
     LengthUnknown,
     LoaderClosed,
@@ -124,7 +125,7 @@ def test_a_closed_loader_says_so_and_leaves_no_thread(job: Path) -> None:
     loader = build_loader(job, topology=Topology(), loaders="in_process")
     iterator = iter(loader)
     next(iterator)
-    assert any(thread.name.startswith("torchmix") for thread in threading.enumerate())
+    assert own_threads()
     loader.close()
     loader.close()
     assert set(threading.enumerate()) <= before

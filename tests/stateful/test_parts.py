@@ -13,6 +13,7 @@ import pytest
 from tests.support.deadlines import LONG_S
 from tests.support.files import make_text_file, random_texts
 from tests.support.loaders import Rank, open_job, run_job, same_microbatches, take, write_job
+from tests.support.threads import own_threads
 from tests.support.worlds import run_ranks
 from torchmix.cli.main import main
 from torchmix.constructor.fields import Microbatch
@@ -157,7 +158,7 @@ def test_a_loader_that_plans_its_way_to_a_far_start_ends_at_once(job: Path, monk
         assert skipped.wait(LONG_S)
 
     run_job(job, topology, program=program, start_step=10**7)
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("torchmix")]
+    assert not own_threads()
     loader = build_loader(job, topology=Topology(), loaders="in_process", start_step=10**7)
     iter(loader)
     loader.load_state_dict(build_loader(job, topology=Topology(), loaders="in_process", start_step=2).state_dict())

@@ -30,7 +30,7 @@ def test_the_page_is_followed_from_the_function_to_the_first_microbatch(
             Path("clean.py").write_text(block, encoding="utf-8")
         elif language == "yaml":
             Path("recipe.yaml").write_text(block, encoding="utf-8")
-        else:
+        elif language == "console":
             commands += [line.removeprefix("$ torchmix ") for line in block.splitlines()]
     try:
         for command in commands:

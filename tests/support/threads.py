@@ -1,0 +1,14 @@
+"""The threads that torchmix has in this process now."""
+
+from __future__ import annotations
+
+import threading
+
+STARTER = "torchmix-starter"
+"""Starts all processes, and stays: to the kernel, the thread that started a process is the process' parent."""
+
+
+def own_threads() -> list[str]:
+    """Names of torchmix's threads that end with what they serve."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("torchmix") and name != STARTER]
