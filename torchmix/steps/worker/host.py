@@ -161,12 +161,12 @@ class NodeHost:
             self._members.append(member)
             self._introduce(member)
 
-    def end(self, farewell_s: float = FAREWELL_S, *, patience_s: float = END_S) -> None:
+    def end(self, farewell_s: float = FAREWELL_S, *, patience_s: float | None = None) -> None:
         """End the worker, once its members have left it. A fork of the process does nothing.
 
         Args:
             farewell_s: How long members that have not left are waited for.
-            patience_s: How long the worker may take to end by itself.
+            patience_s: How long the worker may take to end by itself; None: `END_S`.
         """
         if os.getpid() != self._process:
             return
@@ -179,7 +179,7 @@ class NodeHost:
         for child in (self._child, *self._spares):
             child.channel.shut_down()
         for child in (self._child, *self._spares):
-            child.end(patience_s)
+            child.end(END_S if patience_s is None else patience_s)
         with self._lock:
             for member in self._members:
                 member.close()
