@@ -47,8 +47,8 @@ class KilledJob:
                 wait_until(lambda: bool(self._left()), deadline_s=START_S, what=processes.report)
             else:
                 ranks[0].wait_for_line(f"step {kill_at} ", deadline_s=START_S)
-            started = {pid for rank in ranks for pid in rank.session}
-            own = {rank.pid for rank in ranks}
+            own = {rank.pid for rank in ranks}  # one that was just born has no session of its own yet
+            started = own.union(*(rank.session for rank in ranks))
             if stops_worker:
                 send_all(started - own, signal.SIGSTOP)
             send_all(own if stops_worker else started, number)
