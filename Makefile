@@ -13,8 +13,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 TRAIN_ARGS ?= --tp 2
 VLM_ARGS ?= --steps 200
-# One more than the cores that CI has: many tests wait for processes.
-PYTEST_ARGS ?= -n 3
+PYTEST_ARGS ?= -n 2
 
 BIN := $(VENV)/bin
 RECIPE := examples/megatron/recipe.yaml

@@ -123,7 +123,7 @@ def test_processes_are_grouped_by_job_and_what_they_have_started() -> None:
 
 def test_a_process_that_has_ended_is_not_alive(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        child = processes.start_python("-c", "input()")
+        child = processes.start_python("-c", "import time; time.sleep(10_000)")
         assert not is_alive(child.pid, "another start")
     assert is_alive(os.getpid(), identity_of_this_process().started)
 

@@ -68,7 +68,7 @@ class Job:
 
 def test_ranks_that_are_gone_or_stopped_are_lost_and_those_that_are_done_are_not(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        children = [processes.start_python("-c", "input()") for _ in range(3)]
+        children = [processes.start_python("-c", "import time; time.sleep(10_000)") for _ in range(3)]
         job = Job({rank: identity_of_process(child.pid) for rank, child in enumerate(children, 1)})
         job.identities[0] = identity_of_process(os.getpid())
         watch = job.watch(0)

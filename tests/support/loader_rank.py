@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -40,6 +41,7 @@ def watch_opened_files() -> set[str]:
 
 
 def main(arguments: list[str]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     recipe, saves = arguments[0], Path(arguments[1])
     tp, cp, pp, look_ahead, steps = map(int, arguments[3:])
     opened = watch_opened_files()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.deadlines import LONG_S, descendants_of, stretched
 from tests.support.forks import ROOT
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -18,6 +19,7 @@ HANGS = """
 import threading
 from pathlib import Path
 from tests.support.processes import Processes
+from tests.support.processes import wait_until
 
 def where_a_thread_hangs():
     threading.Event().wait()
@@ -73,7 +75,11 @@ def test_a_test_that_hangs_is_ended_with_all_stacks(tmp_path: Path, workers: int
     pid = (tmp_path / "pid").read_text()
     assert f"Child process {pid}: " in text
     assert 'File "<string>", line 1 in <module>' in text.split(f"Child process {pid}: ")[1], text
-    assert not Path(f"/proc/{pid}").exists() or pid not in map(str, descendants_of(1)), "the child was left behind"
+    wait_until(
+        lambda: not Path(f"/proc/{pid}").exists() or pid not in map(str, descendants_of(1)),
+        deadline_s=60,
+        what="end of the child",
+    )
     if workers:
         assert "2 passed" in text and "crashed while running" in text, text
 
