@@ -19,7 +19,6 @@ HANGS = """
 import threading
 from pathlib import Path
 from tests.support.processes import Processes
-from tests.support.processes import wait_until
 
 def where_a_thread_hangs():
     threading.Event().wait()
