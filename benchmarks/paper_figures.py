@@ -31,7 +31,7 @@ from torchmix.stateful.open import build_loader
 STEPS = 24
 ROWS = 400
 WORKERS_OF_RANK = 2
-"""Of a loader that each rank has for itself, as PyTorch's with two workers."""
+"""How many workers a loader has that each rank has for itself, as with PyTorch's."""
 COMMAND = "from torchmix.cli.main import main; raise SystemExit(main())"
 
 

@@ -1,4 +1,4 @@
-"""The provider in a job of one rank: iterators, counts, state, validation, skipped steps."""
+"""The provider in a job of one rank: iterators, counts, state, policies, skipped steps."""
 
 from __future__ import annotations
 
@@ -8,68 +8,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
-from tests.support.fake_megatron import Lines, default_args, installed, script_of
-from tests.support.loaders import write_job
+from tests.support.fake_megatron import Lines, installed, script_of
+from tests.support.provider_jobs import SAMPLES, Run, args_for, job_of_one_rank, write_recipes
 from torchmix import megatron_adapter as tmx
-from torchmix.constructor.expand import expand_source_index
 from torchmix.errors import HistoryMissing, RecipeError, StateError, StateMismatch
-from torchmix.megatron_adapter.batch import losses_of_part, scripts_with_losses
+from torchmix.megatron_adapter.batch import losses_of_part
 from torchmix.mixture.policies.log import StepRecord, records_of_branch
 from torchmix.steps.decisions import last_branch
-
-SAMPLES, LENGTH = 8, 64
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Recipes: plain, and split into three parts."""
-    folder = tmp_path_factory.mktemp("job")
-    plain = write_job(folder, samples=SAMPLES, length=LENGTH).read_text()
-    (folder / "recipe.yaml").write_text(plain)
-    (folder / "split.yaml").write_text(plain + "split: [60, 20, 20]\n")
-    ramp = "samples: [{from_step: 0, samples: 4}, {from_step: 2, samples: 8}]"
-    (folder / "ramp.yaml").write_text(plain.replace(f"samples: {SAMPLES}", ramp))
-    return folder
+    return write_recipes(tmp_path_factory.mktemp("job"))
 
 
 @pytest.fixture(autouse=True)
 def one_rank() -> Iterator[None]:
-    """A job of one rank, and nothing of it left behind."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with job_of_one_rank():
         yield
-    finally:
-        tmx.close()
-        dist.destroy_process_group()
-        losses_of_part.clear()
-        scripts_with_losses.clear()
-
-
-class Run:
-    """Megatron's loop, as far as data go."""
-
-    def __init__(self, args: SimpleNamespace, num_chunks: int = 1) -> None:
-        self.args = args
-        stages = range(num_chunks) if num_chunks > 1 else [None]
-        self.chunks = [tmx.provider([0, 0, 0], vp_stage=stage) for stage in stages]
-        self.train = [chunk[0] for chunk in self.chunks]
-
-    def step(self, num_microbatches: int = SAMPLES) -> list[tuple[int, int]]:
-        """One step of all chunks; what was seen."""
-        seen = []
-        for iterator in self.train:
-            items = [next(iterator) for _ in range(num_microbatches)]
-            seen = [(item["step"], item["index"]) for item in items]
-            assert items[-1]["is_last_of_step"]
-            self.tokens = [item["tokens"] for item in items]
-        self.args.consumed_train_samples += num_microbatches
-        return seen
-
-
-def args_for(recipe: Path, **changes: Any) -> SimpleNamespace:
-    return default_args(**{"data_recipe": str(recipe), "global_batch_size": SAMPLES, "seq_length": LENGTH, **changes})
 
 
 @pytest.mark.parametrize("num_chunks", [1, 3])
@@ -268,84 +225,6 @@ def test_skipped_iterations_are_skipped_by_all_chunks(folder: Path) -> None:
         assert machine.num_asked == 4
 
 
-def test_validation_goes_on_where_megatron_counts(folder: Path) -> None:
-    args = args_for(folder / "split.yaml", eval_iters=2, consumed_valid_samples=3 * SAMPLES)
-    with installed(args, core=True):
-        _, validation, test = tmx.provider()
-        assert validation is not None and test is not None
-        items = []
-        for _ in range(2):
-            items += [next(validation) for _ in range(SAMPLES)]
-            args.consumed_valid_samples += SAMPLES
-        assert [(items[0]["step"], items[0]["index"]), (items[-1]["step"], items[-1]["part"])] == [
-            (3, 0),
-            (4, "validation"),
-        ]
-        assert (next(test)["step"], next(test)["part"]) == (0, "test")
-        args.consumed_valid_samples += SAMPLES
-        with pytest.raises(
-            StateMismatch, match="evaluated 24 samples in this run, this rank has taken 16 of validation"
-        ):
-            next(validation)
-
-
-def test_full_validation_has_a_length_and_begins_again(folder: Path) -> None:
-    args = args_for(folder / "split.yaml", eval_iters=0, full_validation=True, consumed_valid_samples=64)
-    with installed(args, core=True):
-        _, validation, _ = tmx.provider()
-        assert validation is not None
-        steps = len(validation)  # type: ignore[arg-type]
-        assert steps > 1
-        passes = [[next(validation) for _ in range(steps * SAMPLES)] for _ in range(3)]
-        assert [item["step"] for item in passes[0]] == [step for step in range(steps) for _ in range(SAMPLES)]
-        for again in passes[1:]:
-            assert all(one["tokens"].equal(two["tokens"]) for one, two in zip(passes[0], again, strict=True))
-
-
-def test_each_source_of_validation_is_a_set(folder: Path) -> None:
-    args = args_for(
-        folder / "split.yaml", full_validation=True, multiple_validation_sets=True, consumed_valid_samples=64
-    )
-    with installed(args, core=True, lines=(lines := Lines())):
-        _, sets, test = tmx.provider()
-        assert test is None
-        assert lines[1:] == [
-            " > torchmix: the validation sets are prose, tiny, web",
-            " > torchmix: no test, which Megatron cannot do with --multiple-validation-sets",
-        ]
-        assert isinstance(sets, list)
-        passes = [[[next(each) for _ in range(len(each) * SAMPLES)] for each in sets] for _ in range(2)]  # type: ignore[arg-type]
-        assert len({len(items) for items in passes[0]}) > 1, "sets of several sizes"
-        for items, again in zip(*passes, strict=True):
-            assert (items[0]["step"], items[0]["index"], items[0]["part"]) == (0, 0, "validation")
-            assert items[-1]["is_last_of_step"]
-            assert all(one["tokens"].equal(two["tokens"]) for one, two in zip(items, again, strict=True))
-        trained = [sum(int((item["labels"] >= 0).sum()) for item in items) for items in passes[0]]
-        tmx.close()
-    alone = args_for(folder / "split.yaml", full_validation=True)
-    with installed(alone, core=True):
-        _, validation, _ = tmx.provider()
-        assert validation is not None
-        items = [next(validation) for _ in range(len(validation) * SAMPLES)]  # type: ignore[arg-type,call-overload]
-        sources = [(item["labels"], expand_source_index(item["spans"], item["labels"].shape)) for item in items]
-        by_source = [sum(int((labels[index == each] >= 0).sum()) for labels, index in sources) for each in range(3)]
-        assert trained == by_source, "each set has the documents of its source, all of them and no others"
-
-
-def test_a_full_validation_that_megatron_fails_in_is_refused(folder: Path) -> None:
-    def evaluate_and_print_results(args: Any, eval_iters: Any) -> None:
-        args.eval_iters = eval_iters[0] if not args.multiple_validation_sets else eval_iters
-
-    args = args_for(folder / "split.yaml", full_validation=True)
-    with installed(args, core=True) as modules:
-        modules["megatron.training.training"].evaluate_and_print_results = evaluate_and_print_results  # type: ignore[attr-defined]
-        with pytest.raises(RecipeError, match=r"--full-validation: Megatron .* --multiple-validation-sets"):
-            tmx.provider()
-        args.multiple_validation_sets = True
-        _, sets, _ = tmx.provider()
-        assert isinstance(sets, list) and len(sets) == 3
-
-
 def test_flags_without_effect_and_another_seed_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", "--split", "99,1,0", "--num-workers=2", "--seed", "1234"])
     with installed(args_for(folder / "recipe.yaml", seed=1234), core=True, lines=(lines := Lines())):
@@ -354,15 +233,6 @@ def test_flags_without_effect_and_another_seed_are_told(folder: Path, monkeypatc
         " > torchmix: no effect with a recipe: --split, --num-workers",
         " > torchmix: the order of the data comes from the recipe's seed 5; --seed 1234 is the model's",
     ]
-
-
-def test_without_training_only_evaluations_are_opened(folder: Path) -> None:
-    args = args_for(folder / "split.yaml", eval_iters=1, skip_train=True, consumed_valid_samples=24)
-    with installed(args, core=True):
-        train, validation, _ = tmx.provider()
-        assert train is None
-        assert validation is not None
-        assert next(validation)["step"] == 0, "as Megatron does with --skip-train"
 
 
 def test_losses_by_source_are_due_at_the_log_interval(folder: Path) -> None:

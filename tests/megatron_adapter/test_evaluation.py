@@ -43,7 +43,7 @@ def test_an_evaluation_has_its_own_batch_and_a_smaller_cache(recipe: Path) -> No
 
 
 def test_validation_goes_round_sources_that_training_uses_once(tmp_path: Path) -> None:
-    """Of `split`, as `torchmix init --from-megatron` writes it for a list of prefixes, and of parts of their own."""
+    """The recipe has `split`, as `torchmix init --from-megatron` writes it for prefixes, or parts of its own."""
     plain = load_recipe(write_job(tmp_path, samples=4))
     once = {name: msgspec.structs.replace(source, max_epochs=1) for name, source in plain.sources.items()}
     split = msgspec.structs.replace(plain, sources=once, split=(80, 20))

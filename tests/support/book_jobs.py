@@ -44,9 +44,9 @@ class BookJob:
     align_tokens: int
     shares: Mapping[str, Fraction]
     max_epochs: Mapping[str, int] = field(default_factory=dict)
-    """Of those sources that have one; they renormalise."""
+    """Sources that have a last epoch; the others take over their shares."""
     documents: Mapping[str, tuple[Fraction, Fraction]] = field(default_factory=dict)
-    """Of those sources of which not all rows are used."""
+    """The first and the last row, as fractions, of sources of which not all rows are used."""
     one_pass: bool = False
     """What is left when all sources have run out still makes steps."""
     dp: int = 1

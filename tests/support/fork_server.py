@@ -26,7 +26,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 MOST_BYTES = 1 << 17
-"""Of a request."""
+"""A request has no more bytes than this."""
 
 
 def serve(client: socket.socket) -> tuple[ModuleType, CodeType]:

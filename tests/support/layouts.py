@@ -40,7 +40,7 @@ class Layout:
     passes: int = 0
     """How often all of validation is evaluated, after training."""
     layers: int = 0
-    """Of the model; 0 for a layer in each chunk, but no fewer than 2."""
+    """The model has this many; 0 for a layer in each chunk, but no fewer than 2."""
 
     @property
     def world_size(self) -> int:

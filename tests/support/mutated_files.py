@@ -53,7 +53,7 @@ class Base:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Of a source of a recipe."""
+        """What a source of a recipe says of this file."""
         if self.format == "megatron":
             return {"path": self.path.with_suffix("").name, "format": "megatron", "tokens": None}
         own = {"text": self.column, "tokens": None, "tokenizer": "bytes"} if self.is_text else {"tokens": self.column}

@@ -17,7 +17,7 @@ RAY_MARKS = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
-"""Of Ray's own warnings."""
+"""Ray warns by itself; warnings of ours stay errors."""
 TRIES = 4
 """Ray waits 30 s for a node of its own, which a busy machine may not give it."""
 

@@ -87,7 +87,7 @@ class Asked:
     method: str
     key: str
     first_byte: int
-    """Of its range; -1 if it has none."""
+    """The range of the request begins here; -1 if it has none."""
     num_bytes: int
 
 

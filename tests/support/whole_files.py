@@ -17,7 +17,7 @@ Columns = dict[str, tuple[str, list[list[int]]]]
 
 
 def columns_of_file(path: Path) -> Columns:
-    """Of each column that can be a source: its kind, and the documents of all rows.
+    """Each column that can be a source, with its kind, and the documents of all rows.
 
     A column with a null in the place of a token is left out, and so is one whose name is not its own.
     """

@@ -50,7 +50,7 @@ TIME_S = 120.0
 SMALL_PAGE_BITS = 9
 """Pages are cut small, so that small files have many of them."""
 HASHED_BYTES = 16
-"""Of the ends of files that are hashed: with the usual number, no small file could be changed after it was indexed."""
+"""So much of both ends of a file is hashed: with the usual number, each change to a small file would be seen."""
 
 
 class Wrong(Exception):

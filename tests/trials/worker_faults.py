@@ -51,10 +51,10 @@ SMALL_CACHE = "read: {cache: 160KiB}"
 """Pages are read again and again."""
 END_S = 30.0
 KINDS = {"worker": 6, "lasting": 2, "killed": 1, "index": 1}
-"""Of 10 runs."""
+"""How many of 10 runs are of each kind."""
 
 Found = dict[str, Any]
-"""Of a run: `faults` by kind, `wrong`, and with a worker that was lost, `spares` and `longest_s` by signal."""
+"""What a run gives: `faults` by kind, `wrong`, and with a worker that was lost, `spares` and `longest_s` by signal."""
 
 
 class _Faults:

@@ -243,7 +243,7 @@ class LoaderFleet:
         now = self.members.clock()
         for one in list(self.members.all.values()):
             is_owing = one.in_flight or one.state == "silent"
-            # Of a loader that is lost later, what it logged is known as it was a few seconds before.
+            # A loader is asked for news, too: when it is lost, its log is known but for the last few seconds.
             is_due = now - max(one.heard_s, one.pinged_s) > PING_S if is_owing else now - one.pinged_s > NEWS_S
             if is_due and one.state in ("ready", "silent"):
                 one.pinged_s = now

@@ -8,7 +8,7 @@ sources of both, they are read at once, and their tokens are copied into one arr
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torchmix.array_types import Int64Array
 from torchmix.reader.pieces.piece_copy import Scratch, Tokens
 from torchmix.reader.protocol import StepImages, StepReader
 from torchmix.reader.reader import Reader
-from torchmix.service.here.node_first import PiecesAsked, joined_tokens
+from torchmix.service.here.read_both import PiecesAsked, joined_tokens, read_both
 
 
 class BySource:
@@ -67,13 +67,9 @@ class BySource:
             return asked.read_by(partial(self._here.read, scratch=self._scratch))
         if not is_here.any():
             return asked.read_by(self._there.read)
-        near, far = np.flatnonzero(is_here), np.flatnonzero(~is_here)
-        coming = self._thread.submit(asked.some(far).read_by, self._there.read)
-        try:
-            ours = asked.some(near).read_by(partial(self._here.read, scratch=self._part))
-        finally:
-            wait([coming])  # nobody uses the connections afterwards
-        return joined_tokens(asked, ((near, ours), (far, coming.result())), self._scratch)
+        here = partial(self._here.read, scratch=self._part)
+        both = read_both(asked, ~is_here, self._thread, here=here, there=self._there.read)
+        return joined_tokens(asked, ((both.near, both.ours), (both.far, both.coming.result())), self._scratch)
 
     def pages_at_once(self, source: int) -> int:
         """As `Reader.pages_at_once`."""

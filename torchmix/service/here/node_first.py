@@ -12,11 +12,10 @@ share moves by a step, only as many pages change sides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +23,12 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.errors import CatalogError, LoaderLost
 from torchmix.mixture.keys import U64
-from torchmix.reader.pieces.piece_copy import PieceCopy, Run, Scratch, Tokens
+from torchmix.reader.pieces.piece_copy import Scratch, Tokens
 from torchmix.reader.protocol import StepImages
 from torchmix.reader.reader import Reader
 from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.here.cpu_share import CpuShare
+from torchmix.service.here.read_both import PiecesAsked, joined_tokens, read_both
 
 logger = logging.getLogger(__name__)
 
@@ -78,17 +78,12 @@ class NodeFirst:
             self._tokens_here += int(tokens.sum())
             return asked.read_by(partial(self._here.read, scratch=self._scratch))
         if is_far.all():
-            return self._far(asked, self._there.read, self._scratch)
-        near, far = np.flatnonzero(~is_far), np.flatnonzero(is_far)
-        asked_far = asked.some(far)
-        coming = self._thread.submit(asked_far.read_by, self._there.read)
-        try:
-            ours = asked.some(near).read_by(partial(self._here.read, scratch=self._parts[0]))
-            self._tokens_here += int(tokens[near].sum())
-        finally:
-            wait([coming])  # nobody uses the connections afterwards
-        theirs = self._far(asked_far, lambda *_, **__: coming.result(), self._parts[1])
-        return joined_tokens(asked, ((near, ours), (far, theirs)), self._scratch)
+            return self._far(asked, partial(asked.read_by, self._there.read), self._scratch)
+        here = partial(self._here.read, scratch=self._parts[0])
+        both = read_both(asked, is_far, self._thread, here=here, there=self._there.read)
+        self._tokens_here += int(tokens[both.near].sum())
+        theirs = self._far(both.asked_far, both.coming.result, self._parts[1])
+        return joined_tokens(asked, ((both.near, both.ours), (both.far, theirs)), self._scratch)
 
     def pages_at_once(self, source: int) -> int:
         """As `Reader.pages_at_once`."""
@@ -155,10 +150,10 @@ class NodeFirst:
         found: NDArray[np.bool_] = (runs >> np.uint64(11)) * 2.0**-53 >= self._share.share
         return found
 
-    def _far(self, asked: PiecesAsked, read: Callable[..., Tokens], scratch: Scratch) -> Tokens:
-        """What loaders give; or what this process does where they fail."""
+    def _far(self, asked: PiecesAsked, theirs: Callable[[], Tokens], scratch: Scratch) -> Tokens:
+        """What loaders give; or what this process reads where they fail."""
         try:
-            found = asked.read_by(read)
+            found = theirs()
             self._tokens_there += int(asked.tokens.sum())
             return found
         except LoaderLost as error:
@@ -172,66 +167,3 @@ class NodeFirst:
         self._is_alone = self._is_noted = True
         self._num_lost += 1
         logger.warning("%s. This node reads alone until a loader answers again", reason)
-
-
-class PiecesAsked(NamedTuple):
-    """The arguments of a call of `read`."""
-
-    source: NDArray[np.integer[Any]]
-    rows: Int64Array
-    starts: Int64Array
-    tokens: Int64Array
-    places: Int64Array
-    epochs: Int64Array | None
-    num_places: int
-
-    def some(self, chosen: Int64Array) -> PiecesAsked:
-        """Some of the pieces, each for the place that it has."""
-        return PiecesAsked(
-            self.source[chosen],
-            self.rows[chosen],
-            self.starts[chosen],
-            self.tokens[chosen],
-            self.places[chosen],
-            None if self.epochs is None else self.epochs[chosen],
-            self.num_places,
-        )
-
-    def read_by(self, read: Callable[..., Tokens]) -> Tokens:
-        """The tokens, from a reader's `read`."""
-        return read(
-            self.source,
-            self.rows,
-            self.starts,
-            self.tokens,
-            places=self.places,
-            num_places=self.num_places,
-            epochs=self.epochs,
-        )
-
-
-def joined_tokens(asked: PiecesAsked, parts: Sequence[tuple[Int64Array, Tokens]], scratch: Scratch) -> Tokens:
-    """The tokens of all pieces, of which each part has those that it names."""
-    order = np.concatenate([chosen for chosen, _ in parts])
-    places = asked.places[order]
-    copy = PieceCopy(
-        sizes=asked.tokens[order],
-        places=places,
-        goes_on=np.zeros(len(order), np.bool_),
-        num_places=asked.num_places,
-        scratch=scratch,
-    )
-    successors, runs, first = np.empty(len(order), np.int64), list[Run](), 0
-    for chosen, found in parts:
-        successors[chosen] = found.successors
-        runs.append((found.values, first, places[first : first + len(chosen)].tolist()))
-        first += len(chosen)
-    copy.copy_all(runs)
-    others = [replace(other, piece=chosen[other.piece]) for chosen, found in parts for other in found.others]
-    without = [found.unlabelled for _, found in parts if found.unlabelled is not None]
-    return Tokens(
-        values=copy.out,
-        successors=successors,
-        others=tuple(others),
-        unlabelled=np.concatenate(without) if without else None,
-    )

@@ -1,7 +1,7 @@
 """The process that keeps a job's loaders on Ray, as the job's first rank sees it: started, watched, ended.
 
-In: what it is told. Out: loaders in its folder. Must hold: it comes back when it is lost, and starts other loaders;
-it ends with this process. Cost: a thread that sleeps.
+In: what the process is told when it starts. Out: a job's loaders, which say in its folder where they listen. Must hold:
+a process that is lost is started again, and starts other loaders; it ends with this one. Cost: a thread that sleeps.
 """
 
 from __future__ import annotations
