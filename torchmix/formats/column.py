@@ -52,7 +52,7 @@ _SHOWN_NAMES = 20
 _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
 
 
-class _Leaf(NamedTuple):
+class SchemaLeaf(NamedTuple):
     """A leaf of an Arrow schema; they come in the order of the file's."""
 
     path: str
@@ -68,7 +68,7 @@ def find_leaf(schema: pa.Schema, column: str, kind: Kind) -> int:
     Raises:
         SourceUnreadable: The file has no such column, or it holds something else than `kind` says.
     """
-    leaves = [leaf for field in schema for leaf in _leaves(field.type, field.name, 0)]
+    leaves = leaves_of(schema)
     found = [number for number, leaf in enumerate(leaves) if leaf.path == column]
     if len(found) > 1:
         raise SourceUnreadable(f"{len(found)} columns are named {column!r}; there must be one")
@@ -95,11 +95,15 @@ def check_column(schema: pa.Schema, column: str, kind: Kind) -> None:
     find_leaf(schema, column, kind)
 
 
-def columns_of(schema: pa.Schema) -> list[tuple[str, Kind]]:
+def leaves_of(schema: pa.Schema) -> list[SchemaLeaf]:
+    """The leaves of a file, in its order."""
+    return [leaf for field in schema for leaf in _leaves(field.type, field.name, 0)]
+
+
+def columns_of(schema: pa.Schema) -> list[tuple[str, Literal["tokens", "text"]]]:
     """The columns of a file that a source may name, in the file's order, each with what it holds."""
-    leaves = [leaf for field in schema for leaf in _leaves(field.type, field.name, 0)]
-    found: list[tuple[str, Kind]] = []
-    for leaf in leaves:
+    found: list[tuple[str, Literal["tokens", "text"]]] = []
+    for leaf in leaves_of(schema):
         if _is_tokens(leaf):
             found.append((leaf.path, "tokens"))
         elif _is_text(leaf):
@@ -109,7 +113,7 @@ def columns_of(schema: pa.Schema) -> list[tuple[str, Kind]]:
 
 def is_without_values(schema: pa.Schema, leaf: int) -> bool:
     """Whether a leaf lies in lists of the fixed size 0; Parquet has a null for each of them, which is no token."""
-    return [leaf for field in schema for leaf in _leaves(field.type, field.name, 0)][leaf].is_without_values
+    return leaves_of(schema)[leaf].is_without_values
 
 
 def transform_id_of(kind: Kind, tokenizer: Tokenizer, map: MapEncoder | None) -> str:
@@ -230,7 +234,7 @@ def _values_of_entries(array: pa.Array) -> Int64Array | None:
     return np.maximum(np.diff(offsets), 1)
 
 
-def _leaves(type: pa.DataType, path: str, num_lists: int) -> Iterator[_Leaf]:
+def _leaves(type: pa.DataType, path: str, num_lists: int) -> Iterator[SchemaLeaf]:
     """Leaves below a field, depth first, as Parquet orders its columns."""
     if isinstance(type, pa.BaseExtensionType):
         yield from _leaves(type.storage_type, path, num_lists)
@@ -247,14 +251,14 @@ def _leaves(type: pa.DataType, path: str, num_lists: int) -> Iterator[_Leaf]:
         for field in type:
             yield from _leaves(field.type, f"{path}.{field.name}", num_lists)
     else:
-        yield _Leaf(path, num_lists, type)
+        yield SchemaLeaf(path, num_lists, type)
 
 
-def _is_tokens(leaf: _Leaf) -> bool:
+def _is_tokens(leaf: SchemaLeaf) -> bool:
     return leaf.num_lists > 0 and bool(pa.types.is_integer(leaf.type))
 
 
-def _is_text(leaf: _Leaf) -> bool:
+def _is_text(leaf: SchemaLeaf) -> bool:
     return leaf.num_lists == 0 and str(leaf.type) in _TEXT_TYPES
 
 

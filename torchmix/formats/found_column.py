@@ -1,20 +1,20 @@
 """What a look at one file finds: its columns, and how much of it is what one trains on.
 
-In: a file, before there is a recipe. Out: the columns that hold text or lists of integers, and the ids that a byte of
-the file becomes, about; each format's folder says how. Must hold: only a footer, a schema or the first lines are read.
-Cost: one or two reads.
+In: a file, before there is a recipe. Out: the columns that hold text, conversations, lists of integers or images, and
+the ids that a byte of the file becomes, about; each format's folder says how. Must hold: only a footer, a schema, the
+first lines or the first rows of what may be images are read. Cost: a few reads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pyarrow import fs
 
-from torchmix.formats.column import Kind
 from torchmix.storage.stores import is_uri, open_store
 
+FoundKind = Literal["tokens", "text", "messages", "images", "image paths"]
 ID_BYTES = 4
 """Bytes of text for each id of a vocabulary, about."""
 
@@ -24,9 +24,11 @@ class FoundColumn:
     """A column that could be trained on."""
 
     name: str
-    kind: Kind
+    kind: FoundKind
     share: float
-    """Bytes of text, or number of tokens, for each byte of the file; about."""
+    """Bytes of text, or number of tokens, for each byte of the file; about. 0 of paths."""
+    example: str = ""
+    """A value, of a column of paths."""
 
 
 def open_input(file: str) -> Any:

@@ -4,6 +4,7 @@ recipe_yaml.py       a new recipe as commented YAML
 data_files.py        files, folders, globs and URIs -> the sources that they seem to be
 look.py              a look at one file: its columns, and how much of it is text or ids
 choose_tokenizer.py  the tokenizer of text, given or asked for
+choose_images.py     the images of a source, and the tokens that stand for them
 from_files.py        a recipe for data files
 megatron_blend.py    Megatron's data flags -> datasets and their shares
 megatron_ramp.py     Megatron's flags of the batch -> stages by step

@@ -8,7 +8,7 @@ the vocabulary.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torchmix.cli.init.recipe_yaml import relative_path, text_of
@@ -35,6 +35,20 @@ def choose_tokenizer(given: str | None, names: Sequence[str]) -> str:
         near = "" if not given or "/" in given else f" (did you mean tiktoken:{given}?)"
         raise OptionError(f"{what}{near}; give {TOKENIZERS}")
     return given
+
+
+def tokens_among(tokenizer: str, names: Iterable[str]) -> set[str]:
+    """Those names that are tokens of a vocabulary that opens; `bytes` has none."""
+    if tokenizer_kind(tokenizer) == "bytes":
+        return set()
+    opened, found = Tokenizers(Path.cwd()), set[str]()
+    for name in names:
+        try:
+            opened.token_id("", tokenizer, name, "")
+            found.add(name)
+        except RecipeError:
+            continue
+    return found
 
 
 def tokenizer_keys(tokenizer: str, end_id: str | None, target: Path) -> tuple[tuple[str, str], ...]:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmix.cli.init.choose_tokenizer import TOKENIZERS, choose_tokenizer, tokenizer_keys
+from torchmix.cli.init.choose_images import IMAGE_KINDS, MODULE, choose_images, image_keys, image_tokens
+from torchmix.cli.init.choose_tokenizer import TOKENIZERS, choose_tokenizer, tokenizer_keys, tokens_among
 from torchmix.cli.init.data_files import FileGroup, find_groups
 from torchmix.cli.init.look import look_at, sizes_of
 from torchmix.cli.init.recipe_yaml import (
@@ -36,8 +37,13 @@ from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
 
 LENGTH, SAMPLES = 2048, 64
-USUAL_COLUMNS = ("input_ids", "tokens", "token_ids", "ids", "text", "content", "raw_content", "body", "document")
+USUAL_COLUMNS = (
+    *("input_ids", "tokens", "token_ids", "ids", "text", "content", "raw_content", "body", "document"),
+    *("messages", "conversations", "caption", "txt", "json.caption", "json.text"),
+)
 """From the likeliest on; a column of tokens needs no tokenizer."""
+CHAT = ("<|im_start|>", "<|im_end|>")
+"""Tokens of the template `chatml`."""
 SHARE_UNITS = 10_000
 """Parts of the whole in which shares by size are given: hundredths of a percent."""
 TAIL = """\
@@ -56,7 +62,7 @@ COLUMNS = {
     "source": "the name of a source in the recipe",
     "part": "what reads it: train, validation or test; with split, a source of train is read by all three",
     "format": "what its files are",
-    "column": "the column that is read; -: there are none, as in Megatron's .bin",
+    "column": "the column that is read, and that of its images; -: there are none, as in Megatron's .bin",
     "files": "its files",
     "size": "of these files, with columns that are not read",
     "share": "of the tokens of this part: by size, as far as the column takes it",
@@ -73,6 +79,13 @@ class _FoundGroup:
     column: FoundColumn
     others: tuple[str, ...]
     """Columns that could be meant, too."""
+    images: FoundColumn | None
+    """The column of its images."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a tokenizer makes its ids."""
+        return self.column.kind in ("text", "messages")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,12 +94,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="Parquet, JSON lines, Arrow, .bin: files, folders, globs, hf:// or s3://",
+        help="Parquet, JSON lines, Arrow, .bin, WebDataset: files, folders, globs, hf:// or s3://",
     )
     files = parser.add_argument_group("of files")
     column = files.add_mutually_exclusive_group()
     column.add_argument("--text", metavar="COLUMN", help="column of text, where it is not the obvious one")
     column.add_argument("--tokens", metavar="COLUMN", help="column of lists of ids, likewise")
+    column.add_argument("--messages", metavar="COLUMN", help="column of conversations, likewise")
+    files.add_argument("--images", metavar="COLUMN", help="column of images, or of their paths, likewise")
+    files.add_argument("--image-token", metavar="T", help="token that stands for a part of an image, likewise")
     files.add_argument("--tokenizer", metavar="T", help=f"of text: {TOKENIZERS}; asked for on a terminal")
     files.add_argument("--end-id", metavar="ID", help="token after each text (default: the usual ones are tried)")
 
@@ -105,13 +121,17 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     found = [_look(group, arguments, taken) for group in groups]
     if not any(one.group.part == "train" for one in found):
         raise OptionError("all files are of validation or test by their names; rename those to train on")
-    with_text = [one.name for one in found if one.column.kind == "text"]
+    with_text = [one.name for one in found if one.is_text]
     if arguments.tokenizer is not None and not with_text:
         raise OptionError("--tokenizer: no source has text; the columns hold ids already")
     tokenizer = choose_tokenizer(arguments.tokenizer, with_text) if with_text else None
     keys = tokenizer_keys(tokenizer, arguments.end_id, target) if tokenizer is not None else ()
+    has_images = any(one.images is not None for one in found)
+    tokens = image_tokens(tokenizer, arguments.image_token) if has_images and tokenizer is not None else ()
+    if not has_images and (arguments.images or arguments.image_token):
+        raise OptionError("--images: no images were found: neither bytes that begin as images do, nor their paths")
     of_part = {part: [one for one in found if one.group.part == part] for part in PARTS}
-    parts = {part: _sources(some, keys, tokenizer, arguments) for part, some in of_part.items() if some}
+    parts = {part: _sources(some, keys, tokens, tokenizer, arguments) for part, some in of_part.items() if some}
     if arguments.split is not None and len(parts) > 1:
         raise OptionError(f"--split: {' and '.join(list(parts)[1:])} have files of their own here")
     draft = Draft(
@@ -129,7 +149,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         mixture_comment="shares of trained tokens; here by size, so that all sources last about equally long",
         split=None if arguments.split is None else parse_split(arguments.split),
         split_comment="Train, validation and test: the rows of every source are cut in this ratio.",
-        tail=TAIL.splitlines()[arguments.split is not None or len(parts) > 1 :],
+        tail=[
+            *TAIL.splitlines()[arguments.split is not None or len(parts) > 1 :],
+            *(MODULE.splitlines() if has_images else ()),
+        ],
     )
     write_recipe(target, yaml_of(draft))
     _tell(arguments, parts, found, left_out)
@@ -137,49 +160,60 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _look(group: FileGroup, arguments: argparse.Namespace, taken: set[str]) -> _FoundGroup:
-    columns = look_at(group.files[0], group.format)
-    column = _choose(columns, group, arguments)
+    seen = look_at(group.files[0], group.format)
+    images = choose_images(seen, group.files[0], arguments.images)
+    columns = [column for column in seen if column.kind not in IMAGE_KINDS]
+    column = _choose(columns, group, arguments, images)
+    if column.kind == "tokens":
+        images = None
     return _FoundGroup(
         group=group,
         name=free_name(group.name if group.part == "train" else f"{group.name}-{group.part}", taken),
         num_bytes=sizes_of(group.files),
         column=column,
-        others=tuple(other.name for other in columns if other is not column),
+        others=tuple(other.name for other in seen if other is not column and other is not images),
+        images=images,
     )
 
 
-def _choose(columns: Sequence[FoundColumn], group: FileGroup, arguments: argparse.Namespace) -> FoundColumn:
+def _choose(
+    columns: Sequence[FoundColumn], group: FileGroup, arguments: argparse.Namespace, images: FoundColumn | None
+) -> FoundColumn:
     """The column that is meant."""
     if not FORMATS[group.format].has_columns:
         return columns[0]
     file = group.files[0]
     names = [column.name for column in columns]
     held = ", ".join(f"{column.name} ({column.kind})" for column in columns)
-    for kind in ("text", "tokens"):
+    for kind, what in (("text", "text"), ("tokens", "a list of ids"), ("messages", "conversations")):
         wanted = getattr(arguments, kind)
         if wanted is None:
             continue
         chosen = next((column for column in columns if column.name == wanted and column.kind == kind), None)
         if chosen is None:
-            what = "a list of ids" if kind == "tokens" else "text"
             message = f"{file} has no column {wanted!r} of {what}{nearest(wanted, names)}; it has {held or 'neither'}"
             raise SourceUnreadable(message)
         return chosen
+    if not columns and images is not None:
+        message = f"{file} has images in {images.name}, and no text beside them; images are trained on with a text"
+        raise SourceUnreadable(f"{message}: write one for each, as a caption, or leave it out")
     if not columns:
         raise SourceUnreadable(f"{file} has no column of text, or of lists of integers; leave it out")
     usual = [column for name in USUAL_COLUMNS for column in columns if column.name == name]
     if not usual and len(columns) > 1:
-        raise OptionError(f"{file} has {held}; say which one to train on with --text COLUMN or --tokens COLUMN")
+        raise OptionError(f"{file} has {held}; say which one to train on with --text, --tokens or --messages")
     return (usual or list(columns))[0]
 
 
 def _sources(
     found: Sequence[_FoundGroup],
     keys: tuple[tuple[str, str], ...],
+    tokens_of_images: tuple[tuple[str, str], ...],
     tokenizer: str | None,
     arguments: argparse.Namespace,
 ) -> list[DraftSource]:
     """The sources of one part."""
+    words = " ".join(arguments.files)
     tokens = [_num_tokens(one, tokenizer) for one in found]
     sources = []
     for one, size, share in zip(found, tokens, _shares(tokens), strict=True):
@@ -188,10 +222,17 @@ def _sources(
         notes = [f"{held}{bytes_text(one.num_bytes)}, about {_about(size)} tokens"]
         if one.others:
             notes.append(f"it also has {', '.join(one.others[:6])}{', ...' if len(one.others) > 6 else ''}")
-        if column.kind == "text" and tokenizer != "bytes" and not any(key == "end_id" for key, _ in keys):
+        if one.is_text and tokenizer != "bytes" and not any(key == "end_id" for key, _ in keys):
             notes.append("end_id: the token after each text, which was not found")
         format_key = (("format", group.format),) if not _is_named(group) else ()
-        column_keys = ((column.kind, text_of(column.name)), *(keys if column.kind == "text" else ()))
+        column_keys = ((column.kind, text_of(column.name)), *(keys if one.is_text else ()))
+        if column.kind == "messages" and tokenizer is not None:
+            chat = "chatml" if tokens_among(tokenizer, CHAT) == set(CHAT) else "plain"
+            column_keys = (*column_keys, ("chat", f"{{template: {chat}}}"))
+        if one.images is not None:
+            value, note = image_keys(one.images, group.files[0], tokens_of_images, arguments.recipe, words)
+            column_keys = (*column_keys, ("images", value))
+            notes.append(note)
         sources.append(
             DraftSource(
                 name=one.name,
@@ -220,7 +261,9 @@ def _is_named(group: FileGroup) -> bool:
 
 def _num_tokens(found: _FoundGroup, tokenizer: str | None) -> int:
     held = found.num_bytes * found.column.share
-    return round(held if found.column.kind == "tokens" or tokenizer == "bytes" else held / ID_BYTES)
+    if found.is_text and tokenizer != "bytes":
+        held /= ID_BYTES
+    return round(held + (0 if found.images is None else found.num_bytes * found.images.share))
 
 
 def _path(group: FileGroup, arguments: argparse.Namespace) -> str | tuple[str, ...]:
@@ -260,6 +303,7 @@ def _tell(
                         "path": source.path,
                         "format": one.group.format,
                         "column": one.column.name or None,
+                        "images": None if one.images is None else one.images.name,
                         "num_files": len(one.group.files),
                         "num_bytes": one.num_bytes,
                         "share": source.share,
@@ -278,7 +322,7 @@ def _tell(
                 source.name,
                 part,
                 one.group.format,
-                one.column.name or "-",
+                " + ".join([one.column.name or "-", *([one.images.name] if one.images is not None else [])]),
                 str(len(one.group.files)),
                 bytes_text(one.num_bytes),
                 source.share,

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from torchmix.formats.column import columns_of
-from torchmix.formats.found_column import ID_BYTES, FoundColumn, open_input
+from torchmix.formats.documents.look import messages_in
+from torchmix.formats.found_column import ID_BYTES, FoundColumn, FoundKind, open_input
+from torchmix.formats.images.look import images_in, possible_leaves
 
 
 def look(file: str) -> Iterator[FoundColumn]:
@@ -20,7 +22,15 @@ def look(file: str) -> Iterator[FoundColumn]:
             stream.seek(0)
             reader = pa.ipc.open_stream(stream)
             batch = next(iter(reader), None)
-        for name, kind in columns_of(reader.schema):
+        images = []
+        if batch is not None and batch.nbytes:
+            images = list(images_in(batch, possible_leaves(reader.schema), batch.num_rows / batch.nbytes))
+        yield from images
+        columns: list[tuple[str, FoundKind]] = [(name, "messages") for name in messages_in(reader.schema)]
+        columns += columns_of(reader.schema)
+        for name, kind in columns:
+            if any(f"{name}.".startswith(f"{image.name}.") for image in images):
+                continue
             top = reader.schema.get_field_index(name.partition(".")[0])
             held = 0 if batch is None or not batch.nbytes or top < 0 else batch.column(top).nbytes / batch.nbytes
-            yield FoundColumn(name=name, kind=kind, share=held if kind == "text" else held / ID_BYTES)
+            yield FoundColumn(name=name, kind=kind, share=held / ID_BYTES if kind == "tokens" else held)

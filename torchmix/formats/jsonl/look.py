@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from torchmix.errors import SourceUnreadable
+from torchmix.formats.documents.look import are_messages
 from torchmix.formats.found_column import FoundColumn, open_input
+from torchmix.formats.images.look import is_path
 from torchmix.formats.jsonl.frames import codec_of_name
 
 LOOK_BYTES = 1 << 20
@@ -34,7 +36,13 @@ def look(file: str) -> Iterator[FoundColumn]:
         is_tokens = any(values) and all(
             isinstance(value, list) and all(type(item) is int for item in value) for value in values
         )
-        if is_tokens or (values and all(isinstance(value, str) for value in values)):
+        paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
+        if paths and all(isinstance(path, str) and is_path(path) for path in paths):
+            yield FoundColumn(name=name, kind="image paths", share=0, example=paths[0])
+        elif are_messages(values):
+            held = sum(len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) for value in values)
+            yield FoundColumn(name=name, kind="messages", share=held / seen_bytes * len(content) / read_bytes)
+        elif is_tokens or (values and all(isinstance(value, str) for value in values)):
             held = sum(len(value) if is_tokens else len(value.encode("utf-8", "replace")) for value in values)
             share = held / seen_bytes * len(content) / read_bytes
             yield FoundColumn(name=name, kind="tokens" if is_tokens else "text", share=share)
