@@ -26,6 +26,7 @@ from torchmix.recipe.yaml_lines import line_of, parse_yaml
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 _SELECTIONS = re.compile(r"^((?:validation\.|test\.)?)selections(\.|$)")
 """Where a selection stands among a recipe's Structs; a person finds it among the sources."""
+_PLACE_OF_RUN = re.compile(r"^schedule\[\d+\]\.(from|to)$")
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -128,11 +129,24 @@ def _recipe_of_plain(plain: Any) -> Recipe:
         try:
             recipe = build(Recipe, plain)
         except RecipeError as error:
-            raise RecipeError(error.message, _SELECTIONS.sub(r"\1sources\2", error.where), error.line) from None
+            where = _SELECTIONS.sub(r"\1sources\2", error.where)
+            raise RecipeError(_said_of_place(error.message, where), where, error.line) from None
     check_values(recipe)
     parse_bytes(recipe.read.cache, where="read.cache")
     check_loaders(recipe.loaders)
     return recipe
+
+
+def _said_of_place(message: str, where: str) -> str:
+    """A message about the type of a place of the run, with what can stand there."""
+    given = message.partition(", got ")[2]
+    match = _PLACE_OF_RUN.search(where)
+    if match is None or not given:
+        return message
+    if match[1] == "to":
+        no_epoch = "; no epoch, since where it ends would follow from the ramp" if given.startswith("{") else ""
+        return f"expected 5000 steps or 12T tokens, where the ramp ends, or nothing{no_epoch}; got {given}"
+    return f"expected 5000 steps, 12T tokens, or an epoch as {{epochs: 2, of: NAME}}; got {given}"
 
 
 def _with_selections_apart(plain: dict[str, Any]) -> dict[str, Any]:

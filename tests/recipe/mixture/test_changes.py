@@ -58,7 +58,17 @@ OVERLAP = ["{from: 5 steps, to: 9 steps, set: {web: 1%}}", "{from: 8 steps, set:
 @pytest.mark.parametrize(
     ("changes", "where", "words"),
     [
-        (["{from: 5, set: {web: 50%}}"], "schedule[0].from", "expected text"),
+        (
+            ["{from: 5, set: {web: 50%}}"],
+            "schedule[0].from",
+            "expected 5000 steps, 12T tokens, or an epoch as .epochs: 2, of: NAME.; got number 5",
+        ),
+        (
+            ["{from: 5 steps, to: {epochs: 2, of: web}, set: {web: 50%}}"],
+            "schedule[0].to",
+            "expected 5000 steps or 12T tokens, where the ramp ends, or nothing; no epoch, since where it ends would",
+        ),
+        (["{from: 5 steps, to: 9, set: {web: 50%}}"], "schedule[0].to", "ramp ends, or nothing; got number 9"),
         (["{from: 5 token s, set: {web: 50%}}"], "schedule[0].from", "write 5000 steps, or 12T tokens"),
         (["{from: 0.5 steps, set: {web: 50%}}"], "schedule[0].from", "no whole number of steps"),
         (["{from: 9999999T tokens, set: {web: 50%}}"], "schedule[0].from", "beyond 10.18"),
