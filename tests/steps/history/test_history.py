@@ -187,6 +187,40 @@ def test_documents_of_a_spike_are_taken_out_and_the_run_stays_traceable(tmp_path
     assert traced(found["pieces"]) == {**before, **after} and found["edits"] == [EDIT]
 
 
+def test_a_start_by_number_with_other_documents_denied_is_a_run_of_its_own(tmp_path: Path, capsys: Capture) -> None:
+    recipe = write_numbered(tmp_path, FIRST)
+    run(recipe, 5)
+    words = ["--step", "4", "--deny-from", str(tmp_path / "spike.parquet")]
+    assert main(["trace", str(recipe), *words]) == 0
+    deny = "deny: [spike.parquet]"
+    given, state = run(write_numbered(tmp_path, FIRST, extra=deny), EDIT, start_step=5)
+    after, state = run(write_numbered(tmp_path, SECOND, sources=SOURCES, extra=deny), STOP, state)
+    assert entries_in(tmp_path) == [(0, False), (0, False), (EDIT, True)]
+    found = trace_all(capsys, recipe, "--state", save(tmp_path, state))
+    told = traced(found["pieces"])
+    assert {step: told[step] for step in range(5, STOP)} == {**given, **after} and found["edits"] == [EDIT]
+
+
+def test_a_run_that_begins_with_an_edited_recipe_is_no_edit_of_the_one_before(tmp_path: Path, capsys: Capture) -> None:
+    before, state = run(write_numbered(tmp_path, FIRST), 5)
+    recipe = write_numbered(tmp_path, SECOND, sources=SOURCES)
+    fresh, state_of_fresh = run(recipe, 6)
+    assert entries_in(tmp_path) == [(0, False), (0, False)]
+    found = trace_all(capsys, recipe, "--steps", 6)
+    assert traced(found["pieces"]) == fresh and found["edits"] == []
+    after, state = run(recipe, EDIT, state)
+    assert entries_in(tmp_path) == [(0, False), (0, False), (5, True)]
+    for saved, given, edits in [(state, {**before, **after}, [5]), (state_of_fresh, fresh, [])]:
+        found = trace_all(capsys, recipe, "--state", save(tmp_path, saved))
+        assert traced(found["pieces"]) == given and found["edits"] == edits
+
+
+def entries_in(folder: Path) -> list[tuple[int, bool]]:
+    """Of each entry its step, and whether a state stands there."""
+    entries = [json.loads(path.read_bytes()) for path in (folder / "catalog" / "history").glob("*.run.json")]
+    return sorted((entry["step"], bool(entry["state"])) for entry in entries)
+
+
 @pytest.mark.parametrize("what", ["all", "first", "altered", "foreign"])
 def test_a_history_that_is_gone_is_named_and_later_steps_need_only_a_state(
     what: str, tmp_path: Path, capsys: Capture

@@ -23,9 +23,9 @@ from torchmix.catalog.kept_manifests import (
     kept_manifest,
     manifest_of_run,
 )
-from torchmix.catalog.manifest import read_manifest
+from torchmix.catalog.manifest import Manifest, read_manifest
 from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import open_manifest
+from torchmix.catalog.store import Catalog, open_manifest
 from torchmix.catalog.views.wanted import views_of
 from torchmix.errors import CatalogError, HistoryMissing, RecipeError
 from torchmix.mixture.denied import denied_fingerprint
@@ -99,11 +99,13 @@ class RunHistory:
         if state.streams and not state.edited_from:
             return
         try:
+            manifest, found = self._opened(catalog)
+            denied = denied_fingerprint(found.denied_rows)
+            prints = recipe_fingerprint(self._part), catalog, denied
             is_known = state.step and not state.streams
-            recipe = recipe_fingerprint(self._part)
-            if is_known and any((one.recipe, one.catalog) == (recipe, catalog) for one in entries_of(self._folder)):
+            if is_known and any((one.recipe, one.catalog, one.denied) == prints for one in entries_of(self._folder)):
                 return
-            self._write(state if state.edited_from else None, recipe, catalog)
+            self._write(manifest, prints, state if state.edited_from else None)
         except (OSError, CatalogError, HistoryMissing) as error:
             logger.warning(
                 "the history of this run is not kept (%s); after an edit `torchmix plan`, `show` and `trace` will need "
@@ -111,19 +113,23 @@ class RunHistory:
                 error,
             )
 
-    def _write(self, state: LoaderState | None, recipe: str, catalog: str) -> None:
+    def _opened(self, fingerprint: str) -> tuple[Manifest, Catalog]:
         manifest = read_manifest(self._folder)
         found = open_manifest(
             self._folder, settings_of(self._part.sources, self._part.shuffle), manifest, views_of(self._part)
         )
-        if found.fingerprint != catalog:
+        if found.fingerprint != fingerprint:
             raise CatalogError(f"the catalog at {self._folder} was indexed again since it was opened")
+        return manifest, found
+
+    def _write(self, manifest: Manifest, prints: tuple[str, str, str], state: LoaderState | None) -> None:
         content = manifest_of_run(manifest, part=self._part.name, sources=self._part.sources)
+        recipe, catalog, denied = prints
         entry = HistoryEntry(
             version=HISTORY_VERSION,
             recipe=recipe,
             catalog=catalog,
-            denied=denied_fingerprint(found.denied_rows),
+            denied=denied,
             recipe_file=keep_file(self._folder, self._recipe, RECIPE_SUFFIX),
             manifest_file=keep_file(self._folder, content, MANIFEST_SUFFIX),
             step=0 if state is None else state.step,
