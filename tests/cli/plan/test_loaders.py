@@ -70,6 +70,20 @@ def test_where_rows_are_transformed_is_shown(project, capsys):
     assert set(places(1, "loader").values()) == {"loader"}
 
 
+@pytest.mark.parametrize("where", ["ray", "job"])
+def test_so_many_are_shown_as_the_recipe_says(project, capsys, where):
+    recipe = project.with_name("counted.yaml")
+    recipe.write_text(f"{project.read_text()}\nloaders: {{where: {where}, cpu: 8, processes: 3}}\n")
+    assert main(["plan", str(recipe), "--loaders", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["loaders"]) == 3
+    assert main(["plan", str(recipe), "--loaders"]) == 0
+    assert ("each of them reads from all sources" in capsys.readouterr().out) == (where == "job")
+    assert main(["plan", str(recipe), "--loaders", "--processes", "2", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["loaders"]) == 2
+    assert main(["plan", str(recipe), "--loaders", "--cpu", "2"]) == 2
+    assert "3 loader(s) need a processor each" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

@@ -1,8 +1,9 @@
 """`torchmix plan RECIPE --loaders`: which loaders would read which sources.
 
 In: a recipe with its catalog and profile; steps, and a budget. Out: tables of sources and of loaders. Must hold: what
-is shown is what `torchmix serve --processes auto` does with the same recipe, catalog, profile and budget. Cost: that of
-opening the catalog; no step is planned and no data is read.
+is shown is what `torchmix serve --processes auto` does with the same recipe, catalog, profile and budget; where the
+recipe says how many loaders there are, it is what Ray does with them. Cost: that of opening the catalog; no step is
+planned and no data is read.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torchmix.cli.terminal import ExitCode, at_least, percent_text, print_json, 
 from torchmix.errors import OptionError
 from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.loader_structs import Loaders
 from torchmix.recipe.loaders import check_sources_of, words_of_sources
 from torchmix.recipe.parts import part_of, with_all_sources
 from torchmix.service.scale.loads import ComingLoads
@@ -55,7 +57,9 @@ STEPS = 100
 def add_loaders(parser: argparse.ArgumentParser) -> None:
     """Declare --loaders and what goes with it."""
     parser.add_argument("--loaders", action="store_true", help="show which loaders would read which sources")
-    parser.add_argument("--processes", type=at_least(1), metavar="N", help="with --loaders: so many (default: by cost)")
+    parser.add_argument(
+        "--processes", type=at_least(1), metavar="N", help="with --loaders: so many (default: the recipe's)"
+    )
     parser.add_argument(
         "--nodes", type=at_least(1), default=1, metavar="N", help="with --loaders: nodes of the job (default 1)"
     )
@@ -82,6 +86,7 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
     loads = coming.mean(start, start + (arguments.steps or STEPS))
     budget = budget_of(recipe, cpu=arguments.cpu, memory=arguments.memory)
     decisions: list[ScaleDecision] = []
+    processes = arguments.processes or _fixed_processes(recipe.loaders)
     scale = recipe.loaders.autoscale
     if scale is not None and arguments.processes is None:
         decisions = replay(
@@ -90,8 +95,7 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
             [RunNote(step=start)],
             start + (arguments.steps or STEPS),
         )
-    processes = len(decisions[0].loaders) if decisions else arguments.processes
-    found = partition(loads, budget, processes=processes)
+    found = partition(loads, budget, processes=len(decisions[0].loaders) if decisions else processes)
     check_sources_of(recipe.loaders, with_all_sources(recipe).sources)
     transforms = transform_places(
         traffic_of(loads, catalog, profile),
@@ -108,7 +112,18 @@ def show_loaders(arguments: argparse.Namespace) -> ExitCode:
             print("\nwith autoscale, if no stream runs out:")
             rows = [(str(one.step), one.reason, str(len(one.loaders))) for one in decisions]
             print_table(DECISIONS, rows, explain=arguments.explain)
+        elif arguments.processes is None and processes and recipe.loaders.where != "ray":
+            print(
+                f"loaders.processes is {processes}, so each of them reads from all sources, page by page; "
+                f"`processes: auto` would give each the sources above"
+            )
     return ExitCode.OK
+
+
+def _fixed_processes(loaders: Loaders) -> int | None:
+    """How many loaders the recipe asks for; None where the profile decides, or nothing is said, which is 1."""
+    count = loaders.processes
+    return count if isinstance(count, int) and count > 1 and loaders.autoscale is None else None
 
 
 def _values(
