@@ -52,8 +52,7 @@ TORCH_FILES_ABOVE = (
     "parallel/groups.py",
     "parallel/shares/share.py",
     "parallel/fan_out.py",
-    "parallel/liveness.py",
-    "parallel/open_liveness.py",
+    "parallel/liveness/open.py",
 )
 TORCH_FREE_FILES_BELOW = (
     "constructor/arrays.py",

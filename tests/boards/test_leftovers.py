@@ -12,7 +12,7 @@ import pytest
 
 from torchmix.boards.leftovers import Leftover, clean, leftovers
 from torchmix.boards.socket_folders import socket_folder
-from torchmix.parallel.ring import identity_of_this_process
+from torchmix.parallel.liveness.evidence import identity_of_this_process
 
 
 def left(temporary: Path) -> list[Leftover]:

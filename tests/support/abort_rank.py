@@ -29,8 +29,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from torchmix.parallel.fan_out import open_fan_out
-from torchmix.parallel.liveness import Liveness
-from torchmix.parallel.open_liveness import open_liveness
+from torchmix.parallel.liveness.guard import Liveness
+from torchmix.parallel.liveness.open import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 
@@ -84,7 +84,8 @@ def main(tp: int, behaviours: list[str]) -> None:
     end = open_fan_out(tree)
     liveness = open_liveness(tree)
     liveness.note_step(41)
-    while liveness._num_beats < 3:  # until the others can know the step
+    assert liveness._pulse is not None
+    while liveness._pulse.num_beats < 3:  # until the others can know the step
         time.sleep(0.01)
     print("ready", flush=True)
     behave(behaviours[topology.rank], liveness)

@@ -21,7 +21,7 @@ from typing import Any
 from tests.support.fork_server import MOST_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
-TORCH = ("torchmix.stateful.open", "torchmix.parallel.open_liveness")
+TORCH = ("torchmix.stateful.open", "torchmix.parallel.liveness.open")
 """What a rank of a job imports."""
 MEGATRON = (*TORCH, "tests.support.megatron_imports")
 """What one imports that runs Megatron."""

@@ -23,7 +23,7 @@ from tests.support.loaders import run_job, same_microbatches, take, write_job
 from tests.support.ports import free_port
 from tests.support.processes import Child, Processes, wait_until
 from torchmix.errors import LoaderLost, OptionError
-from torchmix.parallel.ring import Patience
+from torchmix.parallel.liveness.patience import Patience
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.service.keys import write_keys

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from torchmix.parallel.ring import RankIdentity, identity_of_process
+from torchmix.parallel.liveness.evidence import RankIdentity, identity_of_process
 
 NAME = "torchmix-board"
 """The name that the memory has in /proc/PID/fd."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmix.boards.board import BOARD_BYTES, NAME, BoardText, text_in
-from torchmix.parallel.ring import Evidence, evidence_of_process, identity_of_process
+from torchmix.parallel.liveness.evidence import Evidence, evidence_of_process, identity_of_process
 
 PROC = Path("/proc")
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")

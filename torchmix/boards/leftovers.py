@@ -20,7 +20,7 @@ from typing import Literal
 
 from torchmix.boards.find import PROC, TICK_S, is_alive, processes_of_user, seen_processes
 from torchmix.boards.socket_folders import left_folders, remove_left_folder
-from torchmix.parallel.ring import identity_of_process
+from torchmix.parallel.liveness.evidence import identity_of_process
 
 YOUNG_S = 60.0
 """A process younger than this may not show itself yet."""

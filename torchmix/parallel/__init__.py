@@ -15,12 +15,8 @@ In reading order:
     groups.py         private gloo groups along the tree                                  (torch)
     local_groups.py   the same inside one process, for tests
     fan_out.py        one exchange per global batch, leader to peers; plans compared      (torch)
-    ring.py           is the next rank alive: judged by beats and by the kernel
-    host_watch.py     the ranks of a host, looked at by the kernel alone
+    liveness/         a rank that is killed, stopped or fails is named by all others      (torch)
     children/         processes that a rank starts and watches
-    termination.py    SIGTERM: a last look, and then the end that it means
-    liveness.py       heartbeats and the abort key: a lost rank is named by all others    (torch)
-    open_liveness.py  one liveness for all loaders of a rank                              (torch)
 
 Names that need torch are imported when they are first used.
 """

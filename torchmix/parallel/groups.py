@@ -14,7 +14,7 @@ carry arrays, never objects.
 
 Cost: creating the groups of others takes about 25 microseconds each, 0.1 s for 4,000; a group a rank is in costs a
 rendezvous through the store and two threads. The timeout is long on purpose: one operation that times out breaks a
-gloo group for good, while a training job may pause for hours; ranks that are gone are noticed by `liveness.py`.
+gloo group for good, while a training job may pause for hours; ranks that are gone are noticed by `liveness/`.
 
 Known limit of torch 2.13: `torchrun --max-restarts` keeps one store over its attempts, and gloo then connects to
 addresses of the attempt before. `--rdzv-backend c10d` with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids it.

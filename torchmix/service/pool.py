@@ -28,7 +28,8 @@ from torchmix.boards.board import own_board
 from torchmix.errors import LoaderLost
 from torchmix.parallel.children.interpreter import start_interpreter
 from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
-from torchmix.parallel.ring import Patience, evidence_of_process, identity_of_process
+from torchmix.parallel.liveness.evidence import evidence_of_process, identity_of_process
+from torchmix.parallel.liveness.patience import Patience
 from torchmix.service.endpoints import register, registration_path, with_port
 from torchmix.service.main import (
     LoaderSays,

@@ -25,11 +25,11 @@ from torchmix.indexing.deny_lists import check_lists
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.layout import Layout
-from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.liveness.guard import Liveness
+from torchmix.parallel.liveness.open import open_liveness
+from torchmix.parallel.liveness.patience import SHORTEST_PATIENCE_S, patience_of
 from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
-from torchmix.parallel.open_liveness import open_liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.parallel.ring import SHORTEST_PATIENCE_S, patience_of
 from torchmix.parallel.topology import Topology
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import parse_bytes

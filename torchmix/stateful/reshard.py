@@ -21,7 +21,7 @@ from torchmix.errors import OptionError, StateError, TopologyError
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.layout import Layout
-from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.modules.broadcast import tree_with_broadcast
 from torchmix.parallel.modules.rank_places import check_scopes, layout_of
 from torchmix.parallel.place_tree import ClientPlaceTree

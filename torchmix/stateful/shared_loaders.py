@@ -19,7 +19,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.catalog.views.wanted import views_of
 from torchmix.indexing.scan import catalog_if_any, ensure_catalog
 from torchmix.indexing.wanted_rows import wanted_rows
-from torchmix.parallel.open_liveness import own_connection, store_address
+from torchmix.parallel.liveness.open import own_connection, store_address
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.loaders import check_sources_of, words_of_sources

@@ -11,7 +11,7 @@ import time
 from typing import TypeVar
 
 from torchmix.errors import RankLost
-from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.stateful.ahead import Ahead
 

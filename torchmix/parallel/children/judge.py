@@ -1,8 +1,8 @@
 """Is a process that this one has started alive? The decision, without processes or sockets.
 
 In: its beats, and what the kernel says of the process, with times of this process' clock. Out: how it was lost, else
-None. Must hold: as ranks are judged (`parallel/ring.py`): never by time alone, and time in which this process did not
-run itself is not held against others.
+None. Must hold: as ranks are judged (`parallel/liveness/ring.py`): never by time alone, and time in which this process
+did not run itself is not held against others.
 
     gone       the process has ended
     stopped    SIGSTOP, a debugger, a frozen container: lost after `silence_s`
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import msgspec
 
-from torchmix.parallel.ring import Evidence, Patience, Silence
+from torchmix.parallel.liveness.evidence import Evidence
+from torchmix.parallel.liveness.patience import Patience
+from torchmix.parallel.liveness.ring import Silence
 
 
 class ProcessBeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):

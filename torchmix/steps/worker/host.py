@@ -27,7 +27,8 @@ from torchmix.errors import WorkerLost
 from torchmix.parallel.children.interpreter import start_interpreter
 from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
 from torchmix.parallel.children.memory_limit import ENVIRONMENT, limit_memory
-from torchmix.parallel.ring import Patience, evidence_of_process, identity_of_process
+from torchmix.parallel.liveness.evidence import evidence_of_process, identity_of_process
+from torchmix.parallel.liveness.patience import Patience
 from torchmix.steps.worker.channel import Channel, open_files_named
 from torchmix.steps.worker.last_words import lost_with
 from torchmix.steps.worker.messages import AddMember, NewWorker, NodeLost, decode_beat, encode

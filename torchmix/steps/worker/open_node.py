@@ -29,8 +29,8 @@ import msgspec
 
 from torchmix.boards.socket_folders import SOCKET, left_folders, remove_left_folder, socket_folder
 from torchmix.errors import RankLost
+from torchmix.parallel.liveness.evidence import identity_of_this_process
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.parallel.ring import identity_of_this_process
 from torchmix.steps.worker.channel import Channel, open_files_named
 from torchmix.steps.worker.early import LOCAL_RANK_VARIABLE, end_waiting, host_of, is_first_here, start_ahead
 from torchmix.steps.worker.host import NodeHost, NodeOptions

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from tests.support.processes import wait_until
 from tests.support.threads import own_threads
 from torchmix.errors import RankLost, TopologyError
-from torchmix.parallel.liveness import Liveness
-from torchmix.parallel.open_liveness import open_liveness
+from torchmix.parallel.liveness.guard import Liveness
+from torchmix.parallel.liveness.open import open_liveness
+from torchmix.parallel.liveness.patience import Patience
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.parallel.ring import Patience
 from torchmix.parallel.topology import Topology
 
 QUICK = Patience(poll_s=0.01, silence_s=0.2, remote_s=0.2, store_s=60.0, grace_s=0.05)
@@ -46,14 +46,14 @@ def ranks(world_size: int, *, patience: Patience = QUICK) -> Iterator[tuple[list
             # A rank that is lost does not close; its process would end instead.
             atexit.unregister(each._at_exit)
             each._may_rest.set()
-            each._is_closing.set()
+            each._pulse.is_closing.set()
         wait_until(lambda: not own_threads(), deadline_s=DEADLINE_S, what="end of the threads")
 
 
 def let_beat(liveness: Liveness) -> None:
     """Wait until the rank has looked around a few times more."""
-    enough = liveness._num_beats + 4
-    wait_until(lambda: liveness._num_beats >= enough, deadline_s=DEADLINE_S, what="beats")
+    enough = liveness._pulse.num_beats + 4
+    wait_until(lambda: liveness._pulse.num_beats >= enough, deadline_s=DEADLINE_S, what="beats")
 
 
 def is_lost(liveness: Liveness) -> bool:
@@ -111,7 +111,7 @@ def test_an_error_that_follows_from_a_loss_is_explained_by_it() -> None:
         )
         explained: list[BaseException] = []
         victim.start()
-        wait_until(lambda: opened[0]._failure is not None, deadline_s=DEADLINE_S, what="the victim's report")
+        wait_until(lambda: opened[0]._pulse.failure is not None, deadline_s=DEADLINE_S, what="the victim's report")
         opened[2].post_abort(KeyError("cause"))
         victim.join(DEADLINE_S)
         assert isinstance(explained[0], RankLost)
@@ -139,9 +139,9 @@ def test_a_rank_that_falls_silent_is_lost() -> None:
     with ranks(3) as (opened, ended):
         opened[1].note_step(3)
         let_beat(opened[1])
-        opened[1]._poll = lambda: None  # type: ignore[method-assign]
+        opened[1]._pulse.round = lambda: None  # type: ignore[method-assign]
         for each in opened:  # its process is seen to run, being this one: give that no credit
-            each._ring._evidence_of = lambda identity: "unknown"
+            each._pulse.ring._evidence_of = lambda identity: "unknown"
         wait_until(lambda: {0, 2} <= set(ended), deadline_s=DEADLINE_S, what="end of the other processes")
         with pytest.raises(
             RankLost, match=r"rank 1 \(.*\) silent for .* s; the last step it delivered was 3"

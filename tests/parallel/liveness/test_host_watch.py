@@ -4,49 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import threading
 from pathlib import Path
 
-import pytest
+import msgspec
 
 from tests.support.processes import Processes, wait_until
-from torchmix.parallel.host_watch import STOPPED_LOOKS, HostWatch
-from torchmix.parallel.ring import (
-    MOST_REQUESTS_S,
-    REQUESTS_A_POLL,
-    Beat,
-    Patience,
-    RankIdentity,
-    at_size,
-    evidence_of_process,
-    identity_of_process,
-)
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from liveness_scale import simulate
+from torchmix.parallel.liveness.evidence import RankIdentity, evidence_of_process, has_pulse, identity_of_process
+from torchmix.parallel.liveness.host_watch import STOPPED_LOOKS, HostWatch
+from torchmix.parallel.liveness.records import Beat, Loss
 
 DEADLINE_S = 60.0
-
-
-@pytest.mark.parametrize("world_size", [2, 300, 320, 1000, 4096, 20_000])
-def test_the_store_is_asked_no_more_often_however_many_ranks_there_are(world_size: int) -> None:
-    patience = at_size(Patience(), world_size)
-    assert world_size * REQUESTS_A_POLL / patience.poll_s <= max(MOST_REQUESTS_S, 1)
-    assert patience.poll_s == Patience().poll_s or (patience.poll_s > Patience().poll_s and world_size > 300)
-    assert min(patience.remote_s, patience.store_s, patience.stall_s) >= 2 * patience.poll_s
-
-
-def test_a_small_job_keeps_its_pace() -> None:
-    assert at_size(Patience(), 300) == Patience()
-
-
-def test_simulated_ranks_ask_as_often_as_is_said_and_name_a_death() -> None:
-    found = simulate(640, 8, [321])
-    assert found["requests_per_s"] <= MOST_REQUESTS_S
-    assert found["named_s"] <= 2.0, "by the clock of the simulation: two looks at the host"
-    assert found["all_know_s"] <= found["named_s"] + 2 * found["poll_s"]
-    lost_host = simulate(640, 8, [*range(320, 328)])
-    assert found["all_know_s"] < lost_host["all_know_s"] <= 5 * lost_host["poll_s"] + 11
 
 
 class Job:
@@ -55,6 +23,7 @@ class Job:
     def __init__(self, identities: dict[int, RankIdentity]) -> None:
         self.identities, self.beats, self.ending = identities, dict[int, Beat](), set[int]()
         self.num_reads = 0
+        self.loss: Loss | None = None
 
     def read(self, rank: int) -> tuple[Beat | None, RankIdentity | None]:
         self.num_reads += 1
@@ -63,7 +32,13 @@ class Job:
         return self.beats.get(rank, Beat(count=3, step=17, is_done=False)), self.identities[rank]
 
     def watch(self, rank: int) -> HostWatch:
-        return HostWatch(rank, self.identities, read=self.read, is_ending=lambda other: other in self.ending)
+        return HostWatch(
+            rank,
+            self.identities,
+            read=self.read,
+            is_ending=lambda other: other in self.ending,
+            standing_loss=lambda: self.loss,
+        )
 
 
 def test_ranks_that_are_gone_or_stopped_are_lost_and_those_that_are_done_are_not(tmp_path: Path) -> None:
@@ -90,3 +65,30 @@ def test_ranks_that_are_gone_or_stopped_are_lost_and_those_that_are_done_are_not
         job.ending.add(2)
         watch = job.watch(3)
         assert watch.look() is None and job.watch(0).look_at_all() is None
+
+
+def test_a_loss_is_heard_of_when_the_pulse_of_the_lookout_has_ended() -> None:
+    may_end = threading.Event()
+    pulses = [threading.Thread(target=may_end.wait) for _ in range(2)]
+    for pulse in pulses:
+        pulse.start()
+    here = identity_of_process(os.getpid())
+    numbers = [0, *(pulse.native_id or 0 for pulse in pulses)]
+    job = Job({rank: msgspec.structs.replace(here, pulse=number) for rank, number in enumerate(numbers)})
+    job.loss = Loss(rank=9, text="rank 9 is lost")
+    watch = job.watch(0)
+    assert watch.hear() is None, "who beats has read of no loss, and the store is not asked"
+    may_end.set()
+    for pulse in pulses:
+        pulse.join()
+    wait_until(
+        lambda: not any(map(has_pulse, job.identities.values())), deadline_s=DEADLINE_S, what="end of the threads"
+    )
+    assert watch.hear() is job.loss
+    job.loss = None
+    assert watch.hear() is None, "a pulse that has ended is no loss"
+    job.beats = {rank: Beat(count=5, step=3, is_done=True) for rank in (1, 2)}
+    assert watch.hear() is None
+    num_reads = job.num_reads
+    assert watch.hear() is None and job.num_reads == num_reads, "ranks that are done are asked for once"
+    assert job.watch(2).hear() is None, "the lookout itself reads the store"

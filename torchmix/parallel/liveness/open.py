@@ -16,9 +16,9 @@ from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store,
 
 from torchmix.parallel.agreement import await_key
 from torchmix.parallel.groups import check_job
-from torchmix.parallel.liveness import Liveness
+from torchmix.parallel.liveness.guard import Liveness
+from torchmix.parallel.liveness.patience import Patience
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.parallel.ring import Patience
 from torchmix.parallel.topology import Topology
 
 _num_opened = 0

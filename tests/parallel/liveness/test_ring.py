@@ -6,24 +6,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
 from tests.support.processes import wait_until
-from torchmix.parallel.ring import (
-    Beat,
+from torchmix.parallel.liveness.evidence import (
     Evidence,
-    Patience,
     RankIdentity,
-    RingWatch,
-    Silence,
-    at_size,
     evidence_of_process,
+    has_pulse,
     identity_of_this_process,
-    patience_of,
 )
+from torchmix.parallel.liveness.patience import Patience, pace_at_size, patience_of
+from torchmix.parallel.liveness.records import Beat, Loss
+from torchmix.parallel.liveness.ring import RingWatch, Silence
 
 PATIENCE = Patience()
 POLL_S = PATIENCE.poll_s
@@ -69,22 +68,48 @@ def test_a_rank_of_another_host_is_lost_after_silence() -> None:
     )
 
 
-@pytest.mark.parametrize("world_size", [2, 307, 512, 4096])
-def test_a_call_that_keeps_the_interpreters_lock_for_6_s_on_another_host_is_no_loss(world_size: int) -> None:
+@pytest.mark.parametrize("ranks_of_host", [1, 8])
+@pytest.mark.parametrize("world_size", [8, 307, 512, 4096, 20_000])
+def test_a_call_that_keeps_the_interpreters_lock_for_6_s_on_another_host_is_no_loss(
+    world_size: int, ranks_of_host: int
+) -> None:
     """Again and again, with one beat between two of them, at any size of the job."""
-    patience = at_size(PATIENCE, world_size)
-    eye = RingWatch(rank=0, world_size=world_size, patience=patience, now_s=0.0, evidence_of=lambda identity: "unknown")
+    every_s = pace_at_size(POLL_S, world_size=world_size, ranks_of_host=ranks_of_host).fast_s
+    eye = watch(lambda: "unknown")
+
+    def look(count: int) -> Loss | None:
+        nonlocal now_s
+        now_s += every_s
+        beat = Beat(count=count, step=17, is_done=False, every_s=every_s)
+        return eye.look(beat, SOMEBODY, now_s=now_s, every_s=every_s)
+
     now_s = 0.0
     for count in range(20):
-        until_s = now_s + 6.0 + patience.poll_s  # the beat is written at most a poll after the call
+        until_s = now_s + 6.0 + every_s  # the beat is written at most a pause after the call
         while now_s < until_s:
-            now_s += patience.poll_s
-            assert eye.look(beats(count), SOMEBODY, now_s=now_s) is None
-    found = None
+            assert look(count) is None
+    begun_s, found = now_s, None
     while found is None:
-        now_s += patience.poll_s
-        found = eye.look(beats(20), SOMEBODY, now_s=now_s)
+        found = look(20)
     assert found.rank == 1, "a host that stays silent is lost"
+    assert now_s - begun_s <= max(PATIENCE.remote_s, 3 * every_s) + 2 * every_s
+
+
+def test_whoever_beats_slowly_may_be_silent_for_three_beats() -> None:
+    eye = watch(lambda: "unknown")
+    beat = Beat(count=1, step=17, is_done=False, every_s=20.0)
+    lost = [now_s for now_s in looks(200) if eye.look(beat, SOMEBODY, now_s=now_s) is not None]
+    assert lost[0] == 60.0 + POLL_S
+
+
+def test_whoever_looks_slowly_counts_no_silence_that_it_has_not_seen() -> None:
+    eye = watch(lambda: "unknown")
+    assert eye.look(beats(1), SOMEBODY, now_s=20.0, every_s=20.0) is None
+    assert [eye.look(beats(1), SOMEBODY, now_s=now_s, every_s=20.0) is None for now_s in (40.0, 60.0, 80.0)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_stopped_process_is_lost_after_silence() -> None:
@@ -164,7 +189,7 @@ def test_silence_grows_by_two_polls_a_look_at_most() -> None:
 def sleeper() -> Iterator[subprocess.Popen[str]]:
     """A process that prints who it is and waits."""
     code = (
-        "import msgspec, time\nfrom torchmix.parallel.ring import identity_of_this_process\n"
+        "import msgspec, time\nfrom torchmix.parallel.liveness.evidence import identity_of_this_process\n"
         "print(msgspec.json.encode(identity_of_this_process()).decode(), flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
@@ -186,6 +211,18 @@ def test_the_kernel_tells_running_stopped_and_gone(sleeper: subprocess.Popen[str
     wait_until(lambda: evidence_of_process(identity) == "gone", deadline_s=10, what="a zombie is gone")
     sleeper.wait()
     assert evidence_of_process(identity) == "gone"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_kernel_tells_whether_a_thread_that_beats_has_ended() -> None:
+    may_end = threading.Event()
+    thread = threading.Thread(target=may_end.wait)
+    thread.start()
+    identity = msgspec.structs.replace(identity_of_this_process(), pulse=thread.native_id)
+    assert has_pulse(identity)
+    may_end.set()
+    thread.join()
+    wait_until(lambda: not has_pulse(identity), deadline_s=60, what="end of the thread")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
