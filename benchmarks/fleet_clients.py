@@ -53,6 +53,8 @@ AT_ONCE = 8
 """Clients of a process that ask at a time."""
 BUSY_BYTES = 32 << 10
 """What a loader has room for in the way `busy`, of all clients together."""
+WAYS = {"ranks": "ranks", "nodes": "node workers", "busy": "ranks, little room"}
+"""What the table calls each."""
 PATIENCE = FleetPatience(silence_s=600.0, join_s=600.0, lost_s=600.0)
 """Counts of a machine that is busy with the clients themselves, in which nobody is given up."""
 RECIPE = {
@@ -272,8 +274,13 @@ def main() -> None:
         _child()
         return
     with tempfile.TemporaryDirectory() as name:
+        rows: list[dict[str, Any]] = []
         ids = write_world(Path(name))
-        for way in ("ranks", "nodes", "busy"):
+        print(
+            "who asks | clients | connections | requests | busy | asked twice | MiB sent over MiB of ids | "
+            "pages decoded over pages | slowest client over median"
+        )
+        for way, title in WAYS.items():
             found = measure(
                 way,
                 Path(name),
@@ -283,7 +290,12 @@ def main() -> None:
                 steps=options.steps,
                 processes=options.processes,
             )
-            print(json.dumps({"way": way, **found}), flush=True)
+            figures = [f"{found[key]:,}" for key in ("clients", "connections", "requests", "busy", "asked_twice")]
+            figures.append(f"{found['MiB'] / found['MiB_of_ids']:.2f}")
+            figures += [str(found[key]) for key in ("decode_amplification", "slowest_client_over_median")]
+            rows.append({"way": way, **found})
+            print(f"{title} | {' | '.join(figures)}", flush=True)
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +62,12 @@ class Blocks(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.from_numpy(self._block.copy())
+
+
+ROADS = {"host": "socket of the host", "tcp": "TCP on loopback", "curve": "TCP with CURVE"}
+"""What the table calls each."""
+PARTS = ("client", "loader's reading", "loader's socket", "ZeroMQ")
+"""Columns of the table."""
 
 
 def cpu_of(pid: int, parts: tuple[str, str]) -> Counter[str]:
@@ -169,8 +176,8 @@ def main() -> None:
     mib, rounds = (options := parser.parse_args()).mib, options.rounds
     torch.set_num_threads(1)
     queue = min(through_dataloader(mib) for _ in range(rounds))
-    found: dict[str, object] = {"dataloader_ms": round(1000 * queue / mib, 2)}
-    for road in ("host", "tcp", "curve"):
+    found: dict[str, Any] = {"dataloader_ms": round(1000 * queue / mib, 2)}
+    for road in ROADS:
         runs = [through_loader(mib, road) for _ in range(rounds)]
         taken, reading, wait = min(runs, key=lambda run: run[0].total() - run[1])
         found[road] = {
@@ -180,7 +187,12 @@ def main() -> None:
             "parts_ms": {name: round(1000 * seconds / mib, 2) for name, seconds in sorted(taken.items())},
             "wait": round(wait, 1),
         }
-    print(json.dumps(found, indent=1))
+    print("road | whole | reading alone | road over DataLoader | client | loader, reading | loader, socket | ZeroMQ")
+    for road, title in ROADS.items():
+        row = found[road]
+        parts = " | ".join(f"{row['parts_ms'].get(part, 0):.2f}" for part in PARTS)
+        print(f"{title} | {row['ms']:.2f} | {row['reading_ms']:.2f} | {row['road_over_dataloader']:.2f} | {parts}")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

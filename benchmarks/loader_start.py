@@ -24,7 +24,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import write_tokens
 
 TOKENS = 24_000_000
-KINDS = ("in_process", "node", "start_worker")
+KINDS = {
+    "in_process": "in_process",
+    "node": "node",
+    "start_worker": "node, after `torchmix.start_worker()`",
+}
+"""What the table calls each."""
 PROGRAM = """
 import json, sys, time
 import torchmix
@@ -101,7 +106,8 @@ def main() -> int:
     if options.quick:
         options.sources, options.rounds = [8], 1
     print(
-        "| sources | loaders | build_loader, s | first batch, s | its CPU, s | after load_state_dict, s | its CPU, s |"
+        "| sources, read by | `build_loader`, s | first batch, s | over the DataLoader's | CPU of it, s | "
+        "`load_state_dict` to the next batch, s | CPU of it, s |"
     )
     print("|---|---|---|---|---|---|---|")
     found = []
@@ -133,10 +139,13 @@ def main() -> int:
         for (num_sources, kind), all_figures in rounds.items():
             smallest = [round(min(column), 3) for column in zip(*all_figures, strict=True)]
             found.append([num_sources, kind, *smallest])
-            print(f"| {num_sources or ''} | {kind} | {' | '.join(map(str, smallest))} |")
-        plain_s = found[0][3]
-        for num_sources, kind, _, first_s, *_ in found[1:]:
-            print(f"{num_sources} sources, {kind}: first batch after {first_s / plain_s:.2f} of the DataLoader's time")
+            built_s, first_s, *others = (f"{value:.2f}" for value in smallest)
+            if not num_sources:
+                plain_s = smallest[1]
+                print(f"| torch's DataLoader, one worker, of zeros | | {first_s} | 1 | {others[0]} | | |")
+                continue
+            cells = [built_s, first_s, f"{smallest[1] / plain_s:.2f}", *others]
+            print(f"| {num_sources}, {KINDS[kind]} | {' | '.join(cells)} |")
     print(json.dumps({"rows": found}))
     return 0
 

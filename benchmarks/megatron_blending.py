@@ -98,12 +98,18 @@ def start(of: str, folder: Path, **options: Any) -> dict[str, float]:
     return {key: round(value, 2) for key, value in found.items()}
 
 
-def show(num_sources: int, what: str, found: dict[str, float], lowest_cpu_s: float) -> None:
-    print(
-        f"{num_sources} | {what} | {found['cpu_s']} | {found['cpu_s'] / lowest_cpu_s:.1f} | {found['clock_s']} | "
-        f"{found['peak_mib']:.0f} | {found['saved_mib']:.1f}",
-        flush=True,
-    )
+def print_table(found: dict[int, dict[str, dict[str, float]]]) -> None:
+    """A row for each length of the run, its figures side by side for each number of sources."""
+    heads = [f"{count} sources: CPU seconds | over torchmix | peak MiB | saved MiB" for count in found]
+    print(f"samples | {' | '.join(heads)}")
+    for what in next(iter(found.values())):
+        cells = []
+        for rows in found.values():
+            row, ours = rows[what], next(iter(rows.values()))
+            cells.append(
+                f"{row['cpu_s']} | {row['cpu_s'] / ours['cpu_s']:.3g} | {row['peak_mib']:.0f} | {row['saved_mib']:.0f}"
+            )
+        print(f"{what} | {' | '.join(cells)}")
 
 
 def main() -> None:
@@ -120,17 +126,18 @@ def main() -> None:
         return
     if args.quick:
         args.sources, args.samples, args.tokens = [8], [1e5, 1e6], 10_000_000
-    print("sources | samples | CPU s | x torchmix | s | peak MiB | saved MiB")
+    found: dict[int, dict[str, dict[str, float]]] = {}
     for num_sources in args.sources:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             corpus = {"num_sources": num_sources, "dtype": "u16", "num_tokens": args.tokens}
             recipe = write_recipe(write_corpus(folder, **corpus), samples=64, length=args.length)
-            ours = start("torchmix", folder, recipe=str(recipe))
-            show(num_sources, "torchmix, any", ours, ours["cpu_s"])
+            rows = found[num_sources] = {"torchmix, any": start("torchmix", folder, recipe=str(recipe))}
             for num_samples in args.samples:
                 asked = {"corpus": corpus, "num_samples": int(num_samples), "length": args.length}
-                show(num_sources, f"Megatron, {num_samples:.0e}", start("megatron", folder, **asked), ours["cpu_s"])
+                rows[f"Megatron, {num_samples:.0e}"] = start("megatron", folder, **asked)
+            print(json.dumps({num_sources: rows}), flush=True)
+    print_table(found)
 
 
 if __name__ == "__main__":

@@ -144,9 +144,7 @@ def main() -> None:
         return
     if args.quick:
         args.sources, args.tokens, args.steps = [8], 10_000_000, 3
-    print(
-        "sources | contestant | processes | MiB PSS | above the floor: all (anonymous + shared, file) | of megatron's"
-    )
+    print("sources | contestant | processes | floor | above the floor: all | anonymous and shared | mapped files")
     for num_sources in args.sources:
         with tempfile.TemporaryDirectory() as folder:
             corpus = {"num_sources": num_sources, "dtype": "u16", "num_tokens": args.tokens}
@@ -164,14 +162,13 @@ def main() -> None:
                 floor = rows.get(f"{name.split()[0]} floor", row)
                 row["above"] = round(row["Pss"] - floor["Pss"], 1)
                 row["above_file"] = round(row["Pss_File"] - floor["Pss_File"], 1)
-                rival = rows.get(f"megatron {'w0' if name.endswith('w0') else 'w2'}")
-                is_ours = name.startswith("torchmix w") and rival is not None
-                times = f"{row['above'] / rival['above']:.2f}" if is_ours and rival is not None else ""
-                print(
-                    f"{num_sources:3} | {name:14} | {row['processes']} | {row['Pss']:.0f} | {row['above']:.0f} "
-                    f"({row['above'] - row['above_file']:.0f}, {row['above_file']:.0f}) | {times}",
-                    flush=True,
-                )
+                if not name.endswith("floor"):
+                    print(
+                        f"{num_sources} | {name.replace('megatron', 'Megatron')} | {row['processes']} | "
+                        f"{floor['Pss']:.0f} | {row['above']:.0f} | {row['above'] - row['above_file']:.0f} | "
+                        f"{row['above_file']:.0f}",
+                        flush=True,
+                    )
             print(json.dumps({"sources": num_sources, "tp": args.tp, "cp": args.cp, "rows": rows}), flush=True)
 
 

@@ -128,6 +128,26 @@ def measure(folder: Path, num_sources: int, num_samples: int, args: argparse.Nam
     return {"sources": num_sources, "samples": num_samples, "starts": rows}
 
 
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """CPU seconds above the floor: ours beside Megatron's without workers, and ours with one."""
+    print(
+        "sources | samples | Megatron w0 cold | torchmix w0 cold | ratio | Megatron w0 warm | torchmix w0 warm | "
+        "ratio | torchmix w1 cold | torchmix w1 warm"
+    )
+    for found in rows:
+        of = {what: row["above_cpu_s"] for what, row in found["starts"].items()}
+        cells = []
+        for state in ("cold", "warm"):
+            theirs, ours = of.get(f"megatron w0 {state}"), of.get(f"torchmix w0 {state}")
+            ratio = f"{ours / theirs:.2f}" if ours and theirs else ""
+            cells += [*("" if each is None else f"{each:.2f}" for each in (theirs, ours)), ratio]
+        cells += [
+            "" if of.get(f"torchmix w1 {state}") is None else f"{of[f'torchmix w1 {state}']:.2f}"
+            for state in ("cold", "warm")
+        ]
+        print(f"{found['sources']} | {found['samples']:,} | {' | '.join(cells)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sources", type=int, nargs="+", default=[8, 64, 306])
@@ -144,17 +164,14 @@ def main() -> None:
         return
     if args.quick:
         args.sources, args.tokens, args.samples, args.rounds = [8], 10_000_000, [25_000], 1
-    print("sources | samples | start | floor s | s above the floor | CPU s above the floor (spread)")
+    rows = []
     for num_sources in args.sources:
         with tempfile.TemporaryDirectory() as name:
             for num_samples in args.samples:
                 found = measure(Path(name), num_sources, num_samples, args)
-                for what, row in found["starts"].items():
-                    print(
-                        f"{num_sources:3} | {num_samples:9} | {what:16} | {row['floor_s']:5.2f} | "
-                        f"{row['above_s']:6.3f} | {row['above_cpu_s']:6.2f} ({row['spread']:.2f})"
-                    )
                 print(json.dumps(found), flush=True)
+                rows.append(found)
+    print_table(rows)
 
 
 if __name__ == "__main__":

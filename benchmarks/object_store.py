@@ -48,6 +48,14 @@ from torchmix.steps.replica_steps import StreamSettings
 
 SAMPLES, LENGTH = 16, 8192
 STEP_TOKENS = SAMPLES * LENGTH
+ROADS = {
+    "local": "local files",
+    "store": "the server",
+    "one": "the server, *one*",
+    "loader, local": "a shared loader, local files",
+    "loader, store": "a shared loader, the server",
+}
+"""What the table calls each."""
 
 
 async def serve(folder: Path, latency_s: float) -> None:
@@ -216,7 +224,7 @@ def compare(local: Path, far: Path, num_steps: int, address: str, file_bytes: in
     best: dict[str, tuple[list[float], np.ndarray]] = {}
     at_hand: dict[str, float] = {}
     for _ in range(rounds):
-        for which in ("local", "store", "one", "loader, local", "loader, store"):
+        for which in ROADS:
             real = SourcePages.wanted
             if which == "one":
                 SourcePages.wanted = lambda self, pages: []  # type: ignore[method-assign]
@@ -233,16 +241,19 @@ def compare(local: Path, far: Path, num_steps: int, address: str, file_bytes: in
                 best[which] = (seconds, counts_of(address) - before)
     base_s = sum(best["local"][0])
     print(f"{num_steps} steps of {STEP_TOKENS} tokens; local: {num_steps * STEP_TOKENS / base_s / 1e6:.1f} Mtok/s")
-    print("stream         tokens/s over local  p50 over local's  p99 over its p50  requests/Mtok  bytes fetched/files")
+    print(
+        "\nread from | tokens per second over local files | p50 of a step over local's | p99 over p50 | "
+        "requests per million tokens | bytes fetched over bytes of the files"
+    )
     local_p50 = np.quantile(best["local"][0], 0.5)
     for which, (seconds, counts) in best.items():
         p50, p99 = np.quantile(seconds, [0.5, 0.99])
         print(
-            f"{which:13} {base_s / sum(seconds):18.2f} {p50 / local_p50:17.1f} {p99 / p50:17.1f} "
-            f"{counts[0] / (num_steps * STEP_TOKENS / 1e6):14.1f} {counts[1] / file_bytes:15.2f}"
+            f"{ROADS[which]} | {base_s / sum(seconds):.2f} | {p50 / local_p50:.1f} | {p99 / p50:.1f} | "
+            f"{counts[0] / (num_steps * STEP_TOKENS / 1e6):.1f} | {counts[1] / file_bytes:.2f}"
         )
     kept_s = sum(best["loader, local"][0]) / sum(best["loader, store"][0])
-    print(f"rate through a loader from the server over that from files: {kept_s:.2f}")
+    print(f"\nrate through a loader from the server over that from files: {kept_s:.2f}")
     print("pages at hand when they were asked for: " + ", ".join(f"{k} {v:.3f}" for k, v in at_hand.items()))
 
 

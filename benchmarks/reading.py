@@ -40,6 +40,8 @@ SAMPLES, LENGTH = 64, 8192
 STEP_TOKENS = SAMPLES * LENGTH
 CACHE = "48MiB"
 """Three windows of 16 MiB: less than the data, so that memory is used again as in a long run."""
+SMALL_CACHE = "4MiB"
+"""Half a window, whose ids take two bytes each."""
 WARM_TOKENS = 12 << 20
 
 
@@ -115,23 +117,41 @@ def run_stream(directory: Path, num_tokens: int) -> tuple[float, np.ndarray]:
 
 
 def amplification(directory: Path, num_tokens: int, *, dp: int = 1, cache: str = CACHE) -> float:
-    """Bytes decoded per byte served, by one of dp leaders."""
+    """Bytes decoded over bytes served, by one of dp leaders that read for themselves."""
     stream = open_stream(directory, dp=dp, cache=cache)
     report = None
     for _, step in zip(range(num_tokens // STEP_TOKENS), stream, strict=False):
         report = decode_header(step.header).report
     stream.close()
     assert report is not None
-    return float(report.reading["decode_amplification"])
+    return report.reading["bytes_decoded"] / report.reading["bytes_served"]
+
+
+def amplification_table(num_tokens: int) -> None:
+    """How often leaders decode a page of 256 KB."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        write_tokens(directory / "tokens.parquet", num_tokens=num_tokens, page_bytes=256 << 10)
+        found = [amplification(directory, num_tokens, dp=dp) for dp in (1, 2, 4)]
+        found.append(amplification(directory, num_tokens // 3, cache=SMALL_CACHE))
+    print("dp 1 | dp 2 | dp 4 | cache of half a window")
+    print(" | ".join(f"{each:.2f}" for each in found), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=30_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("amplification",))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print("page KB | decode Mtok/CPU-s | plain / decode | torchmix / decode | torchmix / plain | batch ms p50 p99 max")
+    amplification_table(args.tokens)
+    if args.only:
+        return
+    print(
+        "\npage KB | decode Mtok/CPU-s | plain / decode | torchmix / decode | torchmix / plain | "
+        "batch ms p50, p99, max | p99/p50"
+    )
     for page_kb in (64, 256, 1024):
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
@@ -146,14 +166,10 @@ def main() -> None:
             of_decode = np.median([(row[1] / row[0], row[2] / row[0]) for row in rates], axis=0)
             p50, p99, top = np.median(times, axis=0)
             print(
-                f"{page_kb:7} | {decode / 1e6:17.1f} | {of_decode[0]:14.2f} | {of_decode[1]:17.2f} | "
-                f"{ours / plain:16.2f} | {p50:.1f} {p99:.1f} {top:.1f}  (p99/p50 {p99 / p50:.1f})",
+                f"{page_kb} | {decode / 1e6:.1f} | {of_decode[0]:.2f} | {of_decode[1]:.2f} | "
+                f"{ours / plain:.2f} | {p50:.1f}, {p99:.1f}, {top:.1f} | {p99 / p50:.1f}",
                 flush=True,
             )
-            if page_kb == 256:
-                by_dp = [f"dp {dp}: {amplification(directory, args.tokens, dp=dp):.2f}" for dp in (1, 2, 4)]
-                small = amplification(directory, args.tokens // 3, cache="8MiB")
-                print(f"decode amplification, 256 KB pages: {', '.join(by_dp)}; cache of half a window: {small:.2f}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 One source of list<int32> in zstd, documents of 800 tokens on average, batches of 32 x 4096 tokens, read as a leader
 reads them: planned, read, and pages ahead of need decoded. `kept` is how much of all decoded pages the cache holds.
-`told` is the figure that `torchmix check` gives for `row` beforehand. Figures are of the second half of the steps.
+*Forecast* is the figure that `torchmix check` gives for `row` beforehand. Figures are of the second half of the steps.
 """
 
 from __future__ import annotations
@@ -89,6 +89,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000_000)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
+    print(
+        "page | rows | kept | `page` | `none` | `row` | forecast of `row` | tokens per CPU-second, `row` / `page` | "
+        "`none` / `page`"
+    )
     for page_bytes in (1 << 16, 1 << 18):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -106,10 +110,11 @@ def main() -> None:
                         if note.where == "shuffle.method":
                             told = note.message.split("about ")[1].split()[0]
                 row, none = (found[method][1] / found["page"][1] for method in ("row", "none"))
+                decoded = " | ".join(f"{found[method][0]:.3g}" for method in ("page", "none", "row"))
                 print(
-                    f"pages of {page_bytes >> 10} KB, {rows:.0f} rows, kept {min(kept, 1):.0%}: amplification "
-                    + ", ".join(f"{method} {found[method][0]:.2f}" for method in found)
-                    + f" (told {told}); tokens per CPU-s over page's: row {row:.3f}, none {none:.2f}"
+                    f"{page_bytes >> 10} KB | {rows:.0f} | {min(kept, 1):.1%} | {decoded} | {told} | {row:.2f} | "
+                    f"{none:.2f}",
+                    flush=True,
                 )
 
 

@@ -59,13 +59,25 @@ def pieces_of_mean(mean_tokens: int, *, samples: int, length: int, sources: int 
     )
 
 
+ROWS = {
+    "build_ns": "fill, ns",
+    "share_ns": "cut for a rank of cp 2, ns",
+    "expand_ns": "expand all five tensors on the CPU, ns",
+    "expand_cp2_ns": "the same for a rank of cp 2, ns",
+    "kept_bytes": "kept and shared, bytes",
+    "sent_first_bytes": "sent to a first stage, bytes",
+    "sent_last_bytes": "sent to a last stage, bytes",
+}
+"""Rows of the table."""
+
+
 def fastest_ns(work: Callable[[], object], *, rounds: int, num_tokens: int) -> float:
     """Nanoseconds a token of the fastest round."""
     seconds = []
     for _ in range(rounds):
-        began = time.perf_counter()
+        began = time.process_time()
         held = work()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
         del held
     return round(min(seconds) / num_tokens * 1e9, 2)
 
@@ -128,9 +140,13 @@ def main() -> None:
     if args.quick:
         args.samples, args.length, args.rounds = 4, 1024, 2
     torch.set_num_threads(1)
-    for mean_tokens in (800, 60):
-        row = measure(mean_tokens, samples=args.samples, length=args.length, rounds=args.rounds)
-        print(json.dumps(row), flush=True)
+    means = (800, 60)
+    found = [measure(mean, samples=args.samples, length=args.length, rounds=args.rounds) for mean in means]
+    print(f"CPU, ns a token; bytes a token | {' | '.join(f'pieces of {mean} tokens' for mean in means)}")
+    for key, title in ROWS.items():
+        print(f"{title} | {' | '.join(str(row[key]) for row in found)}")
+    for row in found:
+        print(json.dumps(row))
 
 
 if __name__ == "__main__":

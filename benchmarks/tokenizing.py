@@ -18,6 +18,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +136,11 @@ def main() -> None:
             ],
         }
         num_bytes = sum(len(text.encode()) for text in texts)
-        print(f"{len(texts):,} documents, {num_bytes / 1e6:.1f} MB, median of {options.rounds} rounds")
+        print(f"{len(texts):,} documents, {num_bytes / 1e6:.1f} MB, median of {options.rounds} rounds\n")
+        print(
+            "library | its million tokens a CPU-second | index: find pages, count tokens of all rows | "
+            "read: all rows in random order, 256 at a time"
+        )
         for words, library in libraries.items():
             source = Source(path="*.parquet", text="text", tokenizer=words, end_id=END)
             recipe = check_recipe(
@@ -154,12 +159,13 @@ def main() -> None:
                 catalog = index_recipe(recipe, folder)
                 read = timed(lambda catalog=catalog: read_all(catalog, folder))
                 rounds.append([*bare, *index, *read])
-            bare_cpu, bare_wall, index_cpu, index_wall, read_cpu, read_wall = np.median(np.array(rounds), axis=0)
+            bare_cpu, _, index_cpu, _, read_cpu, _ = np.median(np.array(rounds), axis=0)
             num_tokens = catalog.sources["text"].num_tokens
+            package = "tiktoken" if words.startswith("tiktoken") else "tokenizers"
             print(
-                f"{words}: library {bare_cpu:.2f} CPU s ({num_tokens / bare_cpu / 1e6:.2f} Mtok per CPU-s); CPU over "
-                f"the library's: index {index_cpu / bare_cpu:.2f}, read {read_cpu / bare_cpu:.2f}; wall: index "
-                f"{index_wall / bare_wall:.2f}, read {read_wall / bare_wall:.2f}"
+                f"{package} {version(package)} | {num_tokens / bare_cpu / 1e6:.2f} | {index_cpu / bare_cpu:.2f} | "
+                f"{read_cpu / bare_cpu:.2f}",
+                flush=True,
             )
 
 
