@@ -172,7 +172,8 @@ def _check_streams(state: LoaderState, planner: Planner) -> None:
         )
     if state.denied != planner.denied_fingerprint:
         raise StateMismatch(
-            "the state was saved with other deny-lists; restore them, or accept the edit with load_state_dict"
+            "the state was saved with other deny-lists. To see what it has given, ask with the recipe of before; to go "
+            "on with these, `torchmix diff OLD NEW --state FILE` prints the word for load_state_dict(accept_edit=...)"
         )
     deciding = dynamic_of(planner.part)
     if deciding is None and (state.shares or state.log_length):

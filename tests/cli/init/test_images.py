@@ -102,7 +102,7 @@ def test_a_vocabulary_has_the_tokens_of_images_or_they_are_named(folder: Path, c
     assert main(["init", "data", "--tokenizer", "bytes", "--image-token", "7", "--force"]) == 2
 
 
-def test_conversations_with_paths_of_images_become_chats(folder: Path) -> None:
+def test_conversations_with_paths_of_images_become_chats(folder: Path, capsys: Any) -> None:
     """The form of LLaVA's files, with its images in a folder beside."""
     names = [f"{i}.jpg" for i in range(6)]
     (folder / "data" / "images").mkdir()
@@ -116,6 +116,7 @@ def test_conversations_with_paths_of_images_become_chats(folder: Path) -> None:
     assert source.images is not None and source.chat is not None
     assert (source.messages, source.chat.template) == ("conversations", "chatml")
     assert (source.images.column, source.images.folder) == ("image", "data/images")
+    assert "left out" not in capsys.readouterr().out, "files of images are no data by their names, and are read"
     check_that_it_works()
     source = init("data", "--tokenizer", "bytes")
     assert source.chat is not None and source.chat.template == "plain", "bytes has no tokens of chatml"

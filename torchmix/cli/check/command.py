@@ -66,9 +66,9 @@ COLUMNS = {
     "source": "a source of the recipe, by its name",
     "share": "its share of the tokens that are trained on, as the recipe says",
     "documents": "rows of its files, with those that have no tokens, and with rows that other parts use",
-    "tokens": "of all these rows together",
+    "in files": "tokens of all these rows together",
     "first step": "the step, from 0 on, in which its first document comes; ~: estimated; -: it never comes",
-    "given": "tokens of it in all steps: those that are in samples, not those that wait for a later step",
+    "tokens": "of it in all steps: those that are in samples, not those that wait for a later step",
     "epochs": "how often that goes through the rows that this part uses; 0.5 is half of them once",
     "runs out": "the first step that asks for more than its max_epochs; ~: estimated; -: none does",
 }
@@ -178,7 +178,7 @@ def _other_parts(whole: Recipe, part: str, catalog: Catalog) -> Iterator[Finding
             of_part = open_part(catalog.directory, planned)
             Planner(planned, {name: one.sizes for name, one in of_part.sources.items()}, views=of_part.views)
         except PlanError as error:
-            yield Finding(level=Level.FINDING, where=other, message=str(error))
+            yield Finding(level=Level.FINDING, where=other, message=str(error).removeprefix(f"{other}: "))
         except CatalogError as error:
             yield Finding(level=Level.FINDING, where="catalog", message=str(error))
 

@@ -30,6 +30,7 @@ from torchmix.cli.init.recipe_yaml import (
 from torchmix.cli.terminal import ExitCode, print_json, print_table
 from torchmix.errors import OptionError, SourceUnreadable
 from torchmix.formats.found_column import ID_BYTES, FoundColumn
+from torchmix.formats.images.look import is_path
 from torchmix.recipe.build import nearest
 from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.load import load_recipe
@@ -331,6 +332,7 @@ def _tell(
         ],
         explain=arguments.explain,
     )
+    left_out = [file for file in left_out if not (is_path(file) and any(one.images is not None for one in found))]
     if left_out:
         shown = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
         print(f"\nleft out, as no data by their names: {shown}")
