@@ -48,7 +48,7 @@ setup(
         }.items()
         if REPOSITORY
     },
-    keywords="pretraining dataloader megatron fsdp data-mixture sequence-packing parquet webdataset multimodal resumable",
+    keywords="pretraining dataloader megatron fsdp data-mixture sequence-packing parquet webdataset multimodal",
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",

@@ -43,13 +43,16 @@ def names() -> list[str]:
 def tables_of(printed: str) -> list[list[list[str]]]:
     """Tables in what a script printed: neighbouring lines with equally many cells, the first of which is the head.
 
-    Cells stand between bars; a table may have bars outside, and a ruler below its head, as Markdown has.
+    Cells stand between bars; a table may have bars outside, and a ruler below its head, as Markdown has. JSON may stand
+    between its lines.
     """
     tables: list[list[list[str]]] = []
     before = 0
     for line in printed.splitlines():
+        if line.startswith("{"):
+            continue
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if "|" in line else []
-        if len(cells) < 2 or line.lstrip().startswith("{"):
+        if len(cells) < 2:
             before = 0
             continue
         if all(re.fullmatch(r":?-{3,}:?", cell) for cell in cells):

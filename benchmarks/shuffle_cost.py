@@ -29,6 +29,9 @@ from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Batch, Read, Recipe, Shuffle, Source
 from torchmix.steps.windows_ahead import WindowsAhead
 
+PARTS = {0.125: "1/8", 0.5: "1/2"}
+"""What the table calls the parts of all decoded pages that the cache holds."""
+
 
 def write(path: Path, num_tokens: int, page_bytes: int) -> None:
     rng = np.random.default_rng(1)
@@ -89,10 +92,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000_000)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
-    print(
-        "page | rows | kept | `page` | `none` | `row` | forecast of `row` | tokens per CPU-second, `row` / `page` | "
-        "`none` / `page`"
-    )
+    print("page | rows | kept | `page` | `none` | `row` | forecast of `row` | tokens per CPU-second, `row` / `page`")
     for page_bytes in (1 << 16, 1 << 18):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -109,11 +109,10 @@ def main() -> None:
                     for note in sources_findings(part_of(recipe, "train"), catalog, recipe.read):
                         if note.where == "shuffle.method":
                             told = note.message.split("about ")[1].split()[0]
-                row, none = (found[method][1] / found["page"][1] for method in ("row", "none"))
+                rate = found["row"][1] / found["page"][1]
                 decoded = " | ".join(f"{found[method][0]:.3g}" for method in ("page", "none", "row"))
                 print(
-                    f"{page_bytes >> 10} KB | {rows:.0f} | {min(kept, 1):.1%} | {decoded} | {told} | {row:.2f} | "
-                    f"{none:.2f}",
+                    f"{page_bytes >> 10} KB | {rows:.0f} | {PARTS.get(kept, 'all')} | {decoded} | {told} | {rate:.2f}",
                     flush=True,
                 )
 

@@ -46,6 +46,8 @@ def test_tables_and_objects_are_found_in_what_is_printed(runner: ModuleType) -> 
         [["name", "share"], ["a", "1 %"]],
     ]
     assert runner.objects_of(PRINTED) == [{"found": 3}]
+    between = PRINTED.replace("512 |", '{"steps": "1 | 2"}\n512 |')
+    assert runner.tables_of(between) == runner.tables_of(PRINTED), "JSON of a row does not end its table"
 
 
 def test_a_run_is_kept_and_a_page_takes_its_tables(
