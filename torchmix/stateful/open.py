@@ -55,13 +55,14 @@ from torchmix.steps.local_steps import HeldReader
 from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
 from torchmix.steps.replay.manifest import check_plan_of, read_manifest
 from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.worker.early import end_waiting, options_of
+from torchmix.steps.worker.early import options_of, taking_what_waits
 from torchmix.steps.worker.open_node import open_node, start_for_node
 from torchmix.transform.images.decode import decoder_id
 
 logger = logging.getLogger(__name__)
 
 
+@taking_what_waits()
 def build_loader(
     recipe: str | Path | Recipe | Mapping[str, Any],
     *,
@@ -260,7 +261,6 @@ def build_loader(
             reports=reports,
         )
     except BaseException as error:
-        end_waiting()
         if liveness is not None:
             liveness.post_abort(error)
         if started is not None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import torchmix
+from tests.support.loaders import write_job
+from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.structs import Loaders
@@ -111,3 +113,31 @@ def test_start_worker_starts_what_build_loader_takes(monkeypatch: pytest.MonkeyP
     host = host_of(options_of(Loaders(cpu=1), ()))
     assert host.pid == pid
     end(host)
+
+
+@pytest.mark.parametrize(("asked", "count"), [("cpu=1", 1), ("cpu=2", 2)], ids=["its options", "others"])
+def test_the_worker_ends_with_a_build_loader_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, count: int
+) -> None:
+    started: list[int] = []
+
+    def noted(options: NodeOptions) -> NodeHost:
+        host = NodeHost(options)
+        started.append(host.pid)
+        return host
+
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(early, "NodeHost", noted)
+    start_worker(asked)
+    with pytest.raises(TopologyError, match=r"torch\.distributed is not initialised"):  # says what watches the ranks
+        torchmix.build_loader(write_job(tmp_path), topology=Topology(dp=2), loaders="node,cpu=1")
+    assert len(started) == count
+    assert not waiting() and not any(map(runs, started))
+
+
+def test_the_worker_ends_with_a_build_loader_that_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    torchmix.start_worker()
+    [pid] = waiting()
+    with torchmix.build_loader(write_job(tmp_path), topology=Topology(), loaders="in_process"):
+        assert not waiting() and not runs(pid)

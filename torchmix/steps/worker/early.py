@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -91,6 +92,15 @@ def host_of(options: NodeOptions) -> NodeHost:
                 return host
         _end_waiting()
         return NodeHost(options)
+
+
+@contextmanager
+def taking_what_waits() -> Iterator[None]:
+    """Whoever runs inside may take the worker that waits; afterwards none waits, also where it has failed."""
+    try:
+        yield
+    finally:
+        end_waiting()
 
 
 def end_waiting() -> None:
