@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from tests.support.catalogs import open_catalog
-from tests.support.loaders import write_job
+from tests.support.files import make_text_file, random_texts
+from tests.support.loaders import Rank, run_job, write_job
+from tests.support.maps import write_functions
 from torchmix.errors import RecipeError
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Loaders
+from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
+from torchmix.steps import memory_budget as memory_budget_module
 from torchmix.steps.memory_budget import MemoryBudget, memory_budget, samples_of_leaders
 
 
@@ -64,6 +68,44 @@ def test_spares_and_steps_count(job: Path) -> None:
 def test_a_cache_counts_as_much_as_there_is_to_keep(job: Path) -> None:
     small = budget_of(job).terms["read.cache"]
     assert small < 2**22, "of these files, not the gibibyte that the cache may have"
+
+
+HEAVY = """
+def heavy(columns, *, row, epoch, seed):
+    texts = columns["text"].to_pylist()
+    return {
+        "tokens": pa.array([[ord(letter) for letter in text] for text in texts], pa.list_(pa.int64())),
+        "picture": pa.array([[7] * 3000 for _ in texts], pa.list_(pa.uint16())),
+        "weights": pa.array([[0.5] * len(text) for text in texts], pa.list_(pa.float32())),
+    }
+
+heavy.version = 1
+"""
+
+
+def test_lists_beside_ids_count_as_much_as_steps_have_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_text_file(tmp_path / "web.parquet", [*random_texts(8, 200, mean_words=12), "ab" * 500])
+    recipe = tmp_path / "recipe.yaml"
+    source = f'{{path: web.parquet, text: text, map: "{write_functions(tmp_path, HEAVY)}:heavy"}}'
+    recipe.write_text(
+        f"version: 1\nseed: 5\nbatch: {{samples: 8, length: 64}}\nsources: {{web: {source}}}\nmixture: {{web: 1}}\n"
+    )
+    found: list[int] = []
+
+    def program(loader: StatefulDataLoader, _: Rank) -> None:
+        of_step = 0
+        for microbatch in loader:
+            of_step += sum(
+                part.nbytes for one in microbatch.rows.values() for part in (one.values, one.lengths, one.places)
+            )
+            if microbatch.is_last_of_step:
+                found.append(of_step)
+                of_step = 0
+
+    run_job(recipe, Topology(), program=program, one_pass=True)
+    monkeypatch.setattr(memory_budget_module, "BLOCK_COPIES", 0)
+    counted = budget_of(recipe, look_ahead=2).terms["lists beside ids"] / 6
+    assert len(found) > 5 and 8 * 12_000 < max(found) <= counted, "of each of six steps that may wait"
 
 
 def test_a_budget_that_cannot_hold_is_added_up(job: Path) -> None:

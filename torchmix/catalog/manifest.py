@@ -39,6 +39,21 @@ class IdRange(NamedTuple):
     largest: int
 
 
+class ListBytes(NamedTuple):
+    """Most bytes of the lists that a map gives beside ids, as a step holds them; a list in JSON."""
+
+    of_row: int
+    """The most of one row."""
+    of_token: int
+    """The most of one row over its tokens, rounded up."""
+
+
+def most_lists(seen: Iterable[ListBytes | None]) -> ListBytes | None:
+    """The most of all parts of a source, or of several sources."""
+    found = [one for one in seen if one is not None]
+    return ListBytes(max(one.of_row for one in found), max(one.of_token for one in found)) if found else None
+
+
 class FileStatus(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What the kernel said of a file; a list in JSON."""
 
@@ -79,6 +94,8 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Number of rows that could not be read and have no tokens; above 0 only if the recipe masks them."""
     bad_rows: tuple[BadRow, ...] = ()
     """The first of these rows."""
+    lists: ListBytes | None = None
+    """What its map gives beside ids; null where there is nothing."""
     status: tuple[FileStatus, ...] = ()
     """Status of the file, and of others that its hash covers, taken before hashing; empty where one was new, or in a
     store. A file with the same statuses is not hashed again. Not part of its identity."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torchmix.catalog.array_files import ArrayEntry, arrays_in, write_arrays
 from torchmix.catalog.bad_rows import BadRow
 from torchmix.catalog.items import Column, ItemTable, from_named_arrays, named_arrays
-from torchmix.catalog.manifest import IdRange
+from torchmix.catalog.manifest import IdRange, ListBytes
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.errors import CatalogError
 
@@ -60,6 +60,8 @@ class FilePart:
     """Number of rows that could not be read and have no tokens."""
     bad_rows: tuple[BadRow, ...] = ()
     """The first of these rows."""
+    lists: ListBytes | None = None
+    """What a map gives beside ids; None where there is nothing."""
     sizes: Mapping[str, Column] = field(default_factory=dict)
     """[rows] other sizes of each document, by name."""
     items: Mapping[str, ItemTable] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class _About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ids: IdRange | None
     num_bad_rows: int = 0
     bad_rows: tuple[BadRow, ...] = ()
+    lists: ListBytes | None = None
 
 
 def part_path(directory: Path, source: str, identity: tuple[str, int, str], reading: tuple[str, str, bool]) -> Path:
@@ -134,6 +137,7 @@ def save_part(path: Path, part: FilePart) -> None:
             ids=part.ids,
             num_bad_rows=part.num_bad_rows,
             bad_rows=part.bad_rows,
+            lists=part.lists,
         )
         content = msgspec.msgpack.encode(about)
         with unfinished.open("ab") as file:
@@ -170,6 +174,7 @@ def load_part(path: Path) -> FilePart | None:
             ids=about.ids,
             num_bad_rows=about.num_bad_rows,
             bad_rows=about.bad_rows,
+            lists=about.lists,
             sizes=sizes,
             items=items,
         )

@@ -173,6 +173,7 @@ def _file_entries(files: Sequence[tuple[str, FilePart]], schemas: tuple[bytes, .
             ids=part.ids,
             num_bad_rows=part.num_bad_rows,
             bad_rows=part.bad_rows,
+            lists=part.lists,
         )
         entries.append(entry)
         first_row += entry.num_rows

@@ -20,7 +20,16 @@ from torchmix.catalog.array_files import Content, open_arrays
 from torchmix.catalog.bad_rows import check_bad_rows
 from torchmix.catalog.denied.opened import Denied, open_denied
 from torchmix.catalog.items import from_named_arrays
-from torchmix.catalog.manifest import FileEntry, IdRange, Manifest, SourceEntry, digest_of, read_manifest
+from torchmix.catalog.manifest import (
+    FileEntry,
+    IdRange,
+    ListBytes,
+    Manifest,
+    SourceEntry,
+    digest_of,
+    most_lists,
+    read_manifest,
+)
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
 from torchmix.catalog.settings import MapEntry, SourceSettings
 from torchmix.catalog.sizes import SourceSizes
@@ -85,6 +94,11 @@ class SourceCatalog:
         """Smallest and largest id of all files; None where ids are not checked before they are read."""
         found = [file.ids for file in self.files if file.ids is not None]
         return IdRange(min(ids.smallest for ids in found), max(ids.largest for ids in found)) if found else None
+
+    @property
+    def lists(self) -> ListBytes | None:
+        """What its map gives beside ids; None where there is nothing."""
+        return most_lists([file.lists for file in self.files])
 
     @property
     def num_bad_rows(self) -> int:

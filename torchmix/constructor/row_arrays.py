@@ -96,13 +96,19 @@ def _joined(others: Sequence[OtherRows]) -> tuple[NDArray[Any], Int64Array, Int6
     piece = np.concatenate([other.piece for other in others])
     order = np.argsort(piece, kind="stable")
     parts = [_of_lists(other.values) for other in others]
-    values = np.concatenate([values for values, _ in parts])
     lengths = np.concatenate([lengths for _, lengths in parts])
-    begins = (np.cumsum(lengths) - lengths)[order]
-    chosen = lengths[order]
-    before = np.cumsum(chosen) - chosen
-    at = np.arange(int(chosen.sum())) + np.repeat(begins - before, chosen)
-    return values[at].astype(_SIGNED.get(values.dtype, values.dtype)), chosen, piece[order]
+    kind = np.result_type(*(values.dtype for values, _ in parts))
+    # Row by row: an index of all numbers would take 8 bytes of each, and a list may be the bytes of a picture.
+    rows = [row for values, of_rows in parts for row in _rows(values, of_rows)]
+    chosen = [rows[at] for at in order.tolist()] or [np.zeros(0, kind)]
+    values = np.concatenate(chosen, dtype=_SIGNED.get(kind, kind), casting="unsafe")
+    return values, lengths[order], piece[order]
+
+
+def _rows(values: NDArray[Any], lengths: Int64Array) -> list[NDArray[Any]]:
+    """A view of each row's numbers."""
+    stops = np.cumsum(lengths).tolist()
+    return [values[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
 
 def _of_lists(lists: pa.Array) -> tuple[NDArray[Any], Int64Array]:

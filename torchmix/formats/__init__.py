@@ -2,6 +2,7 @@
 
 placed.py      images whose places in a list of texts stand beside them
 seen_ids.py    token ids of rows -> the smallest, the largest, and what no model has
+seen_lists.py  lists of rows that a map gives beside ids -> the most bytes of them
 source.py      the seam: what every format gives: scans of files, documents of pages
 checksum.py    checksums of parts -> of the whole
 decompress.py  compressed bytes -> as many as they should be

@@ -22,6 +22,7 @@ from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.file_table import PageColumns
 from torchmix.catalog.items import Column, ItemTable
+from torchmix.catalog.manifest import ListBytes
 from torchmix.formats.seen_ids import SeenIds
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.row_encoder import RowEncoder
@@ -70,6 +71,8 @@ class FileScan(PageColumns):
     """What was seen of the token ids; None where there are none, or they are not looked at before they are read."""
     bad: BadRows | None = None
     """Rows that could not be read and have no tokens; None where that was not allowed."""
+    lists: ListBytes | None = None
+    """What a map gives beside ids; None where there is nothing."""
     is_quick: bool = False
     """Scanning it again costs no more than keeping it for a run that is killed."""
     sizes: Mapping[str, Column] = field(default_factory=dict)

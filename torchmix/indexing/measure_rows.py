@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.bad_rows import BadRows
+from torchmix.catalog.manifest import ListBytes, most_lists
 from torchmix.errors import SourceUnreadable, where_of
 from torchmix.formats.good_rows import reason_of
 from torchmix.formats.seen_ids import SeenIds, join_seen, see_ids
+from torchmix.formats.seen_lists import see_lists
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
@@ -79,6 +81,7 @@ def measure_rows(
     """
     lengths = np.zeros(scan.num_rows, np.int64)
     seen: list[SeenIds | None] = []
+    lists: list[ListBytes | None] = []
     is_tried = not isinstance(encoder, MapEncoder)
     with opened(path, where_of(source.name, path)) as file:
         for pages, run in _runs(scan, file, path, has_bad_rows=bool(bad and bad.rows)):
@@ -95,6 +98,7 @@ def measure_rows(
             lengths[run.first_row : run.first_row + run.num_rows] = counts
             if encoder.is_mapped:  # a tokenizer knows its ids
                 seen.append(see_ids(encoded.values, encoded.offsets, run.first_row))
+                lists.append(see_lists(encoded.others, counts[used]))
             if keep is not None:
                 if encoded.others:
                     raise SourceUnreadable(
@@ -104,7 +108,7 @@ def measure_rows(
                 first = np.cumsum(scan.page_rows[pages]) - scan.page_rows[pages]
                 keep(encoded.values, np.add.reduceat(counts, first))
             progress(len(run.pages))
-    return replace(scan, tokens=lengths.astype(np.int32), ids=join_seen(seen), bad=bad)
+    return replace(scan, tokens=lengths.astype(np.int32), ids=join_seen(seen), lists=most_lists(lists), bad=bad)
 
 
 def _runs(

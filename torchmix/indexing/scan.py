@@ -331,6 +331,7 @@ def _held_part(held: SourceCatalog, file: int) -> FilePart:
         ids=entry.ids,
         num_bad_rows=entry.num_bad_rows,
         bad_rows=entry.bad_rows,
+        lists=entry.lists,
         sizes={name: column[start:stop] for name, column in held.sizes.columns.items()},
         items={kind: table.of_rows(start, stop) for kind, table in held.sizes.items.items()},
     )

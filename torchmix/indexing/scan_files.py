@@ -201,6 +201,7 @@ def part_of_scan(scan: FileScan) -> FilePart:
         ids=None if scan.ids is None else scan.ids.range,
         num_bad_rows=0 if scan.bad is None else len(scan.bad.rows),
         bad_rows=() if scan.bad is None else scan.bad.listed,
+        lists=scan.lists,
         sizes=scan.sizes,
         items=scan.items,
     )

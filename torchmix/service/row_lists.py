@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceUnreadable, WireError
-from torchmix.reader.pieces.piece_copy import OtherRows
+from torchmix.reader.pieces.piece_copy import OtherRows, chosen_lists
 from torchmix.service.messages import MOST_ARRAYS, MOST_BODY_BYTES, Arrays
 
 PREFIX = "row/"
@@ -42,7 +42,7 @@ def arrays_of_others(others: Sequence[OtherRows], num_pieces: int, *, ids_bytes:
         mine = [other for other in others if other.name == name]
         piece = np.concatenate([other.piece for other in mine])
         order = np.argsort(piece, kind="stable")
-        lists = pa.concat_arrays([other.values for other in mine]).take(pa.array(order))
+        lists = chosen_lists(pa.concat_arrays([other.values for other in mine]), order)
         offsets = lists.offsets.to_numpy()
         lengths = np.full(num_pieces, NONE, np.int32)
         lengths[piece[order]] = np.diff(offsets)

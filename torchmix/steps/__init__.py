@@ -13,9 +13,9 @@ windows_ahead.py  the next window of each source, decoded while the present one 
 images/           images of items: read, decoded somewhere and cut into patches
 module_items.py   what the ranks of a replica compute of modules: read, and routed
 node_limits.py    what the kernel lets a job use of a machine
-memory_budget.py  what reading takes of a node at most, added up
 replay/           a plan on disk, and steps made from it
 blocks/           several small steps at a time
+memory_budget.py  what reading takes of a node at most, added up
 replica_steps.py  the steps of one replica: planned, read and built
 local_steps.py    the same, with a reader of this process
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from torchmix.catalog.manifest import most_lists
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import RecipeError
 from torchmix.formats.table import READ_AS
@@ -20,6 +21,7 @@ from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_length, most_samples, most_tokens
 from torchmix.recipe.structs import Batch, Loaders, Read
 from torchmix.service.scale.partition import LoaderBudget
+from torchmix.steps.blocks.plan_blocks import BLOCK_TOKENS
 from torchmix.steps.node_limits import memory_bytes, processors
 
 PROCESS_BYTES = 96 << 20
@@ -30,6 +32,8 @@ DECODED_BYTES = 8
 """Most bytes of a token in a decoded page."""
 STEP_TOKEN_BYTES = 10
 """Bytes of a token of a built step: 8 of tokens and labels, and what spans take."""
+BLOCK_COPIES = 5
+"""Copies of the lists of a block of steps, from the map to the message; measured 3.4."""
 STEPS_HELD = 6
 """Built steps of a node worker at the usual look-ahead of 2."""
 ROW_BYTES = 24
@@ -99,14 +103,19 @@ def memory_budget(
     decoded = sum(source.num_tokens for source in sources if READ_AS[source.format].type_in_file is None)
     cache = min(parse_bytes(read.cache, where="read.cache"), DECODED_BYTES * decoded)
     rows = sum(_rows_of_window(source, by_page=part.shuffle.method == "page") for source in sources)
+    length, steps_held = most_length(part.batch), 2 * look_ahead + 2
     terms = {
         "processes": PROCESS_BYTES * (1 + loaders.spares + shared) if is_node else 0,
         "read.cache": caches * cache,
         "dictionaries": readers * min(COMPANION_BYTES, DECODED_BYTES * decoded),
         "kept documents": readers * min(MEMORY_BYTES, DECODED_BYTES * decoded),
         "orders of windows": readers * 2 * ROW_BYTES * rows,
-        "steps": (2 * look_ahead + 2) * STEP_TOKEN_BYTES * samples_here * most_length(part.batch),
+        "steps": steps_held * STEP_TOKEN_BYTES * samples_here * length,
     }
+    if (lists := most_lists(source.lists for source in sources)) is not None:
+        samples_of_block = max(samples_here, BLOCK_TOKENS // length)
+        samples_held = steps_held * samples_here + BLOCK_COPIES * samples_of_block
+        terms["lists beside ids"] = samples_held * (length * lists.of_token + lists.of_row)
     return MemoryBudget(
         terms={name: value for name, value in terms.items() if value},
         limit_bytes=memory_bytes() if loaders.memory is None else parse_bytes(loaders.memory, where="loaders.memory"),

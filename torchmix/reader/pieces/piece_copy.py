@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,21 @@ class OtherRows:
     """[k] index in the request of the piece that begins each row: a row's other values come with its first token."""
     values: pa.Array
     """[k] large_list of numbers."""
+
+    def only(self, chosen: Int64Array, piece: Int64Array) -> OtherRows:
+        """Some of the rows, in the order of `chosen`, with the pieces that begin them."""
+        return OtherRows(name=self.name, piece=piece, values=chosen_lists(self.values, chosen))
+
+
+def chosen_lists(lists: pa.Array, chosen: Int64Array) -> pa.Array:
+    """Some lists, by their numbers, in any order; a view where they are neighbours.
+
+    Arrow's own `take` makes an index of all numbers in the lists, 8 bytes of each, and a list may be the bytes of a
+    picture.
+    """
+    borders = [0, *(np.flatnonzero(np.diff(chosen) != 1) + 1).tolist(), len(chosen)]
+    runs = [lists.slice(int(chosen[start]) if start < stop else 0, stop - start) for start, stop in pairwise(borders)]
+    return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

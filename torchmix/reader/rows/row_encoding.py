@@ -24,7 +24,7 @@ from torchmix.mixture.keys import hash_columns, named_key
 from torchmix.reader.decoded_page import NO_ID, DecodedPage
 from torchmix.reader.pieces.locate import Located
 from torchmix.reader.pieces.page_starts import row_keys
-from torchmix.reader.pieces.piece_copy import OtherRows, Run
+from torchmix.reader.pieces.piece_copy import OtherRows, Run, chosen_lists
 from torchmix.reader.rows.call_rows import CallRows
 from torchmix.reader.rows.kept_ids import KeptIds
 from torchmix.reader.source_pages import SourcePages
@@ -283,7 +283,7 @@ def _of_first_pieces(
     for name, chosen, array in others:
         pieces = piece_of_row[chosen]
         asked = np.flatnonzero(pieces >= 0)
-        found.append(OtherRows(name=name, piece=pieces[asked], values=array.take(pa.array(asked))))
+        found.append(OtherRows(name=name, piece=pieces[asked], values=chosen_lists(array, asked)))
     return tuple(found)
 
 

@@ -11,7 +11,6 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -79,7 +78,7 @@ def tokens_of_part(tokens: Tokens, pieces: tuple[int, int], places: tuple[int, i
 def _cut(other: OtherRows, first: int, last: int) -> OtherRows:
     """The rows that begin with some of the pieces, which are numbered from 0 on."""
     chosen = np.flatnonzero((other.piece >= first) & (other.piece < last))
-    return OtherRows(name=other.name, piece=other.piece[chosen] - first, values=other.values.take(pa.array(chosen)))
+    return other.only(chosen, other.piece[chosen] - first)
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
