@@ -99,12 +99,25 @@ class RayKeeper:
             code = self.process.wait()
             self.num_lost += 1
             logger.warning("process %d, which keeps loaders on Ray, has ended with %d", self.process.pid, code)
-            if self._is_ending.wait(again_s):
-                return
-            again_s = min(2 * again_s, MOST_AGAIN_S)
-            try:
-                self._end.close()
-                self._end, self.process = self._started()
-                self._listens()
-            except Exception as error:
-                logger.warning("loaders on Ray cannot be started again: %s", error)
+            while not self._is_ending.wait(again_s):
+                again_s = min(2 * again_s, MOST_AGAIN_S)
+                if self._start_again():
+                    break
+
+    def _start_again(self) -> bool:
+        """Start another process, and wait until its loaders listen; False where none could be started."""
+        try:
+            end, process = self._started()
+        except OSError as error:
+            logger.warning("the process that keeps loaders on Ray cannot be started again: %s", error)
+            return False
+        self._end.close()
+        self._end, self.process = end, process
+        if self._is_ending.is_set():  # `close` may have ended the one before
+            self._stop()
+            return True
+        try:
+            self._listens()
+        except Exception as error:
+            logger.warning("loaders on Ray cannot be started again: %s", error)
+        return True
