@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.support.json_lines import framed, json_lines
 from tests.support.read_notes import note_all
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.decode_count import DecodeCount
+from torchmix.reader.page_cache import PageCache
 from torchmix.recipe.load import load_recipe
 from torchmix.transform.row_encoder import TextEncoder
 
@@ -51,6 +53,17 @@ def write_reading(folder: Path) -> Path:
     return path
 
 
+class Kept(NamedTuple):
+    """The caches of a room, after a change."""
+
+    process: int
+    room_bytes: int
+    cache_bytes: int
+    """Of all caches of the room."""
+    num_in_use: int
+    """Caches that hold something."""
+
+
 class ReadCounts:
     """What this process, and those that it starts from now on, decode and encode."""
 
@@ -61,9 +74,11 @@ class ReadCounts:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
         patch.setenv("DECODES", str(folder / "decodes"))
         patch.setenv("ENCODES", str(folder / "encodes"))
+        patch.setenv("KEPT", str(folder / "kept"))
         self._folder = folder
         patch.setattr(DecodeCount, "add", DecodeCount.add)  # restored afterwards
         patch.setattr(TextEncoder, "encode", TextEncoder.encode)
+        patch.setattr(PageCache, "_count", PageCache._count)
         note_all()
 
     def amplification(self, recipe: Path) -> float:
@@ -72,6 +87,11 @@ class ReadCounts:
         catalog = open_catalog(load_recipe(recipe), recipe.parent)
         assert len(set(found)) == sum(source.pages.num_pages for source in catalog.sources.values())
         return len(found) / len(set(found))
+
+    @property
+    def kept(self) -> list[Kept]:
+        """What caches of decoded pages held, each time that it changed."""
+        return [Kept(*map(int, line.split())) for line in (self._folder / "kept").read_text().splitlines()]
 
     @property
     def rows_encoded(self) -> int:

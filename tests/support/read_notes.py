@@ -1,4 +1,4 @@
-"""Notes what a process decodes and encodes, in the files that DECODES and ENCODES name.
+"""Notes what a process decodes, encodes and keeps, in the files that DECODES, ENCODES and KEPT name.
 
 It imports no more than it must: it runs in every interpreter that a test starts.
 """
@@ -9,12 +9,13 @@ import os
 from pathlib import Path
 
 from torchmix.reader.decode_count import DecodeCount
+from torchmix.reader.page_cache import PageCache
 from torchmix.transform.row_encoder import TextEncoder
 
 
 def note_all() -> None:
     """Note what this process does."""
-    add, encode = DecodeCount.add, TextEncoder.encode
+    add, encode, count = DecodeCount.add, TextEncoder.encode, PageCache._count
 
     def noted_add(self, key):
         _write("DECODES", key)
@@ -24,10 +25,15 @@ def note_all() -> None:
         _write("ENCODES", len(asked.rows))
         return encode(self, asked)
 
-    DecodeCount.add, TextEncoder.encode = noted_add, noted_encode
+    def noted_count(self, num_bytes):
+        count(self, num_bytes)
+        of_caches = [cache.num_bytes for cache in self._room._budgets]
+        _write("KEPT", f"{os.getpid()} {self._room.num_bytes} {sum(of_caches)} {sum(map(bool, of_caches))}")
+
+    DecodeCount.add, TextEncoder.encode, PageCache._count = noted_add, noted_encode, noted_count
 
 
-def _write(name: str, number: int) -> None:
+def _write(name: str, number: int | str) -> None:
     if path := os.environ.get(name):  # a server of forks that such a test has started serves others, too
         with Path(path).open("a") as file:
             file.write(f"{number}\n")

@@ -1,14 +1,18 @@
-"""Training and validation side by side in one real job: both orders, one pulse, and one end for both."""
+"""Training and validation side by side in one real job: both orders, one pulse, one cache, and one end for both."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
 from tests.support.loaders import run_job, write_job
+from tests.support.node_rank import hash_of
 from tests.support.processes import Child, Processes, wait_until
+from tests.support.read_counts import ReadCounts, write_reading
 from torchmix.parallel.topology import Topology
+from torchmix.stateful.open import build_loader
 
 pytestmark = pytest.mark.system
 DEADLINE_S = 120.0
@@ -56,3 +60,42 @@ def test_a_failure_in_one_ends_the_ranks_that_wait_in_the_other(job: Path, tmp_p
             if rank != victim:
                 assert f"torchmix: rank {victim} lost: rank {victim} (host " in child.stderr(), processes.report()
                 assert "failed: ValueError: a mistake in the evaluation" in child.stderr(), processes.report()
+
+
+CACHE_KIB = 320
+"""Of two windows of each part, and less than the data."""
+
+
+def tensors_of_both(recipe: Path, loaders: str) -> dict[str, str]:
+    """A hash of all tensors of each part, both read once to their ends, a step of each in turn."""
+    parts = ("train", "validation")
+    options = {"loaders": loaders, "topology": Topology(), "one_pass": True}
+    found = {part: hashlib.sha256() for part in parts}
+    with (
+        build_loader(recipe, part="train", **options) as train,
+        build_loader(recipe, part="validation", **options) as v,
+    ):
+        streams = {"train": iter(train), "validation": iter(v)}
+        while streams:
+            for part in [*streams]:
+                for microbatch in streams[part]:
+                    hash_of(microbatch, found[part])
+                    if microbatch.is_last_of_step:
+                        break
+                else:
+                    del streams[part]
+    return {part: found[part].hexdigest() for part in parts}
+
+
+def test_both_share_the_cache_of_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_reading(tmp_path)
+    recipe.write_text(recipe.read_text().replace("cache: 160KiB", f"cache: {CACHE_KIB}KiB") + "split: [60, 40]\n")
+    alone = tensors_of_both(recipe, "in_process")
+    counts = ReadCounts(tmp_path / "hook", monkeypatch)
+    assert tensors_of_both(recipe, "node") == alone
+    assert 1.0 <= counts.amplification(recipe) <= 1.25
+    kept = counts.kept
+    assert len({one.process for one in kept}) == 1
+    assert all(one.room_bytes == one.cache_bytes <= CACHE_KIB << 10 for one in kept)
+    assert max(one.room_bytes for one in kept) > CACHE_KIB << 9
+    assert sum(one.num_in_use == 2 for one in kept) > len(kept) / 2
