@@ -1,6 +1,6 @@
 """Memory of a node of 8 ranks that read many Parquet sources: torchmix against DataLoaders over row groups.
 
-    python benchmarks/node_memory.py [--sources 100 306] [--steps 30] [--quick]
+    python benchmarks/node_memory.py [--sources 100 306] [--steps 30] [--layouts] [--quick]
 
 Eight processes with gloo, as torchrun would start them, each with torch, pyarrow and torchmix imported; *above* is what
 the job holds beyond that. Memory is the sum of proportional set sizes over all processes of the job, workers too. It is
@@ -12,7 +12,9 @@ looked at every 0.1 s while they take `--steps` global batches; the most of it c
   stateful      the same dataset in torchdata's StatefulDataLoader, with the state of each batch
 
 All rivals are given their shard by rank and worker, hold no shuffle buffer, and pack nothing. The second table has
-torchmix alone at dp 4 and with CP, PP or TP of 2 beside. The third is a model, not a measurement: a rank that loads
+torchmix alone at dp 4 and with CP, PP or TP of 2 beside; it is all that `--layouts` makes. *Own* is memory that is of
+no file: pages of a library count less in each process the more processes of the machine have them, others' too, so that
+the floor itself was 33 MiB apart between two runs. The third is a model, not a measurement: a rank that loads
 takes `workers` x (process + sources x open), torchmix `worker + sources x open` for a node with a leader, with the
 coefficients of the first table; it says how much the jobs of 288 GPUs (TP 4, PP 8, DP 9) and 576 (TP 4, PP 4, CP 4,
 DP 9), 16 to a node, would hold, where all ranks of TP 0 load, or those of the first and last stage alone.
@@ -31,7 +33,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 from process_trees import Contestant, memory_mib, reply, requests, tree_of
@@ -186,19 +188,30 @@ def contestant(options: dict[str, Any]) -> None:
         pass  # until told to end
 
 
-def most_mib(shared: dict[str, Any], of: str) -> tuple[float, int]:
-    """The most memory of a contestant's processes together, and how many they were."""
+class Most(NamedTuple):
+    """The most at any moment."""
+
+    mib: float
+    own_mib: float
+    """Of no file."""
+    processes: int
+
+
+def most_mib(shared: dict[str, Any], of: str) -> Most:
+    """The most memory of a contestant's processes together."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [Contestant(__file__, **shared, of=of, rank=rank, port=port) for rank in range(shared["world"])]
-    most, count = 0.0, 0
+    most = Most(0.0, 0.0, 0)
     with ThreadPoolExecutor(len(ranks)) as pool:
         answers = [pool.submit(rank.answer) for rank in ranks]
         while True:
             is_over = all(answer.done() for answer in answers)
             pids = [pid for rank in ranks for pid in tree_of(rank.pid)]
-            most, count = max(most, memory_mib(pids)["Pss"]), max(count, len(pids))
+            sizes = memory_mib(pids)
+            own_mib = max(most.own_mib, sizes["Pss_Anon"] + sizes["Pss_Shmem"])
+            most = Most(max(most.mib, sizes["Pss"]), own_mib, max(most.processes, len(pids)))
             if is_over:
                 break
             time.sleep(LOOK_S)
@@ -206,7 +219,7 @@ def most_mib(shared: dict[str, Any], of: str) -> tuple[float, int]:
         answer.result()
     for rank in ranks:
         rank.kill()
-    return most, count
+    return most
 
 
 def main() -> None:
@@ -216,6 +229,7 @@ def main() -> None:
     parser.add_argument("--cache-mib", type=int, default=128)
     parser.add_argument("--workers", type=int, default=2, help="of a DataLoader")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--layouts", action="store_true", help="the second table alone")
     parser.add_argument("--quick", action="store_true", help="few sources, to see that it runs")
     parser.add_argument("--contestant", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -225,35 +239,48 @@ def main() -> None:
     if args.quick:
         args.sources, args.tokens, args.steps = [4, 8], 200_000, 3
     above: dict[tuple[int, str], float] = {}
-    sizes: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         shared = {"world": 8, "workers": args.workers, "steps": args.steps, "sizes": {"dp": 8}}
-        floor, _ = most_mib(shared, "floor")
-        print(f"the floor: {floor:.0f} MiB; read.cache {args.cache_mib} MiB\n")
-        print("sources | contestant | processes | MiB above the floor | beyond read.cache | times torchmix")
-        for count in args.sources:
+        floor = most_mib(shared, "floor")
+        print(f"the floor: {floor.mib:.0f} MiB, {floor.own_mib:.0f} own; read.cache {args.cache_mib} MiB\n")
+        recipes: list[Path] = []
+        if not args.layouts:
+            print("sources | contestant | processes | MiB above the floor | beyond read.cache | times torchmix")
+        for count in args.sources[: 1 if args.layouts else None]:
             folder = Path(name) / str(count)
             folder.mkdir()
             paths = write_sources(folder, count, args.tokens)
-            recipe = write_job(folder, paths, args.cache_mib)
-            shared |= {"recipe": str(recipe), "paths": [str(path) for path in paths]}
-            for of in ("torchmix", "dataloader", "stateful"):
-                most, processes = most_mib(shared, of)
-                above[count, of] = most - floor
-                beyond = f"{most - floor - args.cache_mib:.0f}" if of == "torchmix" else ""
+            recipes.append(write_job(folder, paths, args.cache_mib))
+            shared |= {"recipe": str(recipes[-1]), "paths": [str(path) for path in paths]}
+            for of in () if args.layouts else ("torchmix", "dataloader", "stateful"):
+                most = most_mib(shared, of)
+                above[count, of] = most.mib - floor.mib
+                beyond = f"{most.mib - floor.mib - args.cache_mib:.0f}" if of == "torchmix" else ""
                 times = above[count, of] / above[count, "torchmix"]
-                print(f"{count} | {of} | {processes} | {most - floor:.0f} | {beyond} | {times:.1f}", flush=True)
-        shared |= {"recipe": str(Path(name) / str(args.sources[0]) / "recipe.yaml")}
-        print(f"\nlayout, {args.sources[0]} sources | ranks | MiB above the floor | of dp 4")
-        for layout, of_layout in SIZES.items():
-            world = 4 if layout == "dp 4" else 8
-            here = {**shared, "world": world, "sizes": of_layout}
-            sizes[layout] = most_mib(here, "torchmix")[0] - (floor if world == 8 else most_mib(here, "floor")[0])
-            print(f"{layout} | {world} | {sizes[layout]:.0f} | {sizes[layout] / sizes['dp 4']:.2f}", flush=True)
+                line = f"{count} | {of} | {most.processes} | {above[count, of]:.0f} | {beyond} | {times:.1f}"
+                print(line, flush=True)
+        layouts = memory_of_layouts({**shared, "recipe": str(recipes[0])}, args.sources[0])
     few, many = args.sources[0], args.sources[-1]
-    if many > few:
+    if above and many > few:
         model(above, few, many, args.workers)
-    print(json.dumps({"floor": floor, "above": {f"{c} {of}": mib for (c, of), mib in above.items()}, "layouts": sizes}))
+    found = {f"{count} {of}": mib for (count, of), mib in above.items()}
+    print(json.dumps({"floor": floor.mib, "above": found, "layouts": layouts}))
+
+
+def memory_of_layouts(shared: dict[str, Any], count: int) -> dict[str, float]:
+    """The second table; own memory above the floor, by layout."""
+    print(f"\nlayout, {count} sources | ranks | MiB above the floor | own | of dp 4")
+    floors: dict[int, Most] = {}
+    found: dict[str, float] = {}
+    for layout, of_layout in SIZES.items():
+        world = 4 if layout == "dp 4" else 8
+        here = {**shared, "world": world, "sizes": of_layout}
+        if world not in floors:
+            floors[world] = most_mib(here, "floor")
+        most, floor = most_mib(here, "torchmix"), floors[world]
+        found[layout] = own = most.own_mib - floor.own_mib
+        print(f"{layout} | {world} | {most.mib - floor.mib:.0f} | {own:.0f} | {own / found['dp 4']:.2f}", flush=True)
+    return found
 
 
 def model(above: dict[tuple[int, str], float], few: int, many: int, workers: int) -> None:
