@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tests.support.example import EXAMPLE, example_module
 from tests.support.files import make_text_file, random_texts
+from tests.support.forks import TRAINING
 from tests.support.processes import Processes
 
 FOLDER = EXAMPLE.parent / "ddp"
@@ -59,7 +60,7 @@ def run(job: Path, *words: str, world_size: int) -> list[tuple[int, float, float
     folder.mkdir()
     with Processes(folder) as processes:
         arguments = (str(FOLDER / "train_ddp.py"), str(job / "recipe.yaml"), *words)
-        ranks = processes.start_ranks(*arguments, world_size=world_size, after=())
+        ranks = processes.start_ranks(*arguments, world_size=world_size, after=TRAINING)
         for rank in ranks:
             assert rank.wait(deadline_s=180) == 0, rank.report()
         printed = ranks[0].stdout()

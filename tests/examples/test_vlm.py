@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.example import EXAMPLE
-from tests.support.forks import TORCH
+from tests.support.forks import TRAINING
 from tests.support.processes import Processes
 
 FOLDER = EXAMPLE.parent / "vlm"
@@ -21,7 +21,7 @@ def run(job: Path, *words: str, ranks: int) -> tuple[dict[int, float], float, fl
     folder.mkdir()
     script = str(FOLDER / "train_vlm.py")
     with Processes(folder) as processes:
-        started = processes.start_ranks(script, str(job / "recipe.yaml"), *words, world_size=ranks, after=TORCH)
+        started = processes.start_ranks(script, str(job / "recipe.yaml"), *words, world_size=ranks, after=TRAINING)
         processes.wait_all(started, deadline_s=600)
         printed = started[0].stdout()
     steps = {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss (\S+)", printed)}

@@ -23,6 +23,8 @@ from tests.support.fork_server import MOST_BYTES
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = ("torchmix.stateful.open", "torchmix.parallel.liveness.open")
 """What a rank of a job imports."""
+TRAINING = (*TORCH, "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+"""What one imports that trains a model: an optimizer of torch imports its compiler."""
 MEGATRON = (*TORCH, "tests.support.megatron_imports")
 """What one imports that runs Megatron."""
 
