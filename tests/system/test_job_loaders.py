@@ -252,7 +252,7 @@ mixture: {{web: 50%, raw: 50%}}
 
 
 def test_a_job_of_four_nodes_reads_and_encodes_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    topology = Topology(dp=8)
+    topology = Topology(dp=4)
     recipe = write_reading(tmp_path)
     oracle = planned(recipe, topology, max_steps=None, one_pass=True)
     counts = ReadCounts(tmp_path / "hook", monkeypatch)
