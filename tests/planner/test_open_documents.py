@@ -6,16 +6,17 @@ import pytest
 
 from tests.support.mixtures import PACKINGS, SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
-from torchmix.planner.open_documents import documents_to_come
+from torchmix.planner.open_documents import BegunDocuments
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_open_documents_are_those_that_were_begun_and_come_again(packing: str) -> None:
     planner = make_planner(make_recipe(SHARES, samples=4, length=256, packing=PACKINGS[packing]), SIZES)
     plans, cursors = plan_steps(planner, 60)
+    followed = BegunDocuments(planner)
     num_open, is_cut = 0, packing == "best_fit" or packing.startswith("concat")
     for step in range(40):
-        found = documents_to_come(planner, cursors[step + 1])
+        found = followed.at(cursors[step + 1])
         assert len(set(zip(found.source.tolist(), found.row.tolist(), strict=True))) == len(found.row)
         first = {
             place: start
@@ -34,3 +35,14 @@ def test_open_documents_are_those_that_were_begun_and_come_again(packing: str) -
         num_open += len(found.row)
         assert len(found.row) <= len(SHARES) + len(cursors[step + 1].pool)
     assert bool(num_open) == is_cut, "documents that are not cut are never open"
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_open_documents_follow_from_the_cursor_alone(packing: str) -> None:
+    planner = make_planner(make_recipe(SHARES, samples=4, length=256, packing=PACKINGS[packing]), SIZES)
+    _, cursors = plan_steps(planner, 40)
+    followed = BegunDocuments(planner)
+    for cursor in [*cursors[1:], *cursors[20:25], cursors[1]]:
+        each = (followed.at(cursor), BegunDocuments(planner).at(cursor))
+        found, alone = (sorted(zip(at.source.tolist(), at.row.tolist(), at.start.tolist(), strict=True)) for at in each)
+        assert found == alone

@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 from tests.support.pieces import name_hashes, pieces_of
-from torchmix.planner.pack import Packed, Pieces, aligned, best_fit, concat, piece_hashes, renumber, split_long
+from torchmix.planner.pack import (
+    Packed,
+    Pieces,
+    aligned,
+    best_fit,
+    concat,
+    piece_hashes,
+    renumber,
+    sample_numbers,
+    split_long,
+)
 
 STEP = 50
 
@@ -34,7 +44,7 @@ class Case:
     align_tokens: int
     seed: int
 
-    def pack(self) -> tuple[Packed, Pieces, np.ndarray]:
+    def pack(self, numbers: np.ndarray | None = None) -> tuple[Packed, Pieces, np.ndarray]:
         rng = random.Random(self.seed)
         # Lengths lie anywhere in their last unit.
         spread = [
@@ -44,13 +54,14 @@ class Case:
         new = pieces_of(spread[len(self.pool_units) :], drawn_step=STEP, first_row=len(pool))
         tie = random_ties(rng, len(pool) + len(new)) if self.seed % 5 else np.zeros(len(pool) + len(new), np.uint64)
         packed = best_fit(
-            pool,
-            new,
+            Pieces.concatenate([pool, new]),
+            len(pool),
             tie,
             num_samples=self.num_samples,
             length=self.unit_capacity * self.align_tokens,
             align_tokens=self.align_tokens,
             step=STEP,
+            number_of_sample=numbers,
         )
         return packed, Pieces.concatenate([pool, new]), tie
 
@@ -303,7 +314,7 @@ def test_the_hash_of_a_piece_depends_on_its_name_place_step_and_seed_alone():
 
 def test_samples_are_renumbered_without_a_trace_of_their_lengths():
     packed, _, _ = Case([], [], [32] * 64 + [4] * 512, 64, 64, 1, seed=1).pack()
-    renumbered = renumber(packed, seed=3, step=8, num_samples=64)
+    renumbered = renumber(packed, sample_numbers(seed=3, step=8, num_samples=64))
     before: dict[int, list] = {}
     after: dict[int, list] = {}
     for made, samples in ((packed, before), (renumbered, after)):
@@ -319,5 +330,16 @@ def test_samples_are_renumbered_without_a_trace_of_their_lengths():
     has_long = np.array([any(piece[2][4] == 32 for piece in after[sample]) for sample in range(64)])
     assert np.count_nonzero(has_long) == 32
     assert 9 <= np.count_nonzero(has_long[:32]) <= 23
-    other = renumber(packed, seed=3, step=9, num_samples=64)
+    other = renumber(packed, sample_numbers(seed=3, step=9, num_samples=64))
     assert other.pieces.row.tolist() != renumbered.pieces.row.tolist()
+
+
+def test_samples_that_are_numbered_as_they_are_packed_are_those_numbered_afterwards():
+    for seed in range(40):
+        case = random_case(seed)
+        numbers = sample_numbers(seed=seed, step=STEP, num_samples=case.num_samples)
+        at_once, afterwards = case.pack(numbers)[0], renumber(case.pack()[0], numbers)
+        for name in ("sample", "slot", "sample_offset"):
+            assert np.array_equal(getattr(at_once, name), getattr(afterwards, name)), (seed, name)
+        assert rows(at_once.pieces) == rows(afterwards.pieces)
+        assert rows(at_once.pool) == rows(afterwards.pool)

@@ -115,7 +115,7 @@ def draw(
     stands = Position(epoch=epoch, window=window, offset=offset, debt=debt, residue=residue)
     coming.end_at(stands)
     return Draw(
-        stretches=joined([_of_held(given, epoch), _of_runs(runs)]),
+        stretches=joined([_of_held(given, epoch), *([_of_runs(runs)] if runs else [])]),
         position=stands,
         asked=asked,
         ran_out=tuple(ran_out),
@@ -195,16 +195,17 @@ def _of_held(given: Given, epoch: Int64Array) -> Stretches:
 def _of_runs(runs: list[_Run]) -> Stretches:
     parts = [run.window.stretches(run.taken) for run in runs]
     counts = [len(part.row) for part in parts]
-    empty = np.zeros(0, np.int64)
-    tokens = np.concatenate([empty, *(part.tokens for part in parts)])
+    place = np.array([(run.stream, run.epoch) for run in runs], np.int64).repeat(counts, axis=0)
+    tokens = np.concatenate([part.tokens for part in parts])
     is_whole = all(part.document_tokens is part.tokens for part in parts)
+    whole = tokens if is_whole else np.concatenate([part.document_tokens for part in parts], dtype=np.int64)
     return Stretches(
-        stream=np.repeat(np.array([run.stream for run in runs], np.int64), counts),
-        epoch=np.repeat(np.array([run.epoch for run in runs], np.int64), counts),
-        row=np.concatenate([empty, *(part.row for part in parts)]),
-        start=np.concatenate([empty, *(part.start for part in parts)]),
+        stream=place[:, 0],
+        epoch=place[:, 1],
+        row=np.concatenate([part.row for part in parts]),
+        start=np.concatenate([part.start for part in parts]),
         tokens=tokens,
-        document_tokens=tokens if is_whole else np.concatenate([empty, *(part.document_tokens for part in parts)]),
+        document_tokens=whole,
     )
 
 

@@ -7,7 +7,7 @@ operations; nothing to join where every part begins its document.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,10 @@ class Stretches:
 
     def take(self, order: Int64Array | NDArray[np.bool_]) -> Stretches:
         """The stretches at `order` (positions or a mask)."""
-        return Stretches(**{f.name: getattr(self, f.name)[order] for f in fields(self)})
+        return Stretches(**{name: getattr(self, name)[order] for name in _COLUMNS})
+
+
+_COLUMNS = tuple(column.name for column in fields(Stretches))
 
 
 def joined(parts: list[Stretches]) -> Stretches:
@@ -42,10 +45,11 @@ def joined(parts: list[Stretches]) -> Stretches:
     Args:
         parts: Each by stream, in the order in which they were drawn.
     """
-    columns = {f.name: np.concatenate([np.zeros(0, np.int64), *(getattr(p, f.name) for p in parts)]) for f in _COLUMNS}
-    table = Stretches(**columns)
-    if sum(len(part.row) > 0 for part in parts) > 1:
-        table = table.take(np.argsort(table.stream, kind="stable"))
+    given = [part for part in parts if len(part.row)]
+    table = given[0] if given else Stretches(**{name: np.zeros(0, np.int64) for name in _COLUMNS})
+    if len(given) > 1:
+        columns = {name: np.concatenate([getattr(part, name) for part in given]) for name in _COLUMNS}
+        table = Stretches(**columns).take(columns["stream"].argsort(kind="stable"))
     if not table.tokens.all():
         table = table.take(table.tokens > 0)
     if not table.start.any():
@@ -56,8 +60,4 @@ def joined(parts: list[Stretches]) -> Stretches:
     if not goes_on.any():
         return table
     first = np.flatnonzero(np.append(True, ~goes_on))
-    whole = {f.name: getattr(table, f.name)[first] for f in _COLUMNS}
-    return Stretches(**{**whole, "tokens": np.add.reduceat(table.tokens, first)})
-
-
-_COLUMNS = fields(Stretches)
+    return replace(table.take(first), tokens=np.add.reduceat(table.tokens, first))

@@ -48,17 +48,20 @@ class Pieces:
 
     def take(self, order: Int64Array | NDArray[np.bool_]) -> Pieces:
         """The pieces at `order` (positions or a mask)."""
-        return Pieces(**{f.name: getattr(self, f.name)[order] for f in fields(self)})
+        return Pieces(**{name: getattr(self, name)[order] for name in _COLUMNS})
 
     @staticmethod
     def concatenate(parts: list[Pieces]) -> Pieces:
         """All pieces of `parts`, in order."""
-        return Pieces(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Pieces)})
+        return Pieces(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in _COLUMNS})
 
     @staticmethod
     def empty() -> Pieces:
         """No pieces."""
-        return Pieces(**{f.name: np.zeros(0, np.int64) for f in fields(Pieces)})
+        return Pieces(**{name: np.zeros(0, np.int64) for name in _COLUMNS})
+
+
+_COLUMNS = tuple(column.name for column in fields(Pieces))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -144,14 +147,15 @@ def pad(pieces: Pieces) -> Packed:
 
 
 def best_fit(
-    pool: Pieces,
-    new: Pieces,
+    pieces: Pieces,
+    num_deferred: int,
     tie: NDArray[np.uint64],
     *,
     num_samples: int,
     length: int,
     align_tokens: int,
     step: int,
+    number_of_sample: Int64Array | None = None,
 ) -> Packed:
     """Best-fit decreasing by age class: the longest piece first, each in the fitting sample with the least room.
 
@@ -159,52 +163,55 @@ def best_fit(
     would always defer the shortest documents.
 
     Args:
-        pool: Deferred pieces, in order.
-        new: Pieces drawn in this step, none longer than `length`.
-        tie: uint64 [len(pool) + len(new)] hash of each piece. It orders pieces of equal length, chooses the pieces
-            to hold back, and orders the pieces inside a sample.
+        pieces: Deferred pieces, in order; then those drawn in this step. None is longer than `length`.
+        num_deferred: How many of them are deferred ones.
+        tie: uint64 [len(pieces)] hash of each piece. It orders pieces of equal length, chooses the pieces to hold back,
+            and orders the pieces inside a sample.
         num_samples, length: Samples of the global batch, and tokens per sample.
         align_tokens: Every piece takes a multiple of this many tokens; it divides `length`.
         step: The step being packed; a piece's age is `step - drawn_step`.
+        number_of_sample: int64 [num_samples] numbers of the samples, from `sample_numbers`; None: as they are opened.
 
     Source: best-fit decreasing, Johnson 1973.
     """
-    pieces = Pieces.concatenate([pool, new])
     units = -(-pieces.tokens // align_tokens)
     unit_capacity = length // align_tokens
-    held = _held_back(units[len(pool) :], tie[len(pool) :], int(units.sum()) - num_samples * unit_capacity)
-    ready = np.concatenate([np.arange(len(pool)), len(pool) + np.flatnonzero(~held)])
-    age_class = np.minimum(step - pieces.drawn_step[ready], MAX_CLASS)
+    is_ready = np.ones(len(pieces), np.bool_)
+    held = _held_back(units[num_deferred:], tie[num_deferred:], int(units.sum()) - num_samples * unit_capacity)
+    is_ready[num_deferred + held] = False
+    ready = is_ready.nonzero()[0]
+    age_class = MAX_CLASS - np.minimum(step - pieces.drawn_step[ready], MAX_CLASS)
     unit_bits = unit_capacity.bit_length()
-    major = (((MAX_CLASS - age_class) << unit_bits) | (unit_capacity - units[ready])).astype(np.uint64)
+    major = ((age_class << unit_bits) | (unit_capacity - units[ready])).astype(np.uint64)
+    class_sizes = np.bincount(age_class, minlength=MAX_CLASS + 1)
     ready = ready[order_by(major, tie[ready], major_bits=2 + unit_bits)]
-    class_sizes = np.bincount(MAX_CLASS - np.minimum(step - pieces.drawn_step[ready], MAX_CLASS), minlength=4)
     sample_of_ready = _best_fit_runs(units[ready], class_sizes, num_samples, unit_capacity)
+    if number_of_sample is not None:
+        sample_of_ready = np.where(sample_of_ready < 0, -1, number_of_sample[sample_of_ready])
 
     sample_of_piece = np.full(len(pieces), -1, np.int64)
     sample_of_piece[ready] = sample_of_ready
-    placed = np.flatnonzero(sample_of_piece >= 0)
+    placed = (sample_of_piece >= 0).nonzero()[0]
     major = sample_of_piece[placed].astype(np.uint64)
     placed = placed[order_by(major, tie[placed], major_bits=max(1, (num_samples - 1).bit_length()))]
-    sample = sample_of_piece[placed]
-    ends = np.cumsum(units[placed])
-    first = np.searchsorted(sample, sample)
+    sample, units_placed = sample_of_piece[placed], units[placed]
+    before = units_placed.cumsum() - units_placed
+    first = sample.searchsorted(sample)
     return Packed(
         pieces=pieces.take(placed),
         sample=sample,
         slot=np.arange(len(placed), dtype=np.int64) - first,
-        sample_offset=(ends - units[placed] - (ends - units[placed])[first]) * align_tokens,
-        pool=pieces.take(sample_of_piece < 0),
+        sample_offset=(before - before[first]) * align_tokens,
+        pool=pieces.take((sample_of_piece < 0).nonzero()[0]),
     )
 
 
-def _held_back(units: Int64Array, tie: NDArray[np.uint64], surplus: int) -> NDArray[np.bool_]:
-    """Mask of the new pieces to hold back: the first by hash whose sum is at most the surplus."""
-    held = np.zeros(len(units), np.bool_)
-    if surplus > 0 and len(units):
-        order = order_by(np.zeros_like(tie), tie, major_bits=0)
-        held[order[: int(np.searchsorted(np.cumsum(units[order]), surplus, side="right"))]] = True
-    return held
+def _held_back(units: Int64Array, tie: NDArray[np.uint64], surplus: int) -> Int64Array:
+    """The new pieces to hold back: the first by hash whose sum is at most the surplus."""
+    if surplus <= 0 or not len(units):
+        return np.zeros(0, np.int64)
+    order = order_by(tie, tie, major_bits=0)
+    return order[: int(units[order].cumsum().searchsorted(surplus, side="right"))]
 
 
 def _best_fit_runs(units: Int64Array, class_sizes: Int64Array, num_samples: int, capacity: int) -> Int64Array:
@@ -263,10 +270,15 @@ def piece_hashes(seed: int, step: int, name_hash: NDArray[np.uint64], pieces: Pi
     return hash_columns(key, name_hash, pieces.epoch, pieces.row, pieces.start)
 
 
-def renumber(packed: Packed, *, seed: int, step: int, num_samples: int) -> Packed:
-    """Number the samples by a hash, independently of how they were packed (best fit emits them by length)."""
+def sample_numbers(*, seed: int, step: int, num_samples: int) -> Int64Array:
+    """int64 [num_samples] number of each sample by a hash, however they were packed (best fit emits them by length)."""
     number_of_sample = np.empty(num_samples, np.int64)
     number_of_sample[keyed_order(named_key(seed, "samples", step), num_samples)] = np.arange(num_samples)
+    return number_of_sample
+
+
+def renumber(packed: Packed, number_of_sample: Int64Array) -> Packed:
+    """Number the samples otherwise, by `sample_numbers`."""
     sample = number_of_sample[packed.sample]
     order = np.argsort(sample, kind="stable")
     return Packed(

@@ -201,7 +201,8 @@ def plan_digest_of_modules(backbone: bytes, modules: Mapping[str, ItemPlan]) -> 
 
 def plan_digest(order: bytes, placement: Placement, layout: Layout) -> bytes:
     """8-byte digest of one step's order digest and placement."""
-    table = np.stack(
-        [placement.dp_rank_of_sample, placement.microbatch_of_sample, placement.slot_of_sample], axis=1
-    ).astype("<i8")
+    table = np.empty((len(placement.slot_of_sample), 3), "<i8")
+    table[:, 0] = placement.dp_rank_of_sample
+    table[:, 1] = placement.microbatch_of_sample
+    table[:, 2] = placement.slot_of_sample
     return hashlib.sha256(order + struct.pack("<qq", layout.dp, layout.micro_batch_size) + table.tobytes()).digest()[:8]

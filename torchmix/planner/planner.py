@@ -309,6 +309,7 @@ class Planner:
         packing, length = self.part.packing, length_of_step(self.part.batch, cursor.step)
         seed, step = self.part.seed, cursor.step
         num_samples = samples_of_step(self.part.batch, step)
+        numbers = pack.sample_numbers(seed=seed, step=step, num_samples=num_samples)
         if packing.method == "concat":
             tie = pack.piece_hashes(seed, step, self._names.of(drawn), drawn)
             packed = pack.concat(cursor.pool, drawn, tie, num_samples=num_samples, length=length)
@@ -319,8 +320,8 @@ class Planner:
             both = Pieces.concatenate([cursor.pool, drawn])
             tie = pack.piece_hashes(seed, step, self._names.of(both), both)
             sizes = {"num_samples": num_samples, "length": length, "align_tokens": self.align_tokens}
-            packed = pack.best_fit(cursor.pool, drawn, tie, **sizes, step=step)
-        return pack.renumber(packed, seed=seed, step=step, num_samples=num_samples)
+            return pack.best_fit(both, len(cursor.pool), tie, **sizes, step=step, number_of_sample=numbers)
+        return pack.renumber(packed, numbers)
 
     def _by_stream(self, pieces: Pieces) -> Int64Array:
         sums = np.zeros(len(self.streams), np.int64)

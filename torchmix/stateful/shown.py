@@ -1,8 +1,7 @@
 """What a trainer shows of its steps to `torchmix top`, and how long it has waited for them.
 
 In: each step as it is handed out. Out: figures on the board of the process, under the name of the part. Must hold: a
-loader that is closed shows nothing any more; two loaders of a process have a name each. Cost: a sum over the sources a
-step, and a write twice a second.
+loader that is closed shows nothing any more; two loaders of a process have a name each. Cost: a write twice a second.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class ShownSteps:
 
     def step(self, header: StepHeader, *, workers_lost: int) -> None:
         """A step is handed out."""
-        self._total_tokens += sum(header.report.tokens_of_source)
+        self._total_tokens += header.report.delivered_tokens
         if self._is_shown:
             own_board.show(
                 self._name,

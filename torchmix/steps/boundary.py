@@ -118,7 +118,9 @@ def states_of_eras(eras: Eras) -> list[list[EraState]]:
 def boundary_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, like: bytes) -> Boundary:
     """What of the state before `cursor.step` alters; `like`: an encoded state of the same stream."""
     at, pool = cursor.position, cursor.pool
-    positions = np.stack([getattr(at, name) for name in POSITION_FIELDS], axis=1)
+    positions = np.empty((len(at.epoch), len(POSITION_FIELDS)), "<i8")
+    for column, name in enumerate(POSITION_FIELDS):
+        positions[:, column] = getattr(at, name)
     return Boundary(
         like=like,
         recipe=recipe,
@@ -126,8 +128,8 @@ def boundary_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, like: b
         dp=planner.layout.dp,
         micro_batch_size=planner.layout.micro_batch_size,
         order_digest=cursor.order_digest,
-        positions=positions.astype("<i8", copy=False).tobytes(),
-        pool=np.stack([getattr(pool, name) for name in POOL_FIELDS]).astype("<i8", copy=False).tobytes(),
+        positions=positions.tobytes(),
+        pool=np.array([getattr(pool, name) for name in POOL_FIELDS], "<i8").tobytes(),
         drawn=DrawnState(raw=cursor.drawn.raw, aligned=cursor.drawn.aligned),
         decisions=[DecisionState(step=d.step, kind=d.kind, name=d.name) for d in cursor.decisions],
         shares=dict(cursor.decided.shares),

@@ -8,7 +8,10 @@ the state that the boundary is like, and are read when somebody asks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+import numpy as np
 
 from torchmix.errors import StateMismatch
 from torchmix.planner.plan import StepPlan
@@ -19,10 +22,12 @@ from torchmix.steps.state import LoaderState, encode_state, other_recipe, read_s
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one step, for logs."""
 
-    tokens_of_source: list[int]
-    """Delivered tokens of each source, by sorted name; padding not counted."""
-    tokens_of_stream: list[int]
-    """Delivered tokens of each stream, by sorted name."""
+    tokens_of_source: bytes
+    """int64 [S], little-endian: delivered tokens of each source, by sorted name; padding not counted."""
+    tokens_of_stream: bytes
+    """Likewise of each stream."""
+    delivered_tokens: int
+    """The sum over sources."""
     capacity_tokens: int
     balance_cost: int
     hash_order_cost: int
@@ -82,8 +87,9 @@ def encode_header(
             first_microbatch=first_microbatch,
             after=after,
             report=StepReport(
-                tokens_of_source=plan.tokens_of_source().tolist(),
-                tokens_of_stream=plan.delivered_tokens.tolist(),
+                tokens_of_source=plan.tokens_of_source().astype("<i8", copy=False).tobytes(),
+                tokens_of_stream=plan.delivered_tokens.astype("<i8", copy=False).tobytes(),
+                delivered_tokens=int(plan.delivered_tokens.sum()),
                 capacity_tokens=plan.capacity_tokens,
                 balance_cost=plan.balance.cost,
                 hash_order_cost=plan.balance.hash_order_cost,
@@ -152,14 +158,13 @@ def check_arrival(header: StepHeader, state: LoaderState | Boundary) -> Boundary
 def stats_of(header: StepHeader) -> dict[str, object]:
     """The report as a flat dict, for `StatefulDataLoader.stats`."""
     report = header.report
-    delivered = sum(report.tokens_of_source)
     state = read_state(header.after.like)
     streams = [stream.name for stream in state.streams]
     figures: dict[str, object] = {
         "step": header.step,
-        "tokens_of_source": dict(zip(state.source_names, report.tokens_of_source, strict=True)),
-        "mixture_tokens_of_stream": dict(zip(streams, report.tokens_of_stream, strict=True)),
-        "fill": delivered / report.capacity_tokens,
+        "tokens_of_source": _by_name(state.source_names, report.tokens_of_source),
+        "mixture_tokens_of_stream": _by_name(streams, report.tokens_of_stream),
+        "fill": report.delivered_tokens / report.capacity_tokens,
         "balance_ratio": report.balance_cost / report.lower_bound,
         "hash_order_ratio": report.hash_order_cost / report.lower_bound,
         "plan_s": report.plan_s,
@@ -170,3 +175,7 @@ def stats_of(header: StepHeader) -> dict[str, object]:
     }
     assert not figures.keys() & report.reading.keys(), "figures of the step are not those since the start"
     return {**figures, **report.reading}
+
+
+def _by_name(names: Sequence[str], tokens: bytes) -> dict[str, int]:
+    return dict(zip(names, np.frombuffer(tokens, "<i8").tolist(), strict=True))

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.build import ReplicaPieces, build
@@ -193,7 +194,7 @@ def _steps(
         cursor = None  # the pass ends before its first step, as one that is resumed at its end
     if cursor is None:
         return
-    masked = masked_sources(part.sources)
+    masked, reset_ids = masked_sources(part.sources), reset_ids_of(part, planner.sources)
     has_loaders = settings.fleet is not None and settings.fleet.reads_everything
     at_rank = decoded_at_rank(part, catalog, has_loaders=has_loaders)
     decoder = decoder_of_run(start, has_images=reader.images is not None)
@@ -208,7 +209,9 @@ def _steps(
             plan, after, plan_s = read.planned
             if any(one.replica == 0 for one in read.consumers.values()):
                 progress.note(after.step, gone_by(after.decisions), after.decided.shares)
-            built, build_s = build_step(settings, plan, read, reader, masked=masked, at_rank=at_rank)
+            built, build_s = build_step(
+                settings, plan, read, reader, masked=masked, at_rank=at_rank, reset_ids=reset_ids
+            )
             assert read.boundary is not None, "each step has one"
             arrays = {}
             for consumer, step in built.items():
@@ -238,11 +241,11 @@ def build_step(
     *,
     masked: Collection[str] = (),
     at_rank: Collection[str] = (),
+    reset_ids: Int64Array | None = None,
 ) -> tuple[dict[int, StepArrays], float]:
     """Each consumer's arrays of a step, and the seconds that filling all of them took."""
     part, places = settings.part, settings.places
     length, packing = length_of_step(settings.part.batch, plan.step), settings.part.packing
-    reset_ids = reset_ids_of(settings.part, plan.sources)
     began = time.perf_counter()
     built = {}
     for consumer, (replica, memory) in read.consumers.items():

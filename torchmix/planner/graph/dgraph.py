@@ -27,7 +27,7 @@ from torchmix.planner.cost import CostModel
 from torchmix.planner.graph.drawing import drawing_of
 from torchmix.planner.graph.drawn_step import DrawnStep
 from torchmix.planner.graph.items import ItemBalance, place_items
-from torchmix.planner.graph.samples import SampleBalance, place_samples
+from torchmix.planner.graph.samples import SampleBalance
 from torchmix.planner.graph.states import states_of
 from torchmix.planner.items import Items
 from torchmix.planner.methods.objectives import OBJECTIVES
@@ -163,8 +163,7 @@ class DGraph:
             cap=cap,
         )
         memory = np.zeros_like(self.costs) if self.memory is None else self.memory
-        placement, report = place_samples(self.costs, memory, self.step.layout, of_samples)
-        placed = ModulePlan(layout=self.step.layout, placement=placement, balance=report)
+        placed = self.step.kept.placed(self.costs, memory, self.step.layout, of_samples)
         return replace(self, options=of_samples, placed=placed)
 
     def broadcast_at(self, axis: str) -> DGraph:

@@ -14,6 +14,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError
 from torchmix.parallel.layout import Layout
+from torchmix.planner.graph.samples import SampleBalance, place_samples
 from torchmix.planner.items import Items, ItemsOfModule
 from torchmix.planner.methods.own_method import OwnMethod
 from torchmix.planner.pack import Packed
@@ -36,6 +37,19 @@ class StrategyCache:
     """What finds items, by unit, column and sources."""
     methods: dict[str, OwnMethod] = field(default_factory=dict)
     """The user's methods, by name."""
+    last_placed: dict[tuple[object, ...], ModulePlan] = field(default_factory=dict)
+    """The samples placed last, by all that this follows from: costs are often those of the step before."""
+
+    def placed(self, cost: Int64Array, memory: Int64Array, layout: Layout, options: SampleBalance) -> ModulePlan:
+        """Where the samples of a step are computed; arguments and errors as those of `place_samples`."""
+        key = (cost.tobytes(), memory.tobytes(), layout, options)
+        found = None if isinstance(options.method, OwnMethod) else self.last_placed.get(key)
+        if found is None:
+            placement, report = place_samples(cost, memory, layout, options)
+            found = ModulePlan(layout=layout, placement=placement, balance=report)
+            self.last_placed.clear()
+            self.last_placed[key] = found
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

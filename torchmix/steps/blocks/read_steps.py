@@ -16,7 +16,7 @@ from torchmix.constructor.build import ReplicaPieces, pieces_of_replica
 from torchmix.constructor.joined_steps import join_pieces
 from torchmix.constructor.memory import StepMemory
 from torchmix.errors import TorchmixError
-from torchmix.planner.open_documents import documents_to_come
+from torchmix.planner.open_documents import BegunDocuments
 from torchmix.planner.planner import Planner
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
@@ -88,8 +88,9 @@ def read_steps(
     """
     fingerprint, keys = recipe_fingerprint(part), key_digests(recipe_keys(part))
     bounds, windows, like = BadTokenBounds(part, catalog), WindowsAhead(planner, reader), b""
+    begun = BegunDocuments(planner)
     for block in blocks:
-        to_come = documents_to_come(planner, block[-1].after)
+        to_come = begun.at(block[-1].after)
         reader.hold(to_come.source, to_come.row, to_come.start)
         if not like:
             first = state_of_cursor(
