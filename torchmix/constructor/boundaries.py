@@ -39,9 +39,11 @@ def boundaries_of_samples(num_samples: int, *, length: int, micro_batch_size: in
         length: Tokens of a sample.
         micro_batch_size: Samples of a microbatch.
     """
-    lengths = np.full(num_samples, length, np.int64)
-    segments = np.full(num_samples // micro_batch_size, micro_batch_size, np.int64)
-    return _sum_up(lengths, lengths, segments)
+    num_microbatches = num_samples // micro_batch_size
+    entries = np.full(num_microbatches, micro_batch_size + 1, np.int64)
+    lengths = np.full(num_samples + num_microbatches, length, np.int64)
+    lengths[:: micro_batch_size + 1] = 0
+    return _sum_up(lengths, lengths, entries)
 
 
 def boundaries_of_documents(
@@ -64,26 +66,32 @@ def boundaries_of_documents(
         micro_batch_size: Samples of a microbatch.
     """
     pieces_of_sample = np.bincount(sample, minlength=num_samples)
-    pieces_stop = np.cumsum(pieces_of_sample)
-    padded_stop = np.concatenate([[0], np.cumsum(padded_tokens)])
+    pieces_stop = pieces_of_sample.cumsum()
+    padded_stop = np.zeros(len(tokens) + 1, np.int64)
+    padded_tokens.cumsum(out=padded_stop[1:])
     tail_tokens = length - (padded_stop[pieces_stop] - padded_stop[pieces_stop - pieces_of_sample])
     assert tail_tokens.min() >= 0, "aligned pieces fit their sample"
-    # Insert a tail after the last piece of each sample that has one.
-    with_tail = np.flatnonzero(tail_tokens)
-    true_lengths = np.insert(tokens, pieces_stop[with_tail], 0)
-    padded_lengths = np.insert(padded_tokens, pieces_stop[with_tail], tail_tokens[with_tail])
-    segments_of_sample = pieces_of_sample + (tail_tokens > 0)
-    return _sum_up(true_lengths, padded_lengths, segments_of_sample.reshape(-1, micro_batch_size).sum(axis=1))
+    # A tail follows the last piece of each sample that has one, and an entry of 0 begins each microbatch.
+    has_tail = tail_tokens > 0
+    with_tail = has_tail.nonzero()[0]
+    entries_before = has_tail.cumsum() - has_tail + np.arange(num_samples) // micro_batch_size + 1
+    entry_of_piece = np.arange(len(tokens)) + entries_before[sample]
+    entry_of_tail = (pieces_stop + entries_before)[with_tail]
+    entries = (pieces_of_sample + has_tail).reshape(-1, micro_batch_size).sum(axis=1) + 1
+    true_lengths, padded_lengths = np.zeros((2, int(entries.sum())), np.int64)
+    true_lengths[entry_of_piece] = tokens
+    padded_lengths[entry_of_piece] = padded_tokens
+    padded_lengths[entry_of_tail] = tail_tokens[with_tail]
+    return _sum_up(true_lengths, padded_lengths, entries)
 
 
-def _sum_up(true_lengths: Int64Array, padded_lengths: Int64Array, segments_of_microbatch: Int64Array) -> Boundaries:
-    """Cumulative lengths, which restart from 0 at each microbatch."""
-    entries = segments_of_microbatch + 1
-    stop = np.cumsum(entries)
-    first_segment = np.cumsum(segments_of_microbatch) - segments_of_microbatch
+def _sum_up(true_lengths: Int64Array, padded_lengths: Int64Array, entries: Int64Array) -> Boundaries:
+    """Cumulative lengths, which restart from 0 at each microbatch; the first of its entries is of no tokens."""
+    stop = entries.cumsum()
+    first = stop - entries
     cumulative = []
     for lengths in (true_lengths, padded_lengths):
-        total = np.cumsum(np.insert(lengths, first_segment, 0))
-        cumulative.append((total - np.repeat(total[stop - entries], entries)).astype(np.int32))
-    max_seqlen = np.maximum.reduceat(padded_lengths, first_segment).astype(np.int32)
+        total = lengths.cumsum()
+        cumulative.append((total - total[first].repeat(entries)).astype(np.int32))
+    max_seqlen = np.maximum.reduceat(padded_lengths, first).astype(np.int32)
     return Boundaries(cu_seqlens=cumulative[0], cu_seqlens_padded=cumulative[1], stop=stop, max_seqlen=max_seqlen)

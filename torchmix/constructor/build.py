@@ -295,11 +295,12 @@ def _tokens_of_source(pieces: ReplicaPieces, chosen: Int64Array) -> Int64Array:
 
 def _padding(spans: Spans, num_tokens: int) -> Int64Array:
     """Every token of padding, ascending."""
-    is_padding = spans.source == PADDING
-    start: Int64Array = spans.start[is_padding]
-    count: Int64Array = np.diff(spans.start, append=num_tokens)[is_padding]
-    before = np.cumsum(count) - count
-    places: Int64Array = np.arange(count.sum()) + np.repeat(start - before, count)
+    padding = (spans.source == PADDING).nonzero()[0]
+    stops = np.append(spans.start, num_tokens)
+    start: Int64Array = spans.start[padding]
+    count = stops[padding + 1] - start
+    before = count.cumsum() - count
+    places: Int64Array = np.arange(count.sum()) + (start - before).repeat(count)
     return places
 
 

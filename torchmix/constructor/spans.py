@@ -75,19 +75,24 @@ def spans_of_pieces(
     """
     stop = start + tokens
     num_tokens = num_microbatches * tokens_of_microbatch
-    gap_start = np.concatenate([[0], stop])
-    gap_tokens = np.append(start, num_tokens) - gap_start
+    gap_start, gap_stop = np.zeros((2, len(start) + 1), np.int64)
+    gap_start[1:] = stop
+    gap_stop[:-1] = start
+    gap_stop[-1] = num_tokens
+    gap_tokens = gap_stop - gap_start
     assert gap_tokens.min() >= 0, "pieces do not overlap"
-    with_gap = np.flatnonzero(gap_tokens)
-    spans = Spans(
-        start=np.insert(start, with_gap, gap_start[with_gap]),
-        position=np.insert(position, with_gap, 0),
-        source=np.insert(source.astype(np.int64), with_gap, PADDING),
-    )
+    with_gap = gap_tokens.nonzero()[0]
+    of_gap = with_gap + np.arange(len(with_gap))
+    of_piece = np.arange(len(start)) + (gap_tokens > 0).cumsum()[:-1]
+    starts, positions, sources = np.zeros((3, len(start) + len(with_gap)), np.int64)
+    starts[of_piece], starts[of_gap] = start, gap_start[with_gap]
+    positions[of_piece] = position
+    sources[of_piece], sources[of_gap] = source, PADDING
+    spans = Spans(start=starts, position=positions, source=sources)
     # Padding may run from the end of one microbatch into the next, where a sample has no piece.
     borders = np.arange(num_microbatches) * tokens_of_microbatch
-    place = np.searchsorted(spans.start, borders)
-    is_cut = (np.append(spans.start, num_tokens)[place] != borders).nonzero()[0]
+    place = starts.searchsorted(borders)
+    is_cut = (starts.take(place, mode="clip") != borders).nonzero()[0]
     if not len(is_cut):
         return spans
     assert (spans.source[place[is_cut] - 1] == PADDING).all(), "no piece spans two microbatches"
