@@ -13,7 +13,8 @@ PYTHON ?= python3
 PIP_ARGS ?=
 TRAIN_ARGS ?= --tp 2
 VLM_ARGS ?= --steps 200
-PYTEST_ARGS ?= -n 2
+# One more than the cores that CI has: many tests wait for processes.
+PYTEST_ARGS ?= -n 3
 
 BIN := $(VENV)/bin
 RECIPE := examples/megatron/recipe.yaml
