@@ -144,7 +144,7 @@ def test_the_fingerprint_covers_the_epoch_and_the_ramp() -> None:
         ({"from": {"epochs": 1, "of": "gap"}}, {}, "schedule[0].from.of", "did you mean 'gaps'"),
         ({"from": {"epochs": 0, "of": "gaps"}}, {}, "schedule[0].from.epochs", "at least 1"),
         ({"from": {"epochs": 1}}, {}, "schedule[0].from.of", "required"),
-        ({"to": {"epochs": 2, "of": "gaps"}}, {}, "schedule[0].to", "expected text"),
+        ({"to": {"epochs": 2, "of": "gaps"}}, {}, "schedule[0].to", "no epoch, since where it ends would follow"),
         ({"to": "soon"}, {}, "schedule[0].to", "no place"),
         ({}, {"dynamic": {"policy": "odm"}}, "schedule[0].from", "with `dynamic`"),
     ],
