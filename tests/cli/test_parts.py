@@ -109,7 +109,7 @@ def test_check_finds_a_part_that_would_give_nothing(tmp_path: Path, capsys: pyte
     assert finding["message"].startswith(f"{small[0]}; {small[1]}"), "its part stands in `where` alone"
     values = json_of(capsys, 1, "check", str(recipe), "--steps", "5", "--part", "validation")
     [finding] = [one for one in values["findings"] if one["level"] == "finding"]
-    assert finding["message"].startswith(small[0]) and values["sources"] == []
+    assert finding["message"].startswith(f"validation: {small[0]}") and values["sources"] == []
     with pytest.raises(PlanError, match=small[0]):
         build_loader(recipe, topology=Topology(), part="validation")
 
