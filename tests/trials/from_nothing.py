@@ -31,7 +31,7 @@ random.seed(0)
 for folder in ("data", "corpus"):
     pathlib.Path(folder).mkdir()
 for number in range(2):
-    rows = [[random.randrange(50_000) for _ in range(random.randrange(20, 300))] for _ in range(900)]
+    rows = [[random.randrange(1_000) for _ in range(random.randrange(20, 300))] for _ in range(900)]
     pq.write_table(pa.table({"input_ids": pa.array(rows, pa.list_(pa.int32()))}), f"data/web-{number}.parquet")
 words = "some words that a reader may have".split()
 texts = [" ".join(random.choices(words, k=random.randrange(5, 90))) for _ in range(400)]
