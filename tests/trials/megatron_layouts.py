@@ -36,7 +36,7 @@ def worlds(seed: int) -> list[tuple[str, list[str]]]:
 
 
 def run_worlds(seed: int, count: int, out: Path) -> dict[str, object]:
-    """Run worlds until `count` layouts are done, of which `out` knows those of before; what it says then."""
+    """Run worlds until `count` layouts are done, those that `out` counts included. Return the content of `out`."""
     said = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"seed": seed, "worlds": 0, "layouts": 0}
     assert said["seed"] == seed, f"{out} is of another seed"
     with tempfile.TemporaryDirectory() as name:

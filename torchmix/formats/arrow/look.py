@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from torchmix.formats.column import columns_of
-from torchmix.formats.documents.look import messages_in
-from torchmix.formats.found_column import ID_BYTES, FoundColumn, FoundKind, open_input
+from torchmix.formats.documents.look import columns_beside
+from torchmix.formats.found_column import ID_BYTES, FoundColumn, open_input
 from torchmix.formats.images.look import images_in, possible_leaves
 
 
@@ -26,11 +25,7 @@ def look(file: str) -> Iterator[FoundColumn]:
         if batch is not None and batch.nbytes:
             images = list(images_in(batch, possible_leaves(reader.schema), batch.num_rows / batch.nbytes))
         yield from images
-        columns: list[tuple[str, FoundKind]] = [(name, "messages") for name in messages_in(reader.schema)]
-        columns += columns_of(reader.schema)
-        for name, kind in columns:
-            if any(f"{name}.".startswith(f"{image.name}.") for image in images):
-                continue
+        for name, kind in columns_beside(images, reader.schema):
             top = reader.schema.get_field_index(name.partition(".")[0])
             held = 0 if batch is None or not batch.nbytes or top < 0 else batch.column(top).nbytes / batch.nbytes
             yield FoundColumn(name=name, kind=kind, share=held / ID_BYTES if kind == "tokens" else held)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.documents.look import are_messages
+from torchmix.formats.documents.look import are_messages, flat_items
 from torchmix.formats.found_column import FoundColumn, open_input
 from torchmix.formats.images.look import is_path
 from torchmix.formats.jsonl.frames import codec_of_name
@@ -56,12 +56,4 @@ def _row(line: bytes, file: str) -> dict[str, Any]:
         raise SourceUnreadable(f"{file}: a line is no JSON ({error}): {line[:60]!r}") from None
     if not isinstance(row, dict):
         raise SourceUnreadable(f"{file}: a line is no object, with a key for each column: {line[:60]!r}")
-    return dict(_flat(row, ""))
-
-
-def _flat(row: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for key, value in row.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
+    return dict(flat_items(row))

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pyarrow.parquet as pq
 
-from torchmix.formats.column import columns_of
-from torchmix.formats.documents.look import messages_in
-from torchmix.formats.found_column import FoundColumn, FoundKind, open_input
+from torchmix.formats.documents.look import columns_beside
+from torchmix.formats.found_column import FoundColumn, open_input
 from torchmix.formats.images.look import LOOKED_AT, images_in, possible_leaves
 
 BUFFER_BYTES = 1 << 20
@@ -31,11 +30,7 @@ def look(file: str) -> Iterator[FoundColumn]:
                 values[top] = values.get(top, 0) + chunk.num_values
         images = _images(parquet, num_bytes)
         yield from images
-        columns: list[tuple[str, FoundKind]] = [(name, "messages") for name in messages_in(parquet.schema_arrow)]
-        columns += columns_of(parquet.schema_arrow)
-        for name, kind in columns:
-            if any(f"{name}.".startswith(f"{image.name}.") for image in images):
-                continue
+        for name, kind in columns_beside(images, parquet.schema_arrow):
             held = values if kind == "tokens" else text_bytes
             yield FoundColumn(name=name, kind=kind, share=held.get(name.partition(".")[0], 0) / max(1, num_bytes))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from torchmix.formats.documents.look import are_messages
+from torchmix.formats.documents.look import are_messages, flat_items
 from torchmix.formats.found_column import FoundColumn, FoundKind
 from torchmix.formats.images.look import is_image, tokens_of
 from torchmix.formats.webdataset.members import samples_of
@@ -66,7 +66,7 @@ def _keys(contents: list[bytes], whole: int) -> Iterator[FoundColumn]:
             return
         if not isinstance(row, dict):
             return
-        rows.append(dict(_flat(row, "json.")))
+        rows.append(dict(flat_items(row, "json.")))
     for name in rows[0]:
         values = [row[name] for row in rows if row.get(name) is not None]
         kind: FoundKind | None = None
@@ -76,11 +76,3 @@ def _keys(contents: list[bytes], whole: int) -> Iterator[FoundColumn]:
             texts = values if kind == "text" else [json.dumps(value, ensure_ascii=False) for value in values]
             held = sum(len(text.encode("utf-8", "replace")) for text in texts)
             yield FoundColumn(name=name, kind=kind, share=held / whole)
-
-
-def _flat(row: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for key, value in row.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value

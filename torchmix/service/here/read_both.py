@@ -96,7 +96,7 @@ def read_both(
 
 
 def joined_tokens(asked: PiecesAsked, parts: Sequence[tuple[Int64Array, Tokens]], scratch: Scratch) -> Tokens:
-    """The tokens of all pieces, of which each part has those that it names."""
+    """Join the tokens of several parts; each part is the places of its pieces, with their tokens."""
     order = np.concatenate([chosen for chosen, _ in parts])
     places = asked.places[order]
     copy = PieceCopy(

@@ -1,6 +1,6 @@
 """The process that keeps a job's loaders on Ray, as the job's first rank sees it: started, watched, ended.
 
-In: what the process is told when it starts. Out: a job's loaders, which say in its folder where they listen. Must hold:
+In: the start message of the process. Out: a job's loaders; a file in the job's folder names their addresses. Must hold:
 a process that is lost is started again, and starts other loaders; it ends with this one. Cost: a thread that sleeps.
 """
 
@@ -34,7 +34,7 @@ class RayKeeper:
         """Start it, and wait until the loaders listen.
 
         Args:
-            start: What it is told.
+            start: The message that the process reads first.
 
         Raises:
             TorchmixError: There is no cluster, no profile or no room; or ray is not installed.
