@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.process_table import command_of, running
+
 LONG_S = 1200.0
 """For what is waited for once, by a call that takes a fixed number of seconds."""
 TEST_S = float(os.environ.get("TORCHMIX_TEST_DEADLINE_S", "1800"))
@@ -77,7 +79,7 @@ class TestDeadline:
                     os.kill(pid, signal.SIGUSR1)
         time.sleep(STACKS_S)
         for pid in descendants:
-            _say(f"\nChild process {pid}: {_read(Path(f'/proc/{pid}/cmdline'))}\n{_last_words(pid)}\n")
+            _say(f"\nChild process {pid}: {command_of(pid)}\n{_last_words(pid)}\n")
         for pid in reversed(descendants):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -87,11 +89,8 @@ class TestDeadline:
 def descendants_of(pid: int) -> list[int]:
     """Processes that a process has started, with those that they have started, parents first."""
     children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError):  # it may end just now
-            state, parent, *_ = path.read_text().rsplit(") ", 1)[1].split()
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(path.parent.name))
+    for each in running():
+        children.setdefault(each.parent, []).append(each.pid)
     found = [pid]
     for each in found:
         found += children.get(each, [])

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torchmix
 from tests.support.deadlines import stretched
 from tests.support.loaders import FIELDS
-from tests.support.processes import workers_of_this_process
+from tests.support.processes import children_of_this_process, workers_of_this_process
 
 
 def hash_of(microbatch: torchmix.Microbatch, into: hashlib._Hash) -> None:
@@ -51,10 +51,10 @@ def main(recipe: str, steps: int, tp: int, cp: int, pp: int) -> None:
         for number, microbatch in enumerate(loader):
             dist.all_reduce(torch.tensor([number]))
             hash_of(microbatch, found)
-            workers = workers_of_this_process()
-            started |= set(workers)
-            living_loaders = workers_of_this_process("service.main")
-            shared |= set(living_loaders)
+            children = children_of_this_process()
+            started |= {pid for pid, command in children.items() if "steps.worker.main" in command}
+            living_loaders = {pid for pid, command in children.items() if "service.main" in command}
+            shared |= living_loaders
             if str(number) in loader_faults and living_loaders:
                 os.kill(min(living_loaders), getattr(signal, loader_faults[str(number)]))
             if str(number) in faults and started:

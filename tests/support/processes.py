@@ -23,8 +23,9 @@ from types import TracebackType
 from tests.support.deadlines import stretched
 from tests.support.forks import ROOT, TORCH, Fork, fork_server
 from tests.support.ports import free_port
+from tests.support.process_table import command_of, running
 
-POLL_S = 0.01
+POLL_S = 0.02
 TRACKER = "multiprocessing.resource_tracker"
 TRACKER_S = 10.0
 STACKS_S = 1.0
@@ -98,14 +99,7 @@ class Child:
     @property
     def session(self) -> dict[int, str]:
         """What still runs of the process and all that it has started: the command line by process id."""
-        found = {}
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it may end just now
-                state, _, _, session, *_ = path.read_text().rsplit(") ", 1)[1].split()
-                if int(session) == self.pid and state != "Z":
-                    words = (path.parent / "cmdline").read_bytes().split(b"\0")
-                    found[int(path.parent.name)] = b" ".join(words).decode(errors="replace")
-        return found
+        return {each.pid: command_of(each.pid) for each in running() if each.session == self.pid}
 
     def kill_session(self) -> None:
         """Kill the process and what it started, and reap it.
@@ -246,14 +240,9 @@ def _popen(arguments: Sequence[str], environment: Mapping[str, str], files: Sequ
 
 def workers_of_this_process(module: str = "steps.worker.main") -> list[int]:
     """Process ids of node workers, or of loaders (`service.main`), that were started here and still run."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it may end just now
-            state, parent, *_ = path.read_text().rsplit(") ", 1)[1].split()
-            if (
-                int(parent) == os.getpid()
-                and state != "Z"
-                and module.encode() in (path.parent / "cmdline").read_bytes()
-            ):
-                found.append(int(path.parent.name))
-    return found
+    return [pid for pid, command in children_of_this_process().items() if module in command]
+
+
+def children_of_this_process() -> dict[int, str]:
+    """Command lines, by process id, of what was started here and still runs."""
+    return {each.pid: command_of(each.pid) for each in running() if each.parent == os.getpid()}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.process_table import command_of, running
 
 RAY_MARKS = [
     pytest.mark.system,
@@ -49,11 +50,4 @@ def _tried(start: Any) -> Any:
 
 def loader_actors() -> list[int]:
     """Process ids of the actors that Ray runs for us."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(b"ray::LoaderActor"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+    return [each.pid for each in running() if command_of(each.pid).startswith("ray::LoaderActor")]
