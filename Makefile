@@ -19,6 +19,8 @@ PYTEST_ARGS ?= -n 3
 BIN := $(VENV)/bin
 RECIPE := examples/megatron/recipe.yaml
 export OMP_NUM_THREADS ?= 1
+# Hundreds of processes of a test run would each compile the package where the environment forbids to keep that.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: train vlm test test-fast check format docs venv clean
 
