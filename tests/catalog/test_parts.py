@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.parts import make_part
 from torchmix.catalog import parts
@@ -61,7 +61,7 @@ def test_a_damaged_part_counts_as_none_and_is_logged(tmp_path, caplog):
 
 def test_a_part_whose_arrays_disagree_counts_as_none(tmp_path):
     part = make_part([[3, 1], [2]])
-    save_part(tmp_path / "parts" / "web.part", dataclasses.replace(part, tokens=part.tokens[:-1]))
+    save_part(tmp_path / "parts" / "web.part", replace(part, tokens=part.tokens[:-1]))
     assert load_part(tmp_path / "parts" / "web.part") is None
 
 
@@ -70,7 +70,7 @@ def test_lengths_that_cannot_be_are_refused(tokens):
     part = make_part([[3, 1], [2]])
     part.check()
     with pytest.raises(CatalogError):
-        dataclasses.replace(part, tokens=np.array(tokens, np.int32)).check()
+        replace(part, tokens=np.array(tokens, np.int32)).check()
 
 
 def test_a_part_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -187,7 +188,7 @@ def test_new_settings_keep_the_arrays_and_change_the_fingerprint_only_with_the_w
     mean_bytes = 4 * entry.num_tokens // sum(file.num_pages for file in entry.files) + 1
     narrow = with_settings(
         entry,
-        type(small)(**{name: getattr(small, name) for name in small.__slots__} | {"most_bytes": mean_bytes * 5 // 2}),
+        msgspec.structs.replace(small, most_bytes=mean_bytes * 5 // 2),
         entry.files,
     )
     assert narrow.window_pages == 2

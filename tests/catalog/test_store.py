@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.catalogs import open_catalog
 from tests.support.parts import make_part, publish_parts
@@ -49,8 +49,8 @@ def test_fingerprints_are_those_of_the_format_document(tmp_path):
     assert source_fingerprint(files, "input_ids", "none-1", 256) == "44c190efab467c87"
     publish_parts(RECIPE, tmp_path, PARTS)
     sources = open_catalog(RECIPE, tmp_path).sources
-    peps = dataclasses.replace(sources["peps"], fingerprint="0123456789abcdef")
-    web = dataclasses.replace(sources["web"], fingerprint="fedcba9876543210")
+    peps = replace(sources["peps"], fingerprint="0123456789abcdef")
+    web = replace(sources["web"], fingerprint="fedcba9876543210")
     assert catalog_fingerprint([web, peps]) == "288b178589a7fbef"
 
 

@@ -23,10 +23,8 @@ def recipe_with(vocab_size: int | None = None) -> Recipe:
 def opened(directory: Path, *ids: IdRange | None, **recipe: Any) -> tuple[Recipe, Catalog]:
     """A source of a file for each range of ids."""
     made = recipe_with(**recipe)
-    parts = [make_part([[3, 2]], seed=seed) for seed in range(len(ids))]
+    parts = [msgspec.structs.replace(make_part([[3, 2]], seed=seed), ids=found) for seed, found in enumerate(ids)]
     files = [(f"{i}.parquet", part) for i, part in enumerate(parts)]
-    for part, found in zip(parts, ids, strict=True):
-        object.__setattr__(part, "ids", found)
     publish_parts(made, directory, {"web": files})
     return made, open_catalog(made, directory)
 

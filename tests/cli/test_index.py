@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 import torchmix.cli.index
 from tests.support.files import make_text_file, make_tokens_file, random_tokens
@@ -52,6 +53,19 @@ def test_json_holds_the_same_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sources["code"]["num_tokens"] == sum(len(text.encode()) + 1 for text in texts)
     assert sources["tiny"]["num_documents"] == 6
     assert sources["web"]["num_pages"] > 2
+
+
+def test_what_deny_lists_take_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(tmp_path)
+    assert index(recipe, capsys)["denied"] == []
+    pq.write_table(pa.table({"source": ["code", "code"], "row": [3, 5]}), tmp_path / "spikes.parquet")
+    with recipe.open("a", encoding="utf-8") as file:
+        file.write("deny: [spikes.parquet]\n")
+    texts = pq.read_table(tmp_path / "code.parquet")["text"].to_pylist()
+    tokens = sum(len(texts[row].encode()) + 1 for row in (3, 5))
+    assert index(recipe, capsys)["denied"] == [{"source": "code", "num_documents": 2, "num_tokens": tokens}]
+    assert main(["index", str(recipe)]) == 0
+    assert f"deny takes out of code: 2 documents of {tokens:,} tokens\n" in capsys.readouterr().out
 
 
 def test_only_what_changed_is_scanned_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,7 +182,7 @@ def test_the_wire_table_is_an_envelope() -> None:
     text = section("Wire")
     rows = table(text, "place | field")
     assert [int(row[0]) for row in rows] == list(range(ENVELOPE_FIELDS))
-    assert [names(row[1])[0] for row in rows[2:-1]] == list(Envelope.__dataclass_fields__)
+    assert [names(row[1])[0] for row in rows[2:-1]] == list(Envelope.__struct_fields__)
     assert names(rows[6][2]) == list(STAGES)
     assert re.findall(r"(\d)\s+(\w+)[,.]", text[text.index("Dtypes:") :].split("Arrays")[0]) == [
         (str(code), dtype) for code, dtype in enumerate(DTYPES)

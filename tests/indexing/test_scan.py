@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import logging
 import shutil
 
@@ -8,6 +7,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from tests.support.catalogs import make_world, open_catalog, random_world
 from tests.support.files import make_tokens_file, random_tokens, write_file
@@ -282,7 +282,7 @@ def test_rows_split_over_pages_are_told_once_for_a_source(tmp_path, caplog, monk
     real = ParquetSource.scan
 
     def scan(self, path, progress, bad):
-        return dataclasses.replace(real(self, path, progress, bad), split_pages=1)
+        return replace(real(self, path, progress, bad), split_pages=1)
 
     monkeypatch.setattr(ParquetSource, "scan", scan)
     report = indexed(world)

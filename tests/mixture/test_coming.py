@@ -31,7 +31,7 @@ def orders_of(counted: Callable[[Any], Any] | None) -> list[SourceOrder]:
 
 
 def assert_equal(left: Any, right: Any) -> None:
-    for name in left.__slots__:
+    for name in left.__struct_fields__:
         np.testing.assert_array_equal(getattr(left, name), getattr(right, name), err_msg=name)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -208,15 +208,15 @@ def test_a_draw_does_not_alter_the_position_it_starts_from_and_gives_the_same_ag
     sizes, fractions = CONFIGURATIONS["like lengths"]
     orders, shares = orders_of(sizes), integer_shares(fractions)
     start = draw(orders, shares, Position.start(2), 5000, max_epochs=np.full(2, ENDLESS)).position
-    before = {each.name: getattr(start, each.name).copy() for each in fields(start)}
+    before = {name: getattr(start, name).copy() for name in start.__struct_fields__}
     one, other = (draw(orders, shares, start, 300_000, max_epochs=np.full(2, ENDLESS)) for _ in range(2))
     assert np.all(one.position.epoch > start.epoch)
-    for each in fields(start):
-        assert np.array_equal(getattr(start, each.name), before[each.name])
-        assert np.array_equal(getattr(one.position, each.name), getattr(other.position, each.name))
-    for each in fields(one.stretches):
-        assert np.array_equal(getattr(one.stretches, each.name), getattr(other.stretches, each.name))
-        assert getattr(one.stretches, each.name).dtype == np.int64
+    for name in start.__struct_fields__:
+        assert np.array_equal(getattr(start, name), before[name])
+        assert np.array_equal(getattr(one.position, name), getattr(other.position, name))
+    for name in one.stretches.__struct_fields__:
+        assert np.array_equal(getattr(one.stretches, name), getattr(other.stretches, name))
+        assert getattr(one.stretches, name).dtype == np.int64
     assert not np.any(Position.start(2).debt)
 
 
@@ -285,8 +285,8 @@ def test_a_source_without_a_share_gives_nothing_and_keeps_what_it_owes():
     owing = Position(epoch=zeros, window=zeros + 1, offset=zeros + 2, debt=zeros + 5000, residue=zeros + 9)
     drawn = draw(orders_of(sizes), np.array([0, SHARE_ONE]), owing, 9000, max_epochs=np.full(2, ENDLESS))
     assert set(drawn.stretches.stream.tolist()) == {1}
-    for each in fields(drawn.position):
-        assert getattr(drawn.position, each.name)[0] == getattr(owing, each.name)[0]
+    for name in drawn.position.__struct_fields__:
+        assert getattr(drawn.position, name)[0] == getattr(owing, name)[0]
 
 
 def test_lengths_that_count_for_less_are_charged_as_such_and_told_whole():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from torchmix.errors import TopologyError
 from torchmix.parallel.topology import Coordinates, Order, Topology

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.pieces import name_hashes, pieces_of
 from torchmix.planner.pack import (
@@ -28,7 +29,7 @@ def random_ties(rng: random.Random, count: int) -> np.ndarray:
 
 
 def rows(pieces: Pieces) -> list[tuple[int, ...]]:
-    names = [each.name for each in fields(pieces) if each.name != "stream"]
+    names = [name for name in pieces.__struct_fields__ if name != "stream"]
     return list(zip(*(getattr(pieces, name).tolist() for name in names), strict=True))
 
 

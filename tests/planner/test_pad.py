@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.loaders import run_job, same_microbatches, write_job
 from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps

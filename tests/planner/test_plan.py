@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.pieces import name_hashes, pieces_of
 from torchmix.parallel.layout import Layout

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import fields, replace
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.mixtures import PACKINGS, SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
@@ -33,15 +33,15 @@ def mixture_recipe(packing: str = "best_fit", **changes: object) -> Recipe:
 def order_of(plan: StepPlan) -> list[list[int]]:
     """All that must be equal at every layout: pieces, and where each lies in which sample."""
     columns = [plan.sample, plan.slot, plan.sample_offset]
-    columns += [getattr(plan.pieces, each.name) for each in fields(plan.pieces)]
+    columns += [getattr(plan.pieces, name) for name in plan.pieces.__struct_fields__]
     columns += [plan.asked_tokens, plan.drawn_tokens, plan.delivered_tokens, plan.pool_tokens]
     return [column.tolist() for column in columns]
 
 
 def copy_of(cursor: Cursor) -> Cursor:
     """The cursor as plain numbers and back: what a saved state keeps of it."""
-    position = {each.name: getattr(cursor.position, each.name).tolist() for each in fields(Position)}
-    pool = {each.name: getattr(cursor.pool, each.name).tolist() for each in fields(cursor.pool)}
+    position = {name: getattr(cursor.position, name).tolist() for name in Position.__struct_fields__}
+    pool = {name: getattr(cursor.pool, name).tolist() for name in cursor.pool.__struct_fields__}
     return Cursor(
         step=cursor.step,
         position=Position(**{name: np.array(values, np.int64) for name, values in position.items()}),
@@ -101,10 +101,10 @@ def test_planning_a_step_twice_or_steps_out_of_order_alters_nothing():
         assert plan.plan_digest == plans[step].plan_digest
         assert after.order_digest == cursors[step + 1].order_digest
     for cursor, kept in zip(cursors, before, strict=True):
-        for each in fields(Position):
-            assert np.array_equal(getattr(cursor.position, each.name), getattr(kept.position, each.name))
-        for each in fields(cursor.pool):
-            assert np.array_equal(getattr(cursor.pool, each.name), getattr(kept.pool, each.name))
+        for name in Position.__struct_fields__:
+            assert np.array_equal(getattr(cursor.position, name), getattr(kept.position, name))
+        for name in cursor.pool.__struct_fields__:
+            assert np.array_equal(getattr(cursor.pool, name), getattr(kept.pool, name))
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "concat"])
@@ -159,8 +159,8 @@ def test_a_model_of_one_module_has_one_placement():
 def test_without_balance_samples_are_placed_in_hash_order():
     plan = plan_steps(make_planner(make_recipe(SHARES, balance="none"), SIZES, dp=4, micro_batch_size=2), 1)[0][0]
     expected = in_hash_order(16, Layout(dp=4, micro_batch_size=2))
-    for each in fields(expected):
-        assert np.array_equal(getattr(plan.placement, each.name), getattr(expected, each.name))
+    for name in expected.__struct_fields__:
+        assert np.array_equal(getattr(plan.placement, name), getattr(expected, name))
     assert plan.balance.cost == plan.balance.hash_order_cost
 
 

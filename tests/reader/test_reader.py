@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from tests.support.catalogs import World, make_world, random_world
 from tests.support.files import random_texts, random_tokens
@@ -287,7 +287,7 @@ def test_after_close_reading_is_an_error_and_all_files_are_closed(tmp_path, make
 def test_lengths_of_another_version_of_a_transform_are_stale(tmp_path, make_reader):
     world = make_world(tmp_path, {"web": [[[1, 2]]]})
     catalog = world.index()
-    web = dataclasses.replace(catalog.sources["web"], transform_id="none-0")
+    web = replace(catalog.sources["web"], transform_id="none-0")
     source = ParquetSource(name="web", column="input_ids", kind="tokens")
     with pytest.raises(CatalogStale, match=f"'none-0', this torchmix has '{source.transform_id}'; run torchmix index"):
-        make_reader(world, 0, dataclasses.replace(catalog, sources={"web": web}))
+        make_reader(world, 0, replace(catalog, sources={"web": web}))

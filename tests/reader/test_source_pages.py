@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.catalogs import World, make_world
 from tests.support.files import flip_byte, random_tokens
@@ -122,11 +122,11 @@ def test_planned_bytes_are_those_of_the_decoded_page(tmp_path, make_pages):
 def longer_document(documents: Documents) -> Documents:
     offsets = documents.offsets.copy()
     offsets[4] -= 1  # row 3 gets shorter by one, row 4 longer
-    return dataclasses.replace(documents, offsets=offsets)
+    return replace(documents, offsets=offsets)
 
 
 def fewer_documents(documents: Documents) -> Documents:
-    return dataclasses.replace(documents, offsets=documents.offsets[:-1])
+    return replace(documents, offsets=documents.offsets[:-1])
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from tests.support.catalogs import random_world
 from tests.support.deadlines import LONG_S

@@ -4,12 +4,12 @@ refused by name."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.loaders import run_job, same_microbatches, write_job
 from torchmix.catalog.settings import settings_of

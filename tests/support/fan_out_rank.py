@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import replace
 from datetime import timedelta
 from typing import cast
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from torchmix.parallel.fan_out import FanOut, open_fan_out
 from torchmix.parallel.place_tree import ClientPlaceTree, Role, Stage

@@ -11,7 +11,6 @@ JSON: a hash of every tensor, the digest, and the sums of the figures of all its
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 import torchmix
 from tests.support.faulty_road import FaultyRoad
@@ -52,7 +52,7 @@ class Roads:
         settings = self._settings(*arguments)
         roads = {endpoint: FaultyRoad(endpoint, number) for number, endpoint in enumerate(settings.endpoints)}
         self._roads += roads.values()
-        return dataclasses.replace(
+        return replace(
             settings,
             endpoints=tuple(roads[endpoint].endpoint for endpoint in settings.endpoints),
             server_of={roads[endpoint].endpoint: key for endpoint, key in settings.server_of.items()},

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from torchmix.boards.board import BOARD_BYTES, NAME, BoardText, text_in
 from torchmix.parallel.liveness.evidence import Evidence, evidence_of_process, identity_of_process
@@ -23,8 +24,7 @@ STARTED_BY_A_RUN = ("node worker", "loader")
 """Kinds of processes that end with whoever has started them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SeenProcess:
+class SeenProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process with a board."""
 
     board: BoardText
@@ -42,8 +42,7 @@ class SeenProcess:
         return not is_alive(self.board.parent_pid, self.board.parent_started)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SeenRun:
+class SeenRun(msgspec.Struct, frozen=True, kw_only=True):
     """The processes of a job on this machine."""
 
     name: str

@@ -14,9 +14,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from torchmix.boards.find import PROC, TICK_S, is_alive, processes_of_user, seen_processes
 from torchmix.boards.socket_folders import left_folders, remove_left_folder
@@ -28,8 +29,7 @@ _CODES = ("from torchmix.steps.worker.main import main", "from torchmix.service.
 """What the command lines of processes say that a run starts."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leftover:
+class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a dead run has left."""
 
     kind: Literal["process", "folder"]

@@ -7,8 +7,7 @@ than MOST_IN_CHUNK bytes and rows before its last page; column chunks without pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,8 +15,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.page_table import MOST_IN_CHUNK, PageTable
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PageColumns:
+class PageColumns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Pages of one file as its scan found them: P pages in row order, over C column chunks in file order."""
 
     chunk_of_page: NDArray[np.integer]

@@ -14,9 +14,9 @@ the items of a row are consecutive, in the order of their tokens. Cost: nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +25,7 @@ from torchmix.errors import CatalogError
 Column = NDArray[np.integer[Any]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ItemTable:
+class ItemTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Items of one kind in the documents of a source; N documents, I items."""
 
     first_item_of_row: Column
@@ -35,7 +34,7 @@ class ItemTable:
     """[I] first token of the item in its document."""
     tokens: Column
     """[I] tokens that the item stands for, 0 or more."""
-    sizes: Mapping[str, Column] = field(default_factory=dict)
+    sizes: Mapping[str, Column] = msgspec.field(default_factory=dict)
     """[I] by name, 0 or more each."""
 
     def check(self, num_documents: int) -> None:

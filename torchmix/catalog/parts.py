@@ -13,7 +13,6 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -36,8 +35,7 @@ _END = struct.Struct("<II")
 """End of a part: its content besides arrays, in msgpack, then the CRC-32 and the number of these bytes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FilePart:
+class FilePart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One file of a source; rows, chunks and files of its table count from 0."""
 
     num_bytes: int
@@ -62,9 +60,9 @@ class FilePart:
     """The first of these rows."""
     lists: ListBytes | None = None
     """What a map gives beside ids; None where there is nothing."""
-    sizes: Mapping[str, Column] = field(default_factory=dict)
+    sizes: Mapping[str, Column] = msgspec.field(default_factory=dict)
     """[rows] other sizes of each document, by name."""
-    items: Mapping[str, ItemTable] = field(default_factory=dict)
+    items: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
     """Items inside the documents, by kind."""
 
     def check(self) -> None:

@@ -8,11 +8,11 @@ Cost: none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from torchmix.catalog.sizes import window_pages_of
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -35,8 +35,7 @@ class MapEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What the column holds."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceSettings:
+class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one source that the catalog depends on."""
 
     patterns: tuple[str, ...]

@@ -11,8 +11,8 @@ P is pages, N documents (rows) of one source, both in manifest order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ DECODED_TOKEN_BYTES = 4
 """Bytes of a token in a decoded page, for the size of windows."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SourceSizes:
+class SourceSizes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a draw reads of one source."""
 
     first_row_of_page: NDArray[np.int64] | FirstRows
@@ -40,16 +39,16 @@ class SourceSizes:
     """Tokens of the longest document, from the catalog; -1: computed from `tokens`."""
     num_tokens: int = -1
     """Tokens of all documents, from the catalog; -1: computed from `tokens`."""
-    columns: Mapping[str, Column] = field(default_factory=dict)
+    columns: Mapping[str, Column] = msgspec.field(default_factory=dict)
     """[N] other sizes of each document, by name; empty for most sources."""
-    items: Mapping[str, ItemTable] = field(default_factory=dict)
+    items: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
     """Items inside the documents, such as images, by kind; empty for most sources."""
 
     def __post_init__(self) -> None:
         if self.longest_tokens < 0:
-            object.__setattr__(self, "longest_tokens", int(self.tokens.max(initial=0)))
+            msgspec.structs.force_setattr(self, "longest_tokens", int(self.tokens.max(initial=0)))
         if self.num_tokens < 0:
-            object.__setattr__(self, "num_tokens", int(self.tokens.sum(dtype=np.int64)))
+            msgspec.structs.force_setattr(self, "num_tokens", int(self.tokens.sum(dtype=np.int64)))
 
     @property
     def num_pages(self) -> int:

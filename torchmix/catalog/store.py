@@ -9,10 +9,10 @@ one mapping per array, whatever the size of the data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,8 +44,7 @@ ROWS_OF_VIEW = "rows"
 """The array of a view: the rows that it keeps."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SourceCatalog:
+class SourceCatalog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One source, open."""
 
     name: str
@@ -106,8 +105,7 @@ class SourceCatalog:
         return sum(file.num_bad_rows for file in self.files)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class View:
+class View(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Some rows of a source: a selection, a child of a source that is cut, or what a hold-out leaves."""
 
     source: str
@@ -124,8 +122,7 @@ class View:
     """Tokens of all kept documents."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Catalog:
+class Catalog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Some sources, open."""
 
     directory: Path
@@ -134,9 +131,9 @@ class Catalog:
     """By name, sorted by name."""
     fingerprint: str
     """16 hex digits over the names and fingerprints of these sources, and of views where there are some."""
-    views: Mapping[str, View] = field(default_factory=dict)
+    views: Mapping[str, View] = msgspec.field(default_factory=dict)
     """By name of what has a share: rows of sources, where it does not have all rows of a source."""
-    denied: Mapping[str, Denied] = field(default_factory=dict)
+    denied: Mapping[str, Denied] = msgspec.field(default_factory=dict)
     """By source: rows that deny-lists name, where there are some."""
 
     @property

@@ -2,6 +2,7 @@
 
 terminal.py  exit codes, counts, tables, JSON, progress: what every verb shares
 groups.py    what the groups of a mixture give together
+denied.py    what deny-lists take out of sources
 selections.py what rows of a source have shares of their own
 layout.py    the options that say how large a job is
 index.py     torchmix index: build the catalog

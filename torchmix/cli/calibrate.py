@@ -14,8 +14,9 @@ import argparse
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from torchmix.cli.terminal import ExitCode, print_json
 from torchmix.errors import OptionError
@@ -28,8 +29,7 @@ SCALE = 1 << 20
 """The larger coefficient, for the tokens of a sample of `batch.length`; it leaves costs of a batch below 63 bits."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """One measured sample."""
 
     tokens: int

@@ -11,9 +11,10 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from torchmix.catalog.manifest import ViewEntry, read_manifest
 from torchmix.catalog.open_part import open_part
@@ -21,6 +22,7 @@ from torchmix.catalog.parts import num_parts
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.catalog.views.wanted import views_of
+from torchmix.cli.denied import denied_of_recipe, print_denied
 from torchmix.cli.selections import print_selections, selection_values
 from torchmix.cli.terminal import ExitCode, add_explain, at_least, count_text, print_json, print_table, progress_bar
 from torchmix.errors import OptionError
@@ -110,11 +112,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                 # As a training run has it, which reads nothing of the other parts.
                 "catalog_fingerprint": open_part(directory / recipe.catalog, part_of(recipe, "train")).fingerprint,
                 **_values(report),
+                "denied": denied_of_recipe(read_manifest(directory / recipe.catalog), recipe),
                 "selections": [{"part": part, **one} for part, values in views.items() for one in values],
             }
         )
     else:
         _print(report, explain=arguments.explain)
+        print_denied(denied_of_recipe(read_manifest(directory / recipe.catalog), recipe))
         for part, one in _views(recipe, directory).items():
             print_selections(selection_values(*one), part=part, explain=arguments.explain)
     return ExitCode.OK

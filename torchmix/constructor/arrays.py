@@ -18,9 +18,9 @@ M is the microbatches of the step, B the micro_batch_size, T the tokens of a sam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,8 +37,7 @@ NO_LOSS = -100
 """The label where there is no loss: the value that torch's `cross_entropy` ignores by default."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepArrays:
+class StepArrays(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """All fields of a replica's step."""
 
     step: int
@@ -52,9 +51,9 @@ class StepArrays:
     bad_tokens: NDArray[np.int64] | None = None
     """[S] tokens of each source in blank pieces, which could not be read; None if all pieces could be read. This array
     does not leave the process that builds the step."""
-    modules: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    modules: Mapping[str, NDArray[Any]] = msgspec.field(default_factory=dict)
     """Writable arrays by `MODULE.ARRAY`, see `modules/arrays.py`; empty for a recipe without modules."""
-    rows: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    rows: Mapping[str, NDArray[Any]] = msgspec.field(default_factory=dict)
     """Writable arrays by `NAME:PART`, see `row_arrays.py`; empty where no map gives more than ids."""
     header: bytes = b""
     """The loader's header, opaque here."""

@@ -10,15 +10,13 @@ ends, and a segment never spans two samples. Cost: a few numpy passes over the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int32Array, Int64Array
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Boundaries:
+class Boundaries(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The boundaries of M microbatches, end to end."""
 
     cu_seqlens: Int32Array

@@ -16,9 +16,9 @@ n is pieces, S samples of the replica, N = S * length tokens with padding, M mic
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,8 +38,7 @@ BLOCK_TOKENS = 1 << 15
 """Tokens copied at a time: their values, 64 to 256 KiB in the reader's dtype, fit the cache of one core."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ReplicaPieces:
+class ReplicaPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The pieces of one replica's step, sorted by microbatch, place in the microbatch, slot in the sample."""
 
     step: int

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from torchmix.array_types import Int64Array
 from torchmix.constructor.fields import StepTensors
@@ -36,8 +37,7 @@ from torchmix.parallel.place_tree import Role
 from torchmix.recipe.structs import Packing
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CpSlices:
+class CpSlices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The tokens of a step that each CP rank takes, as c chunks. Computed once a step; empty arrays for cp = 1."""
 
     cp: int

@@ -27,7 +27,6 @@ M is the microbatches of the step, B the micro_batch_size, T the length / cp.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -150,8 +149,7 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepTensors:
+class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """All microbatches of one step: of a whole replica after `build`, of one role after `share_of`."""
 
     step: int
@@ -176,9 +174,9 @@ class StepTensors:
     """int64 [M], where each microbatch's part of the two arrays above ends."""
     max_seqlen: torch.Tensor
     """int32 [M]."""
-    modules: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    modules: Mapping[str, torch.Tensor] = msgspec.field(default_factory=dict)
     """By `MODULE.ARRAY`, see `modules/arrays.py`; empty for a recipe without modules."""
-    rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    rows: Mapping[str, torch.Tensor] = msgspec.field(default_factory=dict)
     """By `NAME:PART`, see `row_arrays.py`; empty where no map gives more than ids."""
     header: bytes = b""
     """The loader's header, opaque here."""

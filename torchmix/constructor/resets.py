@@ -8,9 +8,9 @@ token for each distinct id, a few numpy passes over pieces and resets, and nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +22,7 @@ NO_RESET = -1
 """Stands for the id of a source without `reset_id`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CutPieces:
+class CutPieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The n pieces of a replica, cut into p >= n contiguous parts, in memory order."""
 
     piece: Int64Array

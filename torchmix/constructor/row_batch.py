@@ -7,15 +7,14 @@ hold: the same on all ranks of a replica, whatever their stage and CP slice. Cos
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from torchmix.constructor.row_arrays import PARTS, SEPARATOR, names_of_rows
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RowLists:
+class RowLists(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Lists of numbers of the rows that begin in a microbatch; there may be none."""
 
     values: torch.Tensor

@@ -14,8 +14,7 @@ spans, nothing per token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +24,7 @@ PADDING = -1
 """Source number of padding."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Spans:
+class Spans(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """K spans over the tokens of all microbatches, laid end to end."""
 
     start: Int64Array

@@ -6,7 +6,7 @@ adds files and pages alone. Cost: none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from torchmix.formats.column import Kind, row_encoder_of, transform_id_of, vocab_size_of
 from torchmix.transform.bytes_tokenizer import BYTES
@@ -15,8 +15,7 @@ from torchmix.transform.row_encoder import RowEncoder
 from torchmix.transform.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ColumnSource:
+class ColumnSource(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of such a source."""
 
     name: str

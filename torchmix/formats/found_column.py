@@ -7,9 +7,9 @@ first lines or the first rows of what may be images are read. Cost: a few reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 from pyarrow import fs
 
 from torchmix.storage.stores import is_uri, open_store
@@ -19,8 +19,7 @@ ID_BYTES = 4
 """Bytes of text for each id of a vocabulary, about."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundColumn:
+class FoundColumn(msgspec.Struct, frozen=True, kw_only=True):
     """A column that could be trained on."""
 
     name: str

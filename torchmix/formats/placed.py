@@ -8,8 +8,9 @@ its place, and images of one place keep their order. Cost: parsing the row's JSO
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 PLACED = "\0"
 """Between the path of values and that of places, in what stands for a column inside of this room."""
@@ -21,8 +22,7 @@ def placed_column(column: str, place: str | None) -> str:
     return column if place is None else f"{column}{PLACED}{place}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlacedValues:
+class PlacedValues(msgspec.Struct, frozen=True, kw_only=True):
     """What such a column means."""
 
     values: tuple[str, ...]

@@ -10,10 +10,10 @@ ahead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.row_encoder import RowEncoder
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Documents:
+class Documents(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Consecutive documents as a file holds them, end to end; document i is `values[offsets[i]:offsets[i + 1]]`."""
 
     values: NDArray[np.integer[Any]]
@@ -48,8 +47,7 @@ def offsets_of(tokens: Int32Array) -> Int64Array:
     return offsets
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FileScan(PageColumns):
+class FileScan(PageColumns, frozen=True, kw_only=True, eq=False):
     """One file as the catalog keeps it: its pages, one or more whole pages of the writer each, up to the next one in
     which a row begins; and its N documents."""
 
@@ -75,14 +73,13 @@ class FileScan(PageColumns):
     """What a map gives beside ids; None where there is nothing."""
     is_quick: bool = False
     """Scanning it again costs no more than keeping it for a run that is killed."""
-    sizes: Mapping[str, Column] = field(default_factory=dict)
+    sizes: Mapping[str, Column] = msgspec.field(default_factory=dict)
     """[N] other sizes of each document, by name; most formats measure none."""
-    items: Mapping[str, ItemTable] = field(default_factory=dict)
+    items: Mapping[str, ItemTable] = msgspec.field(default_factory=dict)
     """Items inside the documents, such as images, by kind; most formats have none."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PageRun:
+class PageRun(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One page, or several adjacent ones of the same column chunk, as bytes read from a file."""
 
     pages: bytes | memoryview

@@ -11,10 +11,10 @@ A new format is a folder whose `source.py` implements `source.Source`, and a row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from torchmix.catalog.settings import IMAGE_BYTES, MapEntry, SourceSettings
@@ -55,8 +55,7 @@ from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FormatRow:
+class FormatRow(msgspec.Struct, frozen=True, kw_only=True):
     """How files of one format are read."""
 
     look: Callable[[str], Iterator[FoundColumn]]

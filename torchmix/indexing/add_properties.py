@@ -8,9 +8,9 @@ change; a wrong table changes nothing at all. Cost: the table is read and kept o
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
@@ -34,8 +34,7 @@ _READ = {
 """By the ends of names."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AddedProperties:
+class AddedProperties(msgspec.Struct, frozen=True, kw_only=True):
     """What was joined."""
 
     source: str

@@ -8,15 +8,15 @@ their order, new files come after all others, and the same files give the same o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
+
+import msgspec
 
 from torchmix.catalog.manifest import FileEntry, FileStatus
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundFile:
+class FoundFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that is there now."""
 
     path: str
@@ -29,8 +29,7 @@ class FoundFile:
     """Status of the file and of files beside it, taken before hashing; see file_status.py."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WantedFile:
+class WantedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file in its place in the order of rows."""
 
     found: FoundFile
@@ -39,8 +38,7 @@ class WantedFile:
     """Which of the catalog's files it is, unaltered; None if it must be scanned."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileChange:
+class FileChange(msgspec.Struct, frozen=True, kw_only=True):
     """What an index run found of one file, against the catalog before it."""
 
     source: str

@@ -8,7 +8,6 @@ are never read for them; a joined table names every row. Cost: the columns of ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +23,7 @@ from torchmix.indexing.scan_files import in_threads
 from torchmix.storage.stores import place_of
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WantedProperties:
+class WantedProperties(msgspec.Struct, frozen=True, kw_only=True):
     """What the recipe says of the properties of one source."""
 
     columns: Mapping[str, str]
@@ -34,8 +32,7 @@ class WantedProperties:
     """The property that names each row."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceFiles:
+class SourceFiles(msgspec.Struct, frozen=True, kw_only=True):
     """One source whose properties are wanted."""
 
     source: FormatSource

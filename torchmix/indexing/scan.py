@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -45,8 +44,7 @@ from torchmix.recipe.structs import Recipe
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class IndexReport:
+class IndexReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What an index run did."""
 
     catalog: Catalog

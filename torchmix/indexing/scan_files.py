@@ -13,11 +13,12 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from typing import TypeVar
+
+import msgspec
 
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.catalog.file_table import table_of_file
@@ -48,8 +49,7 @@ Progress = Callable[[int, int, str, str], None]
 """Called with bytes done, bytes in all, source and file; from several threads, but one call at a time."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScanTask:
+class ScanTask(msgspec.Struct, frozen=True, kw_only=True):
     """A file to scan."""
 
     source: FormatSource
@@ -68,8 +68,7 @@ class ScanTask:
     """Where the ids of its rows are kept; None: they are not."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ScannedFile:
+class ScannedFile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A file's share of the catalog."""
 
     part: FilePart

@@ -8,8 +8,9 @@ run waits for them. Cost: the footers of all files, and the columns of the shard
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import read_manifest
@@ -20,8 +21,7 @@ from torchmix.indexing.scan_tasks import Shard, files_to_scan, of_shard
 from torchmix.indexing.source_work import compare
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardReport:
+class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one shard did."""
 
     files_of_shard: int

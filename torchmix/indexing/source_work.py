@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from torchmix.catalog.array_files import check_content
 from torchmix.catalog.manifest import SourceEntry
@@ -29,8 +30,7 @@ from torchmix.transform.open_tokenizer import Tokenizers
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SourceWork:
+class SourceWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One source against the catalog before."""
 
     name: str

@@ -8,11 +8,11 @@ own entry says. Cost: none for a recipe without these keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from torchmix.catalog.denied.entries import denied_entry
 from torchmix.catalog.manifest import DeniedEntry, Manifest, PropertiesEntry, SideEntry, SourceEntry
@@ -31,8 +31,7 @@ from torchmix.recipe.source.properties import columns_of
 from torchmix.recipe.structs import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AddedTable:
+class AddedTable(msgspec.Struct, frozen=True, kw_only=True):
     """A table that is to be joined to a source."""
 
     source: str
@@ -43,8 +42,7 @@ class AddedTable:
     """Part of the name of its copy in the catalog, another for each call."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WantedRows:
+class WantedRows(msgspec.Struct, frozen=True, kw_only=True):
     """What a recipe says of rows."""
 
     properties: Mapping[str, WantedProperties]
@@ -53,7 +51,7 @@ class WantedRows:
     """The views that each part needs."""
     deny: tuple[str, ...] = ()
     """Paths of deny-lists."""
-    ids: Mapping[str, str] = field(default_factory=dict)
+    ids: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The property that names each row, of sources that have one."""
     added: AddedTable | None = None
     """A table that is new."""

@@ -23,8 +23,9 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from torchmix.errors import RecipeError, StateError, StateMismatch
 from torchmix.recipe.parts import Part
@@ -40,8 +41,7 @@ ATTRIBUTE_BEFORE = "torchmix_state_before"
 FRESH_FLAG = "--data-start-fresh"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunStart:
+class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     """Where the data of this run begin."""
 
     step: int

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Fate = Literal["refused", "compared", "followed", "model", "no effect"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlagGroup:
+class FlagGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Flags that share their fate."""
 
     flags: str

@@ -18,9 +18,9 @@ Boundaries go to all. Cost: some integers, once.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch.distributed as dist
 
 from torchmix.errors import TopologyError
@@ -28,8 +28,7 @@ from torchmix.parallel.place_tree import ClientPlaceTree, Role
 from torchmix.parallel.topology import Topology
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that a model chunk works with."""
 
     tokens: bool

@@ -8,8 +8,9 @@ that some version of Megatron does not have is not given. Cost: nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.parts import has_part, part_of
@@ -17,8 +18,7 @@ from torchmix.recipe.source.resets import masks_resets, resets_attention, resets
 from torchmix.recipe.structs import Recipe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Refusal:
+class _Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """A flag that is refused whenever it is given."""
 
     flag: str

@@ -9,8 +9,7 @@ would cost more than all the rest of a draw.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -24,8 +23,7 @@ _SPAN = 1 << 40
 """More than the tokens of KEPT pieces, each below 2^31. Keeps the streams apart in one sorted table."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Given:
+class Given(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What some streams gave; n pieces of m streams, sorted by stream."""
 
     stream: Int64Array

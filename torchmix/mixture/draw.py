@@ -13,9 +13,9 @@ gives pieces of at most a sample, while the midpoint of the next piece lies belo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -29,8 +29,7 @@ MAX_ASKED_TOKENS = 1 << 30
 """Most tokens that one draw asks: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Position:
+class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Where every stream stands. All arrays int64 [S], by sorted stream name."""
 
     epoch: Int64Array
@@ -49,8 +48,7 @@ class Position:
         return Position(epoch=zeros, window=zeros, offset=zeros, debt=zeros, residue=zeros)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Draw:
+class Draw(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The result of one draw."""
 
     stretches: Stretches

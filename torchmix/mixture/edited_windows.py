@@ -13,16 +13,15 @@ open, and count for nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.mixture.window_rows import WindowRows
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EraWindows:
+class EraWindows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One era of an epoch."""
 
     start: int

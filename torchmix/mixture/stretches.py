@@ -7,16 +7,15 @@ operations; nothing to join where every part begins its document.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Stretches:
+class Stretches(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Stretches of documents, in order. All arrays int64 [n]."""
 
     stream: Int64Array
@@ -36,7 +35,7 @@ class Stretches:
         return Stretches(**{name: getattr(self, name)[order] for name in _COLUMNS})
 
 
-_COLUMNS = tuple(column.name for column in fields(Stretches))
+_COLUMNS = Stretches.__struct_fields__
 
 
 def joined(parts: list[Stretches]) -> Stretches:

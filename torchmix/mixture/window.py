@@ -9,9 +9,9 @@ a row may have thousands.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,8 +42,7 @@ class Taken(NamedTuple):
     """Tokens of the window before `stop`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Window:
+class Window(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The documents of one window, in the order in which they are drawn."""
 
     rows: Int64Array

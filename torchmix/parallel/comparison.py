@@ -8,8 +8,8 @@ of them could not read something, all gather once more, as many integers as ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -22,8 +22,7 @@ _STATUS, _MASKED, _SOURCES = 4, 5, 6
 _WORDS = 7
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Masked:
+class Masked(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What reading took away from a step: of one replica, or of all."""
 
     num_tokens: int = 0

@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
+
 from torchmix.errors import TopologyError
 from torchmix.parallel.places.device_mesh import CP_DIM, DP_DIMS, PP_DIM, TP_DIM, DeviceMesh, MeshDims, topology_of_mesh
 from torchmix.parallel.places.leaders import Leaders, check_rank, leaders_of
@@ -34,8 +36,7 @@ Stage = Literal["only", "first", "middle", "last"]
 Axis = Literal["WORLD", "DP", "CP", "PP", "TP"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Role:
+class Role(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """What a rank receives of its replica's global batch."""
 
     stage: Stage

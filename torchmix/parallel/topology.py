@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Literal, get_args
+
+import msgspec
+from msgspec.structs import replace
 
 from torchmix.errors import TopologyError
 
@@ -29,8 +31,7 @@ Order = Literal["tp-cp-dp-pp", "tp-cp-pp-dp"]
 """Axes from the fastest, in which neighbouring ranks differ, to the slowest."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Coordinates:
+class Coordinates(msgspec.Struct, frozen=True, kw_only=True):
     """Position of a rank on each axis, each in [0, size of the axis)."""
 
     tp: int
@@ -39,8 +40,7 @@ class Coordinates:
     dp: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Topology:
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of the parallel axes and the rank this process is.
 
     Raises:

@@ -10,14 +10,13 @@ factor. Where lengths change the prediction fails; then the draw is discarded an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 MOST_ALIGNED = 1 << 40
 """Totals above this are halved, so they stay small and the ratio follows recent draws."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DrawnTokens:
+class DrawnTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of all draws so far."""
 
     raw: int = 1

@@ -10,16 +10,14 @@ microbatch on all ranks (method `rows`). Equal sums per rank alone gain almost n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.parallel.layout import Layout
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Where each sample goes. Arrays int64 [G]."""
 
     dp_rank_of_sample: Int64Array
@@ -28,8 +26,7 @@ class Placement:
     """Index in the microbatch; samples of a microbatch are in ascending order."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BalanceReport:
+class BalanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of a step: the sum over microbatches of the slowest rank's cost."""
 
     cost: int

@@ -7,8 +7,7 @@ one pass over the pieces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,8 +15,7 @@ from torchmix.errors import PlanError, RecipeError
 from torchmix.recipe.balance.structs import EncoderModel, FittedCost, Model
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CostModel:
+class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """cost = per_token x tokens + per_pair x sum(length^2), over the lengths within which tokens attend."""
 
     per_token: int
@@ -88,8 +86,7 @@ def cost_model(
     return CostModel(per_token=model.layers * per_layer + vocab, per_pair=model.layers, whole_sample=whole_sample)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncoderCost:
+class EncoderCost(msgspec.Struct, frozen=True, kw_only=True):
     """cost = per_unit x size + per_pair x size^2 + per_window x size x min(size, window_units), and bytes = size x
     bytes_per_unit."""
 

@@ -9,8 +9,9 @@ record each `every` steps.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+import msgspec
 
 from torchmix.errors import PlanError, StateError
 from torchmix.mixture.draw import Position
@@ -33,11 +34,10 @@ class DecisionRecords(Protocol):
         """Whether `record` of this step, no earlier than in the call before, would not wait."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decided:
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """What holds from the step after the last one on."""
 
-    shares: Mapping[str, int] = field(default_factory=lambda: NOT_DECIDED)
+    shares: Mapping[str, int] = msgspec.field(default_factory=lambda: NOT_DECIDED)
     """The share of each child of the group, sum 2^32; empty: the schedule's."""
     length: int = 0
     """Records of the log that this follows from: all up to the last step of decision."""
@@ -48,8 +48,7 @@ class Decided:
 UNDECIDED = Decided()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """A logged change of what holds, from the next draw of `step` on."""
 
     step: int
@@ -60,8 +59,7 @@ class Decision:
     """The stream's name."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Cursor:
+class Cursor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything that the coming steps depend on besides the recipe and the catalog."""
 
     step: int

@@ -8,8 +8,8 @@ equal at every layout. Cost: a few array operations; none for a recipe without m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -21,8 +21,7 @@ from torchmix.recipe.balance.structs import Module
 from torchmix.recipe.build import nearest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Items:
+class Items(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """n items of a step, sorted by (sample, offset). All arrays int64 [n]."""
 
     piece: Int64Array
@@ -42,7 +41,7 @@ class Items:
 
     def take(self, order: Int64Array) -> Items:
         """The items at some places."""
-        return Items(**{each.name: getattr(self, each.name)[order] for each in fields(self)})
+        return Items(**{name: getattr(self, name)[order] for name in Items.__struct_fields__})
 
 
 class ItemsOfModule:
@@ -104,8 +103,8 @@ class ItemsOfModule:
             return self._documents(pieces, sample, sample_offset)
         found = [self._inside(s, pieces, sample, sample_offset) for s in sorted(self._tables)]
         joined = {
-            each.name: np.concatenate([np.zeros(0, np.int64), *(getattr(part, each.name) for part in found)])
-            for each in fields(Items)
+            name: np.concatenate([np.zeros(0, np.int64), *(getattr(part, name) for part in found)])
+            for name in Items.__struct_fields__
         }
         return Items(**joined).take(np.lexsort((joined["offset"], joined["sample"])))
 

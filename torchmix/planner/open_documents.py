@@ -7,8 +7,7 @@ documents. Cost: a search in the window of each source that has long documents, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -16,8 +15,7 @@ from torchmix.planner.cursor import Cursor
 from torchmix.planner.planner import Planner
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DocumentsToCome:
+class DocumentsToCome(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Documents that later steps continue. All arrays int64 [n]; each (source, row) once."""
 
     source: Int64Array

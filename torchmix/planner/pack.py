@@ -12,9 +12,10 @@ samples then delivers more than half its capacity.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass, fields, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -24,8 +25,7 @@ MAX_CLASS = 3
 """Pieces deferred this many times or more form one class, which goes first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Pieces:
+class Pieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Parts of documents that fit a sample. All arrays int64 [n]."""
 
     stream: Int64Array
@@ -61,11 +61,10 @@ class Pieces:
         return Pieces(**{name: np.zeros(0, np.int64) for name in _COLUMNS})
 
 
-_COLUMNS = tuple(column.name for column in fields(Pieces))
+_COLUMNS = Pieces.__struct_fields__
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Packed:
+class Packed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The samples of a step: pieces sorted by (sample, slot), and the remaining pool."""
 
     pieces: Pieces

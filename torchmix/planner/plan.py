@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +29,7 @@ START_DIGEST = hashlib.sha256(f"torchmix-order-{ORDER_VERSION}".encode()).digest
 """Order digest before step 0."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ModulePlan:
+class ModulePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What one module of the model computes of a step, on a grid of consumers of its own."""
 
     layout: Layout
@@ -39,8 +38,7 @@ class ModulePlan:
     balance: BalanceReport
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ItemPlan:
+class ItemPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a module of the recipe computes of a step: its n items, each at one consumer. Arrays int64 [n].
 
     With `items` and the placement of the backbone it is the routing table: item -> (consumer, replica, microbatch,
@@ -65,8 +63,7 @@ class ItemPlan:
     balance: BalanceReport
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A step. n pieces, G samples, S streams; all arrays int64."""
 
     step: int

@@ -10,10 +10,11 @@ A plan that packs otherwise than the recipe has another order digest, so a job r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -33,8 +34,7 @@ DEFERRED = -1
 """The sample of a piece that waits for the next step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Summary:
+class Summary(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The pieces at hand for a step: the pool's and the drawn ones, as the recipe cuts them."""
 
     columns: Mapping[str, NDArray[Any]]
@@ -63,7 +63,7 @@ def summary_buffer(planner: Planner, cursor: Cursor) -> Summary:
     pieces = Pieces.concatenate([packed.pieces, packed.pool])
     waiting = np.full(len(packed.pool), DEFERRED, np.int64)
     columns: dict[str, NDArray[Any]] = {
-        each.name: getattr(pieces, each.name) for each in fields(Pieces) if each.name not in ("source", "stream")
+        name: getattr(pieces, name) for name in Pieces.__struct_fields__ if name not in ("source", "stream")
     }
     columns["source"] = np.array(planner.sources)[pieces.source]
     columns["sample"] = np.concatenate([packed.sample, waiting])

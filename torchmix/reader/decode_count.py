@@ -9,8 +9,8 @@ only touched bytes take memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,8 +42,7 @@ class DecodeCount:
         return self._num_decoded / self._num_distinct if self._num_distinct else 1.0
 
 
-@dataclass(slots=True)
-class DecodeFigures:
+class DecodeFigures(msgspec.Struct):
     """Sums over all sources of a reader since it was made; each adds what it does, so asking costs nothing."""
 
     pages_decoded: int = 0

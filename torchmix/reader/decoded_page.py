@@ -8,9 +8,9 @@ narrower, else none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ NO_ID = -1
 INT32 = np.iinfo(np.int32)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DecodedPage:
+class DecodedPage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The documents of one page."""
 
     values: NDArray[np.integer[Any]]
@@ -47,13 +46,12 @@ class DecodedPage:
         return (0 if self.is_view else self.values.nbytes) + self.offsets.nbytes + PAGE_OVERHEAD_BYTES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Companion:
+class Companion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The companion of a chunk, as Parquet's dictionary."""
 
     content: bytes
     """The dictionary page as it lies in the file."""
-    memo: dict[str, bytes] = field(default_factory=dict)
+    memo: dict[str, bytes] = msgspec.field(default_factory=dict)
     """What the source keeps of the dictionary, see `PageRun.memo`."""
 
     @property

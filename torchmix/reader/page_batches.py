@@ -9,9 +9,9 @@ Pages of a run share a companion, and those that lie end to end are one range of
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +21,7 @@ BATCH_BYTES = 1 << 20
 """Most bytes of files that are decoded together; a larger page is decoded alone."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PlannedRun:
+class PlannedRun(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """Pages of one chunk that are decoded together."""
 
     pages: list[int]

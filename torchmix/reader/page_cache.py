@@ -11,10 +11,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
 from itertools import count
 from math import inf
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -52,8 +53,7 @@ class CacheRoom:
             min(self._budgets, key=PageCache.oldest_use).drop_oldest()
 
 
-@dataclass(slots=True)
-class _Entry(Generic[Value]):
+class _Entry(msgspec.Struct, Generic[Value]):
     value: Value
     num_bytes: int
     used: int

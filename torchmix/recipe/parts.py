@@ -7,10 +7,10 @@ its source is the same in each part. Cost: none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from torchmix.errors import OptionError, RecipeError
 from torchmix.recipe.balance.structs import Balance, Module
@@ -34,8 +34,7 @@ from torchmix.recipe.structs import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a recipe, as it is planned."""
 
     name: str

@@ -10,9 +10,11 @@ name.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from torchmix.recipe.structs import Cells, Change, Group, InnerFlat, Quantiles, Selection, Share, Source
 
@@ -22,8 +24,7 @@ BASE = "source"
 """The property of cells whose values are the names that they are cells of."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stream:
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
     """What holds a share of the mixture."""
 
     name: str
@@ -47,8 +48,7 @@ class Stream:
         return not self.is_flat and self.sources == (self.name,)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Where a cell lies."""
 
     group: str
@@ -65,8 +65,7 @@ class Cell:
         return CHILD.join((self.group, self.base, *values))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowSet:
+class RowSet(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one source that hold a share."""
 
     source: str

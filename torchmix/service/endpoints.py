@@ -11,7 +11,6 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -41,15 +40,14 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 _decode = msgspec.json.Decoder(Registration).decode
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Endpoints:
+class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """Where a client finds its loaders."""
 
     fixed: tuple[str, ...] = ()
     """Endpoints that are always looked for."""
     folders: tuple[Path, ...] = ()
     """Folders with registrations."""
-    parts_of: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    parts_of: Mapping[str, Mapping[str, int]] = msgspec.field(default_factory=dict)
     """Parts of sources that some of `fixed` have; the others read all."""
 
     def now(self) -> dict[str, Mapping[str, int] | None]:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,8 +52,7 @@ NEWS_S = 5.0
 MOST_BUSY_S = 1.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One request: what fits a message, all of it of neighbouring pages of one owner."""
 
     run: int

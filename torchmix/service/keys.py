@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from torchmix.errors import OptionError
 
 KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -32,8 +34,7 @@ class KeyPair:
     secret: str = field(repr=False)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerKeys:
+class ServerKeys(msgspec.Struct, frozen=True, kw_only=True):
     """What a loader needs."""
 
     own: KeyPair
@@ -41,16 +42,15 @@ class ServerKeys:
     """The public keys of clients, as they are now: more may be added at any time."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClientKeys:
+class ClientKeys(msgspec.Struct, frozen=True, kw_only=True):
     """What a client needs."""
 
     own: KeyPair
     server: str = ""
     """Public key of the loaders."""
-    server_of: Mapping[str, str] = field(default_factory=dict)
+    server_of: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Public keys of loaders that have another one, by endpoint."""
-    near_of: Mapping[str, str] = field(default_factory=dict)
+    near_of: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Sockets of loaders of this node, as `ipc:///path`, where no keys are needed, by endpoint."""
 
     def server_at(self, endpoint: str) -> str:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,8 +51,7 @@ _PAUSE_S = 0.5
 State = Literal["coming", "ready", "silent", "refused"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FleetPatience:
+class FleetPatience(msgspec.Struct, frozen=True, kw_only=True):
     """How long a client waits."""
 
     silence_s: float = 2.0
@@ -89,8 +88,7 @@ class Links(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class FleetMember:
+class FleetMember(msgspec.Struct, eq=False):
     endpoint: str
     since_s: float
     """When it came to its state."""
@@ -102,14 +100,14 @@ class FleetMember:
     has_answered: bool = False
     window_bytes: int = WINDOW_BYTES
     settled_bytes: int = 0
-    in_flight: dict[int, float] = field(default_factory=dict)
+    in_flight: dict[int, float] = msgspec.field(default_factory=dict)
     """Number of each request that it owes, and when it was sent."""
     in_flight_bytes: int = 0
     pinged_s: float = 0.0
     num_pings: int = 0
     reply_s: float = 0.0
     """Moving mean."""
-    figures: dict[str, int | float] = field(default_factory=dict)
+    figures: dict[str, int | float] = msgspec.field(default_factory=dict)
     words: tuple[str, ...] = ()
     """Its last warnings, as it said them last."""
 

@@ -12,7 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from torchmix.array_types import Int64Array
 from torchmix.parallel.error_form import ErrorForm
@@ -25,14 +26,13 @@ COUNT_S = 0.25
 _LOOK_S = 1.0
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class Work:
+class Work(msgspec.Struct, kw_only=True, eq=False):
     """What is done next: a request, or pages to decode ahead or to drop."""
 
     catalog: str
     sender: bytes = b""
     number: int = 0
-    arrays: Arrays = field(default_factory=dict)
+    arrays: Arrays = msgspec.field(default_factory=dict)
     num_bytes: int = 0
     """Planned."""
     until_s: float = 0.0

@@ -11,10 +11,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,8 +47,7 @@ def transforms_digest(catalog: Catalog, seed: int) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:8]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PartToServe:
+class PartToServe(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a loader needs to know of a part of a recipe."""
 
     catalog: Catalog
@@ -58,7 +57,7 @@ class PartToServe:
     """The recipe's."""
     is_cut: bool = True
     """Whether documents are given in pieces."""
-    maps: Mapping[str, str] = field(default_factory=dict)
+    maps: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The words of the map of each source that has one."""
     decodes: Catalog | None = None
     """The texts whose images are decoded here, where `catalog` is a `patch_catalog`."""

@@ -14,9 +14,9 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.utils.z85
 
@@ -58,8 +58,7 @@ _DOMAIN = b"torchmix"
 _LOOK_S = 1.0
 
 
-@dataclass(slots=True, eq=False)
-class _Client:
+class _Client(msgspec.Struct, eq=False):
     catalog: str
     heard_s: float
     accepted_bytes: int = 0

@@ -6,8 +6,7 @@ plan of the planner these are the loader's tensors, bit for bit. Cost: that of r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,8 +22,7 @@ from torchmix.reader.protocol import StepReader
 from torchmix.recipe.parts import Part
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PlannedTokens:
+class PlannedTokens(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The tokens of one data-parallel rank's samples in a step."""
 
     pieces: ReplicaPieces

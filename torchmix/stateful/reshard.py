@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -39,8 +38,7 @@ StreamOfLeader = Callable[[ClientPlaceTree, Layout, HeldReader], StepStream]
 """Makes the stream of a leader; all leaders call it together."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Seating:
+class Seating(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A rank's place in the job, and where its steps come from."""
 
     tree: ClientPlaceTree
@@ -49,8 +47,7 @@ class Seating:
     stream: StepStream | ReceivedSteps
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Reshard:
+class Reshard(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a call of `reshard` asks for."""
 
     topology: Topology | ClientPlaceTree
@@ -62,8 +59,7 @@ class Reshard:
     """The new exchange, where the caller makes it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SharedParts:
+class SharedParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a loader keeps at every layout."""
 
     part: Part

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 from torch.utils.data import IterableDataset
 
 from torchmix.constructor.context_parallel import cp_slices, share_of

@@ -7,11 +7,13 @@ starts. Cost: with `job`, the start of loader processes.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from torchmix.catalog.open_part import open_part
 from torchmix.catalog.settings import settings_of
@@ -64,7 +66,7 @@ def with_own_sources(
     if fleet is None or means.transform_at is None:
         return fleet
     check_sources_of(means, with_all_sources(whole).sources)
-    return replace(fleet, here=worker_sources(means, part, folder / whole.catalog, nodes=nodes))
+    return dataclasses.replace(fleet, here=worker_sources(means, part, folder / whole.catalog, nodes=nodes))
 
 
 def remote_loaders(means: Loaders, folder: Path) -> FleetSettings | None:

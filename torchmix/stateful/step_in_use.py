@@ -7,7 +7,6 @@ when the loader goes on, after an end, an error or a loaded state. Cost: none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -17,8 +16,7 @@ from torchmix.steps.header import StepHeader
 from torchmix.steps.state import LoaderState
 
 
-@dataclass(slots=True, eq=False)
-class StepInUse:
+class StepInUse(msgspec.Struct, eq=False):
     """A step that is being consumed. A microbatch changes only this object of the loader."""
 
     microbatches: list[Microbatch]

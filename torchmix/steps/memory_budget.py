@@ -8,7 +8,8 @@ mapped files are the kernel's, and are not counted. Cost: some operations a sour
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+import msgspec
 
 from torchmix.catalog.manifest import most_lists
 from torchmix.catalog.store import Catalog, SourceCatalog
@@ -42,8 +43,7 @@ ROW_WINDOW = 16_384
 """Rows of a window that is not made of pages."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryBudget:
+class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     """The terms of a node, in bytes, and what there is."""
 
     terms: dict[str, int]

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -51,8 +52,7 @@ from torchmix.steps.replay.read import RecordedPlan, open_recorded_plan
 from torchmix.steps.state import LoaderState, decode_state
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamSettings:
+class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream is made of; plain values, so that it can travel to a worker process."""
 
     part: Part
@@ -86,8 +86,7 @@ class StreamSettings:
     """Shared loaders to ask; None: files are read."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SharedStep:
+class SharedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A step as several consumers get it."""
 
     step: int

@@ -13,11 +13,11 @@ import os
 import re
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyarrow import fs
 
 from torchmix.errors import SourceUnreadable
@@ -43,8 +43,7 @@ CREDENTIALS = {
 """Where each store's credentials are looked for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Store:
+class Store(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A file system, and what to call its files."""
 
     scheme: str

@@ -9,9 +9,9 @@ the index measures it once. Cost: that of the tokenizer or the function.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -20,8 +20,7 @@ from torchmix.array_types import Int64Array
 from torchmix.transform.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RowsToEncode:
+class RowsToEncode(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Rows of one source, or of several with the same encoder, in one epoch."""
 
     rows: pa.Array
@@ -36,15 +35,14 @@ class RowsToEncode:
     """Row of the file that the first one is, for messages."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EncodedRows:
+class EncodedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What became of n rows."""
 
     values: NDArray[np.integer[Any]]
     """[tokens] ids of all rows, end to end."""
     offsets: Int64Array
     """[n + 1] where each row begins in them."""
-    others: Mapping[str, pa.Array] = field(default_factory=dict)
+    others: Mapping[str, pa.Array] = msgspec.field(default_factory=dict)
     """[n] lists of numbers of each row, by name, that travel with its ids."""
 
 
@@ -85,8 +83,7 @@ class RowEncoder(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class TextEncoder:
+class TextEncoder(msgspec.Struct, frozen=True):
     """A tokenizer as an encoder of rows."""
 
     tokenizer: Tokenizer

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pytest
+from msgspec.structs import replace
 
 from tests.support.arrow_files import among_others, token_dictionary, write_arrow
 from tests.support.files import random_texts, random_tokens

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.files import random_texts, random_tokens
 from tests.support.json_lines import frame_of, framed, json_lines, plain_lines, write_lines

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from torchmix.errors import SourceUnreadable
 from torchmix.transform.bytes_tokenizer import BYTES
@@ -70,6 +69,6 @@ def test_rows_at_fault_are_named() -> None:
     held = ImagesOfRows(first_item_of_row=np.array([0, 0, 1]), tokens=np.array([0]), faults={0: "its header lies"})
     with pytest.raises(SourceUnreadable, match="row 1: its header lies"):
         placeholders().count(pa.array(["a", "b"]), held, 0, 0)
-    bad = dataclasses.replace(placeholders(), token=97, cutter=MarkedText("#"))
+    bad = replace(placeholders(), token=97, cutter=MarkedText("#"))
     with pytest.raises(SourceUnreadable, match="the text of row 1 holds the id 97"):
         bad.encode(pa.array(["b", "cab"]), images([0, 0], []), 0, 0)

@@ -8,9 +8,9 @@ source.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +22,7 @@ ROWS = "rows"
 """The array of an entry."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Denied:
+class Denied(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Rows of one source that are not given."""
 
     rows: NDArray[np.int64]

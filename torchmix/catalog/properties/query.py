@@ -8,9 +8,9 @@ that the query names; a selection's rows are copied.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -25,8 +25,7 @@ from torchmix.recipe.source.properties import path_properties_of
 from torchmix.recipe.streams import row_sets_of
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueryResult:
+class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
     """The rows that a query gave."""
 
     columns: tuple[str, ...]

@@ -7,8 +7,7 @@ that have rows in common, the one with fewer rows keeps them. Cost: DuckDB's for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +24,7 @@ from torchmix.recipe.streams import RowSet
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class KeptRows:
+class KeptRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The rows of one set."""
 
     rows: Int64Array

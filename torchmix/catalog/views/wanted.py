@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 
 import msgspec
 
@@ -23,8 +22,7 @@ VIEWS_FORMAT = 1
 """Version of the rules by which views choose rows; part of every definition."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceViews:
+class SourceViews(msgspec.Struct, frozen=True, kw_only=True):
     """The views that a part needs of one source."""
 
     name: str
@@ -55,8 +53,7 @@ class SourceViews:
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartViews:
+class PartViews(msgspec.Struct, frozen=True, kw_only=True):
     """The views that a part needs."""
 
     part: str

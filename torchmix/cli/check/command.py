@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from torchmix.catalog.manifest import read_manifest
 from torchmix.catalog.open_part import open_part
@@ -36,6 +37,7 @@ from torchmix.cli.check.memory_findings import budget_of, memory_findings
 from torchmix.cli.check.schedule_findings import schedule_findings
 from torchmix.cli.check.stream_facts import values_of_stream
 from torchmix.cli.check.vocabulary_findings import vocabulary_findings
+from torchmix.cli.denied import denied_of_part, print_denied
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.selections import print_selections, rows_and_tokens, selection_values
 from torchmix.cli.terminal import (
@@ -152,7 +154,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             _print_sources(part, catalog, result, explain=arguments.explain)
             print(f"memory of a node that reads everything, at most: {budget.text()}\n")
             print_selections(_selections(part, catalog), explain=arguments.explain)
-            _print_denied(catalog)
+            print_denied(denied_of_part(catalog))
+            if catalog.denied:
+                print()
         _print_findings(findings)
     return code
 
@@ -227,15 +231,6 @@ def _selections(part: Part, catalog: Catalog) -> list[dict[str, Any]]:
     if not catalog.views:
         return []
     return selection_values(catalog, read_manifest(catalog.directory).views[part.name])
-
-
-def _print_denied(catalog: Catalog) -> None:
-    """What deny-lists take out of each source."""
-    for name, one in sorted(catalog.denied.items()):
-        documents = "1 document" if len(one.rows) == 1 else f"{count_text(len(one.rows))} documents"
-        print(f"deny takes out of {name}: {documents} of {count_text(one.num_tokens)} tokens")
-    if catalog.denied:
-        print()
 
 
 def _groups(part: Part, result: Forecast) -> list[dict[str, Any]]:

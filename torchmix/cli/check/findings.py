@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -61,8 +61,7 @@ class Level(enum.Enum):
 EXIT_CODE_OF_LEVEL = {Level.NOTE: ExitCode.OK, Level.FINDING: ExitCode.FINDINGS, Level.DATA: ExitCode.DATA}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing found."""
 
     level: Level

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from glob import escape, has_magic
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from torchmix.errors import SourceUnreadable
 from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
@@ -31,8 +32,7 @@ PREPROCESSED = "_text_document"
 """What Megatron's tools/preprocess_data.py adds to most names."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileGroup:
+class FileGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Files that seem to be one source."""
 
     name: str

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from torchmix.cli.init.choose_images import IMAGE_KINDS, MODULE, choose_images, image_keys, image_tokens
 from torchmix.cli.init.choose_tokenizer import TOKENIZERS, choose_tokenizer, tokenizer_keys, tokens_among
@@ -70,8 +71,7 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _FoundGroup:
+class _FoundGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group of files, looked at."""
 
     group: FileGroup

@@ -8,11 +8,11 @@ places spread evenly over its documents.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +29,7 @@ BLOCK_DOCUMENTS = 1 << 14
 """Documents that are looked at together."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InnerEnds:
+class InnerEnds(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen."""
 
     end_id: int | None

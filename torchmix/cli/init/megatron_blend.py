@@ -14,10 +14,11 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+
+import msgspec
 
 from torchmix.errors import OptionError
 from torchmix.formats.megatron.files import index_path
@@ -33,8 +34,7 @@ SHARE_DIGITS = 15
 LENGTHS_TOGETHER = 1 << 22
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Blend:
+class Blend(msgspec.Struct, frozen=True, kw_only=True):
     """Datasets by their prefixes, in Megatron's order; a prefix may stand more than once."""
 
     prefixes: tuple[str, ...]

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from torchmix.cli.init.inner_ends import InnerEnds, look_for_inner_ends
 from torchmix.cli.init.recipe_yaml import DraftSource

@@ -10,10 +10,11 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
+
+import msgspec
 
 from torchmix.errors import OptionError
 from torchmix.recipe.load import load_recipe
@@ -25,8 +26,7 @@ PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")
 WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DraftSource:
+class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
     """One source of the recipe to be."""
 
     name: str
@@ -40,8 +40,7 @@ class DraftSource:
     comment: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """What goes into the recipe."""
 
     head: Sequence[str]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from torchmix.cli.terminal import at_least, count_text, print_table
 from torchmix.errors import OptionError, TopologyError

@@ -8,11 +8,12 @@ none was named, there is no text. Cost: a page for each row that is not of the p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.catalog.store import Catalog, SourceCatalog
@@ -29,8 +30,7 @@ from torchmix.transform.tokenizer import Tokenizer
 CACHE_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowPlace:
+class RowPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a row of a source lies."""
 
     file: str

@@ -12,9 +12,9 @@ same. Under context parallelism the tokens of an item lie on several ranks, in r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int32Array, Int64Array
@@ -28,8 +28,7 @@ RECEIVE_COLUMNS = ("rank", "microbatch", "token", "rows", "returns")
 """From which rank, for which microbatch, the first token in it, how many, and whether gradients go back."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RouteTable:
+class RouteTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The roads of one replica's ranks, by place in the replica and bin of the module."""
 
     sends: Int32Array

@@ -11,8 +11,8 @@ https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interproces
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
+import msgspec
 import pyarrow as pa
 
 from torchmix.errors import CorruptPage, SourceUnreadable
@@ -29,8 +29,7 @@ _PREFIX_BYTES = 8
 _BIG_ENDIAN = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class BatchMessage:
+class BatchMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The message of one record batch."""
 
     offset: int
@@ -47,8 +46,7 @@ class BatchMessage:
     """Offset and size of the message with the values of the column's dictionary."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ArrowFile:
+class ArrowFile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a file says of itself before its batches."""
 
     schema: pa.Schema

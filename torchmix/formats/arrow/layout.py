@@ -10,9 +10,9 @@ are not copied; the check reads offsets, and views, once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -26,8 +26,7 @@ _VIEWS = (pa.string_view(), pa.binary_view())
 _LIST_VIEWS = (pa.ListViewType, pa.LargeListViewType)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True, kw_only=True):
     """A leaf of a top-level column, and where it lies in every batch of a file."""
 
     held_type: pa.DataType
@@ -141,8 +140,7 @@ def reads_views() -> bool:
         return False
 
 
-@dataclass(kw_only=True, slots=True)
-class Walk:
+class Walk(msgspec.Struct, kw_only=True):
     """Goes through the nodes and buffers of a batch, field by field."""
 
     layout: BatchLayout

@@ -10,9 +10,9 @@ vectors and offsets are those of https://flatbuffers.dev/internals/
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -26,8 +26,7 @@ _KINDS = {1: "schema", 2: "dictionary", 3: "batch"}
 _CODECS: dict[int, Literal["lz4", "zstd"]] = {0: "lz4", 1: "zstd"}
 
 
-@dataclass(frozen=True, slots=True)
-class FlatTable:
+class FlatTable(msgspec.Struct, frozen=True):
     """A table of a FlatBuffer; what is absent has its default."""
 
     content: bytes
@@ -83,8 +82,7 @@ class FlatTable:
         return place + 4, count
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class BatchLayout:
+class BatchLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Where the buffers of a record batch, or of a dictionary, lie in its body."""
 
     num_rows: int
@@ -98,8 +96,7 @@ class BatchLayout:
     """[view fields] how many buffers of data each has."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What the metadata of a message says."""
 
     kind: Literal["schema", "dictionary", "batch", "other"]

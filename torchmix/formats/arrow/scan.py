@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -35,8 +36,7 @@ Look = Callable[[pa.Array, int, BadRows | None], tuple[Int64Array, SeenIds | Non
 takes bad rows."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Page:
+class _Page(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     num_bytes: int
     num_rows: int

@@ -9,8 +9,7 @@ else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -26,8 +25,7 @@ Range = tuple[int, int]
 """First byte in a batch's body, and bytes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SliceableColumn:
+class SliceableColumn(msgspec.Struct, frozen=True, kw_only=True):
     """Where the parts of a column lie in the body of a batch."""
 
     validity: tuple[tuple[Range, int], ...]
@@ -37,8 +35,7 @@ class SliceableColumn:
     values: Range
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SliceType:
+class SliceType(msgspec.Struct, frozen=True, kw_only=True):
     """How rows of a type lie in buffers."""
 
     offset_bytes: int

@@ -9,7 +9,6 @@ a batch. Cost: a scan reads and decodes the column once, other columns never.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +31,7 @@ from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArrowSource(ColumnSource):
+class ArrowSource(ColumnSource, frozen=True, kw_only=True):
     """A source of the recipe whose files are Arrow's; implements `source.FormatSource`."""
 
     @property

@@ -7,11 +7,12 @@ has as many flags as ids; another number is a fault of the row. Cost: the second
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from torchmix.array_types import Int32Array
 from torchmix.catalog.bad_rows import BadRows
@@ -23,8 +24,7 @@ from torchmix.transform.documents.loss_flags import TRANSFORM_ID, LossFlags
 from torchmix.transform.row_encoder import RowEncoder
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossMasked:
+class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
     """Implements `source.FormatSource`."""
 
     name: str

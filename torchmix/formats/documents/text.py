@@ -9,12 +9,13 @@ scan counted, since both take the tokens of each image from its size alone. Cost
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -39,8 +40,7 @@ MakeColumn = Callable[[str, Tokenizer], FormatSource]
 """Column and tokenizer -> the format's own source."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaidOutTexts:
+class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     """Implements `source.FormatSource`."""
 
     name: str
@@ -169,8 +169,7 @@ class LaidOutTexts:
         return self.make(self.column, self.layout.parts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LaidOutEncoder:
+class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
     """Rows of a source -> ids, with places for its images; implements `RowEncoder`."""
 
     layout: DocumentLayout

@@ -8,10 +8,11 @@ of any row. Must hold: rows are those of the texts. Cost: a scan reads the colum
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from torchmix.catalog.bad_rows import BadRows
 from torchmix.errors import SourceUnreadable
@@ -27,8 +28,7 @@ MakeSource = Callable[[str, RawBytes], FormatSource]
 """Column and transform -> the format's own source."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageColumn:
+class ImageColumn(msgspec.Struct, frozen=True, kw_only=True):
     """Implements `source.FormatSource`; its tokens are bytes."""
 
     name: str

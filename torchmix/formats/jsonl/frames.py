@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
+import msgspec
 import pyarrow as pa
 
 from torchmix.errors import CorruptPage, SourceUnreadable
@@ -33,8 +33,7 @@ _ZSTD_MAGIC = 0xFD2FB528
 _SKIPPABLE_MAGIC = 0x184D2A50  # of 16 kinds, in the low four bits
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One frame of a file."""
 
     offset: int

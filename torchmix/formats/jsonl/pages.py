@@ -10,7 +10,8 @@ its `kind` says. Memory: a few pages or frames, and the longest line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.jsonl.frames import Codec, Frame, decompress, find_frames
@@ -30,8 +31,7 @@ Read = Callable[[int, int], bytes]
 """Bytes of a file, by offset and number; fewer only where the file ends."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LinePage:
+class LinePage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Lines that are read together."""
 
     offset: int
@@ -106,8 +106,7 @@ def _cut_plain(read: Read) -> Iterator[LinePage]:
         start += len(lines)
 
 
-@dataclass(kw_only=True, slots=True)
-class _FramedPage:
+class _FramedPage(msgspec.Struct, kw_only=True):
     """A page of frames that is being cut."""
 
     cell: int
@@ -118,7 +117,7 @@ class _FramedPage:
     first_byte: int = -1
     line_bytes: int = 0
     """Bytes of its last line, so far."""
-    parts: list[bytes] = field(default_factory=list)
+    parts: list[bytes] = msgspec.field(default_factory=list)
 
     def add(self, part: bytes, place: int, stop: int) -> None:
         """A part of its lines, of a frame that ends at `stop`; `place` is the part's in all content."""

@@ -14,9 +14,9 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
 from torchmix.errors import CorruptPage, SourceUnreadable
@@ -31,8 +31,7 @@ LEVELS: dict[Codec, tuple[int, int, int]] = {"gzip": (1, 6, 9), "zstd": (1, 3, 2
 _MAGIC: dict[bytes, Codec] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reframed:
+class Reframed(msgspec.Struct, frozen=True, kw_only=True):
     """What was written."""
 
     num_frames: int

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -33,14 +34,12 @@ from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JsonLinesSource(ColumnSource):
+class JsonLinesSource(ColumnSource, frozen=True, kw_only=True, dict=True):
     """A source of the recipe whose files are JSON lines; implements `source.FormatSource`."""
 
-    _parser: LineParser = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_parser", LineParser(self.column, self.kind))
+    @cached_property
+    def _parser(self) -> LineParser:
+        return LineParser(self.column, self.kind)
 
     @property
     def format(self) -> str:
@@ -117,20 +116,19 @@ class JsonLinesSource(ColumnSource):
         return look_at_rows(values, self.kind, first_row, self.tokenizer, bad)
 
 
-@dataclass(kw_only=True, slots=True)
-class _Found:
+class _Found(msgspec.Struct, kw_only=True):
     """What a scan has found so far."""
 
     bad: BadRows | None
     num_lines: int = 0
     num_rows: int = 0
-    offset: list[int] = field(default_factory=list)
-    num_bytes: list[int] = field(default_factory=list)
-    kind_of_page: list[int] = field(default_factory=list)
-    crc: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    tokens: list[Int64Array] = field(default_factory=list)
-    ids: list[SeenIds | None] = field(default_factory=list)
+    offset: list[int] = msgspec.field(default_factory=list)
+    num_bytes: list[int] = msgspec.field(default_factory=list)
+    kind_of_page: list[int] = msgspec.field(default_factory=list)
+    crc: list[int] = msgspec.field(default_factory=list)
+    rows: list[int] = msgspec.field(default_factory=list)
+    tokens: list[Int64Array] = msgspec.field(default_factory=list)
+    ids: list[SeenIds | None] = msgspec.field(default_factory=list)
 
     def add(
         self,

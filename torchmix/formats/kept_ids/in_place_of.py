@@ -8,11 +8,11 @@ the identity of the data file and the transform. Cost: the end of each file of i
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from torchmix.catalog.file_table import PageColumns, table_of_file
 from torchmix.catalog.manifest import FileEntry

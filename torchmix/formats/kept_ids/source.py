@@ -7,8 +7,8 @@ pages are those of the data file that the ids were made of; lengths are the cata
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from torchmix.errors import CorruptPage, SourceUnreadable, where_of
@@ -21,8 +21,7 @@ FORMAT = "kept ids"
 """The format of a catalog over kept ids; no recipe has it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeptIdsSource:
+class KeptIdsSource(msgspec.Struct, frozen=True, kw_only=True):
     """Ids that were kept of a source; implements `source.PageSource`."""
 
     name: str

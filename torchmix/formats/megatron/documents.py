@@ -15,8 +15,8 @@ that does not begin where the one before ends begins a page, too. One without to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +32,7 @@ BLOCK_SEQUENCES = 1 << 16
 """Sequences that are looked at together."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class IndexedDocuments:
+class IndexedDocuments(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Documents and pages of one dataset."""
 
     tokens: Int32Array
@@ -48,8 +47,7 @@ class IndexedDocuments:
     """Bytes of the .bin that belong to some document, each as often as it does."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Spans:
+class _Spans(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Documents from `first` on: where each lies."""
 
     first: int

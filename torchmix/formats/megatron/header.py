@@ -20,9 +20,9 @@ The layout is that of `_IndexWriter` in Megatron-LM (megatron/core/datasets/inde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,8 +44,7 @@ DTYPE_OF_CODE: dict[int, np.dtype[np.integer[Any]]] = {
 FLOAT_OF_CODE = {6: "float64", 7: "float32"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IndexHeader:
+class IndexHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a .idx says of itself."""
 
     num_bytes: int

@@ -10,8 +10,9 @@ https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thr
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.parquet import thrift
@@ -24,8 +25,7 @@ _TYPE, _REPETITION, _NUM_CHILDREN = 1, 3, 5  # fields of a SchemaElement
 _REPEATED = 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Footer:
+class Footer(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a Parquet file."""
 
     num_bytes: int
@@ -36,8 +36,7 @@ class Footer:
     """32 hex digits of the SHA-256 of all that follows the last page and index: metadata, its length, magic."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leaf:
+class Leaf(msgspec.Struct, frozen=True, kw_only=True):
     """A leaf of the schema, and where to find it."""
 
     index: int
@@ -53,8 +52,7 @@ class Leaf:
         return self.num_lists > 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """One column of one row group."""
 
     num_rows: int

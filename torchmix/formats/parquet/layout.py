@@ -11,9 +11,9 @@ parquet_footer.py and https://parquet.apache.org/docs/file-format/data-pages/
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -57,8 +57,7 @@ class PageHeader(NamedTuple):
         return self.kind == _DICTIONARY_PAGE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ChunkPages:
+class ChunkPages(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The data pages of a chunk, as the writer cut them."""
 
     dict_offset: int

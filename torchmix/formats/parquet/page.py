@@ -19,12 +19,12 @@ them, about 100 us per call and 10 us per page.
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 from torchmix.errors import CorruptPage
 from torchmix.formats.parquet import thrift

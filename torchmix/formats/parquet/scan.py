@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -40,8 +40,7 @@ SCAN_RUN_BYTES = 4 << 20
 _MOST_VALUES = 2**31 - 1  # a row's tokens are counted in 32 bits, and so are the values of Arrow's lists
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ScannedChunk:
+class ScannedChunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Pages and documents of one chunk, as `FileScan` joins them."""
 
     offset: Int64Array
@@ -58,8 +57,7 @@ class ScannedChunk:
     ids: SeenIds | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChunkScan:
+class ChunkScan(msgspec.Struct, frozen=True, kw_only=True):
     """What the chunks of a file share while they are scanned."""
 
     file: RandomAccessFile

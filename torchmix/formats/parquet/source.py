@@ -9,7 +9,6 @@ Cost: a scan reads and decodes the column once, see parquet_scan.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,7 @@ from torchmix.storage.open_path import opened
 from torchmix.storage.random_access import RandomAccessFile
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParquetSource(ColumnSource):
+class ParquetSource(ColumnSource, frozen=True, kw_only=True):
     """A source of the recipe whose files are Parquet; implements `source.FormatSource`."""
 
     @property

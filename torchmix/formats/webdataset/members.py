@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from torchmix.errors import CorruptPage, SourceUnreadable
 
@@ -24,8 +25,7 @@ _OF_NEXT = (b"x", b"L", b"g")
 """Kinds of headers that tell of the next member."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A file in the tar."""
 
     name: str
@@ -41,13 +41,12 @@ class Member:
         return self.offset + self.num_bytes
 
 
-@dataclass(kw_only=True, slots=True)
-class TarSample:
+class TarSample(msgspec.Struct, kw_only=True):
     """Consecutive members with one key."""
 
     key: str
     first: Member
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, Member] = msgspec.field(default_factory=dict)
     """By suffix."""
 
 

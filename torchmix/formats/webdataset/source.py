@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -38,14 +39,12 @@ BATCH_BYTES = 1 << 20
 """Values that a scan looks at together, or one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WebDatasetSource(ColumnSource):
+class WebDatasetSource(ColumnSource, frozen=True, kw_only=True, dict=True):
     """A source of the recipe whose files are tar shards; implements `source.FormatSource`."""
 
-    _value: MemberValue = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_value", MemberValue.of(self.column))
+    @cached_property
+    def _value(self) -> MemberValue:
+        return MemberValue.of(self.column)
 
     @property
     def format(self) -> str:
@@ -225,19 +224,17 @@ class WebDatasetSource(ColumnSource):
             raise SourceUnreadable("members hold texts; name one by text, with a tokenizer")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TarPage:
+class _TarPage(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     content: bytes
 
 
-@dataclass(kw_only=True, slots=True)
-class _TarPages:
+class _TarPages(msgspec.Struct, kw_only=True):
     """The pages that a scan has found."""
 
-    offset: list[int] = field(default_factory=list)
-    num_bytes: list[int] = field(default_factory=list)
-    crc: list[int] = field(default_factory=list)
+    offset: list[int] = msgspec.field(default_factory=list)
+    num_bytes: list[int] = msgspec.field(default_factory=list)
+    crc: list[int] = msgspec.field(default_factory=list)
 
     def add(self, offset: int, content: bytes) -> None:
         """Add the page of a row."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.column import Kind
@@ -23,8 +25,7 @@ JSON = "json"
 _PATTERN = frozenset("*?[")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemberValue:
+class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
     """What a column names."""
 
     suffixes: tuple[str, ...]

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -31,8 +32,7 @@ MOST_SOURCES_IN_A_LINE = 24
 _TIE = "torchmix_sources"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicrobatchSources:
+class MicrobatchSources(msgspec.Struct, frozen=True, kw_only=True):
     """What `loss_func` must know of a microbatch."""
 
     index: torch.Tensor

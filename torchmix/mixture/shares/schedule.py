@@ -14,17 +14,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import lcm
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.mixture.shares.integers import SHARE_ONE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ShareChange:
+class ShareChange(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """New shares, which hold at once or are reached on a straight line."""
 
     start_token: int
@@ -35,8 +34,7 @@ class ShareChange:
     """int64 [S], sum 2^32: the shares from `stop_token` on."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Stretch:
+class _Stretch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Tokens over which the shares are constant, or go along one line."""
 
     start: int

@@ -14,11 +14,10 @@ kernel twice a second, so beats tell of them only whether their Python runs, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of liveness, in seconds. The defaults end a job within 15 s of a lost rank."""
 
     poll_s: float = 0.5
@@ -65,8 +64,7 @@ def patience_of(silence_s: float | None) -> Patience:
     return Patience(remote_s=silence_s, store_s=silence_s, stall_s=max(Patience().stall_s, silence_s))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between two requests of a kind."""
 
     fast_s: float

@@ -7,9 +7,9 @@ order, whatever the ranks' own numbers are; a consumer at an axis is a run of pl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -19,8 +19,7 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.balance.structs import Module
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankPlaces:
+class RankPlaces(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a job, its ranks by place, and which of them embed tokens."""
 
     dp: int = 1

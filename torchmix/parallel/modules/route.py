@@ -11,10 +11,10 @@ backward. So what `route` returns always takes a gradient, and `place_rows` make
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -23,8 +23,7 @@ from torchmix.array_types import Int64Array
 from torchmix.errors import OptionError
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Routes:
+class Routes(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """What one rank sends and receives of one module. On the CPU, whatever device the rows are on."""
 
     sends: torch.Tensor

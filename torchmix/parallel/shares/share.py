@@ -7,10 +7,11 @@ before memory is taken for it. Cost: one copy at the leader.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.errors import WireError
@@ -32,15 +33,14 @@ OWN = "own.sizes"
 rank alone; 0 and 0 for the leader itself."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Share:
+class Share(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The data of one global batch that the ranks of one role receive."""
 
     header: bytes
     """The caller's own message, opaque here."""
     tensors: dict[str, torch.Tensor]
     """CPU tensors of any shape, with dtypes of `array_form.DTYPES`; their order is kept."""
-    own: Mapping[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    own: Mapping[int, dict[str, torch.Tensor]] = msgspec.field(default_factory=dict)
     """Tensors for one rank alone, by global rank: for each rank of the role but the leader, or for none."""
 
 

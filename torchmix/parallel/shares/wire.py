@@ -19,7 +19,6 @@ Cost: one copy of each array at the leader, none at a peer; about 60 bytes of de
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import Annotated, NoReturn
 
 import msgspec
@@ -44,8 +43,7 @@ STAGES: tuple[Stage, ...] = ("only", "first", "middle", "last")
 """The code of a stage on the wire is its place here; append only."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """What a peer must know before the payload: whether it is for this rank, and how large it is."""
 
     kind: int
@@ -66,8 +64,7 @@ class Envelope:
     """Bytes that follow, description and header included."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Block:
+class Block(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One array as it travels."""
 
     name: str
@@ -84,7 +81,7 @@ _decoder = msgspec.msgpack.Decoder(Annotated[tuple[ArrayForm, ...], msgspec.Meta
 
 def encode_envelope(envelope: Envelope) -> NDArray[np.int64]:
     """The envelope as int64 [ENVELOPE_FIELDS]."""
-    values = [MAGIC, WIRE_VERSION, *(getattr(envelope, field.name) for field in fields(envelope))]
+    values = [MAGIC, WIRE_VERSION, *(getattr(envelope, name) for name in Envelope.__struct_fields__)]
     return np.array(values + [0] * (ENVELOPE_FIELDS - len(values)), dtype=np.int64)
 
 
@@ -108,7 +105,7 @@ def decode_envelope(values: NDArray[np.int64], *, sequence: int, leader: int, re
         _refuse(
             leader, f"wire version {numbers[1]}, but this torchmix reads {WIRE_VERSION}; run one version on all ranks"
         )
-    names = [field.name for field in fields(Envelope)]
+    names = Envelope.__struct_fields__
     envelope = Envelope(**dict(zip(names, numbers[2:], strict=False)))
     expected = {
         "sequence": sequence,

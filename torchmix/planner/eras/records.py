@@ -8,15 +8,15 @@ no such epoch needs is forgotten. Cost: some 60 bytes for each stream of an edit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from torchmix.array_types import Int64Array
 
 NO_COUNTS: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamBefore:
+class StreamBefore(msgspec.Struct, frozen=True, kw_only=True):
     """A stream before an edit of its rows."""
 
     name: str
@@ -27,13 +27,12 @@ class StreamBefore:
     """Name of each member, and the fingerprint of its rows; none where the edit added the stream."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Eras:
+class Eras(msgspec.Struct, frozen=True, kw_only=True):
     """Edits of rows that still matter, in their order; and how many each stream has seen."""
 
     edits: tuple[tuple[StreamBefore, ...], ...] = ()
     """The streams whose rows each edit changed, and those that took rows or gave them away."""
-    counts: Mapping[str, int] = field(default_factory=lambda: NO_COUNTS)
+    counts: Mapping[str, int] = msgspec.field(default_factory=lambda: NO_COUNTS)
     """By stream; those without edits are left out."""
 
 

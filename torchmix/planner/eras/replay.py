@@ -9,8 +9,8 @@ epoch has given are made once, at each start: some 50 ns a row; a byte for each 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -27,8 +27,7 @@ MakeOrder = Callable[[str, Space, int | None], StreamOrder]
 Members = tuple[tuple[str, str], ...]
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Era:
+class _Era(msgspec.Struct, kw_only=True, eq=False):
     """Windows of one era of an epoch."""
 
     start: int
@@ -37,7 +36,7 @@ class _Era:
     rest: RestSpace | None
     """The rows of its windows; None: all of the stream's."""
     order: StreamOrder
-    hidden: dict[int, dict[str, Int64Array]] = field(default_factory=dict)
+    hidden: dict[int, dict[str, Int64Array]] = msgspec.field(default_factory=dict)
     """Window of the epoch -> member -> rows that are not given any more, ascending."""
 
     def numbers(self, rows: Int64Array) -> Int64Array:
@@ -45,17 +44,16 @@ class _Era:
         return rows if self.rest is None else self.rest.base_rows(rows)
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Live:
+class _Live(msgspec.Struct, kw_only=True, eq=False):
     """A stream in an epoch that was edited."""
 
     epoch: int
     eras: list[_Era]
     given: dict[str, Mask]
     """Member -> rows that were given in this epoch."""
-    promised: dict[str, Mask] = field(default_factory=dict)
+    promised: dict[str, Mask] = msgspec.field(default_factory=dict)
     """Rows of the window that is open, which are still to come in it."""
-    left_out: dict[str, Mask] = field(default_factory=dict)
+    left_out: dict[str, Mask] = msgspec.field(default_factory=dict)
     """Rows that came from another stream, which had given them: they come with the next epoch."""
     counted: int = 0
     """The windows before this one are in `given`."""

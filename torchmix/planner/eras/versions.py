@@ -8,8 +8,8 @@ byte for each row of a source, for each member and version that is looked at.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +25,7 @@ from torchmix.recipe.parts import Part
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StreamRows:
+class StreamRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The rows of a stream in one version."""
 
     space: Space

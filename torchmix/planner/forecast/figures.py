@@ -5,7 +5,7 @@ In: what planning ahead has found. Out: `Forecast`. Must hold: it says which of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 LOW_FILL = 0.8
 """A batch that is filled by less is a finding."""
@@ -13,8 +13,7 @@ SIMULATED_STEPS = 1000
 """Steps that are planned in full before rates take over."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceForecast:
+class SourceForecast(msgspec.Struct, frozen=True, kw_only=True):
     """One source over N steps."""
 
     name: str
@@ -39,8 +38,7 @@ class SourceForecast:
     """Tokens of a piece, mean of those delivered in the simulated steps; 0 if there are none."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """A run of N steps."""
 
     num_steps: int

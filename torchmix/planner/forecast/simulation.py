@@ -6,11 +6,11 @@ since the same planner makes them. Cost: the planning of each step.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -27,8 +27,7 @@ from torchmix.planner.stream_order import epoch_tokens
 from torchmix.recipe.parts import Part
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class Seen:
+class Seen(msgspec.Struct, kw_only=True, eq=False):
     """Sums over the steps so far; arrays are [S] by sorted name."""
 
     planner: Planner
@@ -62,8 +61,8 @@ def patient_planner(
 ) -> Planner:
     # With `renormalise` everywhere the plan is the same up to the first step that runs out, and the
     # decision it logs names the source and the step.
-    patient = {name: dataclasses.replace(each, on_exhausted="renormalise") for name, each in part.streams.items()}
-    return Planner(dataclasses.replace(part, streams=patient), sizes, views=views, denied=denied)
+    patient = {name: replace(each, on_exhausted="renormalise") for name, each in part.streams.items()}
+    return Planner(replace(part, streams=patient), sizes, views=views, denied=denied)
 
 
 def simulate(planner: Planner, part: Part, num_steps: int, progress: Callable[[], object]) -> Seen:

@@ -14,10 +14,11 @@ are balanced after they are fetched; here sizes, before anything is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
@@ -43,8 +44,7 @@ MICROBATCHES = ("unimodal", "descending", "keep")
 SCOPES = ("step", "microbatch")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DGraph:
+class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The samples of a step, or the items in them, on their way to consumers."""
 
     step: DrawnStep
@@ -91,7 +91,7 @@ class DGraph:
             raise PlanError(f"distribute: samples of fixed length go to DP, not to {axis}; items may go there")
         if group_size is not None and (type(group_size) is not int or group_size < 1):
             raise PlanError(f"distribute: group_size={group_size!r} must be an int of at least 1")
-        return replace(self, axis=axis, group_size=group_size)  # type: ignore[arg-type]
+        return replace(self, axis=axis, group_size=group_size)
 
     def cost(self, fn: Callable[[Int64Array], Any], memory: Callable[[Int64Array], Any] | None = None) -> DGraph:
         """Say what a size costs.

@@ -8,7 +8,8 @@ until a graph is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
@@ -29,15 +30,14 @@ from torchmix.recipe.balance.modules import BACKBONE
 from torchmix.recipe.balance.structs import Module
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StrategyCache:
+class StrategyCache(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What the steps of a planner share. It decides nothing."""
 
-    finders: dict[tuple[str, str, tuple[str, ...] | None], ItemsOfModule] = field(default_factory=dict)
+    finders: dict[tuple[str, str, tuple[str, ...] | None], ItemsOfModule] = msgspec.field(default_factory=dict)
     """What finds items, by unit, column and sources."""
-    methods: dict[str, OwnMethod] = field(default_factory=dict)
+    methods: dict[str, OwnMethod] = msgspec.field(default_factory=dict)
     """The user's methods, by name."""
-    last_placed: dict[tuple[object, ...], ModulePlan] = field(default_factory=dict)
+    last_placed: dict[tuple[object, ...], ModulePlan] = msgspec.field(default_factory=dict)
     """The samples placed last, by all that this follows from: costs are often those of the step before."""
 
     def placed(self, cost: Int64Array, memory: Int64Array, layout: Layout, options: SampleBalance) -> ModulePlan:
@@ -52,8 +52,7 @@ class StrategyCache:
         return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TokensOfStep:
+class TokensOfStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Tokens of each stream in a step; int64 [S] each."""
 
     asked: Int64Array
@@ -63,8 +62,7 @@ class TokensOfStep:
     """Deferred to the next step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DrawnStep:
+class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A step whose samples are packed."""
 
     packed: Packed

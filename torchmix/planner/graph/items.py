@@ -7,8 +7,7 @@ the method.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -26,8 +25,7 @@ from torchmix.planner.methods.own_method import OwnMethod
 from torchmix.planner.plan import ItemPlan
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ItemBalance:
+class ItemBalance(msgspec.Struct, frozen=True, kw_only=True):
     """How the items of a module are shared out."""
 
     axis: GridAxis

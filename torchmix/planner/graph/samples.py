@@ -12,9 +12,9 @@ not taken. Cost: that of the method.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -31,8 +31,7 @@ Level = Literal["both", "bucket", "bin"]
 Microbatches = Literal["unimodal", "descending", "keep"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleBalance:
+class SampleBalance(msgspec.Struct, frozen=True, kw_only=True):
     """How samples are balanced."""
 
     method: str | OwnMethod = "rows"

@@ -6,7 +6,7 @@ items, for graphs over them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from torchmix.errors import PlanError
 from torchmix.planner.graph.dgraph import UNITS, DGraph, plan_of_graphs
@@ -15,8 +15,7 @@ from torchmix.planner.plan import StepPlan
 from torchmix.recipe.build import nearest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StrategyStep:
+class StrategyStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A step, as strategies see it."""
 
     drawn: DrawnStep

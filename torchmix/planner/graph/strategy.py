@@ -7,9 +7,9 @@ that of the graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -90,8 +90,7 @@ def strategy_of(part: Part, layout: Layout) -> Strategy:
     return KeyStrategy(part)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ModuleKeys:
+class _ModuleKeys(msgspec.Struct, frozen=True, kw_only=True):
     module: Module
     cost: EncoderCost
     cap: int | None

@@ -7,8 +7,7 @@ Cost: a few array operations; next-fit is a loop over the pieces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
@@ -35,8 +34,7 @@ ORDERS = {
 """Ways to place a step, and what each does."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A step in one of these ways."""
 
     cost: Int64Array

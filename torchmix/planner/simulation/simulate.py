@@ -10,8 +10,7 @@ as that of the slowest rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+import msgspec
 import numpy as np
 
 from torchmix.planner.cost import CostModel
@@ -34,8 +33,7 @@ ASSUMPTIONS = (
 """What every predicted time assumes."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Times:
+class Times(msgspec.Struct, kw_only=True):
     """Sums over steps of one way to place them, in the unit of costs."""
 
     at_end: float = 0.0
@@ -45,8 +43,7 @@ class Times:
     tokens: int = 0
 
 
-@dataclass(kw_only=True, slots=True)
-class ModuleTimes:
+class ModuleTimes(msgspec.Struct, kw_only=True):
     """Sums over steps of the costliest consumer of a module, in the unit of the module's costs."""
 
     hash_order: float = 0.0
@@ -54,22 +51,21 @@ class ModuleTimes:
     ideal: float = 0.0
 
 
-@dataclass(kw_only=True)
-class Simulation:
+class Simulation(msgspec.Struct, kw_only=True):
     """Sums over the steps added."""
 
     cost: CostModel
     packing: Packing
     seed: int
     num_steps: int = 0
-    lengths: set[int] = field(default_factory=set)
+    lengths: set[int] = msgspec.field(default_factory=set)
     """Tokens of a sample, of all lengths that steps had."""
     ideal: float = 0.0
     """If all ranks had equal work and pipelines no bubble."""
     even: float = 0.0
     """If all microbatches of all ranks were equal: `ideal` with the pipeline's bubble."""
-    times: dict[str, Times] = field(default_factory=lambda: {name: Times() for name in ORDERS})
-    modules: dict[str, ModuleTimes] = field(default_factory=dict)
+    times: dict[str, Times] = msgspec.field(default_factory=lambda: {name: Times() for name in ORDERS})
+    modules: dict[str, ModuleTimes] = msgspec.field(default_factory=dict)
 
     def add(self, plan: StepPlan) -> None:
         """Count a step."""

@@ -10,10 +10,10 @@ together, and one table access for each source.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,8 +23,7 @@ from torchmix.errors import PlanError
 from torchmix.reader.pieces.page_starts import PageStarts, row_keys
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Located:
+class Located(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[n] pieces by source and row, and Q pages with pieces; both in ascending order."""
 
     order: Int64Array

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -39,8 +39,7 @@ class Scratch:
         return held[:length]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class OtherRows:
+class OtherRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One of the arrays that a map gives beside ids, for some rows of a source."""
 
     name: str
@@ -66,8 +65,7 @@ def chosen_lists(lists: pa.Array, chosen: Int64Array) -> pa.Array:
     return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The result of one call."""
 
     values: NDArray[np.integer[Any]]

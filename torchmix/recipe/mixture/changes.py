@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
+
+import msgspec
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import listed, nearest
@@ -28,8 +29,7 @@ MOST_TOKENS = 10**18
 """Most tokens of a run; bounds the integers in the arithmetic of shares."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """A tree, and where it begins to hold."""
 
     start_token: int

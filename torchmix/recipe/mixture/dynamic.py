@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from fractions import Fraction
+
+import msgspec
+from msgspec.structs import replace
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import nearest
@@ -24,8 +26,7 @@ _MULTIPLE = re.compile(r"\s*(\d{1,9}\.?\d{0,9}|\.\d{1,9})\s*x\s*", re.ASCII)
 BUILT_IN = ("ado", "odm", "file")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Deciding:
+class Deciding(msgspec.Struct, frozen=True, kw_only=True):
     """A recipe's `dynamic`, as numbers."""
 
     path: tuple[str, ...]

@@ -14,8 +14,9 @@ then names the nearest shares that it reached.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+
+import msgspec
 
 from torchmix.errors import RecipeError
 
@@ -26,8 +27,7 @@ _CLOSE = 1 << 56
 _MOST_ROUNDS = 4000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Shares that satisfy every property."""
 
     shares: Mapping[tuple[str, ...], Fraction]

@@ -12,8 +12,10 @@ exactly what it says, and their siblings keep their ratios in the rest.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 from fractions import Fraction
+
+import msgspec
+from msgspec.structs import replace
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import nearest
@@ -24,8 +26,7 @@ SEPARATOR = "."
 """Separates the names of a path; no name contains it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """The properties that the children of a group are cells of."""
 
     properties: tuple[str, ...]
@@ -36,8 +37,7 @@ class Grid:
     """Child to its value of each property."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A stream, or a group of nodes."""
 
     name: str

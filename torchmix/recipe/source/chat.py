@@ -9,8 +9,6 @@ of its own. `plain` needs no special tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from torchmix.errors import RecipeError
@@ -22,8 +20,7 @@ ROLES = ("assistant", "system", "tool", "user")
 """Roles of the templates below."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Template:
+class Template(msgspec.Struct, frozen=True, kw_only=True):
     """What stands around the messages of a document."""
 
     turns: dict[str, Turn]

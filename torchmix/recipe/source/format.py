@@ -9,13 +9,12 @@ the other part, `formats/table.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from torchmix.recipe.structs import Source
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FormatNames:
+class FormatNames(msgspec.Struct, frozen=True, kw_only=True):
     """What a recipe, and its reader, knows of a format."""
 
     title: str

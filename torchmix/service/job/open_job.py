@@ -17,7 +17,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -54,8 +53,7 @@ _num_opened = 0
 """Times this process has asked a store for some; equal on all ranks."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobPlace:
+class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where this rank stands."""
 
     rank: int = 0
@@ -85,8 +83,7 @@ class NoLoaders:
         """Nothing."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadersOfNodes:
+class LoadersOfNodes(msgspec.Struct, frozen=True, kw_only=True):
     """How many loaders each node has."""
 
     processes: int = 1

@@ -9,7 +9,6 @@ start of actors, once for all parts of a recipe that are open together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,8 +22,7 @@ from torchmix.service.ray.keeper import RayKeeper
 from torchmix.service.ray.main import RayStart
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RayMeans:
+class RayMeans(msgspec.Struct, frozen=True, kw_only=True):
     """How many loaders there may be on a cluster; see `RayStart`."""
 
     address: str

@@ -13,7 +13,6 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,10 @@ BUSY_CPU = 1
 """Processors of an actor."""
 
 
-@dataclass(slots=True, eq=False)
-class _Seat:
+class _Seat(msgspec.Struct, eq=False):
     actor: Any
     listens: ActorListens
-    sources: dict[str, int] = field(default_factory=dict)
+    sources: dict[str, int] = msgspec.field(default_factory=dict)
     has_left: bool = False
 
 

@@ -9,8 +9,9 @@ operations a source.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from fractions import Fraction
+
+from msgspec.structs import replace
 
 from torchmix.catalog.store import Catalog
 from torchmix.mixture.shares.integers import SHARE_ONE

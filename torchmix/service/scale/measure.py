@@ -12,10 +12,10 @@ import io
 import time
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,8 +40,7 @@ _STATUS = Path("/proc/self/status")
 _SCHEDULE = Path("/proc/thread-self/schedstat")
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(msgspec.Struct, frozen=True):
     """Times of this thread and process at one moment, in ns."""
 
     wall: int

@@ -22,9 +22,10 @@ of the mixture could disturb.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
+
+import msgspec
 
 from torchmix.errors import OptionError
 from torchmix.recipe.byte_sizes import bytes_text
@@ -39,8 +40,7 @@ LOADER_BYTES = 64 << 20
 """Memory of a loader's process with its imports."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceLoad:
+class SourceLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One source, as loaders see it."""
 
     name: str
@@ -54,8 +54,7 @@ class SourceLoad:
     """That may share it, 1 or more: it has no more runs of pages."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderBudget:
+class LoaderBudget(msgspec.Struct, frozen=True, kw_only=True):
     """What loaders may take, all together."""
 
     cpu: int
@@ -79,8 +78,7 @@ class LoaderBudget:
         return (each if self.loader_bytes is None else min(each, self.loader_bytes)) - LOADER_BYTES
 
 
-@dataclass(slots=True)
-class LoaderPlace:
+class LoaderPlace(msgspec.Struct):
     """What one loader is to do."""
 
     cost: int = 0
@@ -89,12 +87,11 @@ class LoaderPlace:
     """Beside its process."""
     page_bytes: int = 0
     """Decoded pages in that; the rest are states of sources."""
-    parts: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, int] = msgspec.field(default_factory=dict)
     """Parts of each source that it reads, by name; a source has as many parts as all its loaders have together."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Partition:
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """Loaders and their sources."""
 
     clusters: tuple[tuple[str, ...], ...]

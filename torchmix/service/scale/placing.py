@@ -13,9 +13,10 @@ MegaScale-Data, which moves those that make data larger behind the road.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
+
+import msgspec
 
 from torchmix.catalog.store import Catalog
 from torchmix.service.scale.partition import SourceLoad
@@ -28,8 +29,7 @@ MOST_ROWS = 4096
 """More rows of a page make no difference that counts."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceTraffic:
+class SourceTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """One source, for a step."""
 
     name: str
@@ -47,8 +47,7 @@ class SourceTraffic:
     """It stays with loaders, where its images are: `decode_at` of a module places these."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TransformPlace:
+class TransformPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a source is transformed, and what it costs in either place, a step."""
 
     name: str

@@ -17,9 +17,10 @@ After MegaScale-Data, section 5.2, where the moving average is over past shares.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
+
+import msgspec
 
 from torchmix.errors import OptionError
 from torchmix.service.scale.partition import LOADER_BYTES, LoaderBudget, LoaderPlace, Partition, SourceLoad, partition
@@ -40,20 +41,18 @@ UNEVEN = Fraction(3, 2)
 Reason = Literal["begin", "more", "fewer", "uneven"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunNote:
+class RunNote(msgspec.Struct, frozen=True, kw_only=True):
     """What a run has decided by a step, beside what its recipe says."""
 
     step: int
     """The next step to come."""
     gone: frozenset[str] = frozenset()
     """Streams that have run out."""
-    decided: Mapping[str, int] = field(default_factory=dict)
+    decided: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Shares that a policy has given the children of its group."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScaleBounds:
+class ScaleBounds(msgspec.Struct, frozen=True, kw_only=True):
     """How many loaders there may be."""
 
     least: int
@@ -61,8 +60,7 @@ class ScaleBounds:
     budget: LoaderBudget
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScaleDecision:
+class ScaleDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What loaders do from a step on."""
 
     step: int

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -39,8 +38,7 @@ _OF_SOURCE = "sources."
 _HALF = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What a state knows of its recipe."""
 
     recipe: str
@@ -53,8 +51,7 @@ class Identity:
     """Whether it has a policy."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Edit:
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
     """How a recipe differs from that of a state."""
 
     word: str
@@ -83,8 +80,7 @@ class Edit:
         return (self.added, "added"), (self.removed, "removed")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowFacts:
+class RowFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What rows the streams of a recipe in use have, by its catalog."""
 
     streams: dict[str, str]

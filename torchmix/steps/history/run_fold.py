@@ -8,7 +8,8 @@ it goes in a loader. Cost: planning of every step from the first segment on, and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from torchmix.catalog.store import Catalog
 from torchmix.errors import HistoryMissing
@@ -22,8 +23,7 @@ from torchmix.steps.cursor_state import cursor_of_state
 from torchmix.steps.state import LoaderState
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Steps of a run that one recipe made."""
 
     part: Part

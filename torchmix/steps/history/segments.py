@@ -8,8 +8,9 @@ their steps up to it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from torchmix.errors import HistoryMissing, TorchmixError
 from torchmix.mixture.denied import denied_fingerprint

@@ -18,9 +18,10 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import cast
+
+import msgspec
 
 from torchmix.boards.board import own_board
 from torchmix.errors import WorkerLost
@@ -47,8 +48,7 @@ MOST_LOSSES = 3
 WINDOW_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeOptions:
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the workers of a node run."""
 
     ignored_signals: tuple[int, ...] = ()

@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from dataclasses import dataclass, field, replace
+
+from msgspec.structs import replace
 
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.memory import StepMemory
@@ -32,21 +33,19 @@ SKEW_STEPS = 4
 """Leaders compare each step before the next one is taken, so none has taken as many more than another."""
 
 
-@dataclass(eq=False)
 class Seat:
     """A leader's place at the stream."""
 
-    replica: int
-    next_step: int
-    """The first step that its leader still needs."""
-    channel: Channel | None = None
-    """To its leader; None before it has come."""
-    has_left: bool = False
-    requests: deque[StepRequest] = field(default_factory=deque)
-    built: deque[StepArrays] = field(default_factory=deque)
-    """Steps that nobody has asked for yet."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, replica: int, next_step: int) -> None:
+        self.replica = replica
+        self.next_step = next_step
+        """The first step that its leader still needs."""
+        self.channel: Channel | None = None
+        """To its leader; None before it has come."""
+        self.has_left = False
+        self.requests: deque[StepRequest] = deque()
+        self.built: deque[StepArrays] = deque()
+        """Steps that nobody has asked for yet."""
         self.arrays = SharedArrays()
         self.memory = StepMemory(self.arrays.allocate)
 

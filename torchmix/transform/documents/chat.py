@@ -11,8 +11,9 @@ the JSON, and some Python for each message.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from torchmix.errors import SourceUnreadable
 from torchmix.transform.documents.interleaved import contents, json_of_rows, parsed
@@ -25,8 +26,7 @@ OTHER_NAMES = {"human": "user", "gpt": "assistant"}
 _CALLS = ("tool_calls", "function_call")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TurnPieces:
+class TurnPieces(msgspec.Struct, frozen=True, kw_only=True):
     """What stands around the content of a role."""
 
     before: Pieces
@@ -35,8 +35,7 @@ class TurnPieces:
     """Whether the model is trained on the content and on `after`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChatCutter:
+class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
     """Implements `RowCutter`."""
 
     turns: dict[str, TurnPieces]

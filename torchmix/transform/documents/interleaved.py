@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,8 +21,7 @@ from torchmix.transform.documents.row_parts import PartsWriter, RowParts, RowsTo
 _HALF_OF_PAIR = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True, slots=True)
-class Interleaved:
+class Interleaved(msgspec.Struct, frozen=True):
     """Implements `RowCutter`."""
 
     place: str | None = None

@@ -10,8 +10,7 @@ tokenizers do around special tokens. Cost: that of the tokenizer, and a few arra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -22,8 +21,7 @@ from torchmix.transform.documents.row_parts import AN_IMAGE, RowCutter, RowParts
 from torchmix.transform.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ImagesOfRows:
+class ImagesOfRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The images of consecutive rows, R rows and I images; and the roles of their turns."""
 
     first_item_of_row: Int64Array | None
@@ -43,8 +41,7 @@ class ImagesOfRows:
         return np.diff(first), int(first[0]), int(first[-1])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LaidOut:
+class LaidOut(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Where everything of R rows lies, without their ids."""
 
     tokens: Int64Array
@@ -59,8 +56,7 @@ class LaidOut:
     """[K]"""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DocumentLayout:
+class DocumentLayout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """How rows and images become documents."""
 
     parts: Tokenizer
@@ -203,8 +199,7 @@ class DocumentLayout:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Layout:
+class _Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Where parts and images of some rows go, end to end."""
 
     rows: RowParts

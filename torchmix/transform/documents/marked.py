@@ -6,16 +6,14 @@ arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from torchmix.transform.documents.row_parts import AN_IMAGE, NOTHING, RowParts, RowsToCut
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedText:
+class MarkedText(msgspec.Struct, frozen=True):
     """Implements `RowCutter`."""
 
     marker: str

@@ -7,9 +7,9 @@ part of a row has nothing behind it. Cost: Python objects, one for each part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -20,8 +20,7 @@ NOTHING = -1
 AN_IMAGE = -2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RowParts:
+class RowParts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The parts of R rows, P in all."""
 
     parts: pa.Array
@@ -42,8 +41,7 @@ class RowParts:
         return np.asarray(before[stops] - before[stops - self.num_parts], np.int64)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RowsToCut:
+class RowsToCut(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Consecutive rows of a source."""
 
     texts: pa.Array
@@ -79,16 +77,15 @@ class RowCutter(Protocol):
         """
 
 
-@dataclass(kw_only=True, slots=True)
-class PartsWriter:
+class PartsWriter(msgspec.Struct, kw_only=True):
     """Takes the contents of rows in order."""
 
-    _texts: list[str] = field(default_factory=list)
-    _num_parts: list[int] = field(default_factory=list)
-    _behind: list[int] = field(default_factory=list)
-    _has_loss: list[bool] = field(default_factory=list)
-    _behind_has_loss: list[bool] = field(default_factory=list)
-    _open: list[str] = field(default_factory=list)
+    _texts: list[str] = msgspec.field(default_factory=list)
+    _num_parts: list[int] = msgspec.field(default_factory=list)
+    _behind: list[int] = msgspec.field(default_factory=list)
+    _has_loss: list[bool] = msgspec.field(default_factory=list)
+    _behind_has_loss: list[bool] = msgspec.field(default_factory=list)
+    _open: list[str] = msgspec.field(default_factory=list)
     _open_has_loss: bool = True
     _first: int = 0
 

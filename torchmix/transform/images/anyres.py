@@ -10,9 +10,9 @@ newline. The paper is arXiv:2310.03744.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,8 +23,7 @@ _NEAR = 5e-8
 """transformers rounds to 7 decimals before it cuts to an integer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnyresRule:
+class AnyresRule(msgspec.Struct, frozen=True, kw_only=True):
     """LLaVA-NeXT's pictures and tiles; implements `rule.SizeRule`."""
 
     patch: int

@@ -11,9 +11,9 @@ the bounds, so it differs for thin images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ MOST_RATIO = 200
 """A longer side is refused if it is more than this many times the shorter one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DynamicRule:
+class DynamicRule(msgspec.Struct, frozen=True, kw_only=True):
     """Qwen2-VL's resizing; implements `rule.SizeRule`."""
 
     patch: int

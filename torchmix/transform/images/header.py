@@ -12,8 +12,9 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from torchmix.errors import ImageUnreadable
 
@@ -27,8 +28,7 @@ _SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _MOST_EXIF_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageHeader:
+class ImageHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a header says."""
 
     kind: str

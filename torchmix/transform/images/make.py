@@ -8,9 +8,9 @@ resizing, some 60 ms for a photograph of two megapixels.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ from torchmix.transform.images.rule import SizeRule
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedImage:
+class PlannedImage(msgspec.Struct, frozen=True, kw_only=True):
     """What the index knows of an image, and what messages call it."""
 
     source: str
@@ -44,8 +43,7 @@ class PlannedImage:
         return cls(source=source, row=row, number=number, width=width, height=height)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageTransform:
+class ImageTransform(msgspec.Struct, frozen=True, kw_only=True):
     """What a source makes of its images. Safe to share between threads."""
 
     images: Images

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +22,7 @@ from torchmix.transform.images.rule import ImageSizes, patches_in_rows
 SizeFunction = Callable[[int, int], tuple[tuple[int, int], int]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnRule:
+class OwnRule(msgspec.Struct, frozen=True, kw_only=True):
     """A function of the user's; implements `rule.SizeRule`."""
 
     name: str

@@ -10,17 +10,16 @@ segment. A rule that resizes gives one segment; a rule that cuts tiles gives one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ImageSizes:
+class ImageSizes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Sizes of n images; all 0 where an image is refused."""
 
     segments: Int64Array

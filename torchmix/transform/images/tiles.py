@@ -8,9 +8,9 @@ image has more than half its pixels. The paper is arXiv:2404.16821.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +18,7 @@ from torchmix.array_types import Int64Array
 from torchmix.transform.images.rule import ImageSizes, patches_in_rows
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TilesRule:
+class TilesRule(msgspec.Struct, frozen=True, kw_only=True):
     """InternVL's tiles; implements `rule.SizeRule`."""
 
     patch: int

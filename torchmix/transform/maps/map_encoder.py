@@ -11,9 +11,9 @@ tokenizer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ ERROR = "error"
 """Output that says what is wrong with a row: text, null where nothing is."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class MapEncoder:
+class MapEncoder(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A `RowEncoder` of one source."""
 
     map: RowMap

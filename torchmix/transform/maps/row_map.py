@@ -11,15 +11,15 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from torchmix.errors import RecipeError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowMap:
+class RowMap(msgspec.Struct, frozen=True, kw_only=True):
     """A function over rows, imported."""
 
     words: str
