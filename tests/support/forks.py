@@ -18,9 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.fork_server import MOST_BYTES
+from tests.support.fork_server import MOST_BYTES, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+_ENVIRONMENT = dict(os.environ)
+"""Of servers: that of a test may have changed when it is the first to ask for one."""
 TORCH = ("torchmix.stateful.open", "torchmix.parallel.liveness.open")
 """What a rank of a job imports."""
 TRAINING = (*TORCH, "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
@@ -61,7 +62,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *modules],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                env={**_ENVIRONMENT, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,

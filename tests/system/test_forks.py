@@ -23,10 +23,13 @@ PROGRAMS = {
     "an error without a message": "import sys; sys.exit('told')",
     "an interrupt": "raise KeyboardInterrupt",
     "a signal": "import os; os.kill(os.getpid(), 15)",
+    "words that wait": "import sys; sys.stdout.reconfigure(line_buffering=False); print('told', end='')",
+    "a number of an exit code that is too large": "import sys; sys.exit(259)",
+    "a finalizer": "import weakref, json; kept = weakref.finalize(json, print, 'finalized')",
     "a thread that is left": "import threading; threading.Timer(0.1, print, ['told late']).start()",
     "a session": "import os, sys; print(os.getsid(0) == os.getpgid(0) == os.getpid(), repr(sys.stdin.read()))",
     "warnings": "import warnings; warnings.warn('careful')",
-    "its own module": "import sys; value = 3; print(sys.modules['__main__'].value, __name__, __spec__)",
+    "its own module": "import sys; value = 3; print(sys.modules['__main__'].value, __name__, __spec__ is None)",
 }
 
 
@@ -36,9 +39,10 @@ def end_of(child: Child) -> tuple[int, str, str]:
     return code, child.stdout(), (child.stderr().splitlines() or [""])[-1]
 
 
+@pytest.mark.parametrize("program", [("-c",), ("-m", "tests.support.text_program")], ids=["text", "module"])
 @pytest.mark.parametrize("text", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_fork_ends_as_an_interpreter_does(tmp_path: Path, text: str) -> None:
-    command, environment = ("-W", "error", "-c", text, "one", "two words"), {"COLOUR": "red"}
+def test_a_fork_ends_as_an_interpreter_does(tmp_path: Path, text: str, program: tuple[str, ...]) -> None:
+    command, environment = ("-W", "error", *program, text, "one", "two words"), {"COLOUR": "red"}
     with Processes(tmp_path) as processes:
         forked = end_of(processes.fork_python(*command, after=IMPORTED, environment=environment))
         assert forked == end_of(processes.start_python(*command, environment=environment))

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.forks import MEGATRON
 from tests.support.image_oracle import write_project
 from tests.support.processes import Processes
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe
 
 STEPS = 2
+PROGRAM = ("-m", "tests.support.megatron_image_rank")
 DEADLINE_S = 240.0
 
 
@@ -22,7 +24,7 @@ def run(folder: Path, tp: int, pp: int, world_size: int) -> tuple[np.ndarray, np
     out.mkdir()
     with Processes(out) as processes:
         arguments = (str(folder / "recipe.yaml"), str(out), str(tp), str(pp), str(STEPS))
-        ranks = processes.start_ranks("-m", "tests.support.megatron_image_rank", *arguments, world_size=world_size)
+        ranks = processes.start_ranks(*PROGRAM, *arguments, world_size=world_size, after=MEGATRON)
         processes.wait_all(ranks, deadline_s=DEADLINE_S)
     found = [dict(np.load(out / f"{rank}.npz")) for rank in range(world_size)]
     losses = sum(one["losses"] for one in found if one["place"][1] == pp - 1 and one["place"][2] == 0)

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from tests.support.files import make_tokens_file, random_tokens
+from tests.support.forks import TRAINING
 from tests.support.processes import Processes
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe
 
 STEPS = 2
+PROGRAM = ("-m", "tests.support.module_rank")
 DEADLINE_S = 120.0
 RECIPE = """\
 version: 1
@@ -47,7 +49,7 @@ def train(
     path = write_project(folder, **recipe)  # type: ignore[arg-type]
     with Processes(folder) as processes:
         arguments = (str(path), str(folder), *map(str, (tp, cp, pp, STEPS)))
-        ranks = processes.start_ranks("-m", "tests.support.module_rank", *arguments, world_size=world_size)
+        ranks = processes.start_ranks(*PROGRAM, *arguments, world_size=world_size, after=TRAINING)
         processes.wait_all(ranks, deadline_s=DEADLINE_S)
     found = [dict(np.load(folder / f"{rank}.npz")) for rank in range(world_size)]
 
