@@ -123,21 +123,21 @@ def steps_of(loader: Any) -> Any:
             step = []
 
 
-def held_out_loss(recipe: str, topology: Topology, encoder: Encoder, model: LanguageModel, *, permute: bool) -> float:
-    """Mean loss of a few held-out steps."""
-    total = torch.zeros(2, dtype=torch.float64)
-    with torchmix.build_loader(recipe, topology=topology, part="validation", max_steps=2) as loader:
+def held_out_losses(recipe: str, topology: Topology, encoder: Encoder, model: LanguageModel) -> list[float]:
+    """Mean losses of a few held-out steps: with their images, and with others."""
+    sums, num_tokens = torch.zeros(2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    with torch.no_grad(), torchmix.build_loader(recipe, topology=topology, part="validation", max_steps=2) as loader:
         for step in steps_of(loader):
             batch = step[0].modules["vision"]
-            pixels = permuted(batch) if permute else batch.arrays["pixel_values"]
-            with torch.no_grad():
+            for number, pixels in enumerate((batch.arrays["pixel_values"], permuted(batch))):
                 rows = route(encoder(batch, pixels), batch.routes)
                 for microbatch in step:
-                    total[0] += model.loss(microbatch, rows, batch.routes).double()
-                    total[1] += (microbatch.labels_int32 >= 0).sum()
+                    sums[number] += model.loss(microbatch, rows, batch.routes).double()
+            num_tokens += sum((microbatch.labels_int32 >= 0).sum() for microbatch in step)
     if dist.is_initialized():
-        dist.all_reduce(total)
-    return float(total[0] / total[1])
+        dist.all_reduce(sums)
+        dist.all_reduce(num_tokens)
+    return (sums / num_tokens).tolist()
 
 
 def main() -> None:
@@ -186,7 +186,7 @@ def main() -> None:
         if asked.save is not None and topology.rank == 0:
             states = {"encoder": encoder.state_dict(), "model": model.state_dict(), "data": loader.state_dict()}
             torch.save({**states, "optimizer": optimizer.state_dict()}, asked.save)
-    seen, blind = (held_out_loss(asked.recipe, topology, encoder, model, permute=permute) for permute in (False, True))
+    seen, blind = held_out_losses(asked.recipe, topology, encoder, model)
     if topology.rank == 0:
         print(f"held out: loss {seen:.4f}, with other images {blind:.4f}", flush=True)
     if dist.is_initialized():

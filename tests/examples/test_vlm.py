@@ -15,13 +15,13 @@ from tests.support.processes import Processes
 FOLDER = EXAMPLE.parent / "vlm"
 
 
-def run(job: Path, *words: str, ranks: int) -> tuple[dict[int, float], float, float]:
+def run(job: Path, *words: str, ranks: int, recipe: str = "threads.yaml") -> tuple[dict[int, float], float, float]:
     """Losses by step, and the held-out losses with the right images and with others."""
     folder = job / f"run-{len(list(job.iterdir()))}"
     folder.mkdir()
     script = str(FOLDER / "train_vlm.py")
     with Processes(folder) as processes:
-        started = processes.start_ranks(script, str(job / "recipe.yaml"), *words, world_size=ranks, after=TRAINING)
+        started = processes.start_ranks(script, str(job / recipe), *words, world_size=ranks, after=TRAINING)
         processes.wait_all(started, deadline_s=600)
         printed = started[0].stdout()
     steps = {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss (\S+)", printed)}
@@ -32,7 +32,8 @@ def run(job: Path, *words: str, ranks: int) -> tuple[dict[int, float], float, fl
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with pictures and the example's recipe, with smaller batches."""
+    """A folder with pictures and the example's recipe: `node.yaml` has batches of 4 samples, which a worker reads, and
+    `threads.yaml` has batches of 8, which threads of the leaders read."""
     folder = tmp_path_factory.mktemp("vlm")
     spec = importlib.util.spec_from_file_location("make_pictures", FOLDER / "make_pictures.py")
     assert spec is not None and spec.loader is not None
@@ -40,25 +41,28 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec.loader.exec_module(make_pictures)
     make_pictures.write_pictures(folder / "pictures", count=1500, seed=1)
     recipe = (FOLDER / "recipe.yaml").read_text(encoding="utf-8")
-    for there, here in (("../../runs/vlm-catalog", "catalog"), ("../../runs/pictures", "pictures"), (": 32,", ": 8,")):
+    for there, here in (("../../runs/vlm-catalog", "catalog"), ("../../runs/pictures", "pictures")):
         assert there in recipe
         recipe = recipe.replace(there, here)
-    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    assert "{samples: 32," in recipe
+    for name, samples, loaders in (("node", 4, "node"), ("threads", 8, "in_process")):
+        text = recipe.replace("{samples: 32,", f"{{samples: {samples},") + f"loaders: {{where: {loaders}}}\n"
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return folder
 
 
 @pytest.mark.system
 def test_it_learns_to_look(job: Path) -> None:
-    losses, seen, blind = run(job, "--steps", "200", ranks=1)
-    assert losses[199] < 0.2 * losses[0]
+    losses, seen, blind = run(job, "--steps", "160", ranks=1, recipe="node.yaml")
+    assert losses[159] < 0.2 * losses[0]
     assert blind > 1.5 * seen, "the loss is higher where the images are others"
 
 
 @pytest.mark.system
 def test_it_goes_on_at_another_layout(job: Path) -> None:
-    whole, seen, blind = run(job, "--steps", "8", ranks=1)
+    whole, seen, blind = run(job, "--steps", "4", ranks=1)
     half = str(job / "half.pt")
-    run(job, "--steps", "4", "--save", half, ranks=2)
-    rest, seen_then, blind_then = run(job, "--steps", "8", "--load", half, "--tp", "2", ranks=4)
-    assert list(rest) == [7] and rest[7] == pytest.approx(whole[7], rel=1e-3)
+    run(job, "--steps", "2", "--save", half, ranks=2)
+    rest, seen_then, blind_then = run(job, "--steps", "4", "--load", half, "--tp", "2", ranks=4)
+    assert list(rest) == [3] and rest[3] == pytest.approx(whole[3], rel=1e-3)
     assert (seen_then, blind_then) == pytest.approx((seen, blind), rel=1e-3)
