@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,12 @@ def files_of(folder: Path) -> list[Path]:
 
 
 FILES = files_of(PACKAGE)
-TREES = {path: ast.parse(path.read_text(encoding="utf-8"), filename=str(path)) for path in FILES}
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """The tree of each file, parsed when a test asks first: a process that has no such test pays nothing."""
+    return {path: ast.parse(path.read_text(encoding="utf-8"), filename=str(path)) for path in FILES}
 
 
 def place(path: Path, node: ast.AST | None = None) -> str:
@@ -113,7 +119,7 @@ def imports_of(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
 
 
 def own_imports(path: Path) -> Iterator[tuple[ast.stmt, str]]:
-    return ((node, name) for node, name in imports_of(TREES[path]) if name.split(".")[0] == "torchmix")
+    return ((node, name) for node, name in imports_of(trees()[path]) if name.split(".")[0] == "torchmix")
 
 
 def test_the_fences_see_the_package() -> None:
@@ -155,23 +161,23 @@ def test_two_files_use_zmq() -> None:
     using = {
         path.relative_to(PACKAGE).as_posix()
         for path in FILES
-        for _, name in imports_of(TREES[path])
+        for _, name in imports_of(trees()[path])
         if name.split(".")[0] == "zmq"
     }
     assert using == {"service/server.py", "service/client.py"}
 
 
 def test_one_folder_uses_ray_and_only_when_it_is_called() -> None:
-    using = [(path, node) for path in FILES for node, name in imports_of(TREES[path]) if name.split(".")[0] == "ray"]
+    using = [(path, node) for path in FILES for node, name in imports_of(trees()[path]) if name.split(".")[0] == "ray"]
     assert {path.relative_to(PACKAGE).parent.as_posix() for path, _ in using} == {"service/ray"}
-    assert all(node not in TREES[path].body for path, node in using), "it is an optional package"
+    assert all(node not in trees()[path].body for path, node in using), "it is an optional package"
 
 
 def test_few_rooms_know_what_the_user_wrote() -> None:
     faults = [
         f"{place(path, node)} imports Recipe; take the settings or the part that is needed of it"
         for path in FILES
-        for node in ast.walk(TREES[path])
+        for node in ast.walk(trees()[path])
         if isinstance(node, ast.ImportFrom) and "Recipe" in {alias.name for alias in node.names}
         if (room := room_of(module_of(path))) is not None and room not in ROOMS_OF_THE_RECIPE
     ]
@@ -191,7 +197,7 @@ def test_one_file_of_steps_opens_a_reader() -> None:
 
 def test_there_are_no_relative_or_hidden_imports() -> None:
     faults = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level:
                 faults.append(f"{place(path, node)} relative import")
@@ -207,7 +213,7 @@ def test_files_of_a_room_are_listed_in_the_order_they_import_each_other() -> Non
         if path.name != "__init__.py" or path.parent == PACKAGE:
             continue
         room = module_of(path)
-        listed = re.findall(r"\b(\w+)\.py\b", ast.get_docstring(TREES[path]) or "")
+        listed = re.findall(r"\b(\w+)\.py\b", ast.get_docstring(trees()[path]) or "")
         present = sorted(file.stem for file in path.parent.glob("*.py") if file.stem != "__init__")
         if sorted(listed) != present:
             faults.append(f"{place(path)} lists {listed}, the folder has {present}")
@@ -223,7 +229,7 @@ def test_only_four_packages_re_export() -> None:
     faults = [
         f"{place(path)} holds more than a docstring"
         for path in FILES
-        if path.name == "__init__.py" and module_of(path) not in RE_EXPORTING and len(TREES[path].body) != 1
+        if path.name == "__init__.py" and module_of(path) not in RE_EXPORTING and len(trees()[path].body) != 1
     ]
     assert not faults, "\n".join(faults)
 
@@ -242,7 +248,7 @@ def test_exported_names_are_sorted_and_importable(name: str) -> None:
 
 def test_only_the_command_line_prints_or_sets_logging_up() -> None:
     faults = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         if room_of(module_of(path)) == "cli":
             continue
         words = {"print", "basicConfig", "addHandler", "setLevel"}
@@ -256,7 +262,7 @@ def test_only_the_command_line_prints_or_sets_logging_up() -> None:
 
 def test_nothing_executable_is_stored_or_sent() -> None:
     faults = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node, name in imports_of(tree):
             if name.split(".")[0] in BANNED_MODULES:
                 faults.append(f"{place(path, node)} imports {name}")
@@ -276,7 +282,7 @@ def test_nothing_executable_is_stored_or_sent() -> None:
 
 def test_no_except_catches_everything() -> None:
     faults = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ExceptHandler) and node.type is None:
                 faults.append(f"{place(path, node)} bare except")
@@ -287,7 +293,7 @@ def test_torch_stays_below_its_line() -> None:
     faults = [
         f"{place(path, node)} imports {name}"
         for path in FILES
-        for node, name in imports_of(TREES[path])
+        for node, name in imports_of(trees()[path])
         if name.split(".")[0] in {"torch", "torchdata", "megatron"} and _must_be_torch_free(path)
     ]
     assert not faults, "\n".join(faults)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.test_fences import FILES, PACKAGE, TREES, module_of, place, room_of
+from tests.test_fences import FILES, PACKAGE, module_of, place, room_of, trees
 
 MOST_FILES = 16
 MAX_LINES = 350
@@ -28,7 +28,7 @@ def test_files_are_short_and_named_for_an_idea() -> None:
 
 def test_every_file_opens_with_its_story() -> None:
     faults = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         if not ast.get_docstring(tree):
             faults.append(f"{place(path)} has no docstring")
         futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
@@ -39,7 +39,7 @@ def test_every_file_opens_with_its_story() -> None:
 
 def test_a_class_name_stands_once() -> None:
     places: dict[str, list[str]] = {}
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(place(path, node))
@@ -50,7 +50,7 @@ def test_a_class_name_stands_once() -> None:
 def test_array_types_have_their_names_in_one_file() -> None:
     faults = [
         f"{place(path, node)} {ast.unparse(node)}; torchmix/array_types.py has a name for it"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.value) in ("NDArray[np.int32]", "NDArray[np.int64]")
         if path.name != "array_types.py"
@@ -62,7 +62,7 @@ def test_functions_say_what_they_do_not_that_they_do() -> None:
     vague = re.compile(r"_*(get|process|handle|do)(_|$)")
     faults = [
         f"{place(path, node)} {node.name}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef)
         and vague.match(node.name)
@@ -76,7 +76,7 @@ def test_docstrings_are_sentences_or_nouns() -> None:
     odd = re.compile(r"^Of |\b(anew|oftener|dear)\b")
     faults = [
         f"{place(path, node)} {node.value.value.strip().splitlines()[0]!r}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         if odd.search(node.value.value.strip())
@@ -99,7 +99,7 @@ def test_types_of_messages_are_known_before_threads_decode_them() -> None:
     """msgspec learns of a class at its first decode, and two threads that do so at once can crash the process."""
     faults = [
         f"{place(path, node)} {ast.unparse(node)}; make a Decoder beside the function, at the import"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("msgspec.json.decode", "msgspec.msgpack.decode")
         for word in node.keywords
