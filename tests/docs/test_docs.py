@@ -118,21 +118,42 @@ def test_the_recipe_of_the_readme_is_short_and_is_the_one_that_the_demonstration
 
 @pytest.mark.system
 def test_the_python_of_every_page_runs_as_it_stands(job: Path, demo: Path) -> None:
+    """The first of the README in an interpreter of its own, as its reader runs it; the others one after the other.
+
+    Those of the tutorial are run by test_tutorial.py.
+    """
     snippets = [
-        (page_name(page), block) for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "python")
+        (page_name(page), block)
+        for page in PAGES
+        if page.name != "tutorial.md"
+        for block in blocks(page.read_text(encoding="utf-8"), "python")
     ]
-    assert any(name == "README.md" for name, _ in snippets)
+    snippets.sort(key=lambda snippet: snippet[0] != "README.md")
+    assert [name for name, _ in snippets[:2]] == ["README.md"] * 2 and len(snippets) > 10
     with Processes(job) as processes:
-        for number, (name, snippet) in enumerate(snippets):
-            folder = demo if name == "README.md" else job
-            script = job / f"snippet_{number}.py"
-            script.write_text(snippet, encoding="utf-8")
-            # Those of the README in interpreters of their own, as its reader runs them.
-            start = processes.start_python if name == "README.md" else processes.fork_python
-            code = f"import os; os.chdir({str(folder)!r}); exec(open({str(script)!r}).read())"
-            child = start("-c", code, name=f"snippet-{number}")
-            assert child.wait(deadline_s=120) == 0, f"{name}\n{child.report()}"
-            assert child.stdout().strip(), f"{name} prints nothing"
+        for part, start in ((snippets[:1], processes.start_python), (snippets[1:], processes.fork_python)):
+            folders = [demo if name == "README.md" else job for name, _ in part]
+            programs = [(name, str(folder), text) for (name, text), folder in zip(part, folders, strict=True)]
+            child = start("-c", f"{RUN_ALL}\nrun_all({programs!r})", environment=WITHOUT_COMPILER)
+            assert child.wait(deadline_s=240) == 0, child.report()
+            printed = child.stdout().split(MARK)
+            assert len(printed) == len(part) + 1, child.report()
+            assert [name for (name, _), text in zip(part, printed, strict=False) if not text.strip()] == []
+
+
+WITHOUT_COMPILER = {"TORCHDYNAMO_DISABLE": "1"}
+"""No snippet compiles anything, but Megatron imports torch's compiler where it can."""
+MARK = "--- the end of a snippet"
+RUN_ALL = f"""
+import os
+
+def run_all(programs):
+    for name, folder, text in programs:
+        os.chdir(folder)
+        exec(compile(text, name, "exec"), {{"__name__": "__main__"}})
+        print({MARK!r}, flush=True)
+"""
+"""A program that runs snippets, each with names of its own, and prints a mark after each; an error names the page."""
 
 
 def test_the_commands_of_the_readme_run(
