@@ -39,13 +39,13 @@ def test_a_run_goes_on_at_another_mesh_as_if_nothing_had_happened(tmp_path: Path
         "sources: {prose: {path: prose.parquet, text: text, tokenizer: bytes}}}",
         encoding="utf-8",
     )
-    whole = run(tmp_path, "--steps", "5", ranks=1)
-    assert [step for step, *_ in whole] == list(range(5))
-    step_2, step_4 = str(tmp_path / "step-2"), str(tmp_path / "step-4")
+    whole = run(tmp_path, "--steps", "3", ranks=1)
+    assert [step for step, *_ in whole] == list(range(3))
+    step_1, step_2 = str(tmp_path / "step-1"), str(tmp_path / "step-2")
     parts = [  # meshes of dp 2 x tp 2, dp 2, tp 2
-        *run(tmp_path, "--tp", "2", "--steps", "2", "--save", step_2, ranks=4),
-        *run(tmp_path, "--micro-batch-size", "2", "--steps", "4", "--load", step_2, "--save", step_4, ranks=2),
-        *run(tmp_path, "--tp", "2", "--steps", "5", "--load", step_4, ranks=2),
+        *run(tmp_path, "--tp", "2", "--steps", "1", "--save", step_1, ranks=4),
+        *run(tmp_path, "--micro-batch-size", "2", "--steps", "2", "--load", step_1, "--save", step_2, ranks=2),
+        *run(tmp_path, "--tp", "2", "--steps", "3", "--load", step_2, ranks=2),
     ]
     assert [(step, digest) for step, _, digest in parts] == [(step, digest) for step, _, digest in whole]
     assert [loss for _, loss, _ in parts] == pytest.approx([loss for _, loss, _ in whole], abs=1e-4)

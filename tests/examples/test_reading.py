@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +12,7 @@ import torch
 
 from tests.support.deadlines import LONG_S
 from tests.support.files import make_tokens_file, random_tokens
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, Processes
 from torchmix.pages.open import open_pages
 from torchmix.pages.pages import Pages
 
@@ -81,7 +79,9 @@ def test_the_script_runs_as_it_says_with_a_worker_that_is_forked_or_spawned(tmp_
         "import dataset\n"
         "dataset.main()\n"
     )
-    command = [sys.executable, "-c", code, "data/*.parquet", "--tokens", "input_ids", "--rows", "2000"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S)
-    assert done.returncode == 0, done.stderr
-    assert "1,500 rows in " in done.stdout and "read 2,000 rows" in done.stdout
+    with Processes(tmp_path) as processes:
+        inside = f"import os\nos.chdir({str(tmp_path)!r})\n{code}"
+        done = processes.fork_python("-c", inside, "data/*.parquet", "--tokens", "input_ids", "--rows", "2000")
+        assert done.wait(deadline_s=LONG_S) == 0, done.report()
+        printed = done.stdout()
+    assert "1,500 rows in " in printed and "read 2,000 rows" in printed

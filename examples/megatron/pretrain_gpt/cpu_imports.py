@@ -29,19 +29,19 @@ def enable() -> None:
     """Stand in for what is missing. Call it before Megatron is imported."""
     if not hasattr(typing, "override"):
         typing.override = typing_extensions.override
-    torch.compile = _decorate
+    torch.compile = as_written
     if importlib.util.find_spec("triton") is None:
         torch.utils._triton.has_triton_package = lambda: False
         language = _StandIn("triton.language")
         sys.modules["triton"] = _StandIn(
-            "triton", jit=_decorate, autotune=_decorate, language=language, __version__="3.4.0"
+            "triton", jit=as_written, autotune=as_written, language=language, __version__="3.4.0"
         )
         sys.modules["triton.language"] = language
 
 
-def _decorate(function: Any = None, **options: Any) -> Any:
+def as_written(function: Any = None, **options: Any) -> Any:
     """`@triton.jit`, `@torch.compile`, with or without options: the function as it is."""
-    return function if function is not None else _decorate
+    return function if function is not None else as_written
 
 
 class _StandIn(ModuleType):

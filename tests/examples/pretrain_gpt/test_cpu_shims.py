@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 
 from tests.support.deadlines import LONG_S
 from tests.support.example import PRETRAIN_GPT, example_module
+from tests.support.processes import Processes
 
 cpu_device = example_module("cpu_device", PRETRAIN_GPT)
 record = example_module("record", PRETRAIN_GPT)
@@ -94,15 +94,11 @@ print("done")
 @pytest.mark.system
 @pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is faked where CUDA is present")
 def test_a_machine_without_a_gpu_looks_as_if_it_had_one(tmp_path: Path) -> None:
-    commands = [[sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "store")] for rank in range(2)]
-    options = {"cwd": PRETRAIN_GPT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    processes = [subprocess.Popen(command, **options) for command in commands]
-    try:
-        outputs = [process.communicate(timeout=LONG_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    program = f"import sys\nsys.path.insert(0, {str(PRETRAIN_GPT)!r})\n{PROGRAM}"
+    with Processes(tmp_path) as processes:
+        ranks = [processes.fork_python("-c", program, str(rank), str(tmp_path / "store")) for rank in range(2)]
+        processes.wait_all(ranks, deadline_s=LONG_S)
+        outputs = [rank.stdout() for rank in ranks]
     assert [output.splitlines()[-1] for output in outputs] == ["done", "done"], "\n".join(outputs)
 
 

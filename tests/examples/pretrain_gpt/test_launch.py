@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.example import PRETRAIN_GPT, example_module
+from tests.support.processes import wait_until
 
 launch = example_module("launch", PRETRAIN_GPT)
 cells = example_module("cells", PRETRAIN_GPT)
@@ -80,6 +81,20 @@ def runner(tmp_path: Path) -> object:
     )
 
 
+@pytest.fixture
+def light_runner(runner: object) -> object:
+    """For scripts that only end, or do not: what takes seconds to import is a stand-in, torch as where CUDA is."""
+    stand_ins = {
+        "torch": "import types\ncuda = types.SimpleNamespace(is_available=lambda: True)\n",
+        "cpu_imports": "",
+        "cpu_device": "def enabled(): return False\n",
+        "record": "def enable(folder): ...\n",
+    }
+    for name, text in stand_ins.items():
+        (runner.checkout / f"{name}.py").write_text(text)
+    return runner
+
+
 def write(runner: object, text: str) -> None:
     head = """
         import os, sys, time
@@ -89,26 +104,41 @@ def write(runner: object, text: str) -> None:
 
 
 @pytest.mark.system
-def test_ranks_run_the_script_as_main_with_its_arguments(runner: object) -> None:
+def test_ranks_run_the_script_as_main_with_its_arguments(light_runner: object) -> None:
     write(
-        runner,
+        light_runner,
         """
         assert __name__ == "__main__"
         import megatron.training.initialize
         print(" iteration 1/ 2 | lm loss: 1.5E+00 | of rank", rank, sys.argv[1:3], os.environ["COLOUR"])
         """,
     )
-    done = runner.run("some name", ["--seed", "3"], ranks=2, COLOUR="red")
+    done = light_runner.run("some name", ["--seed", "3"], ranks=2, COLOUR="red")
     assert done.exit_codes == (0, 0), done.trouble
     assert [f"of rank {rank} ['--seed', '3'] red" in log for rank, log in enumerate(done.logs)] == [True, True]
     assert done.loss_of_iteration == {1: 1.5}
 
 
 @pytest.mark.system
-def test_at_the_deadline_each_rank_prints_its_stacks_and_ends(runner: object) -> None:
-    write(runner, "time.sleep(1000)")
+def test_the_script_finds_the_shims_and_the_record_in_force(runner: object) -> None:
+    write(
+        runner,
+        """
+        import torch
+        import torchmix.megatron_adapter as tmx
+        assert torch.cuda.is_available()
+        assert tmx.get_batch.__module__ == "record"
+        """,
+    )
+    done = runner.run("shims", [], ranks=1)
+    assert done.is_fine, done.trouble
+
+
+@pytest.mark.system
+def test_at_the_deadline_each_rank_prints_its_stacks_and_ends(light_runner: object) -> None:
+    write(light_runner, "time.sleep(1000)")
     # Long enough for the imports: CPython may crash where it dumps the stack of a thread that is running Python code.
-    done = dataclasses.replace(runner, deadline_s=10).run("hang", [], ranks=2)
+    done = dataclasses.replace(light_runner, deadline_s=5).run("hang", [], ranks=2)
     assert done.exit_codes == (1, 1)
     assert all("Timeout (" in log and "most recent call first" in log for log in done.logs)
     assert done.trouble.startswith("--- rank 0, exit code 1\nTimeout (")
@@ -116,23 +146,34 @@ def test_at_the_deadline_each_rank_prints_its_stacks_and_ends(runner: object) ->
 
 @pytest.mark.system
 def test_ranks_that_do_not_notice_a_failure_are_ended_with_all_they_started(
-    runner: object, monkeypatch: pytest.MonkeyPatch
+    light_runner: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "AFTER_FAILURE_S", 0.5)
     write(
-        runner,
+        light_runner,
         """
         import subprocess
         if rank == "0":
+            while not os.path.exists(sys.argv[1]):
+                time.sleep(0.05)
             sys.exit(3)
-        print("child", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid, flush=True)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        with open(sys.argv[1] + ".part", "w") as file:
+            file.write(str(child.pid))
+        os.rename(sys.argv[1] + ".part", sys.argv[1])
         time.sleep(1000)
         """,
     )
-    done = runner.run("failure", [], ranks=2)
+    started = tmp_path / "started"
+    done = light_runner.run("failure", [str(started)], ranks=2)
     assert done.exit_codes[0] == 3
     assert done.exit_codes[1] is None
-    for line in done.logs[1].splitlines():
-        if line.startswith("child"):
-            state = Path("/proc", line.split()[1], "stat")
-            assert not state.exists() or state.read_text().split()[2] == "Z"
+    child = Path("/proc", started.read_text(), "stat")
+
+    def has_ended() -> bool:
+        try:
+            return child.read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    wait_until(has_ended, deadline_s=60, what="end of what a rank has started")
