@@ -291,24 +291,23 @@ def judge_numbers(seed: int) -> None:
             print(json.dumps(report), flush=True)
 
 
-def run_trial(*, seed: int, count: int, out: Path) -> dict[str, Any]:
-    """Judge forged states 0 to `count` of a seed; what is in `out` already is not judged again."""
+def run_trial(judge: JudgeProcess, *, seed: int, count: int, out: Path) -> dict[str, Any]:
+    """Judge forged states 0 to `count`, by a judge of a seed; what is in `out` already is not judged again."""
     result: dict[str, Any] = {"seed": seed, "done": 0, "verdicts": {}, "wrong": [], "slowest_s": 0.0}
     if out.exists():
         result = json.loads(out.read_text())
         assert result["seed"] == seed, f"{out} is of seed {result['seed']}"
     verdicts = Counter(result["verdicts"])
-    with JudgeProcess(MODULE, seed, limit_s=TIME_S) as judge:
-        for number in range(result["done"], count):
-            report = judge.ask(number)
-            is_wrong = report["verdict"].startswith("WRONG")
-            verdicts["wrong" if is_wrong else report["verdict"]] += 1
-            if is_wrong:
-                result["wrong"].append({"number": number, **report})
-            slowest = max(result["slowest_s"], report.get("seconds", TIME_S))
-            result |= {"done": number + 1, "verdicts": dict(sorted(verdicts.items())), "slowest_s": slowest}
-            if number % 50 == 49 or number == count - 1 or is_wrong:
-                out.write_text(json.dumps(result, indent=1) + "\n")
+    for number in range(result["done"], count):
+        report = judge.ask(number)
+        is_wrong = report["verdict"].startswith("WRONG")
+        verdicts["wrong" if is_wrong else report["verdict"]] += 1
+        if is_wrong:
+            result["wrong"].append({"number": number, **report})
+        slowest = max(result["slowest_s"], report.get("seconds", TIME_S))
+        result |= {"done": number + 1, "verdicts": dict(sorted(verdicts.items())), "slowest_s": slowest}
+        if number % 50 == 49 or number == count - 1 or is_wrong:
+            out.write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 
@@ -327,7 +326,8 @@ def main() -> None:
             print(json.dumps(judge.ask(arguments.only), indent=1))
     else:
         out = arguments.out or Path(f"forged_states-{arguments.seed}.json")
-        result = run_trial(seed=arguments.seed, count=arguments.count, out=out)
+        with JudgeProcess(MODULE, arguments.seed, limit_s=TIME_S) as judge:
+            result = run_trial(judge, seed=arguments.seed, count=arguments.count, out=out)
         print(json.dumps(result, indent=1))
         sys.exit(bool(result["wrong"]))
 

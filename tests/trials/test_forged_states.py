@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.trials.forged_states import run_trial
+from tests.support.judge_process import JudgeProcess
+from tests.trials.forged_states import MODULE, TIME_S, run_trial
 
 pytestmark = pytest.mark.system
 
 
 def test_forged_states_are_refused_by_name_or_go_on(tmp_path: Path) -> None:
     out = tmp_path / "trial.json"
-    assert run_trial(seed=0, count=20, out=out)["done"] == 20
-    result = run_trial(seed=0, count=60, out=out)
+    with JudgeProcess(MODULE, 0, limit_s=TIME_S) as judge:
+        assert run_trial(judge, seed=0, count=5, out=out)["done"] == 5
+        result = run_trial(judge, seed=0, count=40, out=out)
     assert result["wrong"] == []
-    assert sum(result["verdicts"].values()) == result["done"] == 60
+    assert sum(result["verdicts"].values()) == result["done"] == 40
     assert result["verdicts"]["refused: StateError"] >= 10
     assert sum(count for verdict, count in result["verdicts"].items() if verdict.startswith("goes on")) >= 5
