@@ -130,7 +130,7 @@ def test_cells_that_do_not_exist_have_no_share_and_no_line(tmp_path: Path, capsy
     first = run_job(path, Topology(dp=1), steps=9, micro_batch_size=8)[0]
     rest = run_job(path, Topology(dp=1), steps=11, micro_batch_size=8, state=first.state)[0]
     assert same_microbatches(whole.microbatches, first.microbatches + rest.microbatches)
-    assert main(["check", str(path), "--steps", "2000"]) == 0
+    assert main(["check", str(path), "--steps", "300"]) == 0
     shown = capsys.readouterr().out
     assert "talk/subtitles/de" in shown and "talk/wiki/de" not in shown.partition("rows of")[0]
     assert main(["plan", str(path), "--steps", "5"]) == 0
