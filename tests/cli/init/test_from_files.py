@@ -265,5 +265,6 @@ def test_any_guess_of_columns_can_be_corrected(folder: Path) -> None:
     json_lines(folder / "data" / "a.jsonl", rows)
     source = written("data", "--tokenizer", "bytes").sources["a"]
     assert source.text == "text"
-    assert "it also has title, url" in Path("recipe.yaml").read_text()
+    text = Path("recipe.yaml").read_text()
+    assert "it also has title, url; with `id: url` trace and deny-lists name its rows by url" in text
     assert written("data", "--tokenizer", "bytes", "--text", "title", "--force").sources["a"].text == "title"

@@ -44,6 +44,8 @@ USUAL_COLUMNS = (
     *("messages", "conversations", "caption", "txt", "json.caption", "json.text"),
 )
 """From the likeliest on; a column of tokens needs no tokenizer."""
+ID_COLUMNS = ("id", "_id", "uuid", "doc_id", "document_id", "url")
+"""Columns of strings that usually differ from row to row."""
 CHAT = ("<|im_start|>", "<|im_end|>")
 """Tokens of the template `chatml`."""
 SHARE_UNITS = 10_000
@@ -223,6 +225,8 @@ def _sources(
         notes = [f"{held}{bytes_text(one.num_bytes)}, about {_about(size)} tokens"]
         if one.others:
             notes.append(f"it also has {', '.join(one.others[:6])}{', ...' if len(one.others) > 6 else ''}")
+        if named := [name for name in ID_COLUMNS if name in one.others]:
+            notes.append(f"with `id: {text_of(named[0])}` trace and deny-lists name its rows by {named[0]}")
         if one.is_text and tokenizer != "bytes" and not any(key == "end_id" for key, _ in keys):
             notes.append("end_id: the token after each text, which was not found")
         format_key = (("format", group.format),) if not _is_named(group) else ()
