@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import subprocess
+import sysconfig
 from argparse import Namespace
 from pathlib import Path
 
@@ -62,12 +63,15 @@ def page_name(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder in which the reader of the README has done what it says first."""
-    folder = tmp_path_factory.mktemp("demo")
+    """An empty folder in which the reader of the README has done what it says first, of a sixth of Python's modules."""
+    folder, modules = tmp_path_factory.mktemp("demo"), tmp_path_factory.mktemp("modules")
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[::6]:
+        (modules / path.name).symlink_to(path)
     first = console_commands()[0]
     assert first == ["torchmix", "init", "--demo", "."]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(modules)})
         assert main(first[1:]) == 0
     return folder
 
