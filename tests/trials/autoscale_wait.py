@@ -29,11 +29,13 @@ from torchmix.stateful.open import build_loader
 COMMAND = "from torchmix.cli.main import main; raise SystemExit(main())"
 
 
-def waits_of(recipe: Path, folder: Path, *, steps: int, compute_s: float) -> tuple[float, str]:
+def waits_of(recipe: Path, folder: Path, *, steps: int, samples: int, compute_s: float) -> tuple[float, str]:
     """Seconds that a trainer waits in all steps but the first, and the order digest."""
     loaders = {"where": "remote", "endpoints": str(folder)}
     wait_s = 0.0
-    with build_loader(recipe, topology=Topology(), micro_batch_size=256, max_steps=steps, loaders=loaders) as loader:
+    with build_loader(
+        recipe, topology=Topology(), micro_batch_size=samples, max_steps=steps, loaders=loaders
+    ) as loader:
         batches = iter(loader)
         for step in range(steps):
             began_s = time.monotonic()
@@ -45,7 +47,15 @@ def waits_of(recipe: Path, folder: Path, *, steps: int, compute_s: float) -> tup
 
 
 def try_wait(
-    seed: int, number: int, *, steps: int = 130, compute_s: float = 0.1, sleep_s: float = 0.002
+    seed: int,
+    number: int,
+    *,
+    steps: int = 130,
+    samples: int = 256,
+    rows: int = 20_000,
+    most: int = 7,
+    compute_s: float = 0.1,
+    sleep_s: float = 0.002,
 ) -> dict[str, Any]:
     """One turn: a run with one loader, and a run with loaders that are scaled."""
     found: dict[str, Any] = {"steps": steps, "compute_s": compute_s}
@@ -54,12 +64,12 @@ def try_wait(
         recipe = write_scaled_job(
             base / "job",
             least=1,
-            most=7,
-            samples=256,
+            most=most,
+            samples=samples,
             sleep_s=sleep_s,
             module=f"wait_map_{seed}_{number}",
             web_ns=300,
-            rows=20_000,
+            rows=rows,
         )
         digests = []
         for what, more in (("fixed", ("--processes", "1")), ("scaled", ())):
@@ -68,7 +78,9 @@ def try_wait(
                 words = ("serve", str(recipe), "--bind", "tcp://127.0.0.1:0", "--register", str(folder), *more)
                 server = processes.fork_python("-c", COMMAND, *words, name=what)
                 server.wait_for_line("loaders listen at", deadline_s=LONG_S)
-                found[f"{what}_wait_s"], digest = waits_of(recipe, folder, steps=steps, compute_s=compute_s)
+                found[f"{what}_wait_s"], digest = waits_of(
+                    recipe, folder, steps=steps, samples=samples, compute_s=compute_s
+                )
                 digests.append(digest)
                 server.send_signal(signal.SIGTERM)
                 assert server.wait(deadline_s=LONG_S) == 0, server.report()

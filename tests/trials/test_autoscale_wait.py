@@ -9,5 +9,5 @@ from tests.trials.autoscale_wait import try_wait
 
 @pytest.mark.system
 def test_both_runs_get_the_same_order() -> None:
-    found = try_wait(9, 0, steps=45, compute_s=0.0, sleep_s=0.0)
+    found = try_wait(9, 0, steps=45, samples=64, rows=4_000, most=5, compute_s=0.0, sleep_s=0.0)
     assert found["decisions"][0] == [0, "begin", 4]
