@@ -1,10 +1,10 @@
 """A program that imports modules once and forks processes from itself: `-m tests.support.fork_server FD MODULE...`
 
 In: requests over the socket FD, see `forks.py`: a command line, environment, folder and files of a process to start, or
-one whose exit code is asked for. Out: a process that runs the command line as Python does: as `__main__`, in a session
-of its own, with its own exit handlers, traceback and exit code. A program of this repository that ends well is not
-taken apart after its exit handlers: that costs half a second of a core. On SIGUSR1 a fork prints the stacks of its
-threads.
+one whose exit code is asked for; or the names of more modules and the socket of a client, for a server that is forked
+from this one. Out: a process that runs the command line as Python does: as `__main__`, in a session of its own, with
+its own exit handlers, traceback and exit code. A program of this repository that ends well is not taken apart after its
+exit handlers: that costs half a second of a core. On SIGUSR1 a fork prints the stacks of its threads.
 Must hold: nothing is done but importing before a fork: there is no group, no loader, and no thread but one of the
 allocator's, which takes care of forks itself. The program ends with its client, and kills what it has forked.
 """
@@ -24,7 +24,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -38,7 +38,10 @@ MOST_BYTES = 1 << 17
 def serve(client: socket.socket) -> tuple[ModuleType, CodeType]:
     """Answer requests; returns in each fork: its `__main__`, and the code to run in it."""
     running: set[int] = set()
-    while text := client.recv(MOST_BYTES):
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(client, MOST_BYTES, 1)
+        if not text:
+            break
         request = json.loads(text)
         if "start" in request:
             ready, told = os.pipe()
@@ -55,6 +58,14 @@ def serve(client: socket.socket) -> tuple[ModuleType, CodeType]:
             os.close(ready)
             running.add(pid)
             answer: int | None = pid
+        elif "modules" in request:
+            answer = os.fork()
+            if answer == 0:
+                os.setsid()
+                os.close(client.detach())
+                get_ready(request["modules"])
+                return serve(socket.socket(fileno=descriptors[0]))
+            os.close(descriptors[0])  # it is not killed here: it ends by itself, with what it has forked
         else:
             answer = exit_code_of(request["pid"], can_wait=request["can_wait"])
             if answer is not None:
@@ -63,7 +74,18 @@ def serve(client: socket.socket) -> tuple[ModuleType, CodeType]:
     for pid in running:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-    sys.exit(0)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def get_ready(modules: Sequence[str]) -> None:
+    """Import what forks need."""
+    for name in modules:
+        importlib.import_module(name)
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # those of torch's libraries free what the end of the process frees
+    gc.collect()
+    gc.freeze()  # what is imported already is not looked through, and so not copied, again and again in each fork
 
 
 def exit_code_of(pid: int, *, can_wait: bool) -> int | None:
@@ -128,11 +150,5 @@ def run(main: ModuleType, code: CodeType) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[2:]:
-        importlib.import_module(name)
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        finalizer.atexit = False  # those of torch's libraries free what the end of the process frees
-    gc.collect()
-    gc.freeze()  # what is imported already is not looked through, and so not copied, again and again in each fork
-    main, code = serve(socket.socket(fileno=int(sys.argv[1])))
-    run(main, code)
+    get_ready(sys.argv[2:])
+    run(*serve(socket.socket(fileno=int(sys.argv[1]))))

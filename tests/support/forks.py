@@ -1,9 +1,9 @@
 """Programs that need not import torch: forks of a process that has imported it. An import takes seconds of a core.
 
 In: the command line of a Python program, without `python`, and where its output goes. Out: a process, as
-`subprocess.Popen` would give it. Each process of tests has a server of its own for each set of modules, started when it
-is first asked for, see `fork_server.py`. What differs from an interpreter that is started: all forks of a server have
-the same seed of hashes, and what was imported before is not seen by `-W`.
+`subprocess.Popen` would give it. Each process of tests has a server of its own for each set of modules, started or
+forked from another when it is first asked for, see `fork_server.py`. What differs from an interpreter that is started:
+all forks of a server have the same seed of hashes, and what was imported before is not seen by `-W`.
 """
 
 from __future__ import annotations
@@ -55,10 +55,14 @@ class Fork:
 class ForkServer:
     """A running server."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        """Start one that imports `modules`."""
+    def __init__(self, modules: Sequence[str], *, base: ForkServer | None = None) -> None:
+        """Start one that imports `modules`; as a fork of `base`, which has imported some of them."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process: subprocess.Popen[bytes] | Fork
         with theirs:
+            if base is not None:
+                self._process = Fork(base, base.ask({"modules": modules}, theirs.fileno()))
+                return
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *modules],
                 cwd=ROOT,
@@ -82,9 +86,9 @@ class ForkServer:
         program = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder)}
         return Fork(self, self.ask({"start": {**program, "files": [str(path.resolve()) for path in files]}}))
 
-    def ask(self, request: Mapping[str, Any]) -> Any:
+    def ask(self, request: Mapping[str, Any], *descriptors: int) -> Any:
         """Send a request and wait for the answer."""
-        self._socket.send(json.dumps(request).encode())
+        socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
         answer = self._socket.recv(MOST_BYTES)
         assert answer, f"the server of forks has ended with exit code {self._process.wait()}"
         return json.loads(answer)
@@ -100,8 +104,9 @@ _SERVERS: list[ForkServer] = []
 
 @cache
 def fork_server(modules: tuple[str, ...]) -> ForkServer:
-    """The server of this process that has imported `modules`."""
-    _SERVERS.append(ForkServer(modules))
+    """The server of this process that has imported `modules`; torch is imported once for all that begin with it."""
+    needs_more = len(modules) > len(TORCH) and modules[: len(TORCH)] == TORCH
+    _SERVERS.append(ForkServer(modules, base=fork_server(TORCH) if needs_more else None))
     return _SERVERS[-1]
 
 

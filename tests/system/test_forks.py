@@ -94,6 +94,22 @@ def test_a_server_ends_with_all_that_it_has_forked(tmp_path: Path) -> None:
         wait_until(lambda pid=fork.pid: not is_running(pid), deadline_s=DEADLINE_S, what="end of a fork")
 
 
+def test_a_server_that_was_forked_has_imported_more_and_ends_with_its_client(tmp_path: Path) -> None:
+    files = [tmp_path / "out", tmp_path / "err"]
+    for path in files:
+        path.touch()
+    base = ForkServer(IMPORTED)
+    server = ForkServer((*IMPORTED, "colorsys"), base=base)
+    shows = ["-c", "import sys; print('json' in sys.modules, 'colorsys' in sys.modules)"]
+    assert [one.start(shows, ROOT, os.environ, files).wait() for one in (server, base)] == [0, 0]
+    assert files[0].read_text() == "True True\nTrue False\n", files[1].read_text()
+    fork = server.start(["-c", "import signal; signal.pause()"], ROOT, os.environ, files)
+    base.start(["-c", "pass"], ROOT, os.environ, files).wait()
+    server.close()
+    wait_until(lambda: not is_running(fork.pid), deadline_s=DEADLINE_S, what="end of a fork")
+    base.close()
+
+
 def is_running(pid: int) -> bool:
     stat = Path("/proc", str(pid), "stat")
     return stat.exists() and stat.read_text().rsplit(") ", 1)[1][0] != "Z"

@@ -32,7 +32,6 @@ pytestmark = pytest.mark.system
 ROOT = "bucket/corpus"
 STEPS = 8
 DEADLINE_S = 180
-COMMAND = "import sys; from torchmix.cli.main import main; sys.exit(main())"
 
 
 class Corpus:
@@ -86,7 +85,9 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 def torchmix(processes: Processes, store: Proxy, *arguments: object) -> Child:
     """The command line in a process that speaks to the store."""
-    child = processes.fork_python("-W", "error", "-c", COMMAND, *map(str, arguments), environment=store.environment)
+    child = processes.fork_python(
+        "-W", "error", "-m", "tests.support.command_line", *map(str, arguments), environment=store.environment
+    )
     child.wait(deadline_s=DEADLINE_S)
     return child
 
@@ -121,7 +122,7 @@ def test_all_formats_give_the_stream_of_local_files_and_resume(corpus, near, sto
     assert far["hashes"] == near["hashes"] and len(set(far["hashes"])) == STEPS
     assert second["hashes"] == near["hashes"][3:]
 
-    checked = torchmix(processes, store, "check", corpus.far)
+    checked = torchmix(processes, store, "check", corpus.far, "--steps", STEPS)
     assert checked.returncode in (0, 1) and "data:" not in checked.stdout(), checked.report()
     shown = [
         torchmix(processes, store, "show", recipe, "--source", "lines", "--rows", "0:3", "--json").stdout()
@@ -221,7 +222,7 @@ def test_objects_that_are_replaced_or_deleted_are_named(server, store, processes
     ):
         child = torchmix(processes, store, "show", recipe, "--source", name, "--row", row)
         assert child.returncode == 3 and says in child.stderr(), child.report()
-    checked = torchmix(processes, store, "check", recipe)
+    checked = torchmix(processes, store, "check", recipe, "--steps", STEPS)
     assert checked.returncode == 3 and "1 file(s) removed - s3://" in checked.stdout(), checked.report()
     assert "1 file(s) changed - s3://" in checked.stdout(), checked.report()
 
@@ -248,7 +249,7 @@ def test_a_uri_that_leads_nowhere_is_told_with_what_is_there(corpus, store, proc
 
 def test_refused_credentials_are_told_at_once_with_where_they_are_looked_for(corpus, store, processes) -> None:
     store.fail = lambda asked: 403
-    child = torchmix(processes, store, "check", corpus.far)
+    child = torchmix(processes, store, "check", corpus.far, "--steps", STEPS)
     assert child.returncode == 3, child.report()
     assert "refuses these credentials, which are looked for in AWS_ACCESS_KEY_ID" in child.stdout()
     assert "trying again" not in child.stderr()
@@ -273,7 +274,7 @@ def test_loaders_of_four_nodes_ask_a_store_hardly_more_often_than_one_reader(
         """Ranges that were asked for, and a hash of each rank's tensors."""
         before = len(store.ranges())
         words = ("-W", "error", "-m", "tests.support.store_fleet", str(far), place, str(dp))
-        found = result_of(processes.start_python(*words, environment=store.environment))
+        found = result_of(processes.fork_python(*words, environment=store.environment))
         return len(store.ranges()) - before, found
 
     (alone, _), (fleet, given) = asked("in_process", 1), asked("job of 4", 8)
