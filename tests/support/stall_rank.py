@@ -19,12 +19,12 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from msgspec.structs import replace
 
 import torchmix
 from tests.support.faulty_road import FaultyRoad
