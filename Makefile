@@ -13,6 +13,8 @@ PYTHON ?= python3
 PIP_ARGS ?=
 TRAIN_ARGS ?= --tp 2
 VLM_ARGS ?= --steps 200
+# Ranks meet at this address, so the name of the machine need not resolve: in some containers it does not.
+ONE_MACHINE := --local-addr 127.0.0.1
 # One more than the cores that CI has: many tests wait for processes.
 PYTEST_ARGS ?= -n 3
 
@@ -26,12 +28,12 @@ export PYTHONDONTWRITEBYTECODE :=
 
 train: $(VENV)/.trains runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
-	$(BIN)/torchrun --nproc-per-node 4 examples/megatron/train.py --data-recipe $(RECIPE) $(TRAIN_ARGS)
+	$(BIN)/torchrun $(ONE_MACHINE) --nproc-per-node 4 examples/megatron/train.py --data-recipe $(RECIPE) $(TRAIN_ARGS)
 
 vlm: $(VENV)/.trains runs/pictures
 	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[images]'
 	$(BIN)/torchmix index examples/vlm/recipe.yaml
-	$(BIN)/torchrun --nproc-per-node 4 examples/vlm/train_vlm.py examples/vlm/recipe.yaml $(VLM_ARGS)
+	$(BIN)/torchrun $(ONE_MACHINE) --nproc-per-node 4 examples/vlm/train_vlm.py examples/vlm/recipe.yaml $(VLM_ARGS)
 
 runs/pictures: | $(VENV)/.trains
 	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[images]'
