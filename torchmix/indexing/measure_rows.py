@@ -49,7 +49,7 @@ def scan_and_measure(
     encoder = source.row_encoder
     if encoder is None or not (encoder.is_mapped or keep is not None):
         return source.scan(path, progress=progress, bad=bad)
-    as_it_is: Any = replace(source, tokenizer=BYTES, map=None)  # type: ignore[type-var]  # formats are dataclasses
+    as_it_is: Any = replace(source, tokenizer=BYTES, map=None)  # type: ignore[type-var]  # a format with a tokenizer is a Struct
     scan = as_it_is.scan(path, progress=lambda _: progress(0), bad=bad)
     return measure_rows(as_it_is, encoder, path, scan, bad=bad, progress=progress, keep=keep)
 
