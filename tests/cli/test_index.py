@@ -66,6 +66,13 @@ def test_what_deny_lists_take_out_is_said(tmp_path: Path, capsys: pytest.Capture
     assert index(recipe, capsys)["denied"] == [{"source": "code", "num_documents": 2, "num_tokens": tokens}]
     assert main(["index", str(recipe)]) == 0
     assert f"deny takes out of code: 2 documents of {tokens:,} tokens\n" in capsys.readouterr().out
+    pq.write_table(pa.table({"source": ["tiny"], "row": [0]}), tmp_path / "small.parquet")
+    other = tmp_path / "other.yaml"  # in the same catalog
+    other.write_text(
+        "{version: 1, seed: 1, batch: {samples: 4, length: 64}, mixture: {tiny: 100%}, deny: [small.parquet], "
+        "sources: {tiny: {path: tiny.parquet, tokens: input_ids}}}"
+    )
+    assert [one["source"] for one in index(other, capsys)["denied"]] == ["tiny"]
 
 
 def test_only_what_changed_is_scanned_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

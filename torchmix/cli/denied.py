@@ -21,9 +21,9 @@ def denied_of_part(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def denied_of_recipe(manifest: Manifest, recipe: Recipe) -> list[dict[str, Any]]:
-    """What is taken out of each source of a recipe, which the manifest has been made for."""
-    found = manifest.denied.items() if recipe.deny else ()
-    return [_values(name, one.num_documents, one.num_tokens) for name, one in sorted(found) if one.num_documents]
+    """What is taken out of each source of a recipe that was just indexed; a catalog may hold those of others, too."""
+    found = [(name, one) for name, one in sorted(manifest.denied.items()) if recipe.deny and name in recipe.sources]
+    return [_values(name, one.num_documents, one.num_tokens) for name, one in found if one.num_documents]
 
 
 def print_denied(values: Sequence[dict[str, Any]]) -> None:

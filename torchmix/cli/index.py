@@ -112,13 +112,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                 # As a training run has it, which reads nothing of the other parts.
                 "catalog_fingerprint": open_part(directory / recipe.catalog, part_of(recipe, "train")).fingerprint,
                 **_values(report),
-                "denied": denied_of_recipe(read_manifest(directory / recipe.catalog), recipe),
+                "denied": denied_of_recipe(read_manifest(directory / recipe.catalog), whole),
                 "selections": [{"part": part, **one} for part, values in views.items() for one in values],
             }
         )
     else:
         _print(report, explain=arguments.explain)
-        print_denied(denied_of_recipe(read_manifest(directory / recipe.catalog), recipe))
+        print_denied(denied_of_recipe(read_manifest(directory / recipe.catalog), whole))
         for part, one in _views(recipe, directory).items():
             print_selections(selection_values(*one), part=part, explain=arguments.explain)
     return ExitCode.OK
