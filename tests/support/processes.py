@@ -26,6 +26,8 @@ from tests.support.ports import free_port
 from tests.support.process_table import command_of, running
 
 POLL_S = 0.02
+COMMAND_LINE = ("-m", "tests.support.command_line")
+"""Words that start the command line of torchmix, behind `python`."""
 TRACKER = "multiprocessing.resource_tracker"
 TRACKER_S = 10.0
 STACKS_S = 1.0

@@ -19,7 +19,7 @@ from tests.support.formats import format_world
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.loaders import run_job
 from tests.support.memory_store import in_store
-from tests.support.processes import Child, Processes
+from tests.support.processes import COMMAND_LINE, Child, Processes
 from tests.support.recipes import make_recipe
 from tests.support.s3_server import DROP, Asked, Proxy, S3Server, proxy, s3_server
 from tests.support.store_fleet import hash_all
@@ -85,9 +85,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 def torchmix(processes: Processes, store: Proxy, *arguments: object) -> Child:
     """The command line in a process that speaks to the store."""
-    child = processes.fork_python(
-        "-W", "error", "-m", "tests.support.command_line", *map(str, arguments), environment=store.environment
-    )
+    child = processes.fork_python("-W", "error", *COMMAND_LINE, *map(str, arguments), environment=store.environment)
     child.wait(deadline_s=DEADLINE_S)
     return child
 

@@ -21,7 +21,7 @@ from tests.support.fleets import running
 from tests.support.image_oracle import write_project
 from tests.support.loaders import run_job, same_microbatches, take, write_job
 from tests.support.ports import free_port
-from tests.support.processes import Child, Processes, wait_until
+from tests.support.processes import COMMAND_LINE, Child, Processes, wait_until
 from torchmix.errors import LoaderLost, OptionError
 from torchmix.parallel.liveness.patience import Patience
 from torchmix.parallel.topology import Topology
@@ -32,7 +32,6 @@ from torchmix.service.server import new_pair
 
 pytestmark = pytest.mark.system
 STEPS = 12
-PROGRAM = ("-m", "tests.support.command_line")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def keys(tmp_path_factory) -> Path:
 
 def serve(processes: Processes, recipe: Path, *words: str) -> Child:
     """Start `torchmix serve` and wait until it listens."""
-    child = processes.fork_python(*PROGRAM, "serve", str(recipe), *words, name="serve")
+    child = processes.fork_python(*COMMAND_LINE, "serve", str(recipe), *words, name="serve")
     child.wait_for_line("listen at", deadline_s=LONG_S)
     return child
 
@@ -171,7 +170,7 @@ def test_loaders_end_with_whoever_started_them_and_come_back_when_they_are_kille
 
 def test_an_address_beyond_this_machine_needs_keys(job, tmp_path):
     with Processes(tmp_path) as processes:
-        child = processes.fork_python(*PROGRAM, "serve", str(job), "--json", "--bind", "tcp://0.0.0.0:0")
+        child = processes.fork_python(*COMMAND_LINE, "serve", str(job), "--json", "--bind", "tcp://0.0.0.0:0")
         assert child.wait(deadline_s=LONG_S) == 2
         assert "reached from other machines" in json.loads(child.stdout())["error"]["message"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.deadlines import LONG_S
 from tests.support.loaders import run_job, same_microbatches
-from tests.support.processes import Processes, wait_until
+from tests.support.processes import COMMAND_LINE, Processes, wait_until
 from tests.support.scaled_jobs import loads_of_job, write_scaled_job
 from torchmix.cli.budget import budget_of
 from torchmix.parallel.topology import Topology
@@ -25,7 +25,6 @@ from torchmix.service.scale.rule import ScaleBounds, replay
 from torchmix.service.scale.scaling import decisions_of_log
 
 pytestmark = pytest.mark.system
-PROGRAM = ("-m", "tests.support.command_line")
 STEPS = 130
 
 
@@ -34,7 +33,7 @@ def test_loaders_follow_the_coming_load_of_a_run_and_end_again(tmp_path):
     folder = tmp_path / "endpoints"
     with Processes(tmp_path) as processes:
         words = ("serve", str(recipe), "--bind", "tcp://127.0.0.1:0", "--register", str(folder))
-        server = processes.fork_python(*PROGRAM, *words, name="serve")
+        server = processes.fork_python(*COMMAND_LINE, *words, name="serve")
         server.wait_for_line("loaders listen at", deadline_s=LONG_S)
         loaders = {"where": "remote", "endpoints": str(folder)}
         there = run_job(recipe, Topology(), steps=STEPS, loaders=loaders)[0]
@@ -67,9 +66,9 @@ def test_loaders_by_the_profile_register_their_sources(tmp_path):
     folder = tmp_path / "endpoints"
     with Processes(tmp_path) as processes:
         words = ("serve", str(recipe), "--bind", "tcp://127.0.0.1:0", "--processes", "auto")
-        alone = processes.fork_python(*PROGRAM, *words, name="alone")
+        alone = processes.fork_python(*COMMAND_LINE, *words, name="alone")
         assert alone.wait(deadline_s=LONG_S) == 2 and "--processes auto needs --register DIR" in alone.stderr()
-        server = processes.fork_python(*PROGRAM, *words, "--register", str(folder), "--json", name="serve")
+        server = processes.fork_python(*COMMAND_LINE, *words, "--register", str(folder), "--json", name="serve")
         wait_until(lambda: server.stdout().rstrip().endswith("}"), deadline_s=LONG_S, what=server.report)
         listen = json.loads(server.stdout())["endpoints"]
         found = registered(folder)

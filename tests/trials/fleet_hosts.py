@@ -30,10 +30,9 @@ from tests.support import oracle
 from tests.support.deadlines import LONG_S
 from tests.support.hosts import Host, hosts
 from tests.support.loaders import FIELDS
-from tests.support.processes import Processes, wait_until
+from tests.support.processes import COMMAND_LINE, Processes, wait_until
 from tests.system.test_hosts import start
 from tests.system.test_job_loaders import DEADLINE_S, STEPS
-from tests.system.test_remote import PROGRAM
 from tests.trials.fleet_matrix import FORMATS, LENGTH
 from torchmix.cli.main import main as command
 from torchmix.parallel.topology import Topology
@@ -118,7 +117,7 @@ class Hosts:
 
     def _serve(self, processes: Processes, host: Host, keys: Path) -> None:
         words = ("serve", str(self.recipe), "--bind", f"tcp://{host.address}:{PORT}", "--keys", str(keys))
-        child = processes.start(host.command(sys.executable, *PROGRAM, *words), name=f"serve-{host.name}")
+        child = processes.start(host.command(sys.executable, *COMMAND_LINE, *words), name=f"serve-{host.name}")
         child.wait_for_line("listen at", deadline_s=LONG_S)
 
 
