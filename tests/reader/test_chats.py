@@ -85,7 +85,8 @@ def test_a_template_has_special_tokens_and_a_content_has_none(tmp_path: Path) ->
     behind = [*encode("\n"), tokenizer.token_to_id("<|endoftext|>")]
     [(ids, labels)] = ids_and_labels(index_recipe(recipe_of(source), tmp_path), tmp_path)
     assert ids == before + said + behind
-    assert [label for label in labels if label >= 0] == said
+    assert [label for label in labels if label >= 0] == [*said, behind[-1]], "the model learns to end the document, too"
+    assert labels[-2] == behind[-1]
     assert labels.index(said[0]) == len(before) - 1
     make_tokenizer(tmp_path / "tok.json")
     with pytest.raises(RecipeError, match=r"chat.template: the tokenizer has no token '<\|im_start\|>'"):
@@ -98,7 +99,25 @@ def test_turns_of_ones_own_and_other_roles_with_loss(tmp_path: Path) -> None:
     source["chat"] = {"turns": turns, "separator": "_", "loss": ["critic"]}
     [(ids, labels)] = ids_and_labels(index_recipe(recipe_of(source), tmp_path), tmp_path)
     assert ids == [*b"<a>_(bc)_", 256]
-    assert labels == [*[-100] * 4, *b"bc)", -100, -100, -100]
+    assert labels == [*[-100] * 4, *b"bc)", -100, 256, -100]
+
+
+@pytest.mark.parametrize("template", ["plain", "chatml", "llama3"])
+@pytest.mark.parametrize("last", ["user", "assistant", "image of the assistant", "assistant without words"])
+def test_the_end_of_a_document_has_loss_behind_a_last_turn_that_has(tmp_path: Path, template: str, last: str) -> None:
+    role, _, rest = last.removeprefix("image of the ").partition(" ")
+    image = last.startswith("image")
+    if image:
+        (tmp_path / "0.bin").write_bytes(next(image for row in make_rows(5, 12) for image in row.images))
+    content = "" if rest == "without words" else "<image>" if image else "x"
+    chat = [{"role": "user", "content": "u"}, {"role": role, "content": content}]
+    (tmp_path / "0.jsonl").write_text(json.dumps({"messages": chat, "image": "0.bin" if image else None}) + "\n")
+    source: dict[str, Any] = {"path": "0.jsonl", "messages": "messages", "tokenizer": "bytes"}
+    source["chat"] = {"template": template}
+    if image:
+        source["images"] = {"column": "image", "folder": ".", "token": 300, **RULES["dynamic"]}
+    [(_, labels)] = ids_and_labels(index_recipe(recipe_of(source), tmp_path), tmp_path)
+    assert labels[-2:] == [256 if role == "assistant" else -100, -100]
 
 
 def test_images_stand_where_messages_have_them(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class TurnPieces(msgspec.Struct, frozen=True, kw_only=True):
     before: Pieces
     after: Pieces
     has_loss: bool
-    """Whether the model is trained on the content and on `after`."""
+    """Whether the model is trained on the content, on `after`, and on what ends a document behind such a turn."""
 
 
 class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
     def cut_id(self) -> str:
         """See `RowCutter`."""
         turns = {role: [turn.before, turn.after, turn.has_loss] for role, turn in self.turns.items()}
-        return f"chat-1:{json.dumps([turns, self.separator, self.marker], sort_keys=True, separators=(',', ':'))}"
+        return f"chat-2:{json.dumps([turns, self.separator, self.marker], sort_keys=True, separators=(',', ':'))}"
 
     @property
     def highest_id(self) -> int:
@@ -92,7 +92,7 @@ class ChatCutter(msgspec.Struct, frozen=True, kw_only=True):
             except ValueError as error:
                 raise SourceUnreadable(f"row {rows.first_row + number}: {error}", row=rows.first_row + number) from None
             if turns:
-                writer.end_row()
+                writer.end_row(has_loss=self.turns[turns[-1][0]].has_loss)
             else:
                 writer.null_row()
         return writer.row_parts(has_losses=True)

@@ -105,11 +105,9 @@ class PartsWriter(msgspec.Struct, kw_only=True):
         """Add the place of an image."""
         self._close(AN_IMAGE, has_loss=False)
 
-    def end_row(self) -> None:
-        """End a row; what ends its document has the loss of its last text or id."""
-        if not self._open and self._behind[self._first :]:
-            self._open_has_loss = self._behind_has_loss[-1]
-        self._close(NOTHING, has_loss=self._open_has_loss)
+    def end_row(self, *, has_loss: bool = True) -> None:
+        """End a row; `has_loss`: whether what ends its document is trained on."""
+        self._close(NOTHING, has_loss=has_loss)
         self._num_parts.append(len(self._texts) - self._first)
         self._first, self._open_has_loss = len(self._texts), True
 
