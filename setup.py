@@ -34,7 +34,7 @@ def index_page(readme: str) -> str:
 setup(
     name="torchmix",
     version=VERSION[1],
-    description="The data plane of a large-model training run: mixes, packs and balances before reading a byte",
+    description="Mixes hundreds of datasets, gives every GPU equal work, resumes at any number of GPUs",
     long_description=index_page((HERE / "README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

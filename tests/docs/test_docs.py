@@ -1,6 +1,7 @@
 """The pages for users against the code: code that runs, names that exist, links that lead somewhere.
 
-Every block of Python or YAML and every command in README.md is run, as it stands, in a folder as its reader has it.
+Every block of Python or YAML and every command in README.md and docs/guide.md is run, as it stands, in a folder as its
+reader has it.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ def page_name(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder in which the reader of the README has done what it says first, of a sixth of Python's modules."""
+    """An empty folder in which the reader of the guide has done what it says first, of a sixth of Python's modules."""
     folder, modules = tmp_path_factory.mktemp("demo"), tmp_path_factory.mktemp("modules")
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[::6]:
         (modules / path.name).symlink_to(path)
-    first = console_commands()[0]
+    first = console_commands("docs/guide.md")[0]
     assert first == ["torchmix", "init", "--demo", "."]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -102,16 +103,43 @@ def job(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def console_commands() -> list[list[str]]:
+def console_commands(page: str) -> list[list[str]]:
     return [
-        line.removeprefix("$ ").split("#")[0].split()
-        for block in blocks(text_of("README.md"), "console")
+        shlex.split(line.removeprefix("$ "), comments=True)
+        for block in blocks(text_of(page), "console")
         for line in block.splitlines()
     ]
 
 
-def test_the_recipe_of_the_readme_is_short_and_is_the_one_that_the_demonstration_has(demo: Path) -> None:
-    [shown] = blocks(text_of("README.md"), "yaml")
+def test_the_readme_fits_a_screen_or_three_and_the_front_page_begins_alike() -> None:
+    text = text_of("README.md")
+    assert len(text.splitlines()) <= 150
+    first, sentence = text.split("\n\n")[:2]
+    assert text_of("docs/index.md").startswith(f"{first}\n\n{sentence}\n")
+    assert console_commands("docs/index.md") == console_commands("README.md")
+
+
+def test_the_three_commands_of_the_readme_end_in_a_batch_of_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_text_file(tmp_path / "data" / "peps.parquet", random_texts(1, 400))
+    monkeypatch.chdir(tmp_path)
+    commands = console_commands("README.md")
+    assert [command[:2] for command in commands] == [["torchmix", verb] for verb in ("init", "index", "show")]
+    for command in commands:
+        assert main(command[1:]) == 0, command
+    printed = capsys.readouterr().out
+    [shown] = blocks(text_of("README.md"), "text")
+    title, header = (
+        next(line.split() for line in shown.splitlines() if line.startswith(word)) for word in ("step", "source")
+    )
+    lines = [line.split() for line in printed.splitlines()]
+    assert header in lines, "the table of show has other columns"
+    assert any(line[:-1] == title[:-1] for line in lines), "the sizes that init chooses are others"
+
+
+def test_the_recipe_of_the_guide_is_short_and_is_the_one_that_the_demonstration_has(demo: Path) -> None:
+    [shown] = blocks(text_of("docs/guide.md"), "yaml")
     assert len(shown.splitlines()) <= 15
     written = (demo / "recipe.yaml").read_text(encoding="utf-8")
     without_comment = "".join(line for line in written.splitlines(True) if not line.startswith("#"))
@@ -132,11 +160,12 @@ def test_the_python_of_every_page_runs_as_it_stands(job: Path, demo: Path) -> No
         if page.name != "tutorial.md"
         for block in blocks(page.read_text(encoding="utf-8"), "python")
     ]
-    snippets.sort(key=lambda snippet: snippet[0] != "README.md")
-    assert [name for name, _ in snippets[:2]] == ["README.md"] * 2 and len(snippets) > 10
+    first = ("README.md", "docs/guide.md")
+    snippets.sort(key=lambda snippet: first.index(snippet[0]) if snippet[0] in first else len(first))
+    assert [name for name, _ in snippets[:2]] == list(first) and len(snippets) > 10
     with Processes(job) as processes:
         for part, start in ((snippets[:1], processes.start_python), (snippets[1:], processes.fork_python)):
-            folders = [demo if name == "README.md" else job for name, _ in part]
+            folders = [demo if name in first else job for name, _ in part]
             programs = [(name, str(folder), text) for (name, text), folder in zip(part, folders, strict=True)]
             child = start("-c", f"{RUN_ALL}\nrun_all({programs!r})", environment=WITHOUT_COMPILER)
             assert child.wait(deadline_s=240) == 0, child.report()
@@ -160,17 +189,17 @@ def run_all(programs):
 """A program that runs snippets, each with names of its own, and prints a mark after each; an error names the page."""
 
 
-def test_the_commands_of_the_readme_run(
+def test_the_commands_of_the_guide_run(
     demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(demo)
-    commands = console_commands()[1:]
+    commands = console_commands("docs/guide.md")[1:]
     assert [command[:2] for command in commands] == [["torchmix", verb] for verb in ("index", "check", "plan", "show")]
     for command in commands:
         assert main(command[1:]) == 0, command
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert (demo / "plan" / "pieces.parquet").exists() and (demo / "plan" / "steps.parquet").exists()
-    [shown] = blocks(text_of("README.md"), "text")
+    [shown] = blocks(text_of("docs/guide.md"), "text")
     labels = [line.split()[0] for line in shown.splitlines()[1:] if line.strip()]
     header = next(line.split() for line in shown.splitlines() if line.startswith("source"))
     assert header in printed, "the table of plan has other columns"

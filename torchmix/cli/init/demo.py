@@ -33,7 +33,7 @@ version: {RECIPE_VERSION}
 seed: 1234
 batch: {{samples: 64, length: 1024}}            # a global batch: samples x tokens
 catalog: ./catalog                            # where the index lies
-sources:                                      # names are identity; their order means nothing
+sources:                                      # a name is an identity; their order does not matter
   code: {{path: "data/code-*.parquet", text: text, tokenizer: bytes}}
   docs: {{path: data/docs.jsonl, text: text, tokenizer: bytes, max_epochs: 4, on_exhausted: renormalise}}
 mixture: {{code: 70%, docs: 30%}}               # shares of trained tokens

@@ -38,7 +38,8 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
 
-LENGTH, SAMPLES = 2048, 64
+LENGTH, SAMPLES = 512, 16
+"""Small enough that a laptop trains on the first batch."""
 USUAL_COLUMNS = (
     *("input_ids", "tokens", "token_ids", "ids", "text", "content", "raw_content", "body", "document"),
     *("messages", "conversations", "caption", "txt", "json.caption", "json.text"),
@@ -144,9 +145,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         ),
         seed=arguments.seed,
         length=arguments.seq_length or LENGTH,
-        length_comment="tokens of a sample",
+        length_comment="tokens of a sample; this default suits a laptop",
         samples=arguments.global_batch_size or SAMPLES,
-        samples_comment="samples of a step, over all ranks",
+        samples_comment="samples of a step, over all ranks, likewise",
         parts=parts,
         sources_comment="a source's name is its identity: another name is another order",
         mixture_comment="shares of trained tokens; here by size, so that all sources last about equally long",
