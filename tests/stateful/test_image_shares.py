@@ -11,8 +11,8 @@ import torch
 import yaml
 
 from tests.support.catalogs import open_catalog
-from tests.support.image_oracle import write_project
-from tests.support.image_world import steps_of_ranks
+from tests.support.image_oracle import check, write_project
+from tests.support.image_world import records, steps_of_ranks
 from torchmix.constructor.modules.batch import ModuleBatch
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.local_groups import LocalGroups
@@ -88,3 +88,17 @@ def file_bytes(project: Path, batch: ModuleBatch) -> int:
     tables = [sources[name].sizes.items["image"] for name in sorted(sources)]
     places = zip(*(batch.arrays[key].tolist() for key in ("source", "number")), strict=True)
     return sum(int(tables[source].sizes["bytes"][number]) for source, number in places)
+
+
+@pytest.mark.parametrize("positions", ["document", "sample"])
+@pytest.mark.parametrize("boundaries", ["document", "none"])
+@pytest.mark.parametrize("method", ["best_fit", "pad"])
+@pytest.mark.parametrize("topology", [Topology(dp=2), Topology(cp=2)], ids=str)
+def test_positions_in_three_dimensions_restart_where_positions_do(
+    tmp_path: Path, topology: Topology, method: str, boundaries: str, positions: str
+) -> None:
+    packing = {"method": method, "overflow": "error", "boundaries": boundaries, "positions": positions}
+    rows = write_project(tmp_path, ["parquet", "lists"], packing=packing)
+    index_recipe(load_recipe(tmp_path / "recipe.yaml"), tmp_path)
+    found = records(tmp_path / "recipe.yaml", topology, 3, with_mrope=True)
+    assert check(found, None, rows, "dynamic", positions_at=positions) > 20

@@ -159,6 +159,7 @@ def check(
     rows: dict[str, dict[str, ImageRow]],
     rule: str,
     *,
+    positions_at: str = "document",
     least: int = 10,
 ) -> int:
     """Compare what all ranks got, and how often each image was decoded; returns how many images were.
@@ -168,6 +169,7 @@ def check(
         decodes: By the hash of the image; None: they were not counted.
         rows: Of each source by their text without markers.
         rule: Of `RULES`.
+        positions_at: Where positions count from 0, `document` or `sample`.
         least: Rows with images that must be among them.
     """
     by_place = {tuple(one["place"].tolist()): one for one in found}
@@ -194,6 +196,7 @@ def check(
         tokens, labels = tokens.reshape(-1), labels.reshape(-1)
         num_labels += int((labels >= 0).sum())
         start = 0
+        sample, gained = -1, 0  # by which positions in this sample ran ahead less than tokens
         for end in np.flatnonzero(tokens == 256).tolist():
             start = next(i for i in range(start, end + 1) if tokens[i] != 0)
             ids = tokens[start : end + 1]
@@ -202,6 +205,9 @@ def check(
             wanted = np.zeros((len(ids), 2))
             place, parts, of_tokens = 0, row.marked.split("<image>"), list[int]()
             walked, turn = list[tuple[int, int, int]](), 0  # positions of the tokens so far, and the next one
+            if positions_at == "sample":
+                sample, gained = start // LENGTH[rule], gained if start // LENGTH[rule] == sample else 0
+                turn = start % LENGTH[rule] - gained
             for part, image in zip(parts, row.images, strict=False):
                 patches, count, columns = patches_of(image, rule)
                 place += len(part)
@@ -209,6 +215,7 @@ def check(
                 turn += len(part)
                 walked += [(turn, turn + i // columns, turn + i % columns) for i in range(count)]
                 turn += max(columns, count // columns)
+                gained += count - max(columns, count // columns)
                 wanted[place : place + count, 0] = checksum(patches)
                 wanted[place : place + count, 1] = np.arange(count) + 1
                 of_tokens += range(place, place + count)

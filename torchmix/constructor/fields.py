@@ -114,12 +114,13 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=Tr
             KeyError: There is no such module.
             OptionError: It computes no images, or one of them has no grid of tokens.
         """
-        images = self.modules[module].images
-        if images is None:
+        batch = self.modules[module]
+        if batch.images is None:
             raise OptionError(f"mrope_position_ids: module {module!r} computes no images")
         if self.position_ids is None:
             return None
-        return mrope_position_ids(self.position_ids, self.cu_seqlens_padded, images[images[:, 0] == self.index])
+        images = batch.images[batch.images[:, 0] == self.index]
+        return mrope_position_ids(self.position_ids, self.cu_seqlens_padded, images, cp_rank=batch.cp_rank)
 
     @cached_property
     def source_index(self) -> torch.Tensor | None:

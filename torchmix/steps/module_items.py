@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from torchmix.catalog.manifest import MOST_ID
 from torchmix.constructor.modules.arrays import arrays_of_module, items_of_replica
-from torchmix.constructor.modules.image_places import NAME, image_places
+from torchmix.constructor.modules.image_places import CP_RANK, NAME, image_places
 from torchmix.constructor.modules.routes import route_table, slice_align
 from torchmix.parallel.modules.rank_places import RankPlaces
 from torchmix.planner.plan import ItemPlan, StepPlan
@@ -61,6 +61,7 @@ def arrays_of_modules(
         of_module = arrays_of_module(plan, module, routes, places, replica, values=values)
         if module.unit != "document" and reader.images is not None:
             of_module[NAME] = image_places(plan, module, replica, reader.images, length=length)
+            of_module[CP_RANK] = places.cp_rank_of_replica
         arrays |= {f"{name}.{key}": array for key, array in of_module.items()}
     return arrays
 

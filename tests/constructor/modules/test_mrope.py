@@ -29,9 +29,11 @@ def walk(tokens: int, images: list[tuple[int, int, int]]) -> list[tuple[int, int
     return found
 
 
-def make_microbatch(rng: np.random.Generator, num_samples: int) -> tuple[list[int], list[list[int]], list[list[int]]]:
-    """Boundaries, the table of images, and the positions of all tokens."""
-    borders, table, wanted = [0], [], []
+def make_microbatch(
+    rng: np.random.Generator, num_samples: int
+) -> tuple[list[int], list[list[int]], list[list[tuple[int, int, int]]]]:
+    """Where documents begin and the last one ends, the table of images, and the images of each document."""
+    borders, table, documents = [0], [], []
     while borders[-1] < num_samples * LENGTH:
         room = LENGTH - borders[-1] % LENGTH
         width = min(room, int(rng.integers(1, 6)) * 8)
@@ -43,16 +45,28 @@ def make_microbatch(rng: np.random.Generator, num_samples: int) -> tuple[list[in
             images.append((offset, rows, columns))
             table.append([0, borders[-1] + offset, rows * columns, rows, columns])
             offset += rows * columns + int(rng.integers(0, 3))
-        wanted += walk(width, images)
+        documents.append(images)
         borders.append(borders[-1] + width)
-    return borders, table, wanted
+    return borders, table, documents
 
 
 @pytest.mark.parametrize("cp", [1, 2])
-def test_positions_are_those_of_a_walk(cp: int) -> None:
-    for seed in range(60):
-        borders, table, wanted = make_microbatch(np.random.default_rng(seed), 2)
-        position = np.concatenate([np.arange(stop - start) for start, stop in pairwise(borders)])
+@pytest.mark.parametrize("positions_at", ["document", "sample"])
+@pytest.mark.parametrize("attention_to", ["document", "sample"])
+def test_positions_are_those_of_a_walk(cp: int, positions_at: str, attention_to: str) -> None:
+    for seed in range(30):
+        documents, table, images = make_microbatch(np.random.default_rng(seed), 2)
+        samples = [0, LENGTH, 2 * LENGTH]
+        stretches = documents if positions_at == "document" else samples
+        wanted = []
+        for start, stop in pairwise(stretches):
+            inside = zip(documents, images, strict=False)
+            wanted += walk(
+                stop - start,
+                [(first - start + a, b, c) for first, of in inside for a, b, c in of if start <= first < stop],
+            )
+        position = np.concatenate([np.arange(stop - start) for start, stop in pairwise(stretches)])
+        borders = documents if attention_to == "document" else samples
         for rank in range(cp):
             places = np.arange(len(position))
             if cp > 1:
@@ -62,12 +76,21 @@ def test_positions_are_those_of_a_walk(cp: int) -> None:
                 torch.from_numpy(position[places]).reshape(2, -1),
                 torch.tensor(borders, dtype=torch.int32),
                 torch.tensor(table, dtype=torch.int32).reshape(-1, 5),
+                cp_rank=rank,
             )
             assert found.shape == (3, 2, LENGTH // cp) and found.dtype == torch.int64
             assert found.reshape(3, -1).T.tolist() == np.array(wanted)[places].tolist(), seed
 
 
+def test_padding_has_the_position_0() -> None:
+    position = torch.tensor([[0, 1, 2, 3, 4, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0]])
+    table = torch.tensor([[0, 0, 4, 2, 2], [0, 8, 2, 1, 2]], dtype=torch.int32)
+    found = mrope_position_ids(position, torch.tensor([0, 16], dtype=torch.int32), table, cp_rank=0)
+    assert found[0].tolist() == [[0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 2, 3, 0, 0, 0, 0]]
+    assert found[2].tolist() == [[0, 1, 0, 1, 2, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0]]
+
+
 def test_tiles_have_no_grid_of_tokens() -> None:
     table = torch.tensor([[0, 2, 10, 0, 0]], dtype=torch.int32)
     with pytest.raises(OptionError, match="cuts tiles"):
-        mrope_position_ids(torch.arange(16).reshape(1, 16), torch.tensor([0, 16], dtype=torch.int32), table)
+        mrope_position_ids(torch.arange(16).reshape(1, 16), torch.tensor([0, 16], dtype=torch.int32), table, cp_rank=0)

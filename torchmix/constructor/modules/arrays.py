@@ -12,6 +12,7 @@ cut. Cost: copies of the values that are kept.
     MODULE.unit/NAME         [units, ...]   values of their units: tokens, pixels
     MODULE.file/NAME         [bytes, ...]   files of items, of item/file_bytes [n] bytes each
     MODULE.images            int32 [k, 5]   images in the texts of the replica, see `image_places.py`; of images alone
+    MODULE.cp_rank_of_rank   int64 [R]      which CP slice each rank has; beside images alone
     MODULE.sends, MODULE.sends_stop, MODULE.receives, MODULE.receives_stop    see `routes.py`; stops are [R * N]
 
 R is ranks, C consumers, N bins: the microbatches of the step, or 1.
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.constructor.modules.image_places import CP_RANK
 from torchmix.constructor.modules.image_places import NAME as IMAGES
 from torchmix.constructor.modules.routes import RouteTable
 from torchmix.parallel.layout import Layout
@@ -129,6 +131,8 @@ def _cut(arrays: Arrays, ranks: Sequence[int]) -> dict[str, NDArray[Any]]:
             cut[name] = array[_parts(np.cumsum(arrays["item/file_bytes"], dtype=np.int64), items, 1)[0]]
         elif name == IMAGES:
             cut[name] = array
+        elif name == CP_RANK:
+            cut[name] = array[list(ranks)]
     for name in ("sends", "receives"):
         roads, stop = _parts(arrays[f"{name}_stop"], np.array(ranks, np.int64), num_bins)
         cut[name], cut[f"{name}_stop"] = arrays[name][roads], stop

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from torchmix.constructor.modules.arrays import cut_for_ranks, module_names, of_module
+from torchmix.constructor.modules.image_places import CP_RANK
 from torchmix.constructor.modules.image_places import NAME as IMAGES
 from torchmix.parallel.modules.route import Routes
 
@@ -32,6 +33,8 @@ class ModuleBatch:
     """Where the rows go, for `torchmix.parallel.route`."""
     images: torch.Tensor | None = None
     """int32 [k, 5] images in the texts of this replica's step, see `mrope.COLUMNS`; None where items are documents."""
+    cp_rank: int = 0
+    """This rank's CP slice, where items are images."""
     _moved: dict[str, ModuleBatch] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -114,6 +117,7 @@ def _batches(tensors: Mapping[str, torch.Tensor]) -> list[ModuleBatch]:
     units = torch.cat([tensors["units"].new_zeros(1, dtype=torch.int64), tensors["units"].cumsum(0)])
     roads_stop = {name: [0, *tensors[f"{name}_stop"].tolist()] for name in ("sends", "receives")}
     batches, images = [], tensors.get(IMAGES)
+    cp_rank = int(tensors[CP_RANK]) if CP_RANK in tensors else 0
     for number, (start, stop) in enumerate(zip([0, *items_stop[:-1]], items_stop, strict=True)):
         first, last = int(units[start]), int(units[stop])
         arrays = {name[5:]: tensor[start:stop] for name, tensor in tensors.items() if name.startswith("item/")}
@@ -122,7 +126,14 @@ def _batches(tensors: Mapping[str, torch.Tensor]) -> list[ModuleBatch]:
         sends, receives = (tensors[name][stops[number] : stops[number + 1]] for name, stops in roads_stop.items())
         routes = Routes(sends=sends, receives=receives, num_rows=int(rows.sum()))
         batches.append(
-            ModuleBatch(units=tensors["units"][start:stop], rows=rows, arrays=arrays, routes=routes, images=images)
+            ModuleBatch(
+                units=tensors["units"][start:stop],
+                rows=rows,
+                arrays=arrays,
+                routes=routes,
+                images=images,
+                cp_rank=cp_rank,
+            )
         )
     return batches
 

@@ -14,6 +14,8 @@ from torchmix.reader.protocol import StepImages
 
 NAME = "images"
 """The table's name among the arrays of a module."""
+CP_RANK = "cp_rank_of_rank"
+"""Name of the array that says which CP slice each rank has, by which it knows where its tokens stand."""
 
 
 def image_places(plan: StepPlan, module: ItemPlan, replica: int, images: StepImages, *, length: int) -> Int32Array:

@@ -50,6 +50,11 @@ class RankPlaces(msgspec.Struct, frozen=True, kw_only=True):
         """Places of one replica."""
         return self.cp * self.pp * self.tp
 
+    @property
+    def cp_rank_of_replica(self) -> Int64Array:
+        """int64 [replica_places] the CP slice of each place of a replica."""
+        return np.arange(self.replica_places) // (self.pp * self.tp)
+
     def consumer_of_place(self, axis: GridAxis) -> Int64Array:
         """int64 [places] the consumer that each place belongs to at an axis."""
         width = {"DP": self.replica_places, "CP": self.pp * self.tp, "WORLD": 1}[axis]
