@@ -102,3 +102,18 @@ def test_concat_ignores_alignment() -> None:
 def test_paths_are_relative_to_the_folder_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert recipe_directory("sub/recipe.yaml") == tmp_path / "sub"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("balance", {"group_size": 1 << 64}, "balance.group_size"),
+        ("schedule", [{"from": {"epochs": 1 << 70, "of": "web"}, "set": {"web": "50%"}}], "schedule[0].from.epochs"),
+    ],
+)
+def test_a_number_that_no_message_to_a_worker_holds_is_named(key: str, value: object, where: str) -> None:
+    sources = {name: {"path": f"{name}.parquet", "tokens": "ids"} for name in ("web", "more")}
+    plain = {"version": 1, "seed": 3, "batch": {"samples": 8, "length": 64}, "sources": sources, key: value}
+    with pytest.raises(RecipeError, match="more than 64 bits") as caught:
+        check_recipe({**plain, "mixture": {"web": 1, "more": 2}})
+    assert caught.value.where == where

@@ -114,9 +114,9 @@ def test_what_is_held_out_is_a_part_with_the_mixture_of_what_has_such_rows(tmp_p
     recipe = load_text(tmp_path, text_of(more=HELD))
     assert [has_part(recipe, part) for part in ("train", "validation", "test")] == [True, True, True]
     train, validation, test = (part_of(recipe, name) for name in ("train", "validation", "test"))
-    assert train.bands == {"papers": (Fraction(1, 100), 1), "web": (Fraction(1, 200), Fraction(98, 100))}
-    assert validation.bands == {"papers": (0, Fraction(1, 100)), "web": (0, Fraction(1, 200))}
-    assert test.bands == {"web": (Fraction(98, 100), 1)}
+    assert train.bands == {"papers": ("1/100", "1"), "web": ("1/200", "49/50")}
+    assert validation.bands == {"papers": ("0", "1/100"), "web": ("0", "1/200")}
+    assert test.bands == {"web": ("49/50", "1")}
     assert parse_shares(validation) == {
         "german": Fraction(2, 8),
         "papers/pubmed": Fraction(1, 8),

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.loaders import Rank, run_job, write_job
+from tests.support.loaders import Rank, run_job, same_microbatches, write_job
 from tests.support.node_rank import hash_of
 from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import ReadCounts, write_reading
+from tests.support.selections import write_rows
 from tests.support.worlds import run_ranks
+from torchmix.indexing.index import index
 from torchmix.parallel.fan_out import local_world
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
@@ -148,3 +150,26 @@ def test_a_page_is_decoded_once_for_all_leaders(
     recipe, counts = write_reading(tmp_path), ReadCounts(tmp_path / "hook", monkeypatch)
     run_job(recipe, Topology(dp=8), keep=False, one_pass=True, loaders=loaders)
     assert least <= counts.amplification(recipe) <= most
+
+
+def test_what_is_held_out_comes_from_a_worker_as_from_threads(tmp_path: Path) -> None:
+    write_rows(tmp_path / "web.parquet", 0, 600)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        """
+version: 1
+seed: 3
+batch: {samples: 8, length: 64}
+sources: {web: {path: web.parquet, tokens: ids, id: url}}
+mixture: {web: 1}
+hold_out: {validation: {web: 30%}, test: {web: 20%}}
+"""
+    )
+    index(recipe)
+    for part in ("train", "validation"):
+        threads, worker = (
+            run_job(recipe, Topology(dp=2), steps=4, part=part, loaders=loaders) for loaders in ("in_process", "node")
+        )
+        for of_threads, of_worker in zip(threads, worker, strict=True):
+            assert same_microbatches(of_threads.microbatches, of_worker.microbatches)
+            assert of_threads.digests == of_worker.digests

@@ -7,7 +7,7 @@ in it. Must hold: bands of the parts of a recipe do not overlap and fill [0, 1),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 
 import msgspec
@@ -19,8 +19,9 @@ from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.streams import BASE, members_of
 from torchmix.recipe.structs import Cells, Group, Recipe, Share
 
-Band = tuple[Fraction, Fraction]
-"""Bounds (start, stop) of hashes, as parts of all of them; the stop is not included."""
+Band = tuple[str, str]
+"""Bounds (start, stop) of hashes, as exact parts of all of them, `1/100`; the stop is not included. They are text since
+a band is in a `Part`, and a part goes to workers in a message."""
 
 
 def bands_of(recipe: Recipe, part: str) -> dict[str, Band]:
@@ -29,10 +30,11 @@ def bands_of(recipe: Recipe, part: str) -> dict[str, Band]:
     bands: dict[str, Band] = {}
     for name in sorted({name for sources in held.values() for name in sources}):
         low, high = (_part_held(held, which, name) for which in PARTS[1:])
-        bands[name] = {"train": (low, 1 - high), "validation": (Fraction(0), low), "test": (1 - high, Fraction(1))}[
-            part
-        ]
-    return {name: (start, stop) for name, (start, stop) in bands.items() if start < stop}
+        of_part = {"train": (low, 1 - high), "validation": (Fraction(0), low), "test": (1 - high, Fraction(1))}
+        start, stop = of_part[part]
+        if start < stop:
+            bands[name] = (str(start), str(stop))
+    return bands
 
 
 def check_hold_out(recipe: Recipe) -> None:
@@ -101,11 +103,18 @@ def _cells_only(cells: Cells, keep: Callable[[str], bool]) -> Cells | None:
 
 
 def _as_ratios(children: Mapping[str, Share | Group]) -> dict[str, Share | Group]:
-    """Children with numbers in place of percentages, which would sum to 100% no more."""
+    """Children with ratios in place of percentages, which would sum to 100% no more.
+
+    Ratios are whole numbers, or exact parts as text where a number has more than 64 bits and fits in no message.
+    """
     shares = {name: value.share if isinstance(value, Group) else value for name, value in children.items()}
     if any(share is None for share in shares.values()):  # a group that shares by sizes
         return dict(children)
+    weights: Sequence[Share]
     weights, _ = numerators(parse_share(share, name) for name, share in shares.items() if share is not None)
+    if max(weights, default=0) >= 1 << 63:
+        total = sum(weights)
+        weights = [f"{part.numerator}/{part.denominator}" for part in (Fraction(one, total) for one in weights)]
     return {
         name: msgspec.structs.replace(value, share=weight) if isinstance(value, Group) else weight
         for (name, value), weight in zip(children.items(), weights, strict=True)

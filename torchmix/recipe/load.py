@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from torchmix.errors import OptionError, RecipeError
+from torchmix.errors import OptionError, RecipeError, key_path
 from torchmix.recipe.build import build
 from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.checks import check_values
@@ -134,7 +134,24 @@ def _recipe_of_plain(plain: Any) -> Recipe:
     check_values(recipe)
     parse_bytes(recipe.read.cache, where="read.cache")
     check_loaders(recipe.loaders)
+    try:
+        msgspec.msgpack.encode(recipe)  # as the message does that takes a part of it to a worker
+    except OverflowError:
+        place = _place_of_large_number(plain, "") or ""
+        raise RecipeError("a whole number of more than 64 bits, which no key takes", place) from None
     return recipe
+
+
+def _place_of_large_number(plain: Any, where: str) -> str | None:
+    """The path of keys of a number that has more than 64 bits; None where there is none."""
+    if isinstance(plain, int):
+        return None if -(1 << 63) <= plain < 1 << 64 else where
+    below = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list | tuple) else ()
+    places = (
+        _place_of_large_number(value, f"{where}[{name}]" if isinstance(name, int) else key_path(where, name))
+        for name, value in below
+    )
+    return next(filter(None, places), None)
 
 
 def _said_of_place(message: str, where: str) -> str:

@@ -1,16 +1,31 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
+from tests.support.every_key import REFUSED, kinds_of, not_shown, recipes_with_every_key
 from torchmix import errors
 from torchmix.errors import CorruptPage, RankLost, RecipeError, TorchmixError
 from torchmix.parallel.error_form import ErrorForm
+from torchmix.parallel.layout import Layout
+from torchmix.recipe.load import check_recipe
+from torchmix.recipe.parts import Part, has_part, part_of
+from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.structs import Recipe
+from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.messages import (
+    AddMember,
     FailedReply,
+    HostReply,
     InWorker,
+    ProcessBeat,
+    Reply,
+    Start,
     StepRequest,
     decode_reply,
     decode_request,
+    decode_start,
     encode,
     error_of,
     failed_reply,
@@ -63,3 +78,48 @@ def test_any_other_error_is_named_and_nothing_is_looked_up_for_it() -> None:
 
 def test_a_request_travels() -> None:
     assert decode_request(encode(StepRequest(released=[3, 1]))) == StepRequest(released=[3, 1])
+
+
+def parts_of(recipe: Recipe) -> list[Part]:
+    parts = [part_of(recipe, name) for name in PARTS if has_part(recipe, name)]
+    return [*parts, part_of(recipe, "train", one_pass=True)]
+
+
+def start_of(part: Part) -> Start:
+    settings = StreamSettings(
+        part=part, base="/b", catalog_folder="/c", cache_bytes=1, replica=0, layout=Layout(), max_steps=None
+    )
+    return Start(settings=settings, state=b"s", consumer=0, replica_of={0: 0}, look_ahead=1)
+
+
+def test_a_part_of_a_recipe_with_any_key_travels() -> None:
+    recipes = recipes_with_every_key()
+    assert not_shown(Recipe, recipes) == set(REFUSED), "a recipe above needs a value for these, other than the default"
+    parts = [part for recipe in recipes for part in parts_of(recipe)]
+    assert not_shown(Part, parts) <= set(REFUSED) | {("Batch", "samples", "IntType")}
+    for start in map(start_of, parts):
+        assert decode_start(encode(start)) == start
+
+
+@pytest.mark.parametrize(
+    "message", [Start, StepRequest, *get_args(Reply), *get_args(HostReply), ProcessBeat, AddMember]
+)
+def test_messages_have_no_type_that_cannot_be_encoded(message: type) -> None:
+    assert not {one for one in kinds_of(message) if one[2] in ("CustomType", "AnyType", "SetType")}
+
+
+@pytest.mark.parametrize("ratio", [1e-17, 1e-30])
+def test_what_is_held_out_travels_whatever_the_ratios_of_the_others_are(ratio: float) -> None:
+    sources = {name: {"path": f"{name}.parquet", "tokens": "ids"} for name in ("a", "b", "c")}
+    recipe = check_recipe(
+        {
+            "version": 1,
+            "seed": 3,
+            "batch": {"samples": 8, "length": 64},
+            "sources": sources,
+            "mixture": {"a": 1000, "b": ratio, "c": 1},
+            "hold_out": {"validation": {"a": "1%", "b": "1%"}},
+        }
+    )
+    start = start_of(part_of(recipe, "validation"))
+    assert decode_start(encode(start)) == start

@@ -84,7 +84,8 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _bound(part: Fraction) -> str:
+def _bound(text: str) -> str:
     """The smallest hash that is not below a part of all hashes, as text; of all hashes, what sorts behind them."""
+    part = Fraction(text)
     number = -(-part.numerator * (1 << HASH_BITS) // part.denominator)
     return "g" if number >> HASH_BITS else f"{number:016x}"

@@ -42,7 +42,7 @@ class SourceViews(msgspec.Struct, frozen=True, kw_only=True):
         content = {
             "format": VIEWS_FORMAT,
             "sets": {name: [one.where, one.child, one.overlap] for name, one in self.row_sets.items()},
-            "band": None if self.band is None else [source.id, *map(str, self.band)],
+            "band": None if self.band is None else [source.id, *self.band],
             "columns": columns_of(source),
             "paths": path_properties_of(source),
             "split_by": msgspec.to_builtins(source.split_by),
