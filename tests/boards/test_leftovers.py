@@ -32,12 +32,16 @@ def test_a_folder_is_left_over_once_nobody_holds_its_lock(tmp_path: Path, monkey
     (tmp_path / "torchmix-other").mkdir()
     (tmp_path / "torchmix-other" / "notes.txt").write_text("the user's")
     (tmp_path / "torchmix-empty").mkdir()
+    (tmp_path / "torchmix-loaders").mkdir()
+    for name in ("0", "1", "cpu-0-7700.loader", ".cpu-0-7700.71", "scaling.jsonl"):
+        (tmp_path / "torchmix-loaders" / name).touch()
     (tmp_path / "torchmix-link").symlink_to(tmp_path / "torchmix-empty")
+    found = left(tmp_path)
+    assert [Path(one.path).name for one in found] == ["torchmix-dead", "torchmix-empty", "torchmix-loaders"]
+    assert clean(found[0])
     with socket_folder() as live:
         assert live.stat().st_mode & 0o777 == 0o700
-        found = left(tmp_path)
-        assert [Path(one.path).name for one in found] == ["torchmix-dead", "torchmix-empty"]
-        assert all(clean(one) for one in found)
+        assert not left(tmp_path), "a run that begins removes what dead ones left"
         assert not clean(Leftover(kind="folder", what="", path=str(live))), "it is looked at again"
         assert not clean(Leftover(kind="folder", what="", path=str(tmp_path / "torchmix-other")))
         assert {path.name for path in tmp_path.iterdir()} == {live.name, "torchmix-link", "torchmix-other"}

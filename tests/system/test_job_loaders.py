@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import NUM_LINES, ReadCounts, write_reading
 from tests.support.scaled_jobs import write_scaled_job
 from torchmix.boards.board import own_board
+from torchmix.boards.leftovers import clean, leftovers
+from torchmix.boards.socket_folders import socket_folder
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
@@ -115,7 +118,10 @@ def test_a_job_whose_loaders_all_end_goes_on(job: Path, tmp_path: Path) -> None:
     assert given(found) == planned(job, topology)
 
 
-def test_ranks_that_are_killed_leave_no_loader_and_no_file(job: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_loaders", [False, True], ids=["ranks", "all at once"])
+def test_what_is_killed_leaves_no_process_and_no_file_that_a_later_run_keeps(
+    job: Path, tmp_path: Path, *, with_loaders: bool
+) -> None:
     with Processes(tmp_path) as processes, tempfile.TemporaryDirectory() as folder:
         (tmp_path / "saves").mkdir()
         ranks = processes.start_ranks(
@@ -128,11 +134,18 @@ def test_ranks_that_are_killed_leave_no_loader_and_no_file(job: Path, tmp_path: 
             environment={"HOLD_AT": "2", "TMPDIR": folder},
         )
         ranks[0].wait_for_line("step 2", deadline_s=DEADLINE_S)
-        assert sum("service.main" in command for command in ranks[0].session.values()) == 2
+        loaders = [pid for pid, command in ranks[0].session.items() if "service.main" in command]
+        assert len(loaders) == 2
+        for rank in ranks:
+            rank.send_signal(signal.SIGSTOP)  # so that none is started again
+        for pid in loaders if with_loaders else []:
+            os.kill(pid, signal.SIGKILL)
         for rank in ranks:
             rank.send_signal(signal.SIGKILL)
         for rank in ranks:
             wait_until(lambda rank=rank: not rank.session, deadline_s=DEADLINE_S, what="end of all that a rank started")
+        found = leftovers(temporary=Path(folder))
+        assert len(found) == with_loaders and all(clean(one) for one in found)
         assert not list(Path(folder).iterdir())
 
 
@@ -165,9 +178,9 @@ def test_the_number_of_loaders_by_the_profile(tmp_path: Path, monkeypatch: pytes
     recipe = write_scaled_job(tmp_path, least=1, most=4, module="remote_map_of_job", sleep_s=0)
     began: list[LoaderStart] = []
 
-    def pool_of(starts: list[LoaderStart]) -> LoaderPool:
+    def pool_of(starts: list[LoaderStart], *, near: ExitStack) -> LoaderPool:
         began.extend(starts)
-        return LoaderPool(starts)
+        return LoaderPool(starts, near=near)
 
     monkeypatch.setattr("torchmix.service.job.open_job.LoaderPool", pool_of)
     options = {"max_steps": 3}
@@ -180,9 +193,10 @@ def test_the_number_of_loaders_by_the_profile(tmp_path: Path, monkeypatch: pytes
     assert len({one.cache_bytes for one in began}) > 1
 
 
-def test_loaders_that_end_by_themselves_come_back_to_their_sockets(job: Path, tmp_path: Path) -> None:
+def test_loaders_that_end_by_themselves_come_back_to_their_sockets(job: Path) -> None:
     recipe = load_recipe(job)
-    near = tmp_path / "near"
+    stack = ExitStack()
+    near = stack.enter_context(socket_folder())
     start = LoaderStart(
         parts={"train": part_of(recipe, "train")},
         base=str(job.parent),
@@ -191,7 +205,7 @@ def test_loaders_that_end_by_themselves_come_back_to_their_sockets(job: Path, tm
         bind="tcp://127.0.0.1:0",
         near=f"ipc://{near}",
     )
-    pool = LoaderPool(starts_of(start, 1))
+    pool = LoaderPool(starts_of(start, 1), near=stack)
     try:
         assert is_own_socket(f"ipc://{near}/0")
         [first] = pool.pids

@@ -1,15 +1,17 @@
-"""Folders in which processes of a run meet at a socket, made so that those of dead runs can be told from living ones.
+"""Folders in which processes of a run meet, made so that those of dead runs can be told from living ones.
 
 In: the folder of temporary files. Out: a fresh folder that only its user may enter; those that dead runs have left.
 Must hold: who makes one holds a lock on it for as long as it is in use, which the kernel lets go however the process
 ends; so a folder is left over once anybody else gets its lock, also where processes do not see each other, as in
-containers that share a disk. None is removed but by who holds its lock. Cost: a look at the names in the folder.
+containers that share a disk. None is removed but by who holds its lock. Cost: a look at the names in the folder, and
+making one removes those that are left over.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,15 +20,19 @@ from pathlib import Path
 
 PREFIX = "torchmix-"
 SOCKET = "node"
+_OURS = re.compile(rf"{SOCKET}|\d+|.+\.loader|\..+\.\d+|(progress|scaling)\.jsonl")
+"""What runs put there: a worker's socket, those of loaders, their registrations and what they follow."""
 
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """A new folder for a socket; removed at the end.
+    """A new folder; removed at the end.
 
     Raises:
         OSError: It cannot be made.
     """
+    for left in left_folders(Path(tempfile.gettempdir())):  # by runs whose processes were killed all at once
+        remove_left_folder(left)
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -70,7 +76,7 @@ def _is_left(path: Path) -> bool:
 
 def _has_nothing_else(path: Path) -> bool:
     with suppress(OSError):
-        return {entry.name for entry in path.iterdir()} <= {SOCKET}
+        return all(_OURS.fullmatch(entry.name) for entry in path.iterdir())
     return False
 
 

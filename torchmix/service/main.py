@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from torchmix.boards.board import own_board, shown_every_second
 from torchmix.boards.last_words import LastWords
+from torchmix.boards.socket_folders import remove_left_folder
 from torchmix.catalog.open_part import open_part
 from torchmix.errors import TorchmixError
 from torchmix.parallel.children.interpreter import ignore_signals
@@ -217,13 +218,12 @@ def _open(start: LoaderStart, stack: ExitStack) -> LoaderServer:
 
 
 def remove_sockets(start: LoaderStart) -> None:
-    """Remove the paths that a loader listened at, and the folder of `near` with the last of them."""
+    """Remove the paths that a loader listened at, and the folder of `near` where the process that holds it has gone."""
     for endpoint in (start.bind, start.near):
         if endpoint.startswith("ipc://"):
             Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
     if start.near:
-        with suppress(OSError):  # others listen there
-            Path(start.near.removeprefix("ipc://")).parent.rmdir()
+        remove_left_folder(Path(start.near.removeprefix("ipc://")).parent)
 
 
 def _last_words(stack: ExitStack) -> Callable[[], tuple[str, ...]]:

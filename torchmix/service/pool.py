@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -68,8 +68,6 @@ class LoaderProcess:
         self._end = ours
         # When the terminal interrupts all, whoever started it says when to end.
         ignored = {int(signal.SIGINT), *start.ignored_signals}
-        if start.near:  # a loader that ends by itself removes the folder with its socket
-            Path(start.near.removeprefix("ipc://")).parent.mkdir(mode=0o700, exist_ok=True)
         for each in (start.bind, start.near):
             if each.startswith("ipc://"):
                 Path(each.removeprefix("ipc://")).unlink(missing_ok=True)  # of the one before, which has ended
@@ -154,12 +152,15 @@ class LoaderProcess:
 class LoaderPool:
     """The loaders that this process has started."""
 
-    def __init__(self, starts: Sequence[LoaderStart], *, logs: Path | None = None) -> None:
+    def __init__(
+        self, starts: Sequence[LoaderStart], *, logs: Path | None = None, near: ExitStack | None = None
+    ) -> None:
         """Start all and wait until they listen.
 
         Args:
             starts: What each is told.
             logs: A folder for their log lines; by default they go to stderr.
+            near: Holds the folder of their `near`; closed with them.
 
         Raises:
             TorchmixError: One cannot serve.
@@ -167,6 +168,7 @@ class LoaderPool:
         """
         self._logs = [None if logs is None else logs / f"loader-{number}.log" for number in range(len(starts))]
         self._members: list[LoaderProcess] = []
+        self._near = near or ExitStack()
         self._is_ending = threading.Event()
         self._again_s = [FIRST_AGAIN_S] * len(starts)
         self._due_s: list[float | None] = [None] * len(starts)
@@ -222,6 +224,7 @@ class LoaderPool:
         for member in self._members:
             member.close()
             remove_sockets(member.start)  # of one that was killed
+        self._near.close()
 
     def _watch(self) -> None:
         while not self._is_ending.wait(LOOK_S):

@@ -8,15 +8,13 @@ a thread, and one small value that each node reads from the store once a second.
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 
 import msgspec
 
+from torchmix.boards.socket_folders import socket_folder
 from torchmix.service.endpoints import Registration, register, registered, registration_path
 from torchmix.service.job.roster import JobStore, text_of, value_of
 
@@ -31,7 +29,8 @@ class FolderMirror:
 
     def __init__(self) -> None:
         """Make the folder."""
-        self.folder = Path(tempfile.mkdtemp(prefix="torchmix-loaders-"))
+        self._stack = ExitStack()
+        self.folder = self._stack.enter_context(socket_folder())
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
         self._told: list[Registration] | None = None
@@ -57,7 +56,7 @@ class FolderMirror:
         self._is_over.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * LOOK_S)  # the store may not answer any more
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._stack.close()
 
     def _begin(self, look: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=self._run, args=[look], name="torchmix-mirror", daemon=True)

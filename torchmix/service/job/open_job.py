@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import atexit
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Protocol
 
 import msgspec
 
+from torchmix.boards.socket_folders import socket_folder
 from torchmix.service.endpoints import MOST_IPC_BYTES
 from torchmix.service.job.address import bind_of, network_name, own_address
 from torchmix.service.job.ray_loaders import RayMeans, open_ray_loaders
@@ -44,8 +43,6 @@ from torchmix.service.scale.partition import LoaderPlace
 from torchmix.service.scale.shares import LoaderShare, shared_cache, shares_of_nodes
 from torchmix.service.server import new_pair
 
-NEAR_PREFIX = "torchmix.near-"
-"""Not that of folders with a lock: whoever finds such a folder without its lock removes it, before loaders listen."""
 _lock = threading.Lock()
 _open: list[tuple[object, LoaderStart, JobLoaders]] = []
 """Those that this process holds, with the store and what they serve."""
@@ -234,28 +231,25 @@ def _start(
     pair = new_pair()
     bind = bind_of(own_address(place.store_address))
     processes = len(shares) or processes
-    near = tempfile.mkdtemp(prefix=NEAR_PREFIX)  # of mode 0700
-    is_short = len(os.fsencode(f"{near}/{processes}")) <= MOST_IPC_BYTES
-    start = msgspec.structs.replace(
-        start,
-        bind=bind,
-        near=f"ipc://{near}" if is_short else "",
-        own=pair,
-        allowed=nodes.clients,
-        cpu=max(1, start.cpu // processes),
-    )
-    starts = starts_of(start, processes)
-    if shares:
-        caches = shared_cache(start.cache_bytes, [one.page_bytes for one in shares])
-        starts = [
-            msgspec.structs.replace(one, sources=share.sources, cache_bytes=cache)
-            for one, share, cache in zip(starts, shares, caches, strict=True)
-        ]
-    try:
-        pool = LoaderPool(starts)
-    finally:
-        with suppress(OSError):  # loaders listen there
-            Path(near).rmdir()
+    with ExitStack() as stack:
+        near = stack.enter_context(socket_folder())
+        is_short = len(os.fsencode(near / str(processes))) <= MOST_IPC_BYTES
+        start = msgspec.structs.replace(
+            start,
+            bind=bind,
+            near=f"ipc://{near}" if is_short else "",
+            own=pair,
+            allowed=nodes.clients,
+            cpu=max(1, start.cpu // processes),
+        )
+        starts = starts_of(start, processes)
+        if shares:
+            caches = shared_cache(start.cache_bytes, [one.page_bytes for one in shares])
+            starts = [
+                msgspec.structs.replace(one, sources=share.sources, cache_bytes=cache)
+                for one, share, cache in zip(starts, shares, caches, strict=True)
+            ]
+        pool = LoaderPool(starts, near=stack.pop_all())
     sockets = {
         endpoint: NearSocket(node=own.node, network=own.network, endpoint=one.near)
         for endpoint, one in zip(pool.endpoints, starts, strict=True)

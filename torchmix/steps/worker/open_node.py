@@ -17,17 +17,15 @@ import logging
 import os
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
-from torchmix.boards.socket_folders import SOCKET, left_folders, remove_left_folder, socket_folder
+from torchmix.boards.socket_folders import SOCKET, socket_folder
 from torchmix.errors import RankLost
 from torchmix.parallel.liveness.evidence import identity_of_this_process
 from torchmix.parallel.place_tree import ClientPlaceTree
@@ -174,8 +172,6 @@ def _host_node(
 ) -> NodeHold:
     own = tree.topology.rank
     host = host_of(options)  # first: its imports take longer than all of this
-    for left in left_folders(Path(tempfile.gettempdir())):  # by runs whose processes were killed all at once
-        remove_left_folder(left)
     with socket_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = str(folder / SOCKET)
         if len(os.fsencode(path)) <= _HIGHEST_PATH_BYTES:  # else nobody can connect, and each says so
