@@ -146,7 +146,7 @@ class Planner:
         """
         packed, drawn, asked, after = self.fold(cursor)
         tokens = self.tokens_of_step(packed, drawn, asked)
-        return self.placed(self.drawn_step(cursor.step, packed, tokens, after.order_digest)), after
+        return self.placed(self.drawn_step(cursor, packed, tokens, after.order_digest)), after
 
     def is_decided(self, cursor: Cursor) -> bool:
         """Whether `step` at the cursor would not wait for a decision."""
@@ -161,8 +161,9 @@ class Planner:
         """What each stream was asked for and gave, from the results of `fold`."""
         return TokensOfStep(asked=asked, drawn=self._by_stream(drawn), pool=self._by_stream(packed.pool))
 
-    def drawn_step(self, step: int, packed: Packed, tokens: TokensOfStep, order_digest: bytes) -> DrawnStep:
-        """What a strategy begins with."""
+    def drawn_step(self, before: Cursor, packed: Packed, tokens: TokensOfStep, order_digest: bytes) -> DrawnStep:
+        """What a strategy begins with, of the step at a cursor; `order_digest` is that after the step."""
+        step = before.step
         num_samples, length = samples_of_step(self.part.batch, step), length_of_step(self.part.batch, step)
         pieces = packed.pieces
         ends_document = pieces.start + pieces.tokens == pieces.document_tokens
@@ -184,6 +185,7 @@ class Planner:
             order_digest=order_digest,
         )
         return DrawnStep(
+            step=step,
             packed=packed,
             num_samples=num_samples,
             length=length,
@@ -191,7 +193,9 @@ class Planner:
             schedule=(self.part.mixture, self.part.schedule),
             sources=self.sources,
             sizes=self.sizes,
+            modules=self.part.modules,
             order_digest=order_digest,
+            digest_of=partial(self.order_digest_of, before.order_digest, step),
             make=make,
             kept=self._kept,
         )

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError
-from torchmix.parallel.layout import Layout
 from torchmix.planner.balance import BalanceReport, Placement, report
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.graph.items import slots_of
+from torchmix.planner.graph.plan_check import check_placement, check_plan
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.pack import Packed, Pieces, aligned
 from torchmix.planner.plan import ItemPlan, ModulePlan, StepPlan
@@ -100,35 +100,52 @@ def plan_raw(
         PlanError: A rule is broken; names the first piece, sample or bin that breaks it.
     """
     planner = summary.planner
-    packed = _packed(summary, sample_of_piece, slot_of_piece)
-    if BACKBONE not in placements:
-        raise PlanError(f"plan_raw: placements lack {BACKBONE!r}, which computes the samples")
-    placement = placements[BACKBONE]
-    if not isinstance(placement, Placement):
-        raise PlanError(f"plan_raw: {BACKBONE} needs a Placement, not {type(placement).__name__}")
-    _check_placement(placement, summary.num_samples, planner.layout)
+    try:
+        packed = _packed(summary, sample_of_piece, slot_of_piece)
+        if BACKBONE not in placements:
+            raise PlanError(f"placements lack {BACKBONE!r}, which computes the samples")
+        check_placement(placements[BACKBONE], summary.num_samples, planner.layout)
+        return _planned(summary, packed, placements)
+    except PlanError as error:
+        raise PlanError(f"plan_raw, step {summary.cursor.step}: {error}") from None
+
+
+def _planned(summary: Summary, packed: Packed, placements: Mapping[str, Placement | ItemPlan]) -> StepPlan:
+    planner, placement = summary.planner, placements[BACKBONE]
+    assert isinstance(placement, Placement), "it was checked"
     digest = planner.order_digest_of(summary.cursor.order_digest, summary.cursor.step, packed)
     tokens = planner.tokens_of_step(packed, summary.drawn, summary.asked_tokens)
-    drawn = planner.drawn_step(summary.cursor.step, packed, tokens, digest)
+    drawn = planner.drawn_step(summary.cursor, packed, tokens, digest)
     cost = backbone_cost(planner.part).of_samples(
         packed.pieces.tokens, packed.sample, num_samples=summary.num_samples, length=summary.length
     )
     balance: BalanceReport = report(cost, placement, planner.layout)
     backbone = ModulePlan(layout=planner.layout, placement=placement, balance=balance)
-    modules: dict[str, ItemPlan] = {}
-    for name, module in placements.items():
-        if name == BACKBONE:
-            continue
+    modules = {name: module for name, module in placements.items() if name != BACKBONE}
+    for name, module in modules.items():
         if not isinstance(module, ItemPlan):
-            raise PlanError(f"plan_raw: module {name} needs an ItemPlan, not {type(module).__name__}")
-        _check_items(name, module, packed)
-        modules[name] = module
-    return drawn.planned(backbone, modules)
+            raise PlanError(f"module {name} needs an ItemPlan, not {type(module).__name__}")
+    return check_plan(drawn.planned(backbone, modules), drawn)  # type: ignore[arg-type]
 
 
 def cursor_after(summary: Summary, plan: StepPlan, sample_of_piece: Int64Array) -> Cursor:
-    """The cursor behind a step that `plan_raw` has planned: what was deferred is in its pool."""
-    waits = np.flatnonzero(np.asarray(sample_of_piece) == DEFERRED)
+    """The cursor behind a step that `plan_raw` has planned: what was deferred is in its pool.
+
+    Raises:
+        PlanError: `sample_of_piece` is not what the plan was made with, so pieces would be lost or come twice.
+    """
+    sample = _integers("sample_of_piece", sample_of_piece, len(summary.pieces))
+    waits, placed = np.flatnonzero(sample == DEFERRED), np.flatnonzero(sample != DEFERRED)
+    names = ("source", "stream", "epoch", "row", "start", "tokens")
+    kept, given = (
+        np.sort(np.rec.fromarrays([of, *(getattr(pieces, name) for name in names)]))
+        for of, pieces in ((sample[placed], summary.pieces.take(placed)), (plan.sample, plan.pieces))
+    )
+    if not np.array_equal(kept, given):
+        raise PlanError(
+            f"cursor_after, step {plan.step}: sample_of_piece places {len(kept)} pieces otherwise than the plan, which "
+            f"has {len(given)}; give the array that the plan was made with"
+        )
     return replace(summary.after, pool=summary.pieces.take(waits), order_digest=plan.order_digest)
 
 
@@ -146,7 +163,7 @@ def _packed(summary: Summary, sample_of_piece: Int64Array, slot_of_piece: Int64A
     outside = (sample < DEFERRED) | (sample >= num_samples)
     if outside.any():
         piece = int(np.argmax(outside))
-        raise PlanError(f"plan_raw: piece {piece} is in sample {sample[piece]}; samples are 0 to {num_samples - 1}")
+        raise PlanError(f"piece {piece} is in sample {sample[piece]}; samples are 0 to {num_samples - 1}")
     placed = np.flatnonzero(sample != DEFERRED)
     placed = placed[np.lexsort((placed, slot[placed], sample[placed]))]
     pieces, sample_of_placed = summary.pieces.take(placed), sample[placed]
@@ -158,7 +175,7 @@ def _packed(summary: Summary, sample_of_piece: Int64Array, slot_of_piece: Int64A
     if too_long.any():
         at = int(np.argmax(too_long))
         raise PlanError(
-            f"plan_raw: sample {sample_of_placed[at]} holds more than {summary.length} tokens with piece "
+            f"sample {sample_of_placed[at]} holds more than {summary.length} tokens with piece "
             f"{placed[at]}, which ends at {int(offset[at] + tokens[at])}, aligned to {summary.planner.align_tokens}"
         )
     return Packed(
@@ -170,49 +187,8 @@ def _packed(summary: Summary, sample_of_piece: Int64Array, slot_of_piece: Int64A
     )
 
 
-def _check_placement(placement: Placement, num_samples: int, layout: Layout) -> None:
-    num_rows = layout.num_microbatches(num_samples)
-    rank = _integers("dp_rank_of_sample", placement.dp_rank_of_sample, num_samples)
-    microbatch = _integers("microbatch_of_sample", placement.microbatch_of_sample, num_samples)
-    slot = _integers("slot_of_sample", placement.slot_of_sample, num_samples)
-    for name, column, count in (("rank", rank, layout.dp), ("microbatch", microbatch, num_rows)):
-        outside = (column < 0) | (column >= count)
-        if outside.any():
-            sample = int(np.argmax(outside))
-            raise PlanError(f"plan_raw: sample {sample} has {name} {column[sample]}; there are 0 to {count - 1}")
-    place = rank * num_rows + microbatch
-    held = np.bincount(place, minlength=layout.dp * num_rows)
-    if (held != layout.micro_batch_size).any():
-        bin_rank, bin_microbatch = divmod(int(np.argmax(held != layout.micro_batch_size)), num_rows)
-        raise PlanError(
-            f"plan_raw: microbatch {bin_microbatch} of rank {bin_rank} has "
-            f"{held[bin_rank * num_rows + bin_microbatch]} samples; each has {layout.micro_batch_size}"
-        )
-    if not np.array_equal(slot, slots_of(place)):
-        sample = int(np.argmax(slot != slots_of(place)))
-        raise PlanError(
-            f"plan_raw: sample {sample} has slot {slot[sample]}; samples of a microbatch are in ascending order"
-        )
-
-
-def _check_items(name: str, module: ItemPlan, packed: Packed) -> None:
-    items = module.items
-    inside = (items.piece >= 0) & (items.piece < len(packed.pieces))
-    if not inside.all() or not np.array_equal(packed.sample[items.piece], items.sample):
-        raise PlanError(f"plan_raw: items of module {name} are not of these samples; make its graph over this step")
-    for what, column, count in (
-        ("consumer", module.consumer_of_item, module.num_consumers),
-        ("bin", module.bin_of_item, module.num_bins),
-    ):
-        found = _integers(f"{what}_of_item", column, len(items))
-        if len(found) and not 0 <= found.min() <= found.max() < count:
-            raise PlanError(f"plan_raw: module {name} has items at {what} {found.max()}; there are 0 to {count - 1}")
-
-
 def _integers(name: str, values: Any, count: int) -> Int64Array:
     found = np.asarray(values)
     if found.shape != (count,) or found.dtype.kind not in "iu":
-        raise PlanError(
-            f"plan_raw: {name} is {found.dtype} {list(found.shape)}, not a whole number for each of {count}"
-        )
+        raise PlanError(f"{name} is {found.dtype} {list(found.shape)}, not a whole number for each of {count}")
     return found.astype(np.int64)

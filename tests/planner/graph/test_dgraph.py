@@ -147,15 +147,15 @@ def test_rows_beat_hash_order_and_microbatches_are_ordered() -> None:
     ],
 )
 def test_a_method_that_breaks_a_rule_is_named(name: str, message: str) -> None:
-    with pytest.raises(PlanError, match=f"the method tests.support.strategies:{name} {message}"):
+    with pytest.raises(PlanError, match=f"the method tests.support.strategies:{name}, step 0: it {message}"):
         plans_of(recipe_with(method=f"tests.support.strategies:{name}"))
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("restless", PlanError, "strategies:restless answers otherwise when it is asked again"),
-        ("of_no_step", PlanError, "strategies:of_no_step gives int, not a DGraph or a StepPlan"),
+        ("restless", PlanError, "strategies:restless, step 0: it answers otherwise when it is asked again"),
+        ("of_no_step", PlanError, "strategies:of_no_step, step 0: it gives int, not a DGraph or a StepPlan"),
         ("missing", RecipeError, "balance.strategy: 'tests.support.strategies:missing' cannot be imported"),
     ],
 )

@@ -35,7 +35,7 @@ from torchmix.cli.plan.tree import add_tree, tree_lines, tree_of, tree_values
 from torchmix.cli.run.decisions import add_decisions
 from torchmix.cli.run.steps import add_state, run_fold, state_of
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
-from torchmix.errors import OptionError, PlanError
+from torchmix.errors import OptionError, PlanError, SourceExhausted
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.planner import Planner
@@ -119,8 +119,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             began = time.perf_counter()
             try:
                 before, plan = fold.before(), fold.plan()
-            except PlanError:  # the data ended: what there is before it is still worth a look
-                if has_ended := one_pass and step > start:
+            except PlanError as error:  # what there is before it is still worth a look
+                if has_ended := one_pass and step > start and isinstance(error, SourceExhausted):
                     break
                 bar.close()
                 if not arguments.json:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import msgspec
+import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
@@ -29,11 +30,14 @@ from torchmix.planner.plan import (
 from torchmix.recipe.balance.modules import BACKBONE
 from torchmix.recipe.balance.structs import Module
 
+ItemsKey = tuple[str, str, tuple[str, ...] | None]
+"""Unit, column of sizes, and sources; None: all."""
+
 
 class StrategyCache(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What the steps of a planner share. It decides nothing."""
 
-    finders: dict[tuple[str, str, tuple[str, ...] | None], ItemsOfModule] = msgspec.field(default_factory=dict)
+    finders: dict[ItemsKey, ItemsOfModule] = msgspec.field(default_factory=dict)
     """What finds items, by unit, column and sources."""
     methods: dict[str, OwnMethod] = msgspec.field(default_factory=dict)
     """The user's methods, by name."""
@@ -46,6 +50,7 @@ class StrategyCache(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         found = None if isinstance(options.method, OwnMethod) else self.last_placed.get(key)
         if found is None:
             placement, report = place_samples(cost, memory, layout, options)
+            lock(placement)  # a strategy that wrote into it would alter the steps that follow
             found = ModulePlan(layout=layout, placement=placement, balance=report)
             self.last_placed.clear()
             self.last_placed[key] = found
@@ -65,6 +70,7 @@ class TokensOfStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A step whose samples are packed."""
 
+    step: int
     packed: Packed
     num_samples: int
     """G."""
@@ -77,12 +83,18 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """[S] sorted names."""
     sizes: tuple[SourceSizes, ...]
     """[S] of each source."""
+    modules: Mapping[str, Module]
+    """The recipe's."""
     order_digest: bytes
     """The digest of all steps up to and including this one."""
+    digest_of: Callable[[Packed], bytes]
+    """Called with samples: what the order digest is if this step has them."""
     make: Callable[..., StepPlan]
     """Called with `modules` and `plan_digest`: the plan."""
     kept: StrategyCache
     """What strategies of earlier steps have looked up."""
+    found: dict[ItemsKey, Items] = msgspec.field(default_factory=dict)
+    """Items of this step that were asked for."""
 
     def items(
         self, unit: str, column: str, sources: tuple[str, ...] | None = None, *, module: str | None = None
@@ -103,8 +115,11 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if key not in self.kept.finders:
             about = Module(items=unit, sizes=column, sources=sources)  # type: ignore[arg-type]
             self.kept.finders[key] = ItemsOfModule(module or unit, about, self.sources, self.sizes)
-        packed = self.packed
-        return self.kept.finders[key].of_step(packed.pieces, packed.sample, packed.sample_offset)
+        if key not in self.found:
+            packed = self.packed
+            self.found[key] = self.kept.finders[key].of_step(packed.pieces, packed.sample, packed.sample_offset)
+            lock(self.found[key])
+        return self.found[key]
 
     def own_method(self, name: str) -> OwnMethod:
         """A method of the user's, imported once.
@@ -114,7 +129,9 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         if name not in self.kept.methods:
             self.kept.methods[name] = OwnMethod(name, "method")
-        return self.kept.methods[name]
+        method = self.kept.methods[name]
+        method.step = self.step
+        return method
 
     def planned(self, backbone: ModulePlan, modules: Mapping[str, ItemPlan]) -> StepPlan:
         """The plan of this step.
@@ -131,3 +148,13 @@ class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         digest = plan_digest(self.order_digest, backbone.placement, backbone.layout)
         ordered = dict(sorted(modules.items()))
         return self.make(modules={BACKBONE: backbone, **ordered}, plan_digest=plan_digest_of_modules(digest, ordered))
+
+
+def lock(record: msgspec.Struct) -> None:
+    """Make the arrays of a record read-only, also those of the records in it."""
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+        elif isinstance(value, msgspec.Struct):
+            lock(value)

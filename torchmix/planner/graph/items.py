@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError
@@ -75,22 +76,17 @@ def place_items(
     if options.scope == "microbatch":
         bin_of_item = samples.microbatch_of_sample[items.sample]
     hashed = np.arange(len(items)) % num_consumers
+    options = replace(options, name=options.name or unit)
     consumer = hashed if options.method == "none" else np.zeros(len(items), np.int64)
     for number in np.unique(bin_of_item).tolist() if options.method != "none" else ():
         mine = np.flatnonzero(bin_of_item == number)
-        try:
-            home = samples.dp_rank_of_sample[items.sample[mine]]
-            consumer[mine] = _shared_out(cost[mine], memory[mine], num_consumers, options, home, layout.dp)
-        except PlanError as error:
-            name = options.name or unit
-            raise PlanError(
-                f"module {name}: {error}. Raise modules.{name}.cap, or leave it out, or train on more ranks"
-            ) from None
+        home = samples.dp_rank_of_sample[items.sample[mine]]
+        consumer[mine] = _shared_out(cost[mine], memory[mine], num_consumers, options, home, layout.dp)
     costs = [_judged(cost, each, bin_of_item, num_consumers, num_bins, options) for each in (consumer, hashed)]
     hash_fits = _most_bytes(memory, hashed, bin_of_item, num_consumers, num_bins) <= (options.cap or 1 << 62)
     if options.method == "none" and not hash_fits:
         raise PlanError(
-            f"module {options.name or unit}: in hash order a consumer takes more than the cap of {options.cap} bytes; "
+            f"module {options.name}: in hash order a consumer takes more than the cap of {options.cap} bytes; "
             f"write a method that balances, such as lpt"
         )
     took_hash_order = costs[0] > costs[1] and hash_fits
@@ -153,7 +149,13 @@ def _in_group(cost: Int64Array, memory: Int64Array, num_bins: int, options: Item
     else:
         found = zigzag(cost, num_bins) if method == "zigzag" else lpt(cost, num_bins)
     if cap is not None and sums_of_bins(memory, found, num_bins).max() > cap:
-        return lpt_within(cost, memory, num_bins, cap)
+        try:
+            return lpt_within(cost, memory, num_bins, cap)
+        except PlanError as error:
+            name = options.name
+            raise PlanError(
+                f"module {name}: {error}. Raise modules.{name}.cap, or leave it out, or train on more ranks"
+            ) from None
     return found
 
 

@@ -20,10 +20,11 @@ from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.planner.cost import CostModel, EncoderCost, cost_model, encoder_cost
 from torchmix.planner.graph.dgraph import DGraph
-from torchmix.planner.graph.drawn_step import DrawnStep, StrategyCache
+from torchmix.planner.graph.drawn_step import DrawnStep, StrategyCache, lock
+from torchmix.planner.graph.plan_check import check_plan
 from torchmix.planner.graph.step import StrategyStep
 from torchmix.planner.items import ItemsOfModule
-from torchmix.planner.methods.own_method import imported
+from torchmix.planner.methods.own_method import errors_of, imported
 from torchmix.planner.plan import StepPlan
 from torchmix.recipe.balance.structs import EncoderModel, Model, Module
 from torchmix.recipe.byte_sizes import parse_bytes
@@ -123,13 +124,15 @@ class KeyStrategy:
         self._balance = part.balance
         self._cost = backbone_cost(part)
         self._modules = {name: _keys_of(name, module) for name, module in sorted(part.modules.items())}
+        self._has_own_method = bool(own_functions(part))
 
     def __call__(self, drawn: DrawnStep) -> StepPlan:
         """The plan of a step; errors as those of `DGraph`."""
         step, keys = StrategyStep(drawn=drawn), self._balance
         graph = step.graph("tokens").mix(step.schedule).distribute("DP", group_size=keys.group_size).cost(self._cost)
         graph = graph.balance(keys.method, level=keys.level, objective=keys.objective, microbatches=keys.microbatches)
-        return step.plan(graph, **{name: self._items(step, name, each) for name, each in self._modules.items()})
+        plan = step.plan(graph, **{name: self._items(step, name, each) for name, each in self._modules.items()})
+        return check_plan(plan, drawn) if self._has_own_method else plan
 
     def _items(self, step: StrategyStep, name: str, keys: _ModuleKeys) -> DGraph:
         module = keys.module
@@ -145,14 +148,22 @@ def _keys_of(name: str, module: Module) -> _ModuleKeys:
     return _ModuleKeys(module=module, cost=encoder_cost(module.model), cap=cap, near_text=near)
 
 
+def own_functions(part: Part) -> dict[str, str]:
+    """The functions of the user that place samples and items: `module:function` by the key that names each."""
+    if part.balance.strategy is not None:
+        return {"balance.strategy": part.balance.strategy}
+    methods = {f"modules.{name}.method": module.method for name, module in sorted(part.modules.items())}
+    return {key: name for key, name in {"balance.method": part.balance.method, **methods}.items() if ":" in name}
+
+
 class OwnStrategy:
     """A function of the user: `strategy(step, tree, model) -> DGraph | StepPlan`."""
 
     def __init__(self, part: Part, layout: Layout) -> None:
         """Import the function; `RecipeError` if that fails."""
         assert part.balance.strategy is not None
-        self._name = part.balance.strategy
-        self._function = imported(self._name, "balance.strategy")
+        self._what = f"the strategy {part.balance.strategy}"
+        self._function = imported(part.balance.strategy, "balance.strategy")
         sizes = Topology(tp=layout.tp, cp=layout.cp, pp=layout.pp, dp=layout.dp)
         self._tree = ClientPlaceTree.from_topology(sizes)
         self._model = StrategyModel(part)
@@ -162,26 +173,21 @@ class OwnStrategy:
         """The plan of a step.
 
         Raises:
-            PlanError: The function gives something else, the plan of another step, or another plan when it is asked
-                again.
+            PlanError: The function fails, breaks a rule of `check_plan`, or gives another plan when it is asked again.
         """
-        plan = self._asked(drawn)
-        if not self._was_asked_twice:
-            self._was_asked_twice = True
-            again = self._asked(drawn)
-            if again.plan_digest != plan.plan_digest:
-                raise PlanError(
-                    f"the strategy {self._name} answers otherwise when it is asked again: plan digests "
-                    f"{plan.plan_digest.hex()} and {again.plan_digest.hex()}; it must depend on its arguments alone"
-                )
+        lock(drawn.packed)
+        with errors_of(self._what, self._function, drawn.step):
+            plan = self._asked(drawn)
+            if not self._was_asked_twice:
+                self._was_asked_twice = True
+                again = self._asked(drawn)
+                if again.plan_digest != plan.plan_digest:
+                    raise PlanError(
+                        f"it answers otherwise when it is asked again: plan digests {plan.plan_digest.hex()} and "
+                        f"{again.plan_digest.hex()}; it must depend on its arguments alone"
+                    )
         return plan
 
     def _asked(self, drawn: DrawnStep) -> StepPlan:
         found: Any = self._function(StrategyStep(drawn=drawn), self._tree, self._model)
-        if isinstance(found, DGraph):
-            found = found.plan()
-        if not isinstance(found, StepPlan):
-            raise PlanError(f"the strategy {self._name} gives {type(found).__name__}, not a DGraph or a StepPlan")
-        if found.order_digest != drawn.order_digest:
-            raise PlanError(f"the strategy {self._name} gives the plan of another step: {found.step}")
-        return found
+        return check_plan(found.plan() if isinstance(found, DGraph) else found, drawn)

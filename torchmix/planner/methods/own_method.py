@@ -8,13 +8,15 @@ is asked again; anything else is an error that names the function. Cost: that of
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from torchmix.array_types import Int64Array
-from torchmix.errors import PlanError, RecipeError
+from torchmix.errors import PlanError, RecipeError, TorchmixError
 
 Function = Callable[..., Any]
 
@@ -39,13 +41,42 @@ def imported(name: str, where: str) -> Function:
     return function
 
 
+@contextmanager
+def errors_of(what: str, function: Function, step: int) -> Iterator[None]:
+    """Whatever is raised inside of the `with` block is a PlanError that names the function and the step.
+
+    Args:
+        what: The kind of function and its name, as `the strategy module:function`.
+        function: It, whose file the error points into.
+        step: The step that it was asked about.
+
+    Raises:
+        PlanError: Anything was raised but KeyboardInterrupt.
+    """
+    try:
+        yield
+    except TorchmixError as error:
+        raise PlanError(f"{what}, step {step}: {error}") from error
+    except (Exception, SystemExit) as error:
+        file = getattr(getattr(function, "__code__", None), "co_filename", None)
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        inner = [frame for frame in frames if frame.filename == file] or frames
+        place = f" at {inner[-1].filename}, line {inner[-1].lineno}" if inner else ""
+        raise PlanError(
+            f"{what}, step {step}: it raises {type(error).__name__}: {error}{place}; mend it there, or take it out of "
+            f"the recipe. `torchmix plan RECIPE --steps {step + 1}` runs it without data"
+        ) from error
+
+
 class OwnMethod:
     """Calls the user's function, and checks what it says."""
 
     def __init__(self, name: str, where: str) -> None:
         """Import the function; errors as those of `imported`."""
-        self._name = name
+        self._what = f"the method {name}"
         self._function = imported(name, where)
+        self.step = 0
+        """The step that it is asked about, for errors."""
         self._was_asked_twice = False
 
     def __call__(
@@ -72,34 +103,36 @@ class OwnMethod:
             PlanError: The function breaks one of these rules, or does not answer alike twice.
         """
         options = {"num_buckets": num_buckets, "bins": bins, "items_per_bin": items_per_bin, "cap": cap}
-        found = self._asked(cost, memory, options)
-        if not self._was_asked_twice:
-            self._was_asked_twice = True
-            if not np.array_equal(found, self._asked(cost, memory, options)):
-                self._refuse("answers otherwise when it is asked again; it must depend on its arguments alone")
+        with errors_of(self._what, self._function, self.step):
+            found = self._asked(cost, memory, options)
+            if not self._was_asked_twice:
+                self._was_asked_twice = True
+                if not np.array_equal(found, self._asked(cost, memory, options)):
+                    raise PlanError(
+                        "it answers otherwise when it is asked again; it must depend on its arguments alone"
+                    )
         return found
 
     def _asked(self, cost: Int64Array, memory: Int64Array, options: dict[str, int | None]) -> Int64Array:
         found = np.asarray(self._function(cost.copy(), memory.copy(), **options))
         num_bins = (options["num_buckets"] or 0) * (options["bins"] or 0)
         if found.shape != cost.shape or found.dtype.kind not in "iu":
-            self._refuse(f"gives {found.dtype} {list(found.shape)}, not one whole number for each of {len(cost)} items")
+            raise PlanError(
+                f"it gives {found.dtype} {list(found.shape)}, not one whole number for each of {len(cost)} items"
+            )
         found = found.astype(np.int64)
         if len(found) and not 0 <= found.min() <= found.max() < num_bins:
             item = int(np.argmax((found < 0) | (found >= num_bins)))
-            self._refuse(f"puts item {item} into bin {found[item]}; there are bins 0 to {num_bins - 1}")
+            raise PlanError(f"it puts item {item} into bin {found[item]}; there are bins 0 to {num_bins - 1}")
         count = np.bincount(found, minlength=num_bins)
         each = options["items_per_bin"]
         if each is not None and (count != each).any():
             number = int(np.argmax(count != each))
-            self._refuse(f"puts {count[number]} items into bin {number}; each has {each}")
+            raise PlanError(f"it puts {count[number]} items into bin {number}; each has {each}")
         cap = options["cap"]
         if cap is not None:
             held = np.zeros(num_bins, np.int64)
             np.add.at(held, found, memory)
             if held.max(initial=0) > cap:
-                self._refuse(f"puts {held.max()} bytes into bin {int(held.argmax())}; the cap is {cap}")
+                raise PlanError(f"it puts {held.max()} bytes into bin {int(held.argmax())}; the cap is {cap}")
         return found
-
-    def _refuse(self, what: str) -> None:
-        raise PlanError(f"the method {self._name} {what}")

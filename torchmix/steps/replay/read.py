@@ -149,7 +149,7 @@ class RecordedPlan:
                 step, f"its pieces have order digest {digest.hex()}, not {after.order_digest.hex()} as planned"
             )
         said = self._sums_of_step(step)
-        plan = planner.placed(planner.drawn_step(step, packed, said.tokens, digest))
+        plan = planner.placed(planner.drawn_step(cursor, packed, said.tokens, digest))
         if self._is_same_layout and said.plan_digest != plan.plan_digest.hex():
             raise self._damaged(
                 step, f"its placement has digest {plan.plan_digest.hex()}, not {said.plan_digest} as planned"
