@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.mixtures import SIZES, make_planner, plan_steps
+from tests.support.mixtures import SIZES, forecast_of, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.errors import RecipeError, StateError
 from torchmix.planner.cursor import Cursor, Decision
-from torchmix.planner.forecast.run_ahead import forecast
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
@@ -91,16 +90,16 @@ def test_a_place_inside_of_a_ramp_waits_for_its_end() -> None:
 
 def test_a_forecast_knows_the_step_and_estimates_it_beyond_what_it_plans() -> None:
     part = part_of(scheduled({**AT_EPOCH, "to": "10 steps"}), "train")
-    exact = forecast(part, SIZES, 60)
+    exact = forecast_of(part, SIZES, 60)
     planner = make_planner(scheduled(AT_EPOCH), SIZES)
     begins = first_step_after_epoch(plan_steps(planner, 60)[1], planner, "gaps")
     assert exact.begun == (begins,)
-    guessed = forecast(part, SIZES, 60, simulated_steps=2)
+    guessed = forecast_of(part, SIZES, 60, simulated_steps=2)
     assert guessed.begun[0] is not None and abs(guessed.begun[0] - begins) <= 3
     by_name = {one.name: one for one in guessed.sources}
     for one in exact.sources:
         assert by_name[one.name].share == pytest.approx(one.share, abs=0.01), one.name
-    assert forecast(part, SIZES, 1).begun == (None,)
+    assert forecast_of(part, SIZES, 1).begun == (None,)
 
 
 def test_a_state_keeps_what_has_begun_and_refuses_what_has_not() -> None:

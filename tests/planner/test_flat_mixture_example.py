@@ -6,9 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from tests.support.mixtures import make_planner
+from tests.support.mixtures import forecast_of, make_planner
 from tests.support.sizes import synthetic_sizes
-from torchmix.planner.forecast.run_ahead import forecast
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
@@ -88,6 +87,6 @@ def test_members_of_the_flat_come_by_their_size_and_once_an_epoch() -> None:
 
 def test_check_names_the_millionth_as_starved_in_a_short_run_and_as_given_in_a_long_one() -> None:
     part = part_of(flat_mixture(), "train")
-    short, long = (forecast(part, SIZES, steps, simulated_steps=20) for steps in (20, 100_000))
+    short, long = (forecast_of(part, SIZES, steps, simulated_steps=20) for steps in (20, 100_000))
     rare = [next(one for one in each.sources if one.name == "rare") for each in (short, long)]
     assert rare[0].delivered_tokens == 0 and rare[1].delivered_tokens > LENGTH

@@ -12,11 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.loaders import run_job, same_microbatches, write_job
-from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
+from tests.support.mixtures import SHARES, SIZES, forecast_of, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.errors import RecipeError, SourceExhausted, StateError
 from torchmix.parallel.topology import Topology
-from torchmix.planner.forecast.run_ahead import forecast
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
@@ -126,7 +125,7 @@ def test_cursors_are_within_their_bounds_and_others_are_refused() -> None:
 
 
 def test_a_forecast_tells_of_the_room_that_is_left() -> None:
-    result = forecast(part_of(recipe_of(), "train"), SIZES, num_steps=20)
+    result = forecast_of(part_of(recipe_of(), "train"), SIZES, num_steps=20)
     assert result.num_low_fills == 20 and result.fill < 0.7
 
 

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.loaders import Rank, run_job, same_microbatches
+from tests.support.mixtures import forecast_of
 from torchmix.catalog.open_part import open_part
 from torchmix.cli.main import main
 from torchmix.errors import StateMismatch
 from torchmix.indexing.index import index
 from torchmix.parallel.topology import Topology
-from torchmix.planner.forecast.run_ahead import forecast
 from torchmix.planner.plans import plan
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
@@ -138,7 +138,7 @@ def test_an_estimate_beyond_the_planned_steps_counts_tokens(recipe: Path) -> Non
     part = part_of(load_recipe(recipe), "train")
     catalog = open_part(recipe.parent / "catalog", part)
     sizes = {name: one.sizes for name, one in catalog.sources.items()}
-    exact, guess = (forecast(part, sizes, 60, simulated_steps=n) for n in (60, 12))
+    exact, guess = (forecast_of(part, sizes, 60, simulated_steps=n) for n in (60, 12))
     for one, other in zip(exact.sources, guess.sources, strict=True):
         assert other.delivered_tokens == pytest.approx(one.delivered_tokens, rel=0.15), one.name
     ends: list[Any] = [one.sources[2].runs_out_step for one in (exact, guess)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -11,6 +12,9 @@ from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.parallel.layout import Layout
 from torchmix.planner.cursor import Cursor
+from torchmix.planner.forecast.figures import Forecast
+from torchmix.planner.forecast.run_ahead import forecast
+from torchmix.planner.forecast.simulation import patient
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.recipe.parts import Part, part_of
@@ -51,3 +55,9 @@ def make_planner(
     """A planner of a part, or of the training of a recipe; with `one_pass` as given, and the epochs as they are."""
     part = recipe if isinstance(recipe, Part) else part_of(recipe, "train")
     return Planner(part if one_pass is None else replace(part, one_pass=one_pass), sizes, Layout(**layout))
+
+
+def forecast_of(recipe: Recipe | Part, sizes: Mapping[str, SourceSizes], num_steps: int, **options: Any) -> Forecast:
+    """What each source of a part, or of the training of a recipe, will give."""
+    part = recipe if isinstance(recipe, Part) else part_of(recipe, "train")
+    return forecast(part, Planner(patient(part), sizes), num_steps, **options)

@@ -167,6 +167,14 @@ class StreamOrder:
         window_made = self._last[1]
         return window_made.tokens_before(window_made.num_pieces) - window_made.tokens_before(offset)
 
+    def epochs_before(self, epoch: int, window: int, offset: int) -> float:
+        """How often the stream was gone through at a place: windows count alike, the present one, made, by tokens."""
+        if not window and not offset:  # also the place of a stream that has run out, which has no window
+            return float(epoch)
+        within = self.window(epoch, window)
+        done = within.tokens_before(offset) / max(1, within.tokens_before(within.num_pieces))
+        return epoch + (window + done) / self.num_windows_of(epoch)
+
     def _make(self, epoch: int, window: int) -> Window:
         rows = self._windows.rows(epoch, window)
         ends = np.zeros(len(rows) + 1, np.int64)

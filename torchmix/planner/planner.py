@@ -251,6 +251,21 @@ class Planner:
             raise exhausted_error("", 0, step, all_sources=True)
         return shares
 
+    def epochs_before(self, position: Position) -> dict[str, float]:
+        """How often each stream was gone through at a position, by name; see `StreamOrder.epochs_before`."""
+        places = zip(position.epoch.tolist(), position.window.tolist(), position.offset.tolist(), strict=True)
+        of_streams = zip(self.streams, self.orders, places, strict=True)
+        return {name: order.epochs_before(*place) for name, order, place in of_streams}
+
+    def shares_asked(self, before: Cursor, after: Cursor) -> Int64Array:
+        """int64 [S], sum 2^32: the shares of the step between two cursors, without what had run out before it.
+
+        All 0 in a step of a single pass that only empties the pool.
+        """
+        gone, begun = gone_by(before.decisions), begun_by(after.decisions)
+        shares = self.shares_of_step.at(before.step, gone, after.decided.shares, begun)
+        return np.zeros(len(self.streams), np.int64) if shares is None else shares
+
     def _draw(
         self, cursor: Cursor, decided: Decided
     ) -> tuple[Pieces, Int64Array, Position, tuple[Decision, ...], DrawnTokens]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.mixtures import make_planner
+from tests.support.mixtures import forecast_of, make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError, SourceExhausted
 from torchmix.planner.forecast.figures import Forecast, SourceForecast
-from torchmix.planner.forecast.run_ahead import forecast
 from torchmix.planner.stream_order import epoch_tokens, order_of_stream
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
@@ -25,10 +23,6 @@ SIZES = {
     "web": synthetic_sizes(1500, shortest=5, longest=1500),
 }
 SHARES = {"code": "30%", "tiny": "0.1%", "web": "69.9%"}
-
-
-def forecast_of(recipe: Recipe, *arguments: Any, **options: Any) -> Forecast:
-    return forecast(part_of(recipe, "train"), *arguments, **options)
 
 
 def recipe_with(**sources: dict[str, object]) -> Recipe:

@@ -1,8 +1,8 @@
 """`torchmix check`: will this recipe train as it says?
 
-In: a recipe and, if there is one, its catalog. Out: what each source will give in N steps, and findings. Must hold: it
-changes nothing on disk; the exit code is that of the worst finding. Cost: the footer of every data file, and planning
-of up to 1000 steps.
+In: a recipe and, if there is one, its catalog; maybe a state. Out: what each source will give in N steps, and findings.
+Must hold: it changes nothing on disk; the exit code is that of the worst finding. Cost: the footer of every data file,
+and planning of up to 1000 steps.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from torchmix.cli.check.stream_facts import values_of_stream
 from torchmix.cli.check.vocabulary_findings import vocabulary_findings
 from torchmix.cli.denied import denied_of_part, print_denied
 from torchmix.cli.groups import group_values, print_groups
+from torchmix.cli.run.steps import add_state, forecast_of_run, state_of
 from torchmix.cli.selections import print_selections, rows_and_tokens, selection_values
 from torchmix.cli.terminal import (
     ExitCode,
@@ -54,7 +55,6 @@ from torchmix.cli.terminal import (
 from torchmix.errors import CatalogError, PlanError
 from torchmix.indexing.deny_lists import check_lists
 from torchmix.planner.forecast.figures import SIMULATED_STEPS, Forecast
-from torchmix.planner.forecast.run_ahead import forecast
 from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import bytes_text
@@ -66,12 +66,13 @@ from torchmix.recipe.structs import Recipe
 
 COLUMNS = {
     "source": "a source of the recipe, by its name",
-    "share": "its share of the tokens that are trained on, as the recipe says",
+    "share": "its share of the tokens that are trained on, as the recipe says, whatever runs out in these steps",
     "documents": "rows of its files, with those that have no tokens, and with rows that other parts use",
     "in files": "tokens of all these rows together",
-    "first step": "the step, from 0 on, in which its first document comes; ~: estimated; -: it never comes",
+    "first step": "the step, from 0 or the state on, in which its first document comes; ~: estimated; -: none does",
     "tokens": "of it in all steps: those that are in samples, not those that wait for a later step",
-    "epochs": "how often that goes through the rows that this part uses; 0.5 is half of them once",
+    "epochs": "how often it has gone through the rows that this part uses by then, since step 0; 0.5 is half of them "
+    "once",
     "runs out": "the first step that asks for more than its max_epochs; ~: estimated; -: none does",
 }
 HELP = "check a recipe, its files and what each source will give"
@@ -84,7 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=SIMULATED_STEPS,
         metavar="N",
-        help=f"steps of the run (default {SIMULATED_STEPS}); beyond {SIMULATED_STEPS} numbers are estimates",
+        help=f"steps of the run, from 0 or the state on (default {SIMULATED_STEPS}); beyond {SIMULATED_STEPS} numbers "
+        "are estimates",
     )
     parser.add_argument(
         "--padded-vocab-size",
@@ -93,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of the model's embedding, as Megatron pads its vocabulary; data and vocab_size are compared with it",
     )
     add_part(parser)
+    add_state(parser, "look at the next N steps of its run")
     add_explain(parser)
 
 
@@ -101,6 +104,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
     Raises:
         RecipeError: A fault in the recipe itself; nothing else can be checked then.
+        StateError: `--state` is no state of this recipe and catalog, or of an edit that no word accepts.
     """
     whole = load_recipe(arguments.recipe)
     part, every = part_of(whole, arguments.part), with_all_sources(whole)
@@ -125,19 +129,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         findings += cell_findings(part, catalog)
         findings += image_findings(part, catalog, shares_at_start(part, catalog))
         findings += loss_findings(part, catalog)
-        sizes = {name: source.sizes for name, source in catalog.sources.items()}
+        state = state_of(arguments, part, catalog)
         total = min(arguments.steps, SIMULATED_STEPS)
         try:
             check_rows_of_part(whole, arguments.part, _rows(part, catalog))
             with progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
-                result = forecast(
-                    part,
-                    sizes,
-                    arguments.steps,
-                    views=catalog.views,
-                    denied=catalog.denied_rows,
-                    simulated_steps=total,
-                    progress=bar.update,
+                result = forecast_of_run(
+                    part, catalog, arguments.steps, state=state, simulated_steps=total, progress=bar.update
                 )
             findings += forecast_findings(part, result)
             findings += fill_findings(part, result)
@@ -213,13 +211,15 @@ def _print_sources(part: Part, catalog: Catalog, result: Forecast, *, explain: b
         )
         for source in result.sources
     ]
-    stop = result.num_steps if result.stop_step is None else result.stop_step
+    num_steps = result.num_steps if result.stop_step is None else result.stop_step - result.start
+    since = f" from step {count_text(result.start)} on" if result.start else ""
     print(
-        f"{count_text(stop)} steps of {count_text(result.capacity_tokens)} tokens, {percent_text(result.fill)} filled\n"
+        f"{count_text(num_steps)} steps{since} of {count_text(result.capacity_tokens)} tokens, "
+        f"{percent_text(result.fill)} filled\n"
     )
     print_table(COLUMNS, rows, explain=explain)
     print_groups(_groups(part, result), explain=explain)
-    if result.simulated_steps < stop:
+    if result.simulated_steps < num_steps:
         print(f"\n~ and all sums: estimated from the first {count_text(result.simulated_steps)} steps")
     open_bytes = open_document_bytes(part, catalog)
     if open_bytes:
@@ -274,6 +274,7 @@ def _values(
     }
     if catalog is not None and result is not None:
         values |= {
+            "first_step": result.start,
             "simulated_steps": result.simulated_steps,
             "stop_step": result.stop_step,
             "capacity_tokens": result.capacity_tokens,

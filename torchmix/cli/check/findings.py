@@ -253,8 +253,9 @@ def forecast_findings(part: Part, result: Forecast) -> Iterator[Finding]:
 
 def _late_sources(result: Forecast) -> Iterator[Finding]:
     """Sources that a run begins without."""
-    border = max(LATE * result.num_steps, FIRST_STEPS)
-    late = [one for one in result.sources if one.first_step is not None and border < one.first_step < result.num_steps]
+    border = result.start + max(LATE * result.num_steps, FIRST_STEPS)
+    end = result.start + result.num_steps
+    late = [one for one in result.sources if one.first_step is not None and border < one.first_step < end]
     if late:
         late.sort(key=lambda one: (-(one.first_step or 0), one.name))
         named = _named(late, [f"step {count_text(one.first_step or 0)}" for one in late])
@@ -294,6 +295,8 @@ def _named(sources: Sequence[SourceForecast], facts: Sequence[str]) -> str:
 
 
 def _starved(part: Part, result: Forecast, source: SourceForecast) -> Iterator[Finding]:
+    if source.runs_out_step is not None and source.runs_out_step < result.start:
+        return  # it has given what it was to give
     batch_tokens = result.capacity_tokens * (result.fill or 1.0)
     all_tokens = batch_tokens * result.num_steps
     # A run that stops early says little of what the source would give: go by its share then.
@@ -317,8 +320,10 @@ def _runs_out(part: Part, result: Forecast, source: SourceForecast) -> Iterator[
         return
     about = "" if result.is_exact(step) else "about "
     settings = part.streams[source.name]
-    fact = f"runs out in {about}step {count_text(step)}, after max_epochs {settings.max_epochs}"
-    if settings.on_exhausted == "error":
+    has_been = step < result.start
+    verb = "ran" if has_been else "runs"
+    fact = f"{verb} out in {about}step {count_text(step)}, after max_epochs {settings.max_epochs}"
+    if settings.on_exhausted == "error" and not has_been:
         message = (
             f"{fact}, and the run stops there; raise max_epochs, lower its share, or set on_exhausted: renormalise"
         )
@@ -330,7 +335,9 @@ def _runs_out(part: Part, result: Forecast, source: SourceForecast) -> Iterator[
 
 def _stops_by_error(part: Part, result: Forecast) -> bool:
     return any(
-        source.runs_out_step is not None and part.streams[source.name].on_exhausted == "error"
+        source.runs_out_step is not None
+        and source.runs_out_step >= result.start
+        and part.streams[source.name].on_exhausted == "error"
         for source in result.sources
     )
 

@@ -28,5 +28,6 @@ def schedule_findings(part: Part, result: Forecast) -> Iterator[Finding]:
             )
         else:
             about = "" if result.is_exact(step) else "about "
-            message = f"begins in {about}step {count_text(step)}, after epoch {place.epochs} of {place.of}"
+            verb = "began" if step < result.start else "begins"
+            message = f"{verb} in {about}step {count_text(step)}, after epoch {place.epochs} of {place.of}"
         yield Finding(level=Level.NOTE, where=f"schedule[{number}]", message=message)

@@ -22,6 +22,7 @@ def values_of_stream(part: Part, catalog: Catalog, forecast: SourceForecast) -> 
     values: dict[str, Any] = {
         "name": forecast.name,
         "share": forecast.share,
+        "asked_share": forecast.asked_share,
         "members": list(part.streams[forecast.name].members),
         "num_documents": num_documents,
         "num_tokens": num_tokens,

@@ -36,7 +36,6 @@ from torchmix.cli.run.decisions import add_decisions
 from torchmix.cli.run.steps import add_state, run_fold, state_of
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError, SourceExhausted
-from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import epoch_tokens
@@ -101,8 +100,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     directory = recipe_directory(arguments.recipe)
     fold = run_fold(arguments, part, catalog, directory=directory, layout=layout, state=state, first=start)
     planners = fold.planners()
-    shares, epochs = _mean_shares(planners, start, arguments.steps), _epoch_tokens(planners)
-    summary = PlanSummary(shares, [epochs[name] for name in shares])
+    summary = PlanSummary(_epoch_tokens(planners), fold.planner.epochs_before(fold.cursor.position))
     numbers = ReportNumbers(backbone_cost(part), most_length(part.batch)) if arguments.report is not None else None
     stop = sys.maxsize if arguments.steps is None else start + arguments.steps
     has_ended = False
@@ -129,7 +127,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             if step < start:
                 summary.pass_over(plan)
             else:
-                summary.add(plan, time.perf_counter() - began)
+                seconds = time.perf_counter() - began
+                summary.add(plan, fold.planner.shares_asked(before, fold.cursor), seconds)
                 if simulation is not None:
                     simulation.add(plan)
                 if numbers is not None:
@@ -148,7 +147,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         "edits": list(fold.edits),
         **asdict(layout),
         **summary.values(),
-        "groups": group_values(part, shares, summary.delivered()),
+        "groups": group_values(part, summary.shares(), summary.delivered()),
         "files": [str(path) for path in paths_of(arguments.out)] if arguments.out is not None else [],
     }
     if simulation is not None:
@@ -208,15 +207,6 @@ def _check_one_recipe(fold: RunFold, start: int, stop: int) -> None:
             f"--out: the run was edited at step {', '.join(map(str, inside or fold.edits))}, and a plan's files are "
             f"of one recipe; give --start {fold.edits[-1]}, or plan earlier steps with the recipe that the run had then"
         )
-
-
-def _mean_shares(planners: Sequence[Planner], start: int, num_steps: int | None) -> dict[str, float]:
-    """Share of each source that the run has had, by sorted name: the last recipe's mean over tokens of the steps."""
-    last = planners[-1]
-    shares = last.shares_of_step.mean(start, start + (num_steps or 1))
-    assert shares is not None, "a checked recipe gives some source a share"
-    of_last = {name: float(share) / SHARE_ONE for name, share in zip(last.streams, shares, strict=True)}
-    return {name: of_last.get(name, 0.0) for name in sorted({name for one in planners for name in one.streams})}
 
 
 def _epoch_tokens(planners: Sequence[Planner]) -> dict[str, int]:

@@ -8,18 +8,20 @@ without 8 bytes a step of planning times. Cost: microseconds per step.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.cli.terminal import count_text, percent_text, print_meanings, print_table
+from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.plan import ItemPlan, StepPlan
 
 COLUMNS = {
     "source": "a source of the recipe, by its name",
-    "share": "its share of the tokens that are trained on, as the recipe says",
+    "share": "the share that is asked of it: the mean over these steps, each by the recipe that the run has then; 0 "
+    "once it has run out",
     "given": "its share of the tokens in the samples of these steps",
     "tokens": "of it in these samples",
     "epochs": "how often it has been gone through since step 0, up to the last of these steps",
@@ -40,19 +42,20 @@ LINES = {
 class PlanSummary:
     """Sums over the steps added."""
 
-    def __init__(self, shares: Mapping[str, float], epoch_tokens: Sequence[int]) -> None:
+    def __init__(self, epoch_tokens: Mapping[str, int], epochs: Mapping[str, float]) -> None:
         """Start at no steps.
 
         Args:
-            shares: Share of each source, by sorted name; all that the run has had.
-            epoch_tokens: [S] tokens that one epoch of each gives.
+            epoch_tokens: Tokens that one epoch of each source gives, by name; all that the run has.
+            epochs: How often each was gone through before the steps that are added or passed over; 0 where left out.
         """
-        self._shares = dict(shares)
-        self._place = {name: s for s, name in enumerate(self._shares)}
-        self._epoch_tokens = np.array(epoch_tokens, np.int64)
-        count = len(shares)
+        self._place = {name: s for s, name in enumerate(sorted(epoch_tokens))}
+        self._epoch_tokens = np.array([epoch_tokens[name] for name in self._place], np.int64)
+        self._epochs = np.array([epochs.get(name, 0.0) for name in self._place])
+        count = len(self._place)
         self._asked, self._drawn, self._delivered, self._pool = (np.zeros(count, np.int64) for _ in range(4))
         self._drawn_before = np.zeros(count, np.int64)
+        self._shares, self._shared_tokens = np.zeros(count), 0
         self._seconds = array("d")
         self._least_capacity = self._most_capacity = 0
         self._capacity = self._cost = self._lower_bound = self._hash_order_cost = 0
@@ -66,14 +69,17 @@ class PlanSummary:
         """Count a step before the first one asked for: only the position in each source's epochs."""
         self._drawn_before += self._by_name(plan, plan.drawn_tokens)
 
-    def add(self, plan: StepPlan, seconds: float) -> None:
-        """Count a step; `seconds` is how long it took to plan."""
+    def add(self, plan: StepPlan, shares: Int64Array, seconds: float) -> None:
+        """Count a step; `shares` of `Planner.shares_asked`, `seconds` is how long it took to plan."""
         if self._last is None:
             self._first_step, self._least_capacity = plan.step, plan.capacity_tokens
         self._asked += self._by_name(plan, plan.asked_tokens)
         self._drawn += self._by_name(plan, plan.drawn_tokens)
         self._delivered += self._by_name(plan, plan.delivered_tokens)
         self._pool = self._by_name(plan, plan.pool_tokens)
+        if shares.any():
+            self._shares += self._by_name(plan, shares) / SHARE_ONE * plan.capacity_tokens
+            self._shared_tokens += plan.capacity_tokens
         self._seconds.append(seconds)
         self._capacity += plan.capacity_tokens
         self._least_capacity = min(self._least_capacity, plan.capacity_tokens)
@@ -94,20 +100,24 @@ class PlanSummary:
 
     def _by_name(self, plan: StepPlan, tokens: Int64Array) -> Int64Array:
         """Tokens of a plan's streams in the order of the shares; an edited run has other streams from step to step."""
-        found = np.zeros(len(self._shares), np.int64)
+        found = np.zeros(len(self._place), np.int64)
         found[[self._place[name] for name in plan.streams]] = tokens
         return found
 
     def delivered(self) -> dict[str, int]:
         """Tokens that each source gave, by sorted name."""
-        return dict(zip(self._shares, map(int, self._delivered), strict=True))
+        return dict(zip(self._place, map(int, self._delivered), strict=True))
+
+    def shares(self) -> dict[str, float]:
+        """The mean share that was asked of each source, by sorted name."""
+        return dict(zip(self._place, (self._shares / max(1, self._shared_tokens)).tolist(), strict=True))
 
     def values(self) -> dict[str, Any]:
         """The summary for a program; tokens are of the steps added, epochs of all from step 0 on."""
         if self._last is None:
             return {"num_steps": 0, "sources": []}
         total = int(self._delivered.sum())
-        epochs = (self._drawn_before + self._drawn) / np.maximum(self._epoch_tokens, 1)
+        epochs = self._epochs + (self._drawn_before + self._drawn) / np.maximum(self._epoch_tokens, 1)
         milliseconds = 1000 * np.array(self._seconds)
         return {
             "first_step": self._first_step,
@@ -126,7 +136,7 @@ class PlanSummary:
                     "epochs": float(epochs[s]),
                     "epoch_tokens": int(self._epoch_tokens[s]),
                 }
-                for s, (name, share) in enumerate(self._shares.items())
+                for s, (name, share) in enumerate(self.shares().items())
             ],
             "fill": total / self._capacity,
             "lowest_fill": self._lowest_fill[0],

@@ -30,7 +30,7 @@ from torchmix.recipe.source.row_map import maps_of
 HELP = "show the text or tokens of rows, or of a step"
 
 OF_ROWS = ("row", "rows", "page")
-OF_STEP = ("sample", "dp_rank", "microbatch", "state", "html")
+OF_STEP = ("sample", "dp_rank", "microbatch", "state", "accept_edit", "html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What each source will give in N steps, as numbers.
+"""What each source will give in N steps, from the run's beginning or a state on, as numbers.
 
 In: what planning ahead has found. Out: `Forecast`. Must hold: it says which of its numbers are exact. Cost: none.
 """
@@ -18,17 +18,19 @@ class SourceForecast(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     share: float
-    """Part of the trained tokens, as the recipe has it."""
+    """Part of the trained tokens, as the recipe has it, whatever runs out in these steps."""
+    asked_share: float
+    """The mean of the shares that are asked of it in these steps, or until the data ends; 0 once it has run out."""
     epoch_tokens: int
     """Tokens that one epoch gives, after the recipe's overflow rule."""
     first_step: int | None
-    """Step of its first token, estimated also beyond N; None if the data ends before."""
+    """Step of its first token in these steps, estimated also beyond N; None if the data ends before."""
     delivered_tokens: int
     """Tokens that it gives in all N steps, or until the data ends."""
     epochs: float
-    """Passes over the source until then."""
+    """Passes over the source since step 0 until then."""
     runs_out_step: int | None
-    """First step that asks for more than `max_epochs`; None if there is none in N steps."""
+    """First step that asks for more than `max_epochs`, maybe before these; None if there is none until their end."""
     most_repeats: int
     """Most times that one document came in one of the simulated steps."""
     deviation: float
@@ -39,11 +41,13 @@ class SourceForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of N steps."""
+    """N steps of a run."""
 
+    start: int
+    """The first of them."""
     num_steps: int
     simulated_steps: int
-    """The first steps, for which every number is exact."""
+    """How many, the first ones, were planned, so that every number is exact."""
     stop_step: int | None
     """Step that cannot be planned, because a source ran out and the recipe says `error`, or all did."""
     stop_is_exact: bool
@@ -62,8 +66,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[SourceForecast, ...]
     """By sorted name; without cells that have no rows."""
     begun: tuple[int | None, ...]
-    """First step of each change of the schedule that begins at an epoch, in their order; None: not in N steps."""
+    """First step of each change of the schedule that begins at an epoch, in their order, maybe before these steps;
+    None: not until their end."""
 
     def is_exact(self, step: int) -> bool:
         """What happens in this step was planned, not estimated."""
-        return step < self.simulated_steps or (self.stop_is_exact and step == self.stop_step)
+        return step < self.start + self.simulated_steps or (self.stop_is_exact and step == self.stop_step)

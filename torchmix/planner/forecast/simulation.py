@@ -1,12 +1,12 @@
-"""The first steps of a run, planned in full.
+"""The first steps of a run, or those after a state, planned in full.
 
-In: a part and the sizes of its sources. Out: sums over the steps so far. Must hold: the steps are those of the run,
+In: a planner, and where the run stands. Out: sums over the steps so far. Must hold: the steps are those of the run,
 since the same planner makes them. Cost: the planning of each step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -14,12 +14,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.sizes import SourceSizes
-from torchmix.catalog.store import View
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.shares.places import NONE_BEGUN, Begun
-from torchmix.planner.cursor import Cursor
+from torchmix.mixture.shares.integers import SHARE_ONE
+from torchmix.mixture.shares.places import Begun
+from torchmix.planner.cursor import Cursor, begun_by, gone_by
 from torchmix.planner.forecast.figures import LOW_FILL
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
@@ -31,10 +30,17 @@ class Seen(msgspec.Struct, kw_only=True, eq=False):
     """Sums over the steps so far; arrays are [S] by sorted name."""
 
     planner: Planner
+    start: int
+    """The first step."""
+    gone: frozenset[str]
+    """Streams that had run out before it."""
     cursor: Cursor
     epoch_tokens: NDArray[np.int64]
     delivered: NDArray[np.float64]
     drawn: NDArray[np.float64]
+    """Since step 0; those before `start` by windows."""
+    asked: NDArray[np.float64]
+    """Sum over the steps of the tokens of a step times its shares."""
     most_repeats: NDArray[np.int64]
     deviation: NDArray[np.float64]
     """Sum over `shared_steps` of how far each source's part of a step is from its share, over the share."""
@@ -44,46 +50,58 @@ class Seen(msgspec.Struct, kw_only=True, eq=False):
     num_pieces: NDArray[np.int64]
     first_step: dict[int, int]
     runs_out_step: dict[int, int]
-    begun: Begun = NONE_BEGUN
+    begun: Begun
     """Entries of the schedule at an epoch that have begun."""
-    steps: int = 0
+    steps: int
+    """The step to plan next."""
     simulated_tokens: int = 0
+    asked_tokens: float = 0.0
+    """Tokens of the steps of `asked` together."""
     stop_step: int | None = None
     shared_steps: int = 0
-    """Steps before any source ran out."""
+    """Steps before any further source ran out."""
     lowest_fill: float = 1.0
     lowest_fill_step: int = 0
     num_low_fills: int = 0
 
 
-def patient_planner(
-    part: Part, sizes: Mapping[str, SourceSizes], views: Mapping[str, View], denied: Mapping[str, Int64Array]
-) -> Planner:
-    # With `renormalise` everywhere the plan is the same up to the first step that runs out, and the
-    # decision it logs names the source and the step.
-    patient = {name: replace(each, on_exhausted="renormalise") for name, each in part.streams.items()}
-    return Planner(replace(part, streams=patient), sizes, views=views, denied=denied)
+def patient(part: Part) -> Part:
+    """A part that a forecast plans with.
+
+    With `renormalise` everywhere the plan is the same up to the first step that runs out, and the decision it logs
+    names the source and the step.
+    """
+    streams = {name: replace(each, on_exhausted="renormalise") for name, each in part.streams.items()}
+    return replace(part, streams=streams)
 
 
-def simulate(planner: Planner, part: Part, num_steps: int, progress: Callable[[], object]) -> Seen:
+def simulate(planner: Planner, cursor: Cursor, part: Part, num_steps: int, progress: Callable[[], object]) -> Seen:
     names = planner.streams
+    planner.enter(cursor.eras)
+    planner.cut_for(cursor.step)
+    of_epoch = np.array([epoch_tokens(order, planner.sizes, planner.denied) for order in planner.orders], np.int64)
+    epochs = planner.epochs_before(cursor.position)
+    ran_out = [one for one in cursor.decisions if one.kind == "ran_out"]
     seen = Seen(
         planner=planner,
-        cursor=planner.start(),
-        epoch_tokens=np.array(
-            [epoch_tokens(order, planner.sizes, planner.denied) for order in planner.orders], np.int64
-        ),
+        start=cursor.step,
+        gone=gone_by(cursor.decisions),
+        cursor=cursor,
+        epoch_tokens=of_epoch,
         delivered=np.zeros(len(names)),
-        drawn=np.zeros(len(names)),
+        drawn=np.array([epochs[name] for name in names]) * of_epoch,
+        asked=np.zeros(len(names)),
         most_repeats=np.zeros(len(names), np.int64),
         deviation=np.zeros(len(names)),
         document_tokens=np.array([_mean_tokens(order) if part.counts_documents else 1.0 for order in planner.orders]),
         piece_tokens=np.zeros(len(names), np.int64),
         num_pieces=np.zeros(len(names), np.int64),
         first_step={},
-        runs_out_step={},
+        runs_out_step={names.index(one.name): one.step for one in ran_out},
+        begun=begun_by(cursor.decisions),
+        steps=cursor.step,
     )
-    for step in range(num_steps):
+    for step in range(cursor.step, cursor.step + num_steps):
         try:
             plan, cursor = planner.step(seen.cursor)
         except SourceExhausted:
@@ -113,7 +131,10 @@ def _add_step(seen: Seen, plan: StepPlan, cursor: Cursor) -> None:
     seen.piece_tokens += plan.delivered_tokens
     seen.num_pieces += np.bincount(plan.pieces.stream, minlength=len(plan.streams))
     total = int(plan.delivered_tokens.sum())
-    shares = None if seen.runs_out_step else shares_in(seen, plan.step)
+    asked = seen.planner.shares_asked(seen.cursor, cursor) / SHARE_ONE
+    seen.asked += asked * plan.capacity_tokens
+    seen.asked_tokens += plan.capacity_tokens if asked.any() else 0
+    shares = None if len(seen.runs_out_step) > len(seen.gone) else shares_in(seen, plan.step)
     if shares is not None:
         away = np.abs(plan.delivered_tokens / total - shares)
         seen.deviation += np.divide(away, shares, out=np.zeros(len(shares)), where=shares > 0)
@@ -149,10 +170,15 @@ def _mean_tokens(order: StreamOrder) -> float:
     return sum(int(block.sum(dtype=np.int64)) for block in counted) / max(documents, 1)
 
 
+def asked_in(seen: Seen, start: int, stop: int) -> Int64Array | None:
+    """int64 [S], sum 2^32: the mean shares of steps, without what has run out; None where nothing is left."""
+    gone = frozenset(seen.planner.streams[s] for s in seen.runs_out_step)
+    return seen.planner.shares_of_step.mean(start, stop, gone, seen.cursor.decided.shares, seen.begun)
+
+
 def shares_in(seen: Seen, step: int) -> NDArray[np.float64] | None:
     """[S] shares of the tokens of a step, without what has run out; None where nothing is left."""
-    gone = frozenset(seen.planner.streams[s] for s in seen.runs_out_step)
-    shares = seen.planner.shares_of_step.at(step, gone, begun=seen.begun)
+    shares = asked_in(seen, step, step + 1)
     if shares is None:
         return None
     tokens: NDArray[np.float64] = shares * seen.document_tokens

@@ -151,7 +151,8 @@ def state_for(
         saved = f"recipe {state.recipe}, this recipe is {fingerprint}" if not is_same else "other rows of this recipe"
         raise StateMismatch(
             f"{given}the state was saved with {saved}: {edit.text}. To go on from step {state.step} with this edit, "
-            f"call load_state_dict(state, accept_edit={edit.word!r}); nothing that was given before comes again"
+            f"call load_state_dict(state, accept_edit={edit.word!r}); nothing that was given before comes again. "
+            f"`torchmix plan RECIPE --state FILE --steps N --accept-edit {edit.word}` shows what would come"
         )
     return accepted(state, edit, fingerprint=fingerprint) if state.streams else state
 
