@@ -119,8 +119,9 @@ def percent(part: Fraction) -> str:
     return f"{100 * part.numerator / part.denominator:.3f}%"
 
 
+@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
+def test_the_planner_makes_the_steps_of_the_book(seed: int, grows: bool) -> None:
     rng = random.Random(seed)
     samples, length = rng.choice([(4, 32), (8, 48), (12, 64)])
     dp, micro_batch_size = rng.choice([(1, 1), (2, 1), (2, 2), (4, 1), (1, 4)])
@@ -153,9 +154,14 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
             documents["Ä"] = (Fraction(rng.randint(1, 500), 1000), Fraction(1))
         if seed % 2:
             ramp = [(step, 5 * samples // (1 + count) // 4 * 4) for count, (step, _) in enumerate(ramp)]
+    longer = [(step, length * times) for step, times in ((2, 2), (5, 4), (9, 24))] if grows else []
+    stages = [
+        (step, [count for first, count in ramp if first <= step][-1], dict(longer).get(step))
+        for step in sorted({*dict(ramp), *dict(longer)})
+    ]
     cuts = {name: {"documents": tuple(map(percent, part))} for name, part in documents.items()}
     keys = {name: {**limits.get(name, {}), **cuts.get(name, {})} for name in shares}
-    recipe = make_recipe(shares, samples=ramp, length=length, seed=seed, packing=packing, sources=keys)
+    recipe = make_recipe(shares, samples=stages, length=length, seed=seed, packing=packing, sources=keys)
     recipe = msgspec.structs.replace(recipe, shuffle=Shuffle(method=shuffle))
     model = recipe.balance.model
     assert model is not None and model.kv_heads is None
@@ -163,6 +169,7 @@ def test_the_planner_makes_the_steps_of_the_book(seed: int) -> None:
     job = BookJob(
         seed=seed,
         ramp=ramp,
+        longer=longer,
         length=length,
         **packing,
         shares={name: Fraction(share[:-1]) / 100 for name, share in shares.items()},

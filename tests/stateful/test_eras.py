@@ -43,12 +43,19 @@ def make_file(folder: Path, name: str, first: int, numbers: Sequence[int] = ()) 
 
 
 def write(
-    folder: Path, sources: str, mixture: str, *, shuffle: str = "page", method: str = "best_fit", more: str = ""
+    folder: Path,
+    sources: str,
+    mixture: str,
+    *,
+    shuffle: str = "page",
+    method: str = "best_fit",
+    samples: str = "4",
+    more: str = "",
 ) -> Path:
     """A recipe over files that are there, indexed."""
     path = folder / "recipe.yaml"
     path.write_text(
-        f"version: 1\nseed: 3\nbatch: {{samples: 4, length: {LENGTH}}}\nsources:\n{sources}mixture: {mixture}\n"
+        f"version: 1\nseed: 3\nbatch: {{samples: {samples}, length: {LENGTH}}}\nsources:\n{sources}mixture: {mixture}\n"
         f"shuffle: {{method: {shuffle}, window_pages: 4}}\npacking: {{method: {method}}}\n{more}\n",
         encoding="utf-8",
     )
@@ -102,6 +109,34 @@ def test_added_files_share_the_rest_of_the_epoch(tmp_path: Path, method: str, sh
     to_the_end(path, after.state, counts, range(2 * ROWS))
     [late] = run_job(path, ALONE, steps=60, state=after.state)
     assert stream_of(late, "a").epoch > 0 and not read_state(late.state["torchmix_state"]).eras, "forgotten"
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["best_fit, overflow: truncate", "concat, overflow: truncate", "pad, overflow: drop", "pad", "best_fit"],
+)
+def test_files_are_added_after_samples_have_become_longer(tmp_path: Path, method: str) -> None:
+    make_file(tmp_path, "a/0.parquet", 0)
+    make_file(tmp_path, "b/0.parquet", 10_000)
+    lines = source("a", '"a/*.parquet"') + source("b", '"b/*.parquet"')
+    counts = (8, 8, 8) if "pad" in method else (4, 2, 1)
+    stages = [f"from_step: {step}, samples: {count}" for step, count in zip((0, 3, 5), counts, strict=True)]
+    samples = f"[{{{stages[0]}}}, {{{stages[1]}, length: 192}}, {{{stages[2]}, length: 768}}]"
+    path = write(tmp_path, lines, "{a: 80%, b: 20%}", method=method, samples=samples)
+    [first] = run_job(path, ALONE, steps=12 if "pad" in method else 7)
+    assert stream_of(first, "a").epoch == 0
+    make_file(tmp_path, "a/1.parquet", ROWS)
+    write(tmp_path, lines, "{a: 80%, b: 20%}", method=method, samples=samples)
+    [after] = go_on(path, first.state, 2)
+    found, state = given([first]) + given([after]), after.state
+    while stream_of(after, "a").epoch == 0:
+        [after] = run_job(path, ALONE, steps=3, state=state)
+        found, state = found + given([after]), after.state
+    pool = read_state(state["torchmix_state"]).pool
+    late = set(given([after])) | {row for row, of in zip(pool.row, pool.stream, strict=True) if not of}
+    for number in set(range(2 * ROWS)) - late:
+        whole, short = tokens_of(number), found[number] in ({64, 192} if "truncate" in method else {0})
+        assert found[number] == whole or (whole > 64 and "overflow" in method and short), (number, found[number])
 
 
 @pytest.mark.parametrize("shuffle", ["page", "row", "none"])

@@ -67,15 +67,15 @@ def draw_stream(
         if place.epoch >= job.max_epochs.get(stream.name, 2**62):
             place.debt = place.residue = 0
             return taken, True
-        pieces = pieces_of_window(job, stream, place)
+        pieces = pieces_of_window(job, stream, place, step)
         while place.offset < len(pieces):
-            row, start, tokens = pieces[place.offset]
+            (row, start, tokens), count = given_together(job, pieces, place.offset, step)
             if tokens >= 2 * place.debt:
                 return taken, False
             if tokens:
                 taken.append(Piece(stream.name, *at(stream, row, place.epoch), start, tokens, step))
             place.debt -= tokens
-            place.offset += 1
+            place.offset += count
         place.offset, place.window = 0, place.window + 1
         if place.window == stream.num_windows:
             place.window, place.epoch = 0, place.epoch + 1
@@ -114,10 +114,10 @@ def draw_documents(
 def next_piece(job: BookJob, stream: BookStream, place: Place, step: int) -> Piece | None:
     """The next piece with tokens, if there is one; moves `place`."""
     while place.epoch < job.max_epochs.get(stream.name, 2**62):
-        pieces = pieces_of_window(job, stream, place)
+        pieces = pieces_of_window(job, stream, place, step)
         while place.offset < len(pieces):
-            row, start, tokens = pieces[place.offset]
-            place.offset += 1
+            (row, start, tokens), count = given_together(job, pieces, place.offset, step)
+            place.offset += count
             if tokens:
                 return Piece(stream.name, *at(stream, row, place.epoch), start, tokens, step)
         place.offset, place.window = 0, place.window + 1
@@ -126,13 +126,27 @@ def next_piece(job: BookJob, stream: BookStream, place: Place, step: int) -> Pie
     return None
 
 
-def pieces_of_window(job: BookJob, stream: BookStream, place: Place) -> list[tuple[int, int, int]]:
+def pieces_of_window(job: BookJob, stream: BookStream, place: Place, step: int) -> list[tuple[int, int, int]]:
     """Row, start and tokens of each piece of the window in which a stream stands."""
+    most = job.length if job.overflow == "split" else 2**31
     return [
-        (row, start, min(job.length, counted(job, stream, row) - start))
+        (row, start, min(most, counted(job, stream, row, step) - start))
         for row in stream.window(job.seed, place.epoch, place.window)
-        for start in range(0, max(1, counted(job, stream, row)), job.length)
+        for start in range(0, max(1, counted(job, stream, row, step)), most)
     ]
+
+
+def given_together(
+    job: BookJob, pieces: list[tuple[int, int, int]], first: int, step: int
+) -> tuple[tuple[int, int, int], int]:
+    """A piece with those of its document up to the next multiple of the step's length; how many these are."""
+    row, start, tokens = pieces[first]
+    end, count = (start // job.length_of(step) + 1) * job.length_of(step), 1
+    for _, other, more in pieces[first + 1 :]:
+        if not start < other < end:
+            break
+        tokens, count = tokens + more, count + 1
+    return (row, start, tokens), count
 
 
 def at(stream: BookStream, row: int, epoch: int) -> tuple[str, int, int]:
@@ -153,12 +167,12 @@ def joined(pieces: list[Piece]) -> list[Piece]:
     return stretches
 
 
-def counted(job: BookJob, stream: BookStream, row: int) -> int:
-    """Tokens of a document that count, by the rows used and the overflow rule."""
+def counted(job: BookJob, stream: BookStream, row: int, step: int) -> int:
+    """Tokens of a document that count in a step, by the rows used and the overflow rule."""
     tokens, num_rows = stream.rows.tokens[row], len(stream.places)
     start, stop = job.documents.get(stream.name, (Fraction(0), Fraction(1)))
     if not bound(start, num_rows) <= row < bound(stop, num_rows):
         return 0
     if job.overflow == "truncate":
-        return min(tokens, job.length)
-    return 0 if job.overflow == "drop" and tokens > job.length else tokens
+        return min(tokens, job.length_of(step))
+    return 0 if job.overflow == "drop" and tokens > job.length_of(step) else tokens

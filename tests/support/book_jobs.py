@@ -38,6 +38,8 @@ class BookJob:
     seed: int
     ramp: Sequence[tuple[int, int]]
     """(from_step, samples) of each stage."""
+    longer: Sequence[tuple[int, int]] = ()
+    """(from_step, length) of stages with longer samples."""
     length: int
     method: str
     overflow: str
@@ -57,6 +59,10 @@ class BookJob:
     def samples(self, step: int) -> int:
         """Section "Ramp"."""
         return [samples for from_step, samples in self.ramp if from_step <= step][-1]
+
+    def length_of(self, step: int) -> int:
+        """Section "Ramp": tokens of a sample; `length` is that of step 0."""
+        return [self.length, *(length for from_step, length in self.longer if from_step <= step)][-1]
 
 
 def name_hash(stream: str, source: str) -> int:

@@ -23,38 +23,41 @@ def pad(new: list[Piece], length: int) -> tuple[list[Row], list[Piece]]:
 
 
 def parts_of(stretches: list[Piece], length: int) -> list[Piece]:
-    """Stretches split into pieces of `length` tokens and a rest."""
-    return [
-        piece._replace(start=piece.start + done, tokens=min(length, piece.tokens - done))
-        for piece in stretches
-        for done in range(0, piece.tokens, length)
-    ]
+    """Stretches split where a multiple of `length` tokens of their document ends."""
+    parts = []
+    for piece in stretches:
+        start, stop = piece.start, piece.start + piece.tokens
+        while start < stop:
+            end = min(stop, (start // length + 1) * length)
+            parts.append(piece._replace(start=start, tokens=end - start))
+            start = end
+    return parts
 
 
 def concat(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
     """Lay end to end, cut every `length` tokens."""
     order = order_by([0] * len(new), [piece_hash(job, step, piece) for piece in new], 0)
-    stream = pool + [new[i] for i in order]
+    stream, length = pool + [new[i] for i in order], job.length_of(step)
     placed: list[Row] = []
     sample = slot = used = 0
     while sample < job.samples(step) and stream:
         piece = stream.pop(0)
-        tokens = min(piece.tokens, job.length - used)
+        tokens = min(piece.tokens, length - used)
         placed.append((sample, slot, used, piece._replace(tokens=tokens)))
         if tokens < piece.tokens:
             stream.insert(0, piece._replace(start=piece.start + tokens, tokens=piece.tokens - tokens))
         slot, used = slot + 1, used + tokens
-        if used == job.length:
+        if used == length:
             sample, slot, used = sample + 1, 0, 0
     return placed, stream
 
 
 def best_fit(job: BookJob, pool: list[Piece], new: list[Piece], step: int) -> tuple[list[Row], list[Piece]]:
     """Oldest class first, longest first, each where least room is left."""
-    parts = parts_of(new, job.length)
+    parts = parts_of(new, job.length_of(step))
     pieces = pool + parts
     units = [-(-piece.tokens // job.align_tokens) for piece in pieces]
-    room_of_sample = job.length // job.align_tokens
+    room_of_sample = job.length_of(step) // job.align_tokens
     tie = [piece_hash(job, step, piece) for piece in pieces]
     surplus = sum(units) - job.samples(step) * room_of_sample
     held: set[int] = set()

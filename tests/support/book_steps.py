@@ -86,8 +86,8 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
         asked = dict.fromkeys(names, 0)
         new: list[Piece] = []
         unit = 1 if job.method == "concat" else job.align_tokens
-        samples = job.samples(step)
-        capacity = samples * job.length
+        samples, length = job.samples(step), job.length_of(step)
+        capacity = samples * length
         least = 0
         while job.method == "pad" and len(new) < samples and (any(fractions.values()) or not job.one_pass):
             found = draw_documents(job, streams, places, fractions, samples - len(new), step)
@@ -121,12 +121,12 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
             for name in found.ran_out:
                 fractions[name] = Fraction(0)
                 decisions.append([step, name])
-            least = job.length
+            least = length
         if not pool + new:
             return
         new = joined(sorted(new, key=lambda piece: piece.stream))  # stable: each stream's own order stays
         if job.method == "pad":
-            placed, pool = pad(new, job.length)
+            placed, pool = pad(new, length)
         elif job.method == "concat":
             placed, pool = concat(job, pool, new, step)
         else:
@@ -140,8 +140,10 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
         digest = hashlib.sha256(message).digest()[:8]
         layout = (job.dp, job.micro_batch_size)
         sizes = [(sample, piece.tokens) for sample, _, _, piece in rows]
-        costs = costs_of_samples(job.cost, job.length, samples, sizes)
-        placed_on = placed_by_rows(*layout, costs)
+        costs = costs_of_samples(job.cost, length, samples, sizes)
+        placed_on, by_number = placed_by_rows(*layout, costs), placed_by_number(*layout, samples)
+        if cost_of_step(costs, placed_on) > cost_of_step(costs, by_number):
+            placed_on = by_number
         whole = [piece.start + piece.tokens == lengths[piece.source, piece.row] for _, _, _, piece in rows]
         yield BookStep(
             step=step,
@@ -153,7 +155,7 @@ def steps(job: BookJob, given: Mapping[str, BookSource | BookStream]) -> Iterato
             num_tokens_global=sum(piece.tokens for _, _, _, piece in rows) - sum(whole),
             place_of_sample=placed_on,
             cost=cost_of_step(costs, placed_on),
-            hash_order_cost=cost_of_step(costs, placed_by_number(*layout, samples)),
+            hash_order_cost=cost_of_step(costs, by_number),
             lower_bound=max(-(-sum(costs) // job.dp), *costs, 1),
             order_digest=digest.hex(),
             plan_digest=plan_digest(*layout, placed_on, digest),

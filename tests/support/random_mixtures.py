@@ -135,7 +135,7 @@ def random_plain(
             {"from_step": 0, "samples": samples},
             {"from_step": draw.randint(1, 9), "samples": draw.randint(2, 12)},
         ]
-        if overflow == "split" and chance(0.6):  # with truncate, what a row counts would change in an epoch
+        if chance(0.6):
             samples[1]["length"] = LENGTH * draw.choice([2, 4])
             samples.append({"from_step": draw.randint(10, 25), "samples": draw.randint(2, 6), "length": 4 * LENGTH})
     plain: dict[str, Any] = {

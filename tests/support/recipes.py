@@ -13,7 +13,7 @@ from torchmix.recipe.structs import Batch, Packing, RampStage, Recipe, Source
 def make_recipe(
     shares: Mapping[str, str],
     *,
-    samples: int | Sequence[tuple[int, int]] = 16,
+    samples: int | Sequence[tuple[int, ...]] = 16,
     length: int = 256,
     seed: int = 7,
     packing: Mapping[str, Any] | None = None,
@@ -22,11 +22,13 @@ def make_recipe(
 ) -> Recipe:
     """A checked recipe over token sources named as in `shares`; `sources` adds keys of single sources.
 
-    `samples` may be a ramp of (from_step, samples).
+    `samples` may be a ramp of (from_step, samples), or with a length as the third.
     """
     extra = sources or {}
     if not isinstance(samples, int):
-        samples = tuple(RampStage(from_step=step, samples=count) for step, count in samples)
+        samples = tuple(
+            RampStage(**dict(zip(("from_step", "samples", "length"), one, strict=False))) for one in samples
+        )
     return check_recipe(
         Recipe(
             version=1,

@@ -19,56 +19,62 @@ import json
 import random
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tests.support.book_shares import mean_shares
-from tests.support.random_mixtures import LENGTH, Rows, random_plain, with_cells
+from tests.support.random_mixtures import Rows, random_plain, with_cells
 from torchmix.errors import SourceExhausted
 from torchmix.planner.cursor import gone_by
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
+from torchmix.recipe.ramp import length_of_step
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 from torchmix.steps.state import decode_state, encode_state
 
-Given = dict[tuple[str, int], dict[tuple[str, int], list[tuple[int, int]]]]
-"""Spans of tokens by (stream, epoch) and (source, row)."""
+Given = dict[tuple[str, int], dict[tuple[str, int], list[tuple[int, int, int]]]]
+"""Spans of tokens, each with the step that drew it, by (stream, epoch) and (source, row)."""
 FINGERPRINT = "0123456789abcdef"
 
 
-def note(
-    pieces: Pieces, planner: Planner, into: dict[tuple[str, int], dict[tuple[str, int], list[tuple[int, int]]]]
-) -> None:
-    columns = (pieces.stream, pieces.source, pieces.epoch, pieces.row, pieces.start, pieces.tokens)
-    for stream, source, epoch, row, start, tokens in zip(*(column.tolist() for column in columns), strict=True):
+def note(pieces: Pieces, planner: Planner, into: Given) -> None:
+    """Put pieces into a ledger."""
+    names = ("stream", "source", "epoch", "row", "start", "tokens", "drawn_step")
+    columns = (getattr(pieces, name).tolist() for name in names)
+    for stream, source, epoch, row, start, tokens, step in zip(*columns, strict=True):
         spans = into[planner.streams[stream], epoch].setdefault((planner.sources[source], row), [])
-        spans.append((start, start + tokens))
+        spans.append((start, start + tokens, step))
 
 
 def check_ledger(
     given: Given,
     epochs: dict[str, int],
     rows: dict[str, Rows],
-    counted: dict[str, list[int]],
+    counted: Callable[[str, int, int], int],
 ) -> int:
-    """No row comes twice, no other row comes, and whole epochs lose none; returns the number of whole epochs."""
+    """No row comes twice, no other row comes, and whole epochs lose none; returns the number of whole epochs.
+
+    `counted` says how many tokens a row of a source counts for in a step.
+    """
     whole = 0
     for (stream, epoch), documents in given.items():
         for (source, row), spans in documents.items():
             assert row in rows[stream].get(source, set()), f"{stream} has no row {row} of {source}"
             ordered = sorted(spans)
             assert all(a[1] <= b[0] for a, b in pairwise(ordered)), f"{stream} {source} {row} twice"
-            assert ordered[0][0] >= 0 and ordered[-1][1] <= counted[source][row]
+            assert ordered[0][0] >= 0 and ordered[-1][1] <= counted(source, row, ordered[-1][2])
         if epoch < epochs[stream]:
             whole += 1
             for source, held in rows[stream].items():
                 for row in held:
-                    tokens = sum(stop - start for start, stop in documents.get((source, row), []))
-                    assert tokens == counted[source][row], f"{stream} lost tokens of row {row} of {source}"
+                    spans = documents.get((source, row), [])
+                    tokens, first = sum(stop - start for start, stop, _ in spans), spans[0][2] if spans else 0
+                    assert tokens == counted(source, row, first), f"{stream} lost tokens of row {row} of {source}"
     return whole
 
 
@@ -95,9 +101,13 @@ def try_recipe(seed: int, number: int, *, steps: int = 40, everything: bool = Fa
     planner = planner_of()
     assert list(planner.streams) == sorted(rows)
     cuts = part.packing.overflow == "truncate"
-    counted = {name: [min(n, LENGTH) if cuts else n for n in one.tokens.tolist()] for name, one in sizes.items()}
+
+    def counted(source: str, row: int, step: int) -> int:
+        tokens = int(sizes[source].tokens[row])
+        return min(tokens, length_of_step(part.batch, step)) if cuts else tokens
+
     longest = {
-        name: max(counted[source][row] for source, held in of_stream.items() for row in held)
+        name: max(int(sizes[source].tokens[row]) for source, held in of_stream.items() for row in held)
         for name, of_stream in rows.items()
     }
     given: Given = defaultdict(dict)

@@ -5,9 +5,9 @@ are drawn, or those that there are; a stream is charged its share of each docume
 some microseconds a document.
 
 Each time the stream with the largest debt gives its next document; of two with equal debts, the one whose name comes
-first. A document longer than a sample is given piece by piece, and each piece counts as one. Debts sum to 0, so only a
-stream with a debt of 0 or more gives. Its debt stays above minus one sample, and all debts stay below as many samples
-as there are streams.
+first. A document longer than a sample is given a sample at a time, and each of these counts as one. Debts sum to 0, so
+only a stream with a debt of 0 or more gives. Its debt stays above minus one sample, and all debts stay below as many
+samples as there are streams.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Coming:
     def __init__(self, order: StreamOrder, epoch: int, window: int, offset: int, *, max_epochs: int) -> None:
         self._order, self._max_epochs = order, max_epochs
         self.epoch, self.window, self.offset = epoch, window, offset
-        self._held: list[tuple[int, int, int, int]] = []
+        self._held: list[tuple[int, int, int, int, int]] = []
         """The pieces from `offset` on, in reverse; empty where they are not looked up."""
         self._num_pieces = 0
         """Pieces of the window that they are of."""
@@ -99,8 +99,8 @@ class _Coming:
         order = self._order
         while self.epoch < self._max_epochs:
             if self._held:
-                epoch, (row, start, tokens, whole) = self.epoch, self._held.pop()
-                self.offset += 1
+                epoch, (row, start, tokens, whole, num_pieces) = self.epoch, self._held.pop()
+                self.offset += num_pieces
                 if self.offset == self._num_pieces:
                     self._end_window()
                 if tokens:
@@ -114,8 +114,8 @@ class _Coming:
             if self.offset == self._num_pieces:  # an empty window
                 self._end_window()
                 continue
-            found = documents.pieces(self.offset, min(self.offset + HELD, self._num_pieces))
-            columns = (found.row, found.start, found.tokens, found.document_tokens)
+            found, counts = documents.units(self.offset, min(self.offset + HELD, self._num_pieces))
+            columns = (found.row, found.start, found.tokens, found.document_tokens, counts)
             self._held = list(zip(*(column.tolist() for column in columns), strict=True))[::-1]
         return None
 

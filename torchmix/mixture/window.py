@@ -153,6 +153,26 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         whole = counted if self.document_tokens is None else self.document_tokens[document]
         return WindowPieces(self.rows[document], begins, np.minimum(counted - begins, self.piece_tokens), whole)
 
+    def units(self, start: int, stop: int) -> tuple[WindowPieces, Int64Array]:
+        """Pieces `start` to `stop`, those that are drawn together as one; and the number of pieces of each.
+
+        The last one may have pieces beyond `stop`.
+        """
+        if self.first_piece is None or self.unit_pieces == 1:
+            return self.pieces(start, stop), np.ones(stop - start, np.int64)
+        number = np.arange(start, stop)
+        document = self.first_piece.searchsorted(number, side="right") - 1
+        inside = number - self.first_piece[document]
+        begins_unit = inside % self.unit_pieces == 0
+        begins_unit[0] = True  # samples may have been shorter when the pieces before were drawn
+        number, document, inside = number[begins_unit], document[begins_unit], inside[begins_unit]
+        after = np.minimum((inside // self.unit_pieces + 1) * self.unit_pieces, np.diff(self.first_piece)[document])
+        counted = self.ends[document + 1] - self.ends[document]
+        begins = np.minimum(inside * self.piece_tokens, counted)
+        tokens = np.minimum(after * self.piece_tokens, counted) - begins
+        whole = counted if self.document_tokens is None else self.document_tokens[document]
+        return WindowPieces(self.rows[document], begins, tokens, whole), after - inside
+
     @property
     def _costs(self) -> Int64Array:
         return self.ends if self.charges is None else self.charges

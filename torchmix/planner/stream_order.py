@@ -81,15 +81,15 @@ def order_of_stream(
         sizes: Sizes of the part's sources, of those of the stream at least.
         views: Rows of members that do not have all rows of their source.
         denied: Documents that are not given, by the number of their source.
-        length: Tokens of a sample; None: those of the first step. Positions count pieces of the first length.
+        length: Tokens of a sample; None: those of the first step. It alters no position.
 
     Raises:
         CatalogMissing: The rows of a member are not known.
         DocumentTooLong: `overflow: error`, and a used document exceeds a sample.
         PlanError: The stream would give no tokens at all.
     """
-    piece_tokens, overflow = part.batch.length, part.packing.overflow
-    length = piece_tokens if length is None else length
+    overflow = part.packing.overflow
+    length = part.batch.length if length is None else length
     space = space_of_stream(part, name, sizes, views)
     has_long = space.longest_tokens > length  # the catalog's maximum over all rows: no lengths are read
     if overflow == "error" and has_long:
@@ -119,21 +119,23 @@ def order_of_space(
     """The order of a stream over some rows, without a look at them; `length` as in `order_of_stream`, `denied` and
     `era` as in `StreamOrder`.
     """
-    piece_tokens, overflow = part.batch.length, part.packing.overflow
-    length = piece_tokens if length is None else length
+    overflow = part.packing.overflow
+    length = part.batch.length if length is None else length
     if space.longest_tokens <= length or overflow not in ("truncate", "drop"):
         counted = None
     else:
         counted = partial(_truncated if overflow == "truncate" else _without_long, length)
+    # A stream's positions count pieces of the first length, or else documents, whatever the length of samples.
+    has_pieces = overflow == "split" and not part.counts_documents
     return StreamOrder(
         name,
         space,
         seed=part.seed,
         method=part.shuffle.method,
         counted=counted,
-        piece_tokens=None if part.counts_documents else piece_tokens,
+        piece_tokens=part.batch.length if has_pieces else None,
         charge=DOCUMENT_CHARGE if part.counts_documents else None,
-        unit_pieces=length // piece_tokens,
+        unit_pieces=length // part.batch.length if has_pieces else 1,
         denied=denied,
         era=era,
     )

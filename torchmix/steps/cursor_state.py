@@ -118,6 +118,7 @@ def cursor_of_state(
     _check_streams(state, planner)
     cursor = recorded_cursor(state, planner)
     planner.enter(cursor.eras)
+    planner.cut_for(cursor.step)
     check_cursor(cursor, planner)
     check_bad_tokens(state.bad_tokens, state.step, planner)
     return cursor
