@@ -55,20 +55,30 @@ def test_loaders_are_no_part_of_the_order() -> None:
         ({"where": ["remote", "node"], "endpoints": "e"}, r"loaders\.where: \[remote, node\] is not \[node, remote\]"),
         ({"where": []}, r"loaders\.where: \[\] is not \[node, remote\]"),
         ({"where": ["node", "remot"]}, r"loaders\.where\[1\]: .*'remot' is not one of .*did you mean 'remote'"),
-        ({"processes": 2}, r"loaders\.processes: only `where: job`, .* have processes, and this is `node`"),
+        ({"processes": 2}, r"loaders\.processes: only `where: job`, .* have processes, and this is `node`: remove it"),
         ({"where": "job", "processes": 0}, r"loaders\.processes: 0 is not in \[1, 256\], nor auto"),
         ({"where": "job", "processes": "many"}, r"loaders\.processes: text 'many' is not one of auto"),
         ({"where": "job", "processes": 1.5}, r"loaders\.processes: expected a whole number or auto, got 1\.5"),
-        ({"where": "node", "address": "auto"}, r"loaders\.address: of a Ray cluster, and this is `where: node`"),
+        ({"where": "node", "address": "auto"}, r"loaders\.address: only `where: ray` has address, and this is `node`"),
         ({"transform_at": "auto"}, r"loaders\.transform_at: only `where: job`, .*this is `node`"),
         ({"where": "job", "transform_at": "here"}, r"loaders\.transform_at: text 'here' is not one of auto, loader"),
         ({"where": "job", "transform_at": {"a": "rank"}}, r"loaders\.transform_at\.a: text 'rank' is not one of"),
         ({"where": "ray", "processes": 3, "autoscale": {"min": 1, "max": 2}}, r"3 processes and autoscale contradict"),
-        ({"where": "job", "keys": "./k"}, r"loaders\.keys: only `where: remote` has keys"),
-        ({"endpoints": "tcp://a:1"}, r"loaders\.endpoints: only `where: remote` has endpoints"),
-        ({"keys": "./keys"}, r"loaders\.keys: only `where: remote` has keys"),
-        ({"autoscale": {"min": 3, "max": 2}}, r"loaders\.autoscale: min 3 and max 2: 1 <= min <= max <= 4096"),
-        ({"autoscale": {"min": 3}}, r"loaders\.autoscale.*max"),
+        ({"where": "job", "keys": "./k"}, r"loaders\.keys: only `where: remote` and .* have keys"),
+        ({"endpoints": "tcp://a:1"}, r"loaders\.endpoints: only `where: remote` and .* have endpoints"),
+        ({"keys": "./keys"}, r"loaders\.keys: only `where: remote` and .* have keys"),
+        ({"where": "ray", "address": ""}, r"loaders\.address: is empty; write HOST:PORT"),
+        ({"where": "job", "autoscale": {"min": 1, "max": 2}}, r"loaders\.autoscale: only `where: ray`.*: write `proc"),
+        ({"where": "in_process", "cpu": 2}, r"loaders\.cpu: only .*: the threads of a trainer are not bounded"),
+        (
+            {"where": "remote", "endpoints": "e", "processes": 3, "autoscale": {"min": 1, "max": 2}},
+            r"3 processes and autoscale contradict",
+        ),
+        (
+            {"where": "ray", "autoscale": {"min": 3, "max": 2}},
+            r"loaders\.autoscale: min 3 and max 2: 1 <= min <= max <= 4096",
+        ),
+        ({"where": "ray", "autoscale": {"min": 3}}, r"loaders\.autoscale.*max"),
         ({"memory": "8 gigs"}, r"loaders\.memory: '8 gigs' is not a size"),
     ],
 )
@@ -80,15 +90,15 @@ def test_wrong_values_are_named(loaders: dict[str, Any], match: str) -> None:
 @pytest.mark.parametrize(
     "instead",
     [
-        "in_process,spares=2",
-        " where = in_process , spares = 2 ",
-        {"where": "in_process", "spares": 2},
-        Loaders(where="in_process", spares=2, memory="1GiB"),
+        "job,spares=2",
+        " where = job , spares = 2 ",
+        {"where": "job", "spares": 2},
+        Loaders(where="job", spares=2, memory="1GiB"),
     ],
 )
 def test_a_call_overrides_some_keys_and_leaves_the_others(instead: Any) -> None:
     found = loaders_of("build_loader", Loaders(memory="1GiB"), instead)
-    assert found == Loaders(where="in_process", spares=2, memory="1GiB")
+    assert found == Loaders(where="job", spares=2, memory="1GiB")
 
 
 @pytest.mark.parametrize(
@@ -110,13 +120,15 @@ def test_a_node_that_reads_first_is_a_list_in_yaml_and_two_words_in_a_call() -> 
     assert loaders_of("build_loader", served, "node,remote,cpu=1").where == ("node", "remote")
 
 
-def test_a_call_leaves_the_bounds_of_scaling() -> None:
-    scale = Autoscale(min=1, max=3)
-    assert loaders_of("build_loader", Loaders(autoscale=scale), "node,spares=1").autoscale == scale
+def test_a_call_leaves_the_bounds_of_scaling_to_modes_that_scale() -> None:
+    scaled = Loaders(where="ray", autoscale=Autoscale(min=1, max=3), cpu=4)
+    assert loaders_of("build_loader", scaled, "spares=1") == msgspec.structs.replace(scaled, spares=1)
+    assert loaders_of("build_loader", scaled, "node,spares=1") == Loaders(spares=1, cpu=4)
+    assert loaders_of("build_loader", scaled, "in_process") == Loaders(where="in_process")
 
 
 def test_a_call_that_says_nothing_leaves_the_recipe_its_loaders() -> None:
-    loaders = Loaders(where="in_process", cpu=2)
+    loaders = Loaders(where="node", cpu=2)
     assert loaders_of("build_loader", loaders, None) is loaders
 
 

@@ -22,7 +22,6 @@ REFUSED = {
 
 _IMAGES = {"column": "image", "token": 7, "before": 8, "after": "<end>", "place": None, "folder": "pictures"}
 _MODEL = {"layers": 4, "hidden": 64, "ffn": 256, "heads": 4, "kv_heads": 2}
-_LOADERS = {"spares": 1, "cpu": 2, "memory": "1GiB", "processes": 2}
 
 _LARGE: dict[str, Any] = {
     "version": 1,
@@ -183,7 +182,9 @@ _LARGE: dict[str, Any] = {
     "shuffle": {"method": "row", "window_pages": 3, "window_bytes": "64KiB"},
     "read": {"cache": "64MiB"},
     "loaders": {
-        **_LOADERS,
+        "spares": 1,
+        "cpu": 2,
+        "memory": "1GiB",
         "where": "remote",
         "endpoints": ["tcp://a:1"],
         "keys": "./k",
@@ -219,7 +220,7 @@ _OTHERS: list[dict[str, Any]] = [
         "balance": {"strategy": "tests.support.strategies:by_number"},
         "shuffle": {"window_bytes": 99_999},
         "read": {"cache": 99_999},
-        "loaders": {"where": "job", "transform_at": {"web": "worker"}},
+        "loaders": {"where": "job", "processes": 2, "transform_at": {"web": "worker"}},
     },
     {
         **_SMALL,

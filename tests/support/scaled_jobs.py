@@ -35,7 +35,7 @@ mixture: {{slow: 4%, web: 96%}}
 schedule:
   - {{from: 30 steps, to: 80 steps, mixture: {{slow: 40%, web: 60%}}}}
   - {{from: 100 steps, mixture: {{slow: 4%, web: 96%}}}}
-loaders: {{cpu: 8, memory: 8GiB, autoscale: {{min: {least}, max: {most}}}}}
+loaders: {{where: remote, endpoints: register, cpu: 8, memory: 8GiB, autoscale: {{min: {least}, max: {most}}}}}
 """
 
 

@@ -31,17 +31,17 @@ class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Loaders: of each node with `job`, of the cluster with `ray`, of `torchmix serve` with `remote`. `auto`: as many
     as the profile asks for, each with its sources."""
     spares: int = 0
-    """Processes of a node that wait, with their imports done, to replace one that is lost."""
+    """Processes of a node that wait, with their imports done, to replace one that is lost; not with `in_process`."""
     cpu: int | None = None
     """Processors of a node for all of this, threads of tokenizers included; None: those that the job may use. With
-    `ray`: of all loaders on the cluster; None: those of the cluster."""
+    `ray`: of all loaders on the cluster; None: those of the cluster. Not with `in_process`."""
     memory: str | int | None = None
     """Bytes, likewise: text such as 8GiB, or a number."""
     endpoints: str | tuple[str, ...] | None = None
     """Where remote loaders are: `tcp://cpu-[0-3]:[7700-7707]`, a folder where they register, or several of these."""
     autoscale: Autoscale | None = None
-    """Bounds on the number of loaders, where `ray` or `torchmix serve` starts and ends them by the load that is
-    coming."""
+    """With `ray` and `remote`: bounds on the number of loaders, which the job or `torchmix serve` starts and ends by
+    the load that is coming."""
     transform_at: Literal["auto", "loader", "worker"] | dict[str, Literal["auto", "loader", "worker"]] | None = None
     """With `job`, `ray` and `remote`, who maps and tokenizes: the loaders, which None means; or the node worker, which
     then reads the files itself; or whichever costs less by the profile. One word, or a word for some sources; the

@@ -19,14 +19,25 @@ from torchmix.recipe.structs import Loaders
 MOST_SPARES = 16
 MOST_CPU = 4096
 MOST_PROCESSES = 256
-_WHERE = {
-    "processes": ("job", "ray", "remote"),
-    "endpoints": ("remote",),
-    "keys": ("remote",),
-    "address": ("ray",),
+NODE_FIRST = "[node, remote]"
+_WORKER = ("node", "job", "ray", "remote", NODE_FIRST)
+MODES_OF_KEY = {
+    "processes": ("job", "ray", "remote", NODE_FIRST),
+    "spares": _WORKER,
+    "cpu": _WORKER,
+    "endpoints": ("remote", NODE_FIRST),
+    "keys": ("remote", NODE_FIRST),
+    "autoscale": ("ray", "remote", NODE_FIRST),
     "transform_at": ("job", "ray", "remote"),
+    "address": ("ray",),
 }
-"""Keys that some values of `where` alone have."""
+"""Keys that only some values of `where` have, with these; elsewhere they are refused, since nothing would use them."""
+_INSTEAD = {
+    ("spares", "in_process"): "nothing waits to replace a thread",
+    ("cpu", "in_process"): "the threads of a trainer are not bounded",
+    ("autoscale", "job"): "write `processes: N`, or `auto` for as many as the profile asks for",
+}
+"""What to know of a key that a value of `where` lacks."""
 
 
 def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
@@ -41,34 +52,41 @@ def check_loaders(loaders: Loaders, where: str = "loaders") -> None:
         raise RecipeError(f"{loaders.cpu} is not in [1, {MOST_CPU}]", f"{where}.cpu")
     if loaders.processes != "auto" and not 1 <= loaders.processes <= MOST_PROCESSES:
         raise RecipeError(f"{loaders.processes} is not in [1, {MOST_PROCESSES}], nor auto", f"{where}.processes")
-    if not set(_WHERE["processes"]) & set(loaders.words) and loaders.processes != 1:
-        raise RecipeError(
-            f"only `where: job`, `ray` and `remote` have processes, and this is `{loaders.where}`", f"{where}.processes"
-        )
-    if loaders.where == "ray" and loaders.autoscale is not None and loaders.processes not in (1, "auto"):
+    if not isinstance(loaders.where, str) and _mode_of(loaders.where) != NODE_FIRST:
+        raise RecipeError(f"{_mode_of(loaders.where)} is not {NODE_FIRST}, the only list", f"{where}.where")
+    _check_keys_of_mode(loaders, where)
+    if loaders.is_remote and not loaders.endpoints:
+        raise RecipeError("`remote` needs endpoints: tcp://HOST:PORT, or the folder where loaders register", where)
+    if loaders.address == "":
+        raise RecipeError("is empty; write HOST:PORT of a Ray cluster, or auto", f"{where}.address")
+    scale = loaders.autoscale
+    if scale is not None and not 1 <= scale.min <= scale.max <= MOST_CPU:
+        raise RecipeError(f"min {scale.min} and max {scale.max}: 1 <= min <= max <= {MOST_CPU}", f"{where}.autoscale")
+    if scale is not None and loaders.processes not in (1, "auto"):
         raise RecipeError(
             f"{loaders.processes} processes and autoscale contradict each other; write one of them",
             f"{where}.processes",
         )
-    if loaders.address is not None and (loaders.where != "ray" or not loaders.address):
-        raise RecipeError(f"of a Ray cluster, and this is `where: {loaders.where}`", f"{where}.address")
-    if loaders.transform_at is not None and loaders.where not in _WHERE["transform_at"]:
-        words = loaders.where if isinstance(loaders.where, str) else f"[{', '.join(loaders.where)}]"
-        raise RecipeError(
-            f"only `where: job`, `ray` and `remote` have it, and this is `{words}`", f"{where}.transform_at"
-        )
-    if not isinstance(loaders.where, str) and loaders.where != ("node", "remote"):
-        raise RecipeError(f"[{', '.join(loaders.where)}] is not [node, remote], the only list", f"{where}.where")
-    if loaders.is_remote and not loaders.endpoints:
-        raise RecipeError("`remote` needs endpoints: tcp://HOST:PORT, or the folder where loaders register", where)
-    if not loaders.is_remote and (loaders.endpoints or loaders.keys):
-        name = "endpoints" if loaders.endpoints else "keys"
-        raise RecipeError(f"only `where: remote` has {name}, and this is `where: {loaders.where}`", f"{where}.{name}")
-    scale = loaders.autoscale
-    if scale is not None and not 1 <= scale.min <= scale.max <= MOST_CPU:
-        raise RecipeError(f"min {scale.min} and max {scale.max}: 1 <= min <= max <= {MOST_CPU}", f"{where}.autoscale")
     if loaders.memory is not None:
         parse_bytes(loaders.memory, where=f"{where}.memory")
+
+
+def _check_keys_of_mode(loaders: Loaders, where: str) -> None:
+    """Refuse a key that nothing would use; raises a RecipeError."""
+    mode = _mode_of(loaders.where)
+    for field in msgspec.structs.fields(Loaders):
+        name, owners = field.name, MODES_OF_KEY.get(field.name, (mode,))
+        if mode in owners or getattr(loaders, name) == field.default:
+            continue
+        words = [f"`where: {owners[0]}`", *(f"`{one}`" for one in owners[1:])]
+        listed = f"{', '.join(words[:-1])} and {words[-1]} have" if words[1:] else f"{words[0]} has"
+        hint = _INSTEAD.get((name, mode), "remove it, or change `where`")
+        raise RecipeError(f"only {listed} {name}, and this is `{mode}`: {hint}", f"{where}.{name}")
+
+
+def _mode_of(where: object) -> str:
+    """A value of `where` as one word of `MODES_OF_KEY`."""
+    return f"[{', '.join(map(str, where))}]" if isinstance(where, list | tuple) else str(where)
 
 
 def loaders_of(call: str, loaders: Loaders, instead: str | Mapping[str, Any] | Loaders | None) -> Loaders:
@@ -92,10 +110,8 @@ def loaders_of(call: str, loaders: Loaders, instead: str | Mapping[str, Any] | L
         if not isinstance(keys, Mapping):
             raise RecipeError("expected a word of `where`, keys as where=node,spares=1, a mapping, or torchmix.Loaders")
         # Keys of another `where` than the one that is asked for are not meant.
-        where = keys.get("where", loaders.where)
-        words = tuple(where) if isinstance(where, list | tuple) else (where,)
-        own = msgspec.to_builtins(loaders)
-        meant = {name: value for name, value in own.items() if name not in _WHERE or set(_WHERE[name]) & set(words)}
+        mode, own = _mode_of(keys.get("where", loaders.where)), msgspec.to_builtins(loaders)
+        meant = {name: value for name, value in own.items() if mode in MODES_OF_KEY.get(name, (mode,))}
         found: Loaders = build(Loaders, {**meant, **keys})
         check_loaders(found, "")
     except RecipeError as error:
