@@ -216,7 +216,7 @@ class Dynamic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Shares that a policy decides while the run goes on, from the losses that the trainer reports."""
 
     policy: str
-    """`ado`, `odm`, `file`, or `module:Class` of your own."""
+    """`ado`, `odm`, `exp3`, `file`, or `module:Class` of your own."""
     at: str | None = None
     """Path of the group whose children it decides, with dots; None: the whole mixture."""
     every: str = "50 steps"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from torchmix.errors import RecipeError
 from torchmix.mixture.policies.ado import Ado
 from torchmix.mixture.policies.limits import with_floor, within
-from torchmix.mixture.policies.odm import Odm
+from torchmix.mixture.policies.odm import Exp3, Odm
 from torchmix.mixture.policies.open_policy import open_policy
 from torchmix.mixture.policies.policy import Policy
 from torchmix.mixture.policies.scaling_law import cost_of, fit_scaling_law, smoothed
@@ -76,30 +77,106 @@ def test_ado_decides_nothing_before_it_has_seen_enough() -> None:
     assert run(Ado(), steps=200) == []
 
 
-def test_odm_is_its_authors_code_on_recorded_losses() -> None:
-    """Their `Exp3WeightUpdater`, run on the same losses, one source a step."""
-    policy = Odm()
-    policy.start(NAMES, SHARES)
-    decided = []
-    for step in range(40):
-        number = step + 1
-        loss = 2 + 0.5 * (number % 3) + 0.1 * ((number * 7) % 5)
-        policy.observe(step, {NAMES[number % 3]: (loss * 100, 100)})
-        decided.append(policy.decide(step))
-    assert decided[0] is not None and list(decided[0].values()) == pytest.approx([1 / 3] * 3)
-    assert decided[9] is not None
-    assert list(decided[9].values()) == pytest.approx([0.3140944473905787, 0.3504694163525343, 0.3354361362568871])
-    assert decided[39] is not None
-    assert list(decided[39].values()) == pytest.approx([0.2990743898249577, 0.34346792595455644, 0.35745768422048585])
-
-
-def test_odm_survives_large_rewards() -> None:
-    policy = Odm()
-    policy.start(NAMES, SHARES)
-    for step in range(20_000):
-        policy.observe(step, {"a": (900.0, 1), "b": (1.0, 1)})
+def test_ado_is_its_authors_code_on_recorded_losses() -> None:
+    """Their `AdoSelector`, run on the same losses of 600 steps in samples of 1,024 tokens, some steps without `d`."""
+    curves = [(2.0, 0.9, 0.5), (3.0, 0.7, 0.2), (4.0, 0.6, 0.4), (5.0, 0.55, 0.6)]
+    policy, names = Ado(ignore_steps=100, start_step=200, refit_steps=200), "abcd"
+    policy.start(names, dict(zip(names, [0.55, 0.25, 0.15, 0.05], strict=True)))
+    decided: list[list[float] | None] = []
+    for step in range(600):
+        losses = {}
+        for i, (a, e, alpha) in enumerate(curves):
+            noise = (step * 7919 + i * 104729) % 1009 / 1009 - 0.5
+            loss = math.exp(e) + math.exp(a) / ((step + 1) * 64) ** alpha + 0.04 * noise
+            samples = ((step * 31 + i * 17) % 11 + 5) * (11, 5, 3, 1)[i] // 4 if i < 3 or step % 3 else 0
+            if samples:
+                losses[names[i]] = (loss * samples * 1024, samples * 1024)
+        policy.observe(step, losses)
         shares = policy.decide(step)
-    assert shares is not None and np.isfinite(list(shares.values())).all() and min(shares.values()) > 0
+        decided.append(None if shares is None else list(shares.values()))
+    assert decided[:200] == [None] * 200
+    for step, theirs in [
+        (200, [0.50457821, 0.28894936, 0.15928273, 0.0471897]),
+        (399, [0.29084099, 0.4780384, 0.19758604, 0.03353457]),
+        (400, [0.29227143, 0.47852958, 0.19572371, 0.03347528]),
+        (599, [0.22210425, 0.5500735, 0.20001079, 0.02781146]),
+    ]:
+        assert decided[step] == pytest.approx(theirs, abs=5e-4), step
+
+
+def decided_by(policy: Policy, losses: list[dict[str, float]], start: Mapping[str, float]) -> list[list[float]]:
+    """The shares after each step with these mean losses, of sources of differing numbers of tokens."""
+    policy.start(sorted(start), start)
+    decided = []
+    for step, means in enumerate(losses):
+        counts = {name: 100 + 7 * (step + i) % 40 for i, name in enumerate(sorted(means))}
+        policy.observe(step, {name: (mean * counts[name], counts[name]) for name, mean in means.items()})
+        shares = policy.decide(step)
+        assert shares is not None
+        decided.append([shares[name] for name in sorted(start)])
+    return decided
+
+
+@pytest.mark.parametrize("count", [2, 5, 22])
+def test_bandits_are_their_formulas(count: int) -> None:
+    """Written from the formulas of the page, term by term, without logarithms: 400 steps of some sources each."""
+    random = np.random.default_rng(count)
+    names = [f"s{i:02}" for i in range(count)]
+    start = dict(zip(names, random.dirichlet(np.ones(count)).tolist(), strict=True))
+    losses = []
+    for step in range(400):
+        seen = random.choice(count, size=int(random.integers(1, count + 1)), replace=False)
+        losses.append({names[i]: float(random.uniform(1, 6) / (1 + step / 400)) for i in seen})
+
+    def explored(t: int) -> float:
+        return min(1 / count, math.sqrt(math.log(count) / (count * t))) if t else 1 / count
+
+    mean_reward, summed = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    shares, of_odm, of_exp3 = dict(start), [], []
+    for t, means in enumerate(losses, start=1):
+        for name, loss in means.items():
+            mean_reward[name] = 0.8 * mean_reward[name] + 0.2 * math.exp(loss)
+            summed[name] += loss / 10 / shares[name]
+        rest = 1 - count * explored(t)
+        total = sum(mean_reward.values())
+        of_odm.append([rest * mean_reward[name] / total + explored(t) for name in names])
+        powers = {name: math.exp(explored(t - 1) * summed[name]) for name in names}
+        shares = {name: rest * powers[name] / sum(powers.values()) + explored(t) for name in names}
+        of_exp3.append([shares[name] for name in names])
+    assert np.allclose(decided_by(Odm(smoothing=0.8), losses, start), of_odm, rtol=0, atol=1e-9)
+    assert np.allclose(decided_by(Exp3(), losses, start), of_exp3, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("policy", "theirs"), [(Odm(), [0.153, 0.186, 0.25, 0.41]), (Exp3(), [0.206, 0.227, 0.258, 0.309])]
+)
+def test_bandits_are_their_authors_code_at_constant_losses(policy: Policy, theirs: list[float]) -> None:
+    """`SmoothedMeanWeightUpdater` and `Exp3WeightUpdater`, after 20,000 steps of all four sources."""
+    losses = {"a": 2.0, "b": 2.2, "c": 2.5, "d": 3.0}
+    policy.start("abcd", dict.fromkeys("abcd", 0.25))
+    for step in range(20_000):
+        policy.observe(step, {name: (loss * 10, 10) for name, loss in losses.items()})
+        shares = policy.decide(step)
+    assert shares is not None and list(shares.values()) == pytest.approx(theirs, abs=5e-4)
+
+
+def test_a_bandit_learns_nothing_in_its_warmup() -> None:
+    for policy in (Odm(warmup_steps=3), Exp3(warmup_steps=3)):
+        policy.start("ab", {"a": 0.5, "b": 0.5})
+        for step in range(4):
+            assert policy.decide(step) is None
+            policy.observe(step, {"a": (9.0 if step < 3 else 1.0, 1), "b": (1.0, 1)})
+        shares = policy.decide(3)
+        assert shares is not None and shares["a"] == shares["b"]
+
+
+def test_bandits_survive_large_losses() -> None:
+    for policy in (Odm(), Odm(smoothing=0), Exp3()):
+        policy.start(NAMES, SHARES)
+        for step in range(2_000):
+            policy.observe(step, {"a": (9000.0, 1), "b": (1.0, 1)})
+            shares = policy.decide(step)
+        assert shares is not None and np.isfinite(list(shares.values())).all() and min(shares.values()) > 0
 
 
 def test_a_file_of_an_operator_counts_each_time_that_it_changes(tmp_path: Path) -> None:
@@ -180,7 +257,10 @@ def test_a_recipe_names_its_policy_and_its_options(tmp_path: Path, monkeypatch: 
     found.start(["a"], {"a": 1.0})
     (tmp_path / "shares.yaml").write_text("{a: 1}", encoding="utf-8")
     assert found.decide(0) == {"a": 1.0}, "relative to the recipe"
+    assert isinstance(open_policy(Dynamic(policy="exp3", options={"warmup_steps": 9}), tmp_path), Exp3)
     for policy, options, message in [
+        ("odm", {"smoothing": 1.0}, "smoothing is 1.0, which is not in"),
+        ("exp3", {"smoothing": 0.5}, "does not take these options"),
         ("my_own_policies:Mine", {"stp": 1}, "does not take these options"),
         ("my_own_policies:Half", {}, "has no method observe, decide"),
         ("my_own_policies:None_", {}, "cannot be imported"),

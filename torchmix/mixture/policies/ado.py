@@ -4,8 +4,11 @@ In: losses by step. Out: shares. Must hold: see `policy.Policy`. Cost: a fit of 
 ms a source; else some array operations.
 
 Source: Jiang, Zhou, Feng, Malladi, Kolter: Adaptive Data Optimization: Dynamic Sample Selection with Scaling Laws
-(arXiv 2410.11820), with the choices of the authors' code: its smoothing, its floor of 1 % and its constants. A share is
-proportional to prior x slope of the curve x sqrt(h (1 - h)), where h is a moving average of what was seen.
+(arXiv 2410.11820), with the choices of the authors' code (yidingjiang/ado): its smoothing, its floor of 1 % and its
+constants. A share is proportional to prior x slope of the curve x sqrt(h), where h is a moving average of what was
+seen. Three things differ from that code. Losses and h count tokens, not samples. The first fit is at `start_step`, not
+at the next multiple of `refit_steps`. Between two decisions the last one enters the average of shares once a step.
+`limits.with_floor` and `scaling_law` name their own differences.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ class Ado:
         seen = float(sum(self._tokens))
         alpha = np.maximum(alpha, LOWEST_EXPONENT)
         slope = alpha * np.exp(a) / seen ** self._curves[:, 2] / seen
-        wanted = slope * self._prior * np.sqrt(self._seen * (1 - self._seen))
+        wanted = slope * self._prior * np.sqrt(self._seen)
         if not wanted.sum() > 0:
             return None
         now = with_floor(wanted / wanted.sum(), FLOOR)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchmix.errors import RecipeError
 from torchmix.mixture.policies.ado import Ado
-from torchmix.mixture.policies.odm import Odm
+from torchmix.mixture.policies.odm import Exp3, Odm
 from torchmix.mixture.policies.policy import Policy
 from torchmix.mixture.policies.shares_file import SharesFile
 from torchmix.recipe.structs import Dynamic
@@ -31,11 +31,11 @@ def open_policy(dynamic: Dynamic, base: str | Path) -> Policy:
     options = dict(dynamic.options)
     if dynamic.policy == "file" and isinstance(options.get("path"), str):
         options["path"] = str(Path(base, str(options["path"])))
-    built_in: dict[str, Callable[..., Policy]] = {"ado": Ado, "odm": Odm, "file": SharesFile}
+    built_in: dict[str, Callable[..., Policy]] = {"ado": Ado, "odm": Odm, "exp3": Exp3, "file": SharesFile}
     make = built_in.get(dynamic.policy) or _own(dynamic.policy)
     try:
         policy = make(**options)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise RecipeError(
             f"the policy {dynamic.policy!r} does not take these options: {error}", "dynamic.options"
         ) from None

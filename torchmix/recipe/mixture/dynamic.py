@@ -23,7 +23,7 @@ from torchmix.recipe.structs import EpochPlace, Recipe
 
 _STEPS = re.compile(r"\s*(\d{1,12})\s*steps?\s*", re.ASCII)
 _MULTIPLE = re.compile(r"\s*(\d{1,9}\.?\d{0,9}|\.\d{1,9})\s*x\s*", re.ASCII)
-BUILT_IN = ("ado", "odm", "file")
+BUILT_IN = ("ado", "odm", "exp3", "file")
 
 
 class Deciding(msgspec.Struct, frozen=True, kw_only=True):
