@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tests.support.synthetic_images import exif_block, random_pixels
+from tests.support.synthetic_images import WAYS, random_pixels, saved_turned
 from tests.support.tar_shards import write_shard
 
 TOKEN = 300
@@ -85,13 +84,12 @@ def make_rows(seed: int, count: int, *, most_side: int = 90) -> list[ImageRow]:
             rows.append(ImageRow(text=words))
             continue
         width, height = (int(side) for side in rng.integers(5, most_side, 2))
-        file = io.BytesIO()
         kind = ("JPEG", "PNG", "WEBP")[number % 3]
-        options = {"exif": exif_block(int(rng.integers(1, 9)))} if rng.random() < 0.5 else {}
-        Image.fromarray(random_pixels(rng, width, height)).save(file, kind, **options)
+        ways = {str(rng.choice(WAYS[kind])): int(rng.integers(1, 9))} if rng.random() < 0.5 else {}
+        image = saved_turned(Image.fromarray(random_pixels(rng, width, height)), kind, ways)
         place = int(rng.integers(0, len(words) + 1))
         text = words if rng.random() < 0.3 else f"{words[:place]}<image>{words[place:]}"
-        rows.append(ImageRow(text=text, images=(file.getvalue(),)))
+        rows.append(ImageRow(text=text, images=(image,)))
     return rows
 
 

@@ -6,9 +6,10 @@ import io
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, features
 
 MODES = {
     "JPEG": ("RGB", "L", "CMYK"),
@@ -17,7 +18,25 @@ MODES = {
     "GIF": ("P", "L"),
     "BMP": ("RGB", "L"),
     "TIFF": ("RGB", "CMYK"),
+    "AVIF": ("RGB", "RGBA"),
 }
+WAYS = {
+    "JPEG": ("exif", "xmp", "two segments"),
+    "PNG": (
+        "exif",
+        "late exif",
+        "raw",
+        "late raw",
+        "compressed raw",
+        "xmp",
+        "late xmp",
+        "compressed xmp",
+    ),
+    "WEBP": ("exif", "xmp"),
+    "AVIF": ("exif", "xmp"),
+    "TIFF": ("tag", "tag xmp"),
+}
+"""How a file may say how it is turned. Pillow writes the EXIF orientation of an AVIF as `irot` and `imir`."""
 SMOOTH = 6
 
 
@@ -28,7 +47,8 @@ class SyntheticImage:
     content: bytes
     kind: str
     mode: str
-    orientation: int
+    ways: tuple[str, ...]
+    """Those of `WAYS` that it has."""
 
 
 def random_pixels(rng: np.random.Generator, width: int, height: int, channels: int = 3) -> np.ndarray:
@@ -39,23 +59,41 @@ def random_pixels(rng: np.random.Generator, width: int, height: int, channels: i
 
 
 def make_image(rng: np.random.Generator, *, most_side: int = 60) -> SyntheticImage:
-    """An image of a random kind, mode, size and orientation."""
-    kind = list(MODES)[rng.integers(len(MODES))]
+    """An image of a random kind, mode, size and orientation, which one of the ways of its kind says, or several."""
+    kinds = [kind for kind in MODES if kind != "AVIF" or features.check("avif")]
+    kind = kinds[rng.integers(len(kinds))]
     mode = MODES[kind][rng.integers(len(MODES[kind]))]
     width, height = (int(side) for side in rng.integers(1, most_side, 2))
     image = _image(rng, mode, width, height)
-    orientation = int(rng.integers(0, 9)) if kind in ("JPEG", "PNG", "WEBP") else 0
-    options: dict[str, object] = {}
-    if kind == "WEBP":
-        options["lossless"] = bool(rng.integers(2))
-    if orientation and not (kind == "PNG" and rng.integers(2)):
-        options["exif"] = exif_block(orientation)
+    ways = WAYS.get(kind, ())
+    chosen = [way for way in ways if rng.random() < 1.2 / len(ways)]
+    orientations = [int(rng.integers(0, 9)) for _ in chosen]
+    options: dict[str, Any] = {"lossless": bool(rng.integers(2))} if kind == "WEBP" else {}
+    options |= {"speed": 10} if kind == "AVIF" else {}
+    content = saved_turned(image, kind, dict(zip(chosen, orientations, strict=True)), **options)
+    return SyntheticImage(content=content, kind=kind, mode=mode, ways=tuple(chosen))
+
+
+def saved_turned(image: Image.Image, kind: str, ways: dict[str, int], **options: Any) -> bytes:
+    """An image of a kind whose file says in some of `WAYS` how it is turned."""
+    for way, orientation in ways.items():
+        if way in ("exif", "two segments"):
+            options["exif"] = exif_block(orientation)
+        elif way == "xmp" and kind != "PNG":
+            options["xmp"] = xmp_block(orientation)
+        elif way == "tag":
+            options["tiffinfo"] = options.get("tiffinfo", {}) | {0x0112: orientation}
+        elif way == "tag xmp":
+            options["tiffinfo"] = options.get("tiffinfo", {}) | {700: xmp_block(orientation)}
     file = io.BytesIO()
     image.save(file, kind, **options)
     content = file.getvalue()
-    if orientation and "exif" not in options:
-        content = with_late_exif(content, orientation)
-    return SyntheticImage(content=content, kind=kind, mode=mode, orientation=orientation)
+    for way, orientation in ways.items():
+        if way == "two segments":
+            content = _in_two_segments(content)
+        elif kind == "PNG" and way != "exif":
+            content = with_chunk(content, *png_chunk(way.removeprefix("late "), orientation), late="late" in way)
+    return content
 
 
 def _image(rng: np.random.Generator, mode: str, width: int, height: int) -> Image.Image:
@@ -67,16 +105,49 @@ def _image(rng: np.random.Generator, mode: str, width: int, height: int) -> Imag
 
 
 def exif_block(orientation: int) -> bytes:
-    """An EXIF block with an orientation alone."""
+    """An EXIF block with an orientation, behind another tag."""
     exif = Image.Exif()
+    exif[0x010F] = "a maker of cameras"
     exif[0x0112] = orientation
     return exif.tobytes()
 
 
-def with_late_exif(png: bytes, orientation: int) -> bytes:
-    """A PNG whose eXIf chunk stands behind its data."""
-    block = exif_block(orientation).removeprefix(b"Exif\0\0")
-    chunk = struct.pack(">I", len(block)) + b"eXIf" + block
+def xmp_block(orientation: int) -> bytes:
+    """An XMP block with an orientation, as an attribute or as an element."""
+    said = (
+        f' tiff:Orientation="{orientation}"/>'
+        if orientation % 2
+        else f"><tiff:Orientation>{orientation}</tiff:Orientation></rdf:Description>"
+    )
+    return f'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description{said}</rdf:RDF></x:xmpmeta>'.encode()
+
+
+def png_chunk(way: str, orientation: int) -> tuple[bytes, bytes]:
+    """Name and content of a chunk that says in one of the ways of a PNG how it is turned."""
+    block = exif_block(orientation)
+    raw = f"\nexif\n{len(block):8}\n{block.hex()[:72]}\n{block.hex()[72:]}\n".encode()
+    return {
+        "exif": (b"eXIf", block.removeprefix(b"Exif\0\0")),
+        "raw": (b"tEXt", b"Raw profile type exif\0" + raw),
+        "compressed raw": (b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw)),
+        "xmp": (b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp_block(orientation)),
+        "compressed xmp": (b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(xmp_block(orientation))),
+    }[way]
+
+
+def with_chunk(png: bytes, name: bytes, content: bytes, *, late: bool) -> bytes:
+    """A PNG with one more chunk, before or behind its data."""
+    chunk = struct.pack(">I", len(content)) + name + content
     chunk += struct.pack(">I", zlib.crc32(chunk[4:]))
-    end = png.rindex(b"IEND") - 4
+    end = png.rindex(b"IEND") - 4 if late else 33
     return png[:end] + chunk + png[end:]
+
+
+def _in_two_segments(jpeg: bytes) -> bytes:
+    """A JPEG whose EXIF block is cut into two segments."""
+    start = jpeg.index(b"\xff\xe1")
+    stop = start + 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big")
+    block = jpeg[start + 4 : stop].removeprefix(b"Exif\0\0")
+    parts = [b"Exif\0\0" + part for part in (block[:20], block[20:])]
+    cut = b"".join(b"\xff\xe1" + struct.pack(">H", 2 + len(part)) + part for part in parts)
+    return jpeg[:start] + cut + jpeg[stop:]

@@ -8,12 +8,21 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps, features
 
-from tests.support.synthetic_images import exif_block, random_pixels, with_late_exif
+from tests.support.synthetic_images import (
+    WAYS,
+    exif_block,
+    png_chunk,
+    random_pixels,
+    saved_turned,
+    with_chunk,
+    xmp_block,
+)
 from torchmix.errors import ImageUnreadable
 from torchmix.transform.images.decode import decode_image, decoder_id, grey_image
 from torchmix.transform.images.header import header_of, read_header
+from torchmix.transform.images.orientation import orientation_of
 
 MOST = 1 << 20
 
@@ -43,23 +52,52 @@ def test_16_bits_are_shifted_where_pillow_saturates() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("where", ["jpeg", "png", "png behind its data", "webp"])
-def test_orientation_has_one_rule(orientation: int, where: str) -> None:
+@pytest.mark.parametrize("kind, way", [(kind, way) for kind, ways in WAYS.items() for way in ways])
+def test_orientation_has_one_rule(orientation: int, kind: str, way: str) -> None:
+    if kind == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow reads no AVIF")
     pixels = np.zeros((20, 30, 3), np.uint8)
     pixels[:10, :15] = 255  # the corner that is the first one before turning
-    image, exif = Image.fromarray(pixels), exif_block(orientation)
-    if where == "png behind its data":
-        content = with_late_exif(saved(image, "PNG"), orientation)
-    elif where == "webp":
-        content = saved(image, "WEBP", exif=exif, lossless=True)
-    else:
-        content = saved(image, where.upper(), exif=exif)
+    options = {"lossless": True} if kind == "WEBP" else {}
+    content = saved_turned(Image.fromarray(pixels), kind, {way: orientation}, **options)
     header, decoded = header_of(content), decode_image(content, most_pixels=MOST)
-    assert header.orientation == orientation
     assert (header.width, header.height) == decoded.size == ((20, 30) if orientation > 4 else (30, 20))
     turned = np.asarray(decoded)[..., 0] > 128
     corners = [turned[2, 2], turned[2, -3], turned[-3, -3], turned[-3, 2]]  # clockwise
     assert corners.index(True) == {1: 0, 2: 1, 3: 2, 4: 3, 5: 0, 6: 1, 7: 2, 8: 3}[orientation]
+
+
+def test_exif_decides_before_xmp_though_its_value_may_be_none() -> None:
+    xmp = xmp_block(6)
+    for value, wanted in ((8, 8), (0, 1), (9, 1)):
+        assert orientation_of({"exif": exif_block(value), "xmp": xmp}) == wanted
+    without = Image.Exif()
+    without[0x010F] = "a maker"
+    assert orientation_of({"exif": without.tobytes(), "xmp": xmp}) == 6
+    assert orientation_of({"exif": b"no block", "xmp": xmp}) == 1, "Pillow refuses to look further"
+    assert orientation_of({"Raw profile type exif": "no digits\n\n\nxyz", "xmp": xmp}) == 1
+    assert orientation_of({}) == 1
+
+
+def test_a_picture_of_several_frames_is_turned_by_what_stands_before_its_second() -> None:
+    frames = [Image.new("RGB", (30, 20), color) for color in ("red", "green")]
+    content = saved(frames[0], "PNG", save_all=True, append_images=frames[1:])
+    late = with_chunk(content, *png_chunk("exif", 6), late=True)
+    early = with_chunk(content, *png_chunk("exif", 6), late=False)
+    for image, size in ((late, (30, 20)), (early, (20, 30))):
+        assert ImageOps.exif_transpose(Image.open(io.BytesIO(image))).size == size
+        header = header_of(image)
+        assert (header.width, header.height) == decode_image(image, most_pixels=MOST).size == size
+
+
+def test_bytes_between_the_markers_of_a_jpeg_are_passed_over() -> None:
+    content = saved(Image.new("RGB", (30, 20)), "JPEG", exif=exif_block(6))
+    place = content.index(b"\xff\xdb")
+    content = content[:place] + b"junk" + b"\xff\0" + bytes(5000) + content[place:]
+    header = header_of(content)
+    assert (header.width, header.height) == decode_image(content, most_pixels=MOST).size == (20, 30)
+    with pytest.raises(ImageUnreadable, match="a JPEG without data"):
+        header_of(content[: content.index(b"\xff\xda")])
 
 
 def test_a_header_that_lies_is_bounded_before_it_is_decoded() -> None:

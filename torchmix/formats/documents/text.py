@@ -30,6 +30,7 @@ from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.bytes_tokenizer import BYTES
 from torchmix.transform.documents.chat import ChatCutter
 from torchmix.transform.documents.lay_out import DocumentLayout, ImagesOfRows
+from torchmix.transform.images.header import HEADER_VERSION
 from torchmix.transform.images.rule import SizeRule
 from torchmix.transform.row_encoder import EncodedRows, RowEncoder, RowsToEncode
 from torchmix.transform.tokenizer import Ids, Tokenizer
@@ -62,7 +63,9 @@ class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def transform_id(self) -> str:
         """See `FormatSource.transform_id`."""
-        return f"{self.layout.transform_id}:{'' if self.rule is None else self.rule.rule_id}"
+        return (
+            f"{self.layout.transform_id}:{'' if self.rule is None else f'sized-{HEADER_VERSION}:{self.rule.rule_id}'}"
+        )
 
     @property
     def vocab_size(self) -> int | None:

@@ -20,6 +20,7 @@ from torchmix.formats.images.headers import IMAGE, HeaderScan
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.recipe.source.image_structs import Images
 from torchmix.storage.random_access import RandomAccessFile
+from torchmix.transform.images.header import HEADER_VERSION
 from torchmix.transform.images.raw_bytes import RawBytes, See
 from torchmix.transform.images.rule import SizeRule
 from torchmix.transform.row_encoder import RowEncoder
@@ -48,7 +49,7 @@ class ImageColumn(msgspec.Struct, frozen=True, kw_only=True):
         """See `FormatSource.transform_id`."""
         kind = "" if self.folder is None else "paths"
         placed = "" if self.images.place is None else f":{self.images.place}"
-        return f"images-1:{self.images.most_pixels}:{kind}:{self.rule.rule_id}{placed}"
+        return f"images-{HEADER_VERSION}:{self.images.most_pixels}:{kind}:{self.rule.rule_id}{placed}"
 
     @property
     def vocab_size(self) -> int | None:

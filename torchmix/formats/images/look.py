@@ -24,14 +24,15 @@ LOOKED_AT = 8
 TOKEN_PIXELS = 28 * 28
 """Pixels that become a token by the default rule."""
 _BEGINS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-_PATH = re.compile(r".+\.(?:jpe?g|png|webp|gif|bmp|tiff?)", re.IGNORECASE | re.DOTALL)
+_AVIF = (b"ftypavif", b"ftypavis")
+_PATH = re.compile(r".+\.(?:jpe?g|png|webp|avif|gif|bmp|tiff?)", re.IGNORECASE | re.DOTALL)
 _NAMES_IMAGES = re.compile(r"image|img|picture|photo", re.IGNORECASE)
 _BINARY = {"binary", "large_binary", "binary_view"}
 
 
 def is_image(value: bytes) -> bool:
     """Whether bytes begin as an image does."""
-    return value.startswith(_BEGINS) or (value[:4] == b"RIFF" and value[8:12] == b"WEBP")
+    return value.startswith(_BEGINS) or (value[:4], value[8:12]) == (b"RIFF", b"WEBP") or value[4:12] in _AVIF
 
 
 def is_path(value: str) -> bool:

@@ -1,5 +1,6 @@
 """Images -> their sizes, and their patches. Files in reading order:
 
+orientation.py   how a viewer turns an image, by EXIF and XMP
 header.py        the size of an image, without decoding it
 raw_bytes.py     values of a column as they are, by way of a tokenizer
 rule.py          what a size rule gives

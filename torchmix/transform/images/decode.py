@@ -20,7 +20,6 @@ from torchmix.errors import ImageUnreadable
 from torchmix.transform.images.header import ImageHeader, header_of, import_pillow
 
 Alpha = Literal["white", "drop"]
-DECODE_VERSION = 1
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """Orientation -> Pillow's number of the transposition that undoes it."""
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
@@ -31,7 +30,7 @@ def decoder_id() -> str:
     import_pillow()
     from PIL import __version__, features
 
-    libraries = {name: features.version(name) for name in ("libjpeg_turbo", "jpg", "zlib", "webp")}
+    libraries = {name: features.version(name) for name in ("libjpeg_turbo", "jpg", "zlib", "webp", "avif")}
     return ",".join([f"pillow {__version__}", *(f"{name} {found}" for name, found in libraries.items() if found)])
 
 
@@ -65,7 +64,7 @@ def decode_image(content: bytes | memoryview, *, most_pixels: int, alpha: Alpha 
     except Exception as error:  # Pillow's decoders raise whatever they meet
         message = " ".join(str(error).split())
         raise ImageUnreadable(f"it does not decode ({type(error).__name__}: {message[:120]})") from None
-    turn = _TURNS.get(header.orientation)
+    turn = None if header.kind == "tiff" else _TURNS.get(header.orientation)  # Pillow turns that kind itself
     return image if turn is None else image.transpose(turn)
 
 

@@ -1,31 +1,38 @@
 """The size of an image from its header, without decoding it.
 
-In: the bytes of an image, all of them or by ranges. Out: its size as it is stored, its EXIF orientation, and its kind.
-Must hold: the decoder turns an image by the orientation that is found here, so index and tensors have one rule for all
-kinds: the EXIF block of a JPEG, of a PNG (also behind its data), and of a WebP. Headers can lie, so the decoder
-compares the size, and `most_pixels` bounds it. Cost: for JPEG the markers before the data, for PNG a look at each
-chunk, for WebP 30 bytes and a look at each chunk; any other kind is opened by Pillow from all its bytes.
+In: the bytes of an image, all of them or by ranges. Out: its size as it is stored, how it is turned, and its kind.
+Must hold: the decoder turns an image as is found here, so index and tensors have one rule for all kinds, that of
+Pillow's `exif_transpose`: `orientation.py`. Chunks and markers are walked as Pillow's readers walk them. Headers can
+lie, so the decoder compares the size, and `most_pixels` bounds it. Cost: for JPEG the markers before the data, for PNG
+a look at each chunk, for WebP 30 bytes and a look at each chunk; any other kind is opened by Pillow from all its bytes.
 """
 
 from __future__ import annotations
 
 import io
 import struct
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from torchmix.errors import ImageUnreadable
+from torchmix.transform.images.orientation import EXIF, ORIENTATION, RAW_EXIF, TURNED, XMP, XMP_TEXT, orientation_of
 
 Read = Callable[[int, int], bytes]
 """Bytes of an image, by offset and number; fewer only where it ends."""
 
-TURNED = (5, 6, 7, 8)
-"""Orientations that swap the sides."""
-_ORIENTATION = 0x0112
-_SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_MOST_EXIF_BYTES = 1 << 20
+HEADER_VERSION = 2
+"""Rises when an image of before gets another size; a part of the `transform_id` of sources with images."""
+_SIZE_MARKERS = frozenset((*range(0xC0, 0xD0), 0xDE)) - {0xC4, 0xC8, 0xCC}
+_BARE_MARKERS = frozenset((0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)))
+"""Markers without a length; also those behind which Pillow looks for the next one."""
+_XMP_OF_JPEG = b"http://ns.adobe.com/xap/1.0/\0"
+_JUNK_BYTES = 4096
+_MOST_TEXT_BYTES = 1 << 20
+"""A compressed text of a PNG with more is refused by Pillow."""
 
 
 class ImageHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +45,7 @@ class ImageHeader(msgspec.Struct, frozen=True, kw_only=True):
     stored_height: int
     """Rows, as stored."""
     orientation: int = 1
-    """How the viewer turns it, 1 to 8, as EXIF numbers it."""
+    """How the viewer turns it, 1 to 8, as EXIF numbers it. A TIFF comes turned from its decoder."""
 
     @property
     def width(self) -> int:
@@ -85,49 +92,45 @@ def read_header(read: Read, num_bytes: int) -> ImageHeader:
 
 
 def _jpeg(read: Read, num_bytes: int) -> ImageHeader:
-    orientation, place = 0, 2
+    info: dict[str, bytes] = {}
+    size: tuple[int, int] | None = None
+    place = 2
     while place < num_bytes:
-        lead, marker, length = struct.unpack(">BBH", read(place, 4))
+        lead, marker = struct.unpack("BB", read(place, 2))
         if lead != 0xFF:
-            raise ImageUnreadable(f"it is no whole JPEG: no marker at byte {place}")
-        if marker == 0xFF:  # a fill byte
+            if place == 2:
+                raise ImageUnreadable("it is no whole JPEG: no marker at byte 2")
+            junk = read(place, _JUNK_BYTES)
+            place += len(junk) if (found := junk.find(b"\xff")) < 0 else found
+        elif marker == 0xFF:  # a fill byte
             place += 1
-        elif marker in (0x01, 0xD8) or 0xD0 <= marker <= 0xD7:  # markers without a length
+        elif marker == 0 or marker in _BARE_MARKERS:
             place += 2
-        elif marker in _SIZE_MARKERS:
-            height, width = struct.unpack(">HH", read(place + 5, 4))
-            return ImageHeader(
-                kind="jpeg",
-                stored_width=width,
-                stored_height=height,
-                orientation=orientation or _late_exif(read, place),
-            )
-        elif marker in (0xD9, 0xDA):
-            break
+        elif marker < 0xC0:
+            raise ImageUnreadable(f"it is no whole JPEG: no marker at byte {place}")
+        elif marker == 0xDA:
+            if size is None:
+                break
+            width, height = size
+            orientation = orientation_of(info)
+            return ImageHeader(kind="jpeg", stored_width=width, stored_height=height, orientation=orientation)
         else:
-            if marker == 0xE1 and not orientation:
-                orientation = _jpeg_orientation(read(place + 4, length - 2))
-            place += 2 + length
-    raise ImageUnreadable("it is a JPEG without a size before its data")
+            (length,) = struct.unpack(">H", read(place + 2, 2))
+            if marker in _SIZE_MARKERS:
+                height, width = struct.unpack(">HH", read(place + 5, 4))
+                size = width, height
+            elif marker == 0xE1:
+                _see_app1(info, read(place + 4, length - 2) if length > 2 else b"")
+            place += max(2 + length, 4)
+    what = "a size before its data" if place < num_bytes else "data"
+    raise ImageUnreadable(f"it is a JPEG without {what}")
 
 
-def _late_exif(read: Read, place: int) -> int:
-    """The orientation of an EXIF block behind the size and before the data; 1 where there is none."""
-    while True:
-        head = read(place, 4)
-        if len(head) < 4 or head[0] != 0xFF or head[1] in (0xD9, 0xDA):
-            return 1
-        if head[1] == 0xFF:
-            place += 1
-            continue
-        length = int.from_bytes(head[2:], "big")
-        if head[1] == 0xE1 and (found := _jpeg_orientation(read(place + 4, length - 2))):
-            return found
-        place += 2 + length
-
-
-def _jpeg_orientation(segment: bytes) -> int:
-    return _orientation(segment[6:]) if segment[:6] == b"Exif\0\0" else 0
+def _see_app1(info: dict[str, bytes], segment: bytes) -> None:
+    if segment.startswith(b"Exif\0\0"):  # a long block is cut into several segments
+        info[EXIF] = info[EXIF] + segment[6:] if EXIF in info else segment
+    elif segment.startswith(_XMP_OF_JPEG):
+        info[XMP] = segment.removeprefix(_XMP_OF_JPEG)
 
 
 def _png(read: Read, num_bytes: int) -> ImageHeader:
@@ -135,69 +138,100 @@ def _png(read: Read, num_bytes: int) -> ImageHeader:
     if head[4:8] != b"IHDR":
         raise ImageUnreadable("it is a PNG that does not begin with its size")
     width, height = struct.unpack(">II", head[8:16])
-    orientation, place = 1, 8
+    info: dict[str, str | bytes] = {}
+    place, frames, has_frame, is_animated, is_behind_data = 8, 0, False, False, False
     while place + 8 <= num_bytes:
         length, name = struct.unpack(">I4s", read(place, 8))
         if name == b"IEND":
             break
-        if name == b"eXIf" and length <= _MOST_EXIF_BYTES:
-            orientation = _orientation(read(place + 8, length)) or 1
-            break
+        if name in (b"IDAT", b"fdAT") and not is_behind_data:
+            is_behind_data, is_animated = True, frames > 1 or (frames == 1 and not has_frame)
+        elif name == b"fcTL":
+            if is_behind_data and is_animated:  # what follows is of the next frame
+                break
+            has_frame = True
+        elif name == b"acTL" and not is_behind_data:
+            again = frames > 0
+            (frames,) = struct.unpack(">I", read(place + 8, 4))
+            frames = 0 if again or frames > 0x8000_0000 else frames
+        elif name == b"eXIf":
+            info[EXIF] = b"Exif\0\0" + read(place + 8, length)
+        elif name in (b"tEXt", b"zTXt", b"iTXt"):
+            _see_text(info, name, read, place + 8, length)
         place += 12 + length
-    return ImageHeader(kind="png", stored_width=width, stored_height=height, orientation=orientation)
+    return ImageHeader(kind="png", stored_width=width, stored_height=height, orientation=orientation_of(info))
+
+
+def _see_text(info: dict[str, str | bytes], name: bytes, read: Read, place: int, length: int) -> None:
+    """Take a text chunk of a PNG, if it says how the image is turned."""
+    keyword, _, _ = read(place, min(length, 80)).partition(b"\0")
+    if keyword.decode("latin-1") not in (EXIF, RAW_EXIF, XMP, XMP_TEXT):
+        return
+    _, _, held = read(place, length).partition(b"\0")
+    key = keyword.decode("latin-1")
+    if name == b"tEXt":
+        info[key] = held if key == EXIF else held.decode("latin-1")
+    elif name == b"zTXt":
+        text = _inflated(held[1:])
+        info[key] = "" if text is None else text.decode("latin-1")
+    else:
+        parts = held[2:].split(b"\0", 2)
+        if len(held) < 2 or len(parts) < 3 or (held[0] and held[1]):
+            return
+        found = _inflated(parts[2]) if held[0] else parts[2]
+        if found is None:
+            return
+        if key == XMP_TEXT:
+            info[XMP] = found
+        with suppress(UnicodeError):
+            _, _, info[key] = (part.decode() for part in (*parts[:2], found))
+
+
+def _inflated(held: bytes) -> bytes | None:
+    try:
+        return zlib.decompressobj().decompress(held, _MOST_TEXT_BYTES)
+    except zlib.error:
+        return None
 
 
 def _webp(read: Read, num_bytes: int, head: bytes) -> ImageHeader:
-    name = head[12:16]
+    name, flags = head[12:16], 0
     if name == b"VP8X":
         width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
-        has_exif = bool(head[20] & 8)
+        flags = head[20]
     elif name == b"VP8L":
         bits = int.from_bytes(head[21:25], "little")
-        width, height, has_exif = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, False
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     elif name == b"VP8 ":
         width, height = (side & 0x3FFF for side in struct.unpack("<HH", head[26:30]))
-        has_exif = False
     else:
         raise ImageUnreadable(f"it is a WebP that begins with the chunk {name!r}")
     if len(head) < 30:
         raise ImageUnreadable(f"its header is cut off after {num_bytes} bytes")
-    orientation, place = 1, 12
-    while has_exif and place + 8 <= num_bytes:
+    keys = {chunk: key for chunk, key, flag in ((b"EXIF", EXIF, 8), (b"XMP ", XMP, 4)) if flags & flag}
+    info: dict[str, bytes] = {}
+    place, stop = 12, min(num_bytes, 8 + int.from_bytes(head[4:8], "little"))
+    while keys and place + 8 <= stop:
         chunk, length = struct.unpack("<4sI", read(place, 8))
-        if chunk == b"EXIF" and length <= _MOST_EXIF_BYTES:
-            orientation = _orientation(read(place + 8, length).removeprefix(b"Exif\0\0")) or 1
-            break
+        if chunk in keys and (found := read(place + 8, length)):
+            info[keys[chunk]] = found
+        keys.pop(chunk, None)
         place += 8 + length + length % 2
-    return ImageHeader(kind="webp", stored_width=width, stored_height=height, orientation=orientation)
+    return ImageHeader(kind="webp", stored_width=width, stored_height=height, orientation=orientation_of(info))
 
 
 def _by_pillow(content: bytes) -> ImageHeader:
     image_module = import_pillow()
     try:
         with image_module.open(io.BytesIO(content)) as image:
-            width, height = image.size
-            return ImageHeader(kind=str(image.format).lower(), stored_width=width, stored_height=height)
+            kind, (width, height), info = str(image.format).lower(), image.size, image.info
+            if kind == "tiff" and ORIENTATION in image.tag_v2:  # its size is that of the turned image
+                info = {}
+            orientation = orientation_of(info)
+            return ImageHeader(kind=kind, stored_width=width, stored_height=height, orientation=orientation)
     except Exception as error:  # Pillow's readers raise whatever they meet
         message = " ".join(str(error).split())
         raise ImageUnreadable(f"it is no image that Pillow reads ({type(error).__name__}: {message[:120]})") from None
-
-
-def _orientation(exif: bytes) -> int:
-    """The orientation in a TIFF block; 0 where there is none that is valid."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
-    if order is None:
-        return 0
-    try:
-        (place,) = struct.unpack_from(order + "I", exif, 4)
-        (count,) = struct.unpack_from(order + "H", exif, place)
-        for entry in range(place + 2, place + 2 + 12 * count, 12):
-            tag, kind, _, value = struct.unpack_from(order + "HHIH", exif, entry)
-            if tag == _ORIENTATION:
-                return value if kind == 3 and 1 <= value <= 8 else 0
-    except struct.error:
-        pass
-    return 0
 
 
 def import_pillow() -> Any:

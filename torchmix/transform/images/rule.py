@@ -1,6 +1,6 @@
 """What a size rule gives: how large an image is resized, and what the models see of it.
 
-In: widths and heights of images, after their EXIF orientation is applied. Out: their grid of patches, and their tokens
+In: widths and heights of images, after they are turned. Out: their grid of patches, and their tokens
 in the text. Must hold: a pure function of the two numbers, so that a step is planned before an image is decoded; what
 alters a result alters `rule_id`. Cost: numpy operations on all sizes at once.
 
