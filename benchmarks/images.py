@@ -10,6 +10,9 @@ Four ways to place the images of a step, on the same samples:
     lpt          before reading: LPT over all ranks on the cost of the encoder, wherever the text is
     torchmix     before reading: LPT near the text on the cost of the encoder; pixels go from the disk to the encoder
 
+A last table has the share of the rows that travel to another rank, by the tolerance of `near_text`, and in how many
+steps the items could not stay near their text, or hash order was taken.
+
 The distributions are generators. Nobody has published percentiles of such sets, so their parameters are assumptions,
 and are printed. The cost of an image is that of the encoder's floating-point operations; seconds divide them by
 --tflops, an assumption too. Embeddings travel forward and their gradients back, in 2 bytes.
@@ -25,9 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.parallel.layout import Layout
+from torchmix.planner.balance import in_hash_order
 from torchmix.planner.cost import encoder_cost
+from torchmix.planner.graph.items import ItemBalance, place_items
+from torchmix.planner.items import Items
 from torchmix.planner.methods.lpt import lpt
-from torchmix.planner.methods.near_home import lpt_near_home
+from torchmix.planner.plan import ItemPlan
 from torchmix.recipe.balance.structs import EncoderModel
 from torchmix.transform.images.dynamic import DynamicRule
 
@@ -70,6 +77,7 @@ class Documents:
     """Median tokens of text, log-normal with sigma 0.8."""
 
 
+TOLERANCES = (0.02, 0.05, 0.1, 0.2)
 WAYS = ("none", "rebalanced", "lpt", "torchmix")
 SETS = {
     "captions": [Documents("captions", 0.8, 1, 520, 0.35, 0.25, 17), Documents("text", 0.2, 0, 0, 0, 0, 900)],
@@ -78,6 +86,7 @@ SETS = {
         Documents("crops", 0.4, 1, 260, 0.6, 0.7, 40),
         Documents("text", 0.2, 0, 0, 0, 0, 900),
     ],
+    "icons": [Documents("icons", 0.8, 8, 140, 0.3, 0.2, 120), Documents("text", 0.2, 0, 0, 0, 0, 900)],
     "interleaved": [
         Documents("articles", 0.7, 2.5, 480, 0.6, 0.3, 815),
         Documents("pages", 0.05, 1, 1240, 0.25, 0.12, 700),
@@ -112,6 +121,27 @@ def make_images(kinds: list[Documents], rng: np.random.Generator, num_samples: i
     return np.array(sample, np.int64), np.array(patches, np.int64)
 
 
+def near_text(sample: Int64Array, patches: Int64Array, ranks: int, near: float) -> ItemPlan:
+    """Where the planner has the images of a step encoded."""
+    zeros = np.zeros(len(sample), np.int64)
+    items = Items(piece=zeros, item=zeros, sample=sample, offset=zeros, tokens=patches // 4, size=patches)
+    layout, cost = Layout(dp=ranks), encoder_cost(QWEN_2_5).of_items(patches)
+    texts = in_hash_order(ranks * SAMPLES_OF_RANK, layout)
+    return place_items(items, cost, zeros, texts, layout, ItemBalance(axis="WORLD", near_text=near), unit="image")
+
+
+def traffic(kinds: list[Documents], ranks: int, steps: int, near: float) -> tuple[float, int]:
+    """Share of the rows that travel, and steps that fell back, with a tolerance."""
+    away = rows = fell_back = 0
+    for seed in range(steps):
+        sample, patches = make_images(kinds, np.random.default_rng(seed), ranks * SAMPLES_OF_RANK)
+        plan = near_text(sample, patches, ranks, near)
+        away += int(patches[plan.consumer_of_item != sample % ranks].sum())
+        rows += int(patches.sum())
+        fell_back += plan.balance.left_text or plan.balance.took_hash_order
+    return away / rows, fell_back
+
+
 def measure(kinds: list[Documents], ranks: int, seed: int, near: float, tflops: float) -> list[tuple[str, list[float]]]:
     """For each way: slowest over mean, seconds lost, GB of pixels, GB of embeddings, ms to place."""
     rng = np.random.default_rng(seed)
@@ -130,7 +160,7 @@ def measure(kinds: list[Documents], ranks: int, seed: int, near: float, tflops: 
         elif name == "lpt":
             rank = lpt(cost, ranks)
         else:
-            rank = lpt_near_home(cost, home, ranks, ranks, part=near)
+            rank = near_text(sample, patches, ranks, near).consumer_of_item
         placed_s = time.process_time() - began
         load = np.bincount(rank, flops, ranks)
         moved = patches[rank != home].sum()
@@ -185,6 +215,13 @@ def main() -> None:
     rows = [(way[:, 3] / np.maximum(plain[:, 3], 1e-9)).max() for way in (ours, none, rebalanced)]
     print(f"| embedding bytes over those of plain LPT | 0.6 | {rows[0]:.2f} | {rows[1]:.2f} | {rows[2]:.2f} |")
     print(f"| times that pixels cross the network | 1 | 0 | 0 | {1 if rebalanced[:, 2].any() else 0} |")
+    print(f"\n| set | ranks | {' | '.join(f'{near:.0%}' for near in TOLERANCES)} | steps that fell back |")
+    print("|---|---|" + "---|" * (len(TOLERANCES) + 1))
+    for name, kinds in SETS.items():
+        for ranks in asked.ranks:
+            found = [traffic(kinds, ranks, asked.steps, near) for near in TOLERANCES]
+            shares = " | ".join(f"{100 * share:.0f} %" for share, _ in found)
+            print(f"| {name} | {ranks} | {shares} | {sum(count for _, count in found)} of {len(found) * asked.steps} |")
 
 
 if __name__ == "__main__":

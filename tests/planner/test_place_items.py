@@ -150,6 +150,41 @@ def test_near_text_keeps_items_in_the_replica_of_their_text(axis: str) -> None:
     assert np.mean(at_home["20%"]) > np.mean(at_home[None]) + 0.15, at_home
 
 
+@pytest.mark.parametrize("near", ["5%", "10%", "20%"])
+def test_many_small_images_stay_near_their_text_within_the_tolerance(near: str) -> None:
+    sizes = {name: with_images(one, each=8, tokens=2) for name, one in SIZES.items()}
+
+    def plans(near_text: str | None, dp: int = 4) -> list[StepPlan]:
+        return plans_of(with_module(items="image", sizes="patches", near_text=near_text), sizes, dp=dp)
+
+    for plan, plain in zip(plans(near), plans(None), strict=True):
+        module, rows = item_plan(plan), int(item_plan(plan).items.tokens.sum())
+        assert not module.balance.took_hash_order and not module.balance.left_text
+        assert module.balance.cost <= item_plan(plain).balance.cost * (1 + float(near[:-1]) / 100)
+        assert plan.rows_that_travel("encoder") < 0.3 * rows < plain.rows_that_travel("encoder")
+        replica = module.consumer_of_item * 4 // module.num_consumers
+        away = replica != plan.placement.dp_rank_of_sample[module.items.sample]
+        assert plan.rows_that_travel("encoder") == int(module.items.tokens[away].sum())
+
+
+def test_items_that_cannot_stay_near_their_text_are_placed_by_lpt() -> None:
+    def plans(near_text: str | None, cap: int | None = None) -> list[StepPlan]:
+        sizes = {name: with_images(one) for name, one in SIZES.items()}
+        module = with_module(items="image", sizes="patches", model=VIT, near_text=near_text, cap=cap)
+        return plans_of(module, sizes, dp=8)
+
+    def most_bytes(plan: StepPlan) -> int:
+        return int(np.bincount(item_plan(plan).consumer_of_item, item_plan(plan).items.size).max()) * 384
+
+    near, cap = plans("1000%"), int(np.median([most_bytes(plan) for plan in plans("1000%")]))
+    fits = [most_bytes(plan) <= cap for plan in near]
+    assert any(fits) and not all(fits)
+    for plan, plain, free, has_room in zip(plans("1000%", cap), plans(None, cap), near, fits, strict=True):
+        expected = free if has_room else plain
+        assert np.array_equal(item_plan(plan).consumer_of_item, item_plan(expected).consumer_of_item)
+        assert item_plan(plan).balance.left_text != has_room and not item_plan(plain).balance.left_text
+
+
 @pytest.mark.parametrize(
     ("near_text", "method", "told"), [("5%", "none", "of the method lpt"), ("-1%", "lpt", "range")]
 )

@@ -37,6 +37,8 @@ class BalanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """No placement of these samples is cheaper than this."""
     took_hash_order: bool = False
     """Whether the method's placement was dearer than hash order, which was taken instead."""
+    left_text: bool = False
+    """Whether items could not stay near their text within the tolerance, and were placed without a look at it."""
 
     @property
     def ratio(self) -> float:

@@ -144,6 +144,13 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Share of the capacity that holds tokens, in [0, 1]."""
         return float(self.delivered_tokens.sum()) / self.capacity_tokens
 
+    def rows_that_travel(self, module: str) -> int:
+        """Rows of a module that one replica computes and another one trains on."""
+        placed = self.item_modules[module]
+        replica = placed.consumer_of_item // self.layout.consumers_of_replica(placed.axis)
+        is_away = replica != self.placement.dp_rank_of_sample[placed.items.sample]
+        return int(placed.items.tokens[is_away].sum())
+
     def tokens_of_source(self) -> Int64Array:
         """int64 [number of sources] tokens of each source in this step's samples."""
         sums = np.zeros(len(self.sources), np.int64)

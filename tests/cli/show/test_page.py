@@ -14,6 +14,7 @@ import yaml
 from tests.support.chats import write_chats
 from tests.support.image_sources import ImageRow, make_rows, write_source
 from torchmix.cli.main import main
+from torchmix.cli.plan.summary import module_lines
 
 Capture = pytest.CaptureFixture[str]
 
@@ -70,6 +71,35 @@ def test_check_names_the_source_that_the_encoder_works_for(tmp_path: Path, capsy
     assert any("of the encoder's work, and its share of the tokens is 30%" in message for message in told), told
     assert any("lie across the end of a sample of 32 tokens" in message for message in told), told
     assert main(["show", recipe, "--step", "0", "--html", str(tmp_path / "x.html")]) == 0
+
+
+def test_check_and_plan_say_how_many_rows_travel_and_what_fell_back(tmp_path: Path, capsys: Capture) -> None:
+    write_recipe(tmp_path, length=256)
+    recipe, told = tmp_path / "recipe.yaml", {}
+    assert main(["index", str(recipe), "--quiet"]) == 0
+    written = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    for near in (None, "0%", "50%"):
+        written["modules"]["vision"]["near_text"] = near
+        recipe.write_text(yaml.safe_dump(written), encoding="utf-8")
+        words = [str(recipe), "--steps", "6", "--dp", "8"]
+        capsys.readouterr()
+        assert main(["plan", *words, "--json"]) == 0
+        planned = json.loads(capsys.readouterr().out)["modules"]["vision"]
+        main(["check", *words, "--json"])
+        checked = json.loads(capsys.readouterr().out)["modules"]["vision"]
+        assert planned == checked and planned["num_steps"] == 6
+        told[near] = planned
+        away, rows = planned["rows_that_travel"], planned["rows"]
+        assert planned["steps_left_text"] == planned["steps_in_hash_order"] == 0
+        for verb in ("plan", "check"):
+            main([verb, *words, "--quiet"])
+            lines = capsys.readouterr().out
+            assert f"traffic   vision: {away:,} of {rows:,} rows travel to another replica (" in lines
+    assert told["50%"]["rows_that_travel"] < told["0%"]["rows_that_travel"] < told[None]["rows_that_travel"]
+    fell_back = {**told["0%"], "steps_left_text": 2, "steps_in_hash_order": 1}
+    assert module_lines({"vision": fell_back})[1].endswith("; left the text in 2 and took hash order in 1 of 6 steps")
+    main(["check", str(recipe), "--steps", "6"])
+    assert "traffic" not in capsys.readouterr().out, "one rank encodes all"
 
 
 def test_what_has_no_loss_is_marked(tmp_path: Path, capsys: Capture) -> None:

@@ -39,6 +39,8 @@ from torchmix.cli.check.stream_facts import values_of_stream
 from torchmix.cli.check.vocabulary_findings import vocabulary_findings
 from torchmix.cli.denied import denied_of_part, print_denied
 from torchmix.cli.groups import group_values, print_groups
+from torchmix.cli.layout import add_layout, layout_of_arguments
+from torchmix.cli.plan.summary import module_lines
 from torchmix.cli.run.steps import add_state, forecast_of_run, state_of
 from torchmix.cli.selections import print_selections, rows_and_tokens, selection_values
 from torchmix.cli.terminal import (
@@ -96,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_part(parser)
     add_state(parser, "look at the next N steps of its run")
+    add_layout(parser)
     add_explain(parser)
 
 
@@ -108,6 +111,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """
     whole = load_recipe(arguments.recipe)
     part, every = part_of(whole, arguments.part), with_all_sources(whole)
+    layout = layout_of_arguments(arguments, part)
     directory = recipe_directory(arguments.recipe)
     folder = directory / whole.catalog
     catalog, findings = _open(folder, settings_of(part.sources, part.shuffle), views_of(part))
@@ -135,7 +139,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             check_rows_of_part(whole, arguments.part, _rows(part, catalog))
             with progress_bar(total, unit="step", title="planning", silent=arguments.json or arguments.quiet) as bar:
                 result = forecast_of_run(
-                    part, catalog, arguments.steps, state=state, simulated_steps=total, progress=bar.update
+                    part,
+                    catalog,
+                    arguments.steps,
+                    state=state,
+                    layout=layout,
+                    simulated_steps=total,
+                    progress=bar.update,
                 )
             findings += forecast_findings(part, result)
             findings += fill_findings(part, result)
@@ -221,6 +231,8 @@ def _print_sources(part: Part, catalog: Catalog, result: Forecast, *, explain: b
     print_groups(_groups(part, result), explain=explain)
     if result.simulated_steps < num_steps:
         print(f"\n~ and all sums: estimated from the first {count_text(result.simulated_steps)} steps")
+    for line in module_lines({name: one for name, one in result.modules.items() if one["num_consumers"] > 1}):
+        print(f"\n{line}" if line.startswith("module") else line)
     open_bytes = open_document_bytes(part, catalog)
     if open_bytes:
         print(f"\nopen documents: up to {bytes_text(open_bytes)} beside read.cache, in each process that reads")
@@ -280,6 +292,7 @@ def _values(
             "capacity_tokens": result.capacity_tokens,
             "fill": result.fill,
             "lowest_fill": result.lowest_fill,
+            "modules": result.modules,
             "lowest_fill_step": result.lowest_fill_step,
             "selections": _selections(part, catalog),
             "denied": {

@@ -16,7 +16,8 @@ import numpy as np
 from torchmix.array_types import Int64Array
 from torchmix.cli.terminal import count_text, percent_text, print_meanings, print_table
 from torchmix.mixture.shares.integers import SHARE_ONE
-from torchmix.planner.plan import ItemPlan, StepPlan
+from torchmix.planner.forecast.figures import ModuleSums
+from torchmix.planner.plan import StepPlan
 
 COLUMNS = {
     "source": "a source of the recipe, by its name",
@@ -34,6 +35,8 @@ LINES = {
     "1 being perfect; hash order is the same for samples that are placed without a look at their cost",
     "deferred": "pieces that came in a later step than their document was drawn in, and by how many steps at most",
     "module": "the same of its items, by the costliest of its consumers",
+    "traffic": "rows that a module computes in one replica and another one trains on; and the steps in which items "
+    "could not stay near their text within near_text, or in which hash order was cheaper",
     "planning": "time to plan a step, without reading",
     "digest": "of the order from step 0 to this one: equal digests are equal orders",
 }
@@ -61,7 +64,8 @@ class PlanSummary:
         self._capacity = self._cost = self._lower_bound = self._hash_order_cost = 0
         self._lowest_fill, self._worst_ratio = (2.0, -1), (0.0, -1)  # beyond any step's
         self._num_pieces = self._late_pieces = self._oldest = 0
-        self._modules: dict[str, _ModuleSums] = {}
+        self._hash_order = 0
+        self._modules: dict[str, ModuleSums] = {}
         self._first_step = -1
         self._last: StepPlan | None = None
 
@@ -94,8 +98,9 @@ class PlanSummary:
         self._num_pieces += len(ages)
         self._late_pieces += int(np.count_nonzero(ages))
         self._oldest = max(self._oldest, int(ages.max(initial=0)))
-        for name, module in plan.item_modules.items():
-            self._modules.setdefault(name, _ModuleSums()).add(module)
+        self._hash_order += plan.balance.took_hash_order
+        for name in plan.item_modules:
+            self._modules.setdefault(name, ModuleSums()).add(plan, name)
         self._last = plan
 
     def _by_name(self, plan: StepPlan, tokens: Int64Array) -> Int64Array:
@@ -145,6 +150,7 @@ class PlanSummary:
             "worst_balance_ratio": self._worst_ratio[0],
             "worst_balance_step": self._worst_ratio[1],
             "hash_order_ratio": self._hash_order_cost / self._lower_bound,
+            "steps_in_hash_order": self._hash_order,
             "modules": {name: sums.values() for name, sums in self._modules.items()},
             "late_pieces": self._late_pieces / max(self._num_pieces, 1),
             "oldest_piece_steps": self._oldest,
@@ -157,28 +163,25 @@ class PlanSummary:
         }
 
 
-class _ModuleSums:
-    """Sums over the items of a module."""
-
-    def __init__(self) -> None:
-        self._unit, self._num_consumers = "", 0
-        self._num_items = self._cost = self._lower_bound = self._hash_order_cost = 0
-
-    def add(self, plan: ItemPlan) -> None:
-        self._unit, self._num_consumers = plan.unit, plan.num_consumers
-        self._num_items += len(plan.items)
-        self._cost += plan.balance.cost
-        self._lower_bound += plan.balance.lower_bound
-        self._hash_order_cost += plan.balance.hash_order_cost
-
-    def values(self) -> dict[str, Any]:
-        return {
-            "items": self._unit,
-            "num_consumers": self._num_consumers,
-            "num_items": self._num_items,
-            "balance_ratio": self._cost / self._lower_bound,
-            "hash_order_ratio": self._hash_order_cost / self._lower_bound,
-        }
+def module_lines(modules: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """`ModuleSums.values` of each module for a person: balance, traffic between replicas, and fall-backs."""
+    lines = []
+    for name, one in modules.items():
+        consumers, steps = count_text(one["num_consumers"]), count_text(one["num_steps"])
+        lines.append(
+            f"module    {name}: {count_text(one['num_items'])} {one['items']}s on {consumers} consumers, "
+            f"{one['balance_ratio']:.4f} x the lower bound; hash order {one['hash_order_ratio']:.4f}"
+        )
+        away, rows = one["rows_that_travel"], one["rows"]
+        left, hashed = one["steps_left_text"], one["steps_in_hash_order"]
+        fell_back = [f"left the text in {count_text(left)}"] * (left > 0)
+        fell_back += [f"took hash order in {count_text(hashed)}"] * (hashed > 0)
+        behind = f"; {' and '.join(fell_back)} of {steps} steps" if fell_back else ""
+        lines.append(
+            f"traffic   {name}: {count_text(away)} of {count_text(rows)} rows travel to another replica "
+            f"({percent_text(away / max(rows, 1))}){behind}"
+        )
+    return lines
 
 
 def print_summary(values: Mapping[str, Any], *, explain: bool = False) -> None:
@@ -206,14 +209,12 @@ def print_summary(values: Mapping[str, Any], *, explain: bool = False) -> None:
             f"{values['balance_ratio']:.4f} x the lower bound, worst {values['worst_balance_ratio']:.4f} "
             f"in step {values['worst_balance_step']}; hash order {values['hash_order_ratio']:.4f}"
         )
+        if values["steps_in_hash_order"]:
+            balance += f", taken in {count_text(values['steps_in_hash_order'])} steps where it was cheaper"
     capacity = count_text(values["capacity_tokens"])
     if values["least_capacity_tokens"] != values["capacity_tokens"]:
         capacity = f"{count_text(values['least_capacity_tokens'])} to {capacity}"
-    of_modules = "".join(
-        f"module    {name}: {count_text(one['num_items'])} {one['items']}s on {count_text(one['num_consumers'])} "
-        f"consumers, {one['balance_ratio']:.4f} x the lower bound; hash order {one['hash_order_ratio']:.4f}\n"
-        for name, one in values["modules"].items()
-    )
+    of_modules = "".join(f"{line}\n" for line in module_lines(values["modules"]))
     print(f"""
 fill      {percent_text(values["fill"])} of {capacity} tokens a step; \
 lowest {percent_text(values["lowest_fill"])} in step {values["lowest_fill_step"]}

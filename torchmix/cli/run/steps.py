@@ -67,6 +67,7 @@ def forecast_of_run(
     num_steps: int,
     *,
     state: LoaderState | None = None,
+    layout: Layout = ONE_RANK,
     simulated_steps: int = SIMULATED_STEPS,
     progress: Callable[[], object] = lambda: None,
 ) -> Forecast:
@@ -77,13 +78,14 @@ def forecast_of_run(
         catalog: Of the part.
         num_steps: N.
         state: Of the run, maybe with an edit accepted.
+        layout: What samples, and items of modules, are placed on.
         simulated_steps, progress: As `forecast`.
 
     Raises:
         PlanError: What the planner refuses from the start: a source without tokens, a document too long.
         StateError: The state does not fit; the edit takes rows away that it may not.
     """
-    planner = open_planner(patient(part), catalog)
+    planner = open_planner(patient(part), catalog, layout)
     cursor = None
     if state is not None:
         cursor = start_cursor(state, planner, catalog=catalog, catalog_folder=catalog.directory)

@@ -5,12 +5,56 @@ In: what planning ahead has found. Out: `Forecast`. Must hold: it says which of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
+
+from torchmix.planner.plan import StepPlan
 
 LOW_FILL = 0.8
 """A batch that is filled by less is a finding."""
 SIMULATED_STEPS = 1000
 """Steps that are planned in full before rates take over."""
+
+
+class ModuleSums:
+    """What a module computes and what of it travels, summed over the steps added."""
+
+    def __init__(self) -> None:
+        self._unit, self._num_consumers = "", 0
+        self._num_steps = self._num_items = self._cost = self._lower_bound = self._hash_order_cost = 0
+        self._rows = self._away = self._left_text = self._hash_order = 0
+
+    def add(self, plan: StepPlan, name: str) -> None:
+        """Count the module of a step."""
+        module = plan.item_modules[name]
+        self._unit, self._num_consumers = module.unit, module.num_consumers
+        self._num_steps += 1
+        self._num_items += len(module.items)
+        self._cost += module.balance.cost
+        self._lower_bound += module.balance.lower_bound
+        self._hash_order_cost += module.balance.hash_order_cost
+        self._rows += int(module.items.tokens.sum())
+        self._away += plan.rows_that_travel(name)
+        self._left_text += module.balance.left_text
+        self._hash_order += module.balance.took_hash_order
+
+    def values(self) -> dict[str, Any]:
+        """The sums for a program: `rows` are what the module gives; `steps_left_text` and `steps_in_hash_order` count
+        the steps that fell back."""
+        return {
+            "items": self._unit,
+            "num_consumers": self._num_consumers,
+            "num_steps": self._num_steps,
+            "num_items": self._num_items,
+            "balance_ratio": self._cost / self._lower_bound,
+            "hash_order_ratio": self._hash_order_cost / self._lower_bound,
+            "rows": self._rows,
+            "rows_that_travel": self._away,
+            "steps_left_text": self._left_text,
+            "steps_in_hash_order": self._hash_order,
+        }
 
 
 class SourceForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +109,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of all documents drawn in the simulated steps over what they take when rounded up to `align_tokens`."""
     sources: tuple[SourceForecast, ...]
     """By sorted name; without cells that have no rows."""
+    modules: Mapping[str, Mapping[str, Any]]
+    """`ModuleSums.values` of each module, over the simulated steps, in the layout that they were planned for."""
     begun: tuple[int | None, ...]
     """First step of each change of the schedule that begins at an epoch, in their order, maybe before these steps;
     None: not until their end."""

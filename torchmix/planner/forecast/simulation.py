@@ -19,7 +19,7 @@ from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.mixture.shares.places import Begun
 from torchmix.planner.cursor import Cursor, begun_by, gone_by
-from torchmix.planner.forecast.figures import LOW_FILL
+from torchmix.planner.forecast.figures import LOW_FILL, ModuleSums
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import epoch_tokens
@@ -54,6 +54,7 @@ class Seen(msgspec.Struct, kw_only=True, eq=False):
     """Entries of the schedule at an epoch that have begun."""
     steps: int
     """The step to plan next."""
+    modules: dict[str, ModuleSums] = msgspec.field(default_factory=dict)
     simulated_tokens: int = 0
     asked_tokens: float = 0.0
     """Tokens of the steps of `asked` together."""
@@ -130,6 +131,8 @@ def _add_step(seen: Seen, plan: StepPlan, cursor: Cursor) -> None:
     np.maximum(seen.most_repeats, _repeats(plan), out=seen.most_repeats)
     seen.piece_tokens += plan.delivered_tokens
     seen.num_pieces += np.bincount(plan.pieces.stream, minlength=len(plan.streams))
+    for name in plan.item_modules:
+        seen.modules.setdefault(name, ModuleSums()).add(plan, name)
     total = int(plan.delivered_tokens.sum())
     asked = seen.planner.shares_asked(seen.cursor, cursor) / SHARE_ONE
     seen.asked += asked * plan.capacity_tokens

@@ -1,8 +1,8 @@
 """Items -> consumers: which rank computes which item of a module.
 
 In: the items of a step, what they cost, and the placement of the backbone. Out: an `ItemPlan`. Must hold: every item is
-placed once; the bytes of a consumer stay below the cap; the placement never costs more than hash order. Cost: that of
-the method.
+placed once; the bytes of a consumer stay below the cap; the placement never costs more than hash order, or, near the
+text, than the tolerance allows. Cost: that of the method.
 """
 
 from __future__ import annotations
@@ -78,10 +78,14 @@ def place_items(
     hashed = np.arange(len(items)) % num_consumers
     options = replace(options, name=options.name or unit)
     consumer = hashed if options.method == "none" else np.zeros(len(items), np.int64)
+    num_near = num_others = 0
     for number in np.unique(bin_of_item).tolist() if options.method != "none" else ():
         mine = np.flatnonzero(bin_of_item == number)
         home = samples.dp_rank_of_sample[items.sample[mine]]
-        consumer[mine] = _shared_out(cost[mine], memory[mine], num_consumers, options, home, layout.dp)
+        near = _near_text(cost[mine], memory[mine], num_consumers, options, home, layout.dp)
+        num_near += near is not None
+        num_others += near is None
+        consumer[mine] = _shared_out(cost[mine], memory[mine], num_consumers, options) if near is None else near
     costs = [_judged(cost, each, bin_of_item, num_consumers, num_bins, options) for each in (consumer, hashed)]
     hash_fits = _most_bytes(memory, hashed, bin_of_item, num_consumers, num_bins) <= (options.cap or 1 << 62)
     if options.method == "none" and not hash_fits:
@@ -89,7 +93,8 @@ def place_items(
             f"module {options.name}: in hash order a consumer takes more than the cap of {options.cap} bytes; "
             f"write a method that balances, such as lpt"
         )
-    took_hash_order = costs[0] > costs[1] and hash_fits
+    # What is near its text may cost more than hash order: its tolerance is what is paid for less traffic.
+    took_hash_order = costs[0] > costs[1] and hash_fits and not num_near
     if took_hash_order:
         consumer, costs = hashed, [costs[1], costs[1]]
     return ItemPlan(
@@ -107,6 +112,7 @@ def place_items(
             hash_order_cost=costs[1],
             lower_bound=_lower_bound(cost, bin_of_item, num_consumers, num_bins, options.objective),
             took_hash_order=took_hash_order,
+            left_text=options.near_text is not None and num_others > 0,
         ),
     )
 
@@ -120,14 +126,20 @@ def slots_of(place: Int64Array) -> Int64Array:
     return slot
 
 
-def _shared_out(
+def _near_text(
     cost: Int64Array, memory: Int64Array, num_bins: int, options: ItemBalance, home: Int64Array, num_homes: int
-) -> Int64Array:
-    """Consumer of each item of one bin; homes are the replicas that have its text."""
-    if options.near_text is not None:
-        near = lpt_near_home(cost, home, num_bins, num_homes, part=options.near_text)
-        if options.cap is None or sums_of_bins(memory, near, num_bins).max(initial=0) <= options.cap:
-            return near
+) -> Int64Array | None:
+    """Consumer of each item of one bin, near its text; homes are the replicas that have it. None: not asked for, or not
+    within tolerance and cap."""
+    if options.near_text is None:
+        return None
+    near = lpt_near_home(cost, home, num_bins, num_homes, part=options.near_text)
+    fits = near is not None and (options.cap is None or sums_of_bins(memory, near, num_bins).max() <= options.cap)
+    return near if fits else None
+
+
+def _shared_out(cost: Int64Array, memory: Int64Array, num_bins: int, options: ItemBalance) -> Int64Array:
+    """Consumer of each item of one bin."""
     group_size = options.group_size
     if group_size is None or group_size >= num_bins:
         return _in_group(cost, memory, num_bins, options)

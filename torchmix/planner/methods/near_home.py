@@ -1,8 +1,8 @@
 """Longest processing time, with items at home where that costs little: rows that stay on their rank need no network.
 
-In: int64 costs, and the home of each item: a range of bins. Out: the bin of each item. Must hold: no bin exceeds the
-limit, which is the costliest bin of plain LPT and the given part more; where this greedy cannot keep it, the result is
-plain LPT's. Cost: some 2 us an item.
+In: int64 costs, and the home of each item: a range of bins. Out: the bin of each item, or None. Must hold: no bin
+exceeds the limit, which is the costliest bin of plain LPT and the given part more; where this greedy cannot keep it,
+the result is None. Cost: some 2 us an item.
 
 The costliest item comes first. It goes to the least loaded bin of its home if that stays within the limit, else to the
 least loaded of all. Small items come last and fill what is left, so the limit mostly holds with all homes nearly full.
@@ -19,7 +19,9 @@ from torchmix.planner.methods.bins import sums_of_bins
 from torchmix.planner.methods.lpt import lpt
 
 
-def lpt_near_home(cost: Int64Array, home: Int64Array, num_bins: int, num_homes: int, *, part: float) -> Int64Array:
+def lpt_near_home(
+    cost: Int64Array, home: Int64Array, num_bins: int, num_homes: int, *, part: float
+) -> Int64Array | None:
     """Bin of each item.
 
     Args:
@@ -30,10 +32,9 @@ def lpt_near_home(cost: Int64Array, home: Int64Array, num_bins: int, num_homes: 
         part: How much costlier than plain LPT the costliest bin may be; 0.05 is 5 %.
 
     Returns:
-        int64 [n] in [0, num_bins).
+        int64 [n] in [0, num_bins); None where the limit cannot be kept.
     """
-    plain = lpt(cost, num_bins)
-    largest = int(sums_of_bins(cost, plain, num_bins).max(initial=0))
+    largest = int(sums_of_bins(cost, lpt(cost, num_bins), num_bins).max(initial=0))
     limit = largest + int(largest * part)
     width = num_bins // num_homes
     load = [0] * num_bins
@@ -46,7 +47,7 @@ def lpt_near_home(cost: Int64Array, home: Int64Array, num_bins: int, num_homes: 
         if lowest + value > limit:
             lowest, number = _least(of_all, load)
             if lowest + value > limit:
-                return plain
+                return None
         found[item] = number
         load[number] = lowest + value
         entry = (lowest + value, number)
