@@ -66,6 +66,13 @@ class ReadingThread:
         self.figures: dict[str, int | float] = {}
         """The readers' figures, summed."""
         self.num_failures = self.num_late = 0
+        self.num_taken = 0
+        """Requests and pages that it has begun with."""
+
+    @property
+    def thread_number(self) -> int:
+        """The kernel's number of the thread; 0 before it runs."""
+        return self._thread.native_id or 0
 
     @property
     def num_waiting(self) -> int:
@@ -104,6 +111,7 @@ class ReadingThread:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
+            self.num_taken += 1
             if work.pages is not None:
                 self._prepare(work, work.pages)
                 continue

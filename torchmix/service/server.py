@@ -148,7 +148,11 @@ class LoaderServer:
         try:
             while not self._is_stopping:
                 self.num_turns += 1
-                pulse.look(is_asked=self._reading.is_asked)
+                pulse.look(
+                    is_asked=self._reading.is_asked,
+                    num_signs=self._reading.num_taken,
+                    threads=(self._reading.thread_number,),
+                )
                 ready = {each for each, _ in poller.poll(int(_LOOK_S * 1000))}
                 if stop_when_readable in ready or os.getppid() != parent:
                     break

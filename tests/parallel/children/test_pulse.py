@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 
+import pytest
+
+from tests.support.processes import wait_until
 from torchmix.parallel.children import pulse
-from torchmix.parallel.children.judge import ProcessBeat
-from torchmix.parallel.children.pulse import OwnPulse
+from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
+from torchmix.parallel.children.pulse import OwnPulse, waits_for_processor
+from torchmix.parallel.liveness.patience import Patience
 
 
 def test_a_beat_is_sent_when_it_is_due(monkeypatch) -> None:
@@ -27,10 +33,63 @@ def test_work_of_other_threads_and_looks_are_progress(monkeypatch) -> None:
     own.look(is_asked=True)
     sum(range(3_000_000))  # of this thread, which beats
     own.look(is_asked=True)
-    own.look(is_asked=True, num_looks=1)
+    own.look(is_asked=True, num_signs=1)
     taken = threading.Thread(target=lambda: sum(range(5_000_000)))
     taken.start()
     taken.join()
-    own.look(is_asked=True, num_looks=1)
+    own.look(is_asked=True, num_signs=1)
     first, second, looked, worked = (beat.progress for beat in beats)
     assert second == first and looked == first + 1 and worked > looked
+
+
+@pytest.mark.parametrize(
+    ("steps", "runnable", "lost_after_s"),
+    [
+        (lambda now_s: now_s // 50, (), -1),  # a step each 50 s, of less than a grain of a processor's time
+        (lambda now_s: 0, (7,), -1),  # other processes have the processors
+        (lambda now_s: 0, (), 61),
+        (lambda now_s: 0, (8,), 61),  # a thread that makes no steps
+    ],
+    ids=["steps", "runnable", "stuck", "another thread"],
+)
+def test_steps_and_a_thread_that_waits_for_a_processor_are_life(
+    monkeypatch: pytest.MonkeyPatch, steps: Callable[[int], int], runnable: tuple[int, ...], lost_after_s: int
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now_s, process_time_ns=lambda: 5_000_000, thread_time_ns=lambda: 0)
+    monkeypatch.setattr(pulse, "time", clock)
+    beats: list[ProcessBeat] = []
+    own = OwnPulse(beats.append, waits=lambda thread: thread in runnable)
+    watch = ProcessWatch(patience=Patience(poll_s=0.5), now_s=0.0)
+    lost_s = -1
+    for now_s in range(1, 400):
+        own.look(is_asked=True, num_signs=steps(now_s), threads=(7,))
+        reasons = [watch.look(beats[-1], "running", now_s=now_s + part) for part in (0.0, 0.5)]
+        if any(reasons):
+            lost_s = now_s
+            break
+    assert lost_s == lost_after_s
+
+
+def test_clocks_that_jump_back_hide_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[ProcessBeat] = []
+    own = OwnPulse(beats.append)
+    for now_s, used_ms in enumerate((900, 100, 110, 121)):
+        clock = SimpleNamespace(
+            monotonic=lambda now_s=now_s: 10.0 + now_s,
+            process_time_ns=lambda used_ms=used_ms: used_ms * 1_000_000,
+            thread_time_ns=lambda: 0,
+        )
+        monkeypatch.setattr(pulse, "time", clock)
+        own.look(is_asked=True)
+    assert [beat.progress for beat in beats] == [1, 1, 1, 2]
+
+
+def test_the_kernel_says_which_threads_want_a_processor() -> None:
+    rests = threading.Event()
+    sleeper = threading.Thread(target=rests.wait)
+    sleeper.start()
+    wait_until(lambda: not waits_for_processor(sleeper.native_id or 0), deadline_s=60.0, what="the sleep of a thread")
+    assert waits_for_processor(threading.get_native_id())
+    rests.set()
+    sleeper.join()
+    assert not waits_for_processor(0)

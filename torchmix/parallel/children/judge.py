@@ -6,7 +6,8 @@ did not run itself is not held against others.
 
     gone       the process has ended
     stopped    SIGSTOP, a debugger, a frozen container: lost after `silence_s`
-    running    it does not beat, or something is asked of it and nothing at all is done for that: lost after `stall_s`
+    running    it does not beat, or something is asked of it and nothing at all is done for that: lost after `stall_s`;
+               a step that was made counts as done, and so does waiting for a processor
 
 A process that has not begun to beat imports; that may take long on a busy machine. Cost: microseconds a look.
 """
@@ -28,7 +29,8 @@ class ProcessBeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     is_asked: bool
     """Whether something that was asked of it is not done yet."""
     progress: int
-    """Grows with whatever is done for that: by time of processors, and by each look at something that it waits for."""
+    """Grows with whatever is done for that: a step or a request that is done, time of processors, a thread that waits
+    for one, a look at something that is waited for."""
 
 
 class ProcessWatch:

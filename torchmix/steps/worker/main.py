@@ -76,6 +76,8 @@ class _Service:
         self._room = CacheRoom()
         """Decoded pages of all parts: `read.cache` is of the node."""
         self._pulse = OwnPulse(self._send)
+        self._num_signs = 0
+        """Those of streams that have ended."""
         self._has_members = False
         self._has_ended = False
 
@@ -87,11 +89,13 @@ class _Service:
                 if key.fd in self._selector.get_map():  # an earlier one of these may have ended it
                     key.data()
             self._show()
+            self._num_signs += sum(stream.num_signs for stream in self._streams if not stream.thread.is_alive())
             self._streams = [stream for stream in self._streams if stream.thread.is_alive()]
             if self._has_members:  # before, nobody reads beats
                 self._pulse.look(
                     is_asked=any(stream.is_asked for stream in self._streams),
-                    num_looks=sum(stream.num_looks for stream in self._streams),
+                    num_signs=self._num_signs + sum(stream.num_signs for stream in self._streams),
+                    threads=[stream.thread.native_id or 0 for stream in self._streams if stream.is_asked],
                 )
 
     def _show(self) -> None:

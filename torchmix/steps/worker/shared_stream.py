@@ -65,8 +65,8 @@ class SharedStream:
         self._most_waiting = start.look_ahead + SKEW_STEPS
         self._digest_before = {first.step: first.order_digest}
         """Order digest of the steps before a step, as far as it is known."""
-        self.num_looks = 0
-        """Looks so far at what a step waits for."""
+        self.num_signs = 0
+        """Steps so far, made and given, and looks at what one waits for."""
         self._end: EndReply | FailedReply | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="torchmix-steps", daemon=True)
@@ -167,6 +167,7 @@ class SharedStream:
                     self._end = EndReply()
                     continue
                 self._last_step = made.step
+                self.num_signs += 1
                 with self._changed:
                     self._digest_before[made.step + 1] = made.order_digest
                     if len(self._digest_before) > 2 * self._most_waiting:
@@ -178,7 +179,7 @@ class SharedStream:
 
     def _is_over(self) -> bool:
         """Asked while a step waits for a decision or a loader, and so a sign that it does."""
-        self.num_looks += 1
+        self.num_signs += 1
         return self.is_empty
 
     def _await_request(self) -> bool:
@@ -233,6 +234,7 @@ class SharedStream:
     def _give(self, seat: Seat, channel: Channel) -> None:
         reply, descriptors = seat.arrays.pack(seat.built.popleft())
         seat.next_step = reply.step + 1
+        self.num_signs += 1
         try:
             channel.send(encode(reply), descriptors)
         finally:
