@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import random
+from fractions import Fraction
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.support.book_shares import still_begun
 from tests.support.mixtures import SIZES, forecast_of, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.errors import RecipeError, StateError
+from torchmix.mixture.shares.places import BegunStage, StagePlaces
 from torchmix.planner.cursor import Cursor, Decision
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
+from torchmix.recipe.mixture.changes import Stage
+from torchmix.recipe.mixture.tree import Node
 from torchmix.recipe.parts import part_of
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.ramp import tokens_before
+from torchmix.recipe.structs import Batch, EpochPlace, Recipe
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 
 LENGTH = 256
@@ -53,7 +60,7 @@ def test_a_change_begins_with_the_step_after_the_epoch_and_a_ramp_counts_from_th
         shares = shares_by_step(planner, cursors, "gaps")
         line = [before + (0.01 - before) * min(1, (k + 0.5) / ramp) if ramp else 0.01 for k in range(60 - begins)]
         assert shares == pytest.approx([before] * begins + line, abs=1e-8)
-        assert cursors[-1].decisions == (Decision(step=begins, kind="stage", name="gaps"),)
+        assert cursors[-1].decisions == (Decision(step=begins, kind="stage", name="gaps", epochs=1),)
         for at in (begins, begins + 1, begins + 4):
             again, _ = plan_steps(make_planner(scheduled({**AT_EPOCH, **more}), SIZES), 60 - at, cursors[at])
             assert [plan.order_digest for plan in again] == [plan.order_digest for plan in plans[at:]]
@@ -100,6 +107,34 @@ def test_a_forecast_knows_the_step_and_estimates_it_beyond_what_it_plans() -> No
     for one in exact.sources:
         assert by_name[one.name].share == pytest.approx(one.share, abs=0.01), one.name
     assert forecast_of(part, SIZES, 1).begun == (None,)
+
+
+def test_an_edited_schedule_has_the_begun_changes_that_the_book_says() -> None:
+    draw, batch, tree = random.Random(1), Batch(samples=2, length=4), Node(name="", weight=Fraction(1))
+    num_kept = 0
+    for _ in range(300):
+        schedule: list[dict[str, Any]] = []
+        at = 0
+        for _ in range(draw.randint(0, 5)):
+            at += draw.randint(0, 4)
+            place = {"epochs": draw.randint(1, 2), "of": draw.choice("ab")}
+            schedule.append({"from": f"{at} steps" if draw.random() < 0.4 else place})
+        stages = []
+        for change in schedule:
+            place = change["from"]
+            if isinstance(place, str):
+                token = tokens_before(batch, int(place.split()[0]))
+                stages.append(Stage(start_token=token, stop_token=token, tree=tree))
+            else:
+                stages.append(Stage(start_token=0, stop_token=0, tree=tree, epoch=EpochPlace(**place)))
+        steps = sorted(draw.randint(0, 12) for _ in range(draw.randint(0, 4)))
+        begun = tuple(BegunStage(draw.choice("ab"), draw.randint(1, 2), step) for step in steps)
+        places = StagePlaces(stages, batch)
+        kept = [(step, of, epochs) for of, epochs, step in places.still_begun(begun)]
+        assert kept == still_begun(schedule, [(step, of, epochs) for of, epochs, step in begun]), (schedule, begun)
+        assert len(places.steps_of(places.still_begun(begun))) == len(kept)
+        num_kept += len(kept)
+    assert num_kept > 50
 
 
 def test_a_state_keeps_what_has_begun_and_refuses_what_has_not() -> None:

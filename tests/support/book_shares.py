@@ -10,6 +10,27 @@ from itertools import pairwise
 from typing import Any
 
 
+def still_begun(schedule: list[dict[str, Any]], decisions: list[tuple[int, str, int]]) -> list[tuple[int, str, int]]:
+    """Section "Schedule": what an edited schedule still has of begun changes, each (step, stream, epochs).
+
+    Places of other changes are in steps.
+    """
+    kept, found = [], -1
+    for step, stream, epochs in decisions:
+        passed = [
+            number
+            for number, change in enumerate(schedule)
+            if isinstance(change["from"], str) and int(change["from"].split()[0]) <= step
+        ]
+        first = max([found, *passed]) + 1
+        same = [n for n in range(first, len(schedule)) if schedule[n]["from"] == {"epochs": epochs, "of": stream}]
+        found = max([found, *passed])
+        if same:
+            found = same[0]
+            kept.append((step, stream, epochs))
+    return kept
+
+
 def shares_of_tree(tree: dict[str, Any], gone: set[str]) -> dict[str, Fraction]:
     """Exact shares of the streams, in which siblings have what ran out."""
 

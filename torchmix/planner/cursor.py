@@ -16,7 +16,7 @@ import msgspec
 from torchmix.errors import PlanError, StateError
 from torchmix.mixture.draw import Position
 from torchmix.mixture.policies.log import LOG_START, StepRecord
-from torchmix.mixture.shares.places import Begun
+from torchmix.mixture.shares.places import Begun, BegunStage
 from torchmix.planner.asking import DrawnTokens
 from torchmix.planner.eras.records import NO_ERAS, Eras
 from torchmix.planner.pack import Pieces
@@ -57,6 +57,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     epoch of a stream."""
     name: str
     """The stream's name."""
+    epochs: int = 0
+    """The whole epochs of the stream at which a stage begins; 0 of a run-out."""
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -83,8 +85,8 @@ def gone_by(decisions: Collection[Decision]) -> frozenset[str]:
 
 
 def begun_by(decisions: Collection[Decision]) -> Begun:
-    """Stream and first step of each stage at an epoch that has begun."""
-    return tuple((decision.name, decision.step) for decision in decisions if decision.kind == "stage")
+    """The stages at an epoch that have begun."""
+    return tuple(BegunStage(one.name, one.epochs, one.step) for one in decisions if one.kind == "stage")
 
 
 def decided_at(step: int, before: Decided, deciding: Deciding, records: DecisionRecords) -> Decided:

@@ -322,7 +322,7 @@ class Planner:
             return cursor.decisions
         epochs = dict(zip(self.streams, cursor.position.epoch.tolist(), strict=True))
         due = places.due(cursor.step, begun_by(cursor.decisions), epochs)
-        return (*cursor.decisions, *(Decision(step=cursor.step, kind="stage", name=name) for name in due))
+        return (*cursor.decisions, *(Decision(step=s, kind="stage", name=of, epochs=n) for of, n, s in due))
 
     def _pack(self, cursor: Cursor, drawn: Pieces) -> Packed:
         packing, length = self.part.packing, length_of_step(self.part.batch, cursor.step)

@@ -131,7 +131,7 @@ def boundary_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, like: b
         positions=positions.tobytes(),
         pool=np.array([getattr(pool, name) for name in POOL_FIELDS], "<i8").tobytes(),
         drawn=DrawnState(raw=cursor.drawn.raw, aligned=cursor.drawn.aligned),
-        decisions=[DecisionState(step=d.step, kind=d.kind, name=d.name) for d in cursor.decisions],
+        decisions=[DecisionState(step=d.step, kind=d.kind, name=d.name, epochs=d.epochs) for d in cursor.decisions],
         shares=dict(cursor.decided.shares),
         log_digest=bytes.fromhex(cursor.decided.digest) if cursor.decided.length else b"",
         log_length=cursor.decided.length,

@@ -195,6 +195,7 @@ def _check_decisions(cursor: Cursor, planner: Planner) -> None:
                 f"{decision.name!r} has run out; streams are {', '.join(planner.streams)}. The state is damaged"
             )
         found.add(decision.name)
+        _check("epochs of the decision that a stream has run out,", decision.epochs, 0, 0)
         _check("decision that a stream has run out, in step", decision.step, earliest, cursor.step - 1)
         earliest = decision.step
         s = planner.streams.index(decision.name)
@@ -207,7 +208,7 @@ def _check_begun(cursor: Cursor, planner: Planner) -> None:
     found = places.steps_of(begun)
     if len(found) != len(begun):
         raise StateError(
-            f"the state's decisions say that changes of the shares at epochs of {', '.join(name for name, _ in begun)} "
+            f"the state's decisions say that changes of the shares at epochs of {', '.join(one.of for one in begun)} "
             f"have begun, and the recipe's schedule has no such changes. The state is damaged"
         )
     for number in found:

@@ -17,14 +17,14 @@ from torchmix.mixture.draw import Position
 from torchmix.mixture.policies.log import LOG_START
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.asking import DrawnTokens
-from torchmix.planner.cursor import Cursor, Decided, Decision
+from torchmix.planner.cursor import Cursor, Decided
 from torchmix.planner.planner import Planner
 from torchmix.planner.shares_of_step import NOT_DECIDED
 from torchmix.recipe.build import listed
 from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.steps.boundary import states_of_eras
 from torchmix.steps.cursor_bounds import MAX_STEPS, check_bad_tokens, check_cursor, check_step, pieces_of_columns
-from torchmix.steps.edits.edited_state import eras_of_state, members_of_state, reconciled
+from torchmix.steps.edits.edited_state import decisions_of_state, eras_of_state, members_of_state, reconciled
 from torchmix.steps.state import (
     MOST_KEYS,
     DecisionState,
@@ -79,7 +79,7 @@ def state_of_cursor(
         ],
         drawn=DrawnState(raw=cursor.drawn.raw, aligned=cursor.drawn.aligned),
         pool=PoolState(**{**pool, "source": []} if has_plain_streams else pool),
-        decisions=[DecisionState(step=d.step, kind=d.kind, name=d.name) for d in cursor.decisions],
+        decisions=[DecisionState(step=d.step, kind=d.kind, name=d.name, epochs=d.epochs) for d in cursor.decisions],
         sources=[] if has_plain_streams else list(planner.sources),
         shares=dict(cursor.decided.shares),
         log_digest=bytes.fromhex(cursor.decided.digest) if cursor.decided.length else b"",
@@ -143,7 +143,7 @@ def recorded_cursor(state: LoaderState, planner: Planner) -> Cursor:
         ),
         pool=pieces_of_columns(planner, **pool),
         order_digest=state.order_digest,
-        decisions=tuple(Decision(step=d.step, kind=d.kind, name=d.name) for d in state.decisions),
+        decisions=decisions_of_state(state),
         drawn=DrawnTokens(raw=state.drawn.raw, aligned=state.drawn.aligned),
         decided=Decided(
             shares=state.shares or NOT_DECIDED, length=state.log_length, digest=state.log_digest.hex() or LOG_START

@@ -97,6 +97,7 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
     step: _Int
     kind: Literal["ran_out", "stage"]
     name: _Name
+    epochs: _Int = 0
 
 
 class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -9,13 +9,25 @@ its shares follow from theirs. Cost: some operations a stage, in steps in which 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from torchmix.recipe.mixture.changes import Stage
 from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.structs import Batch
 
-Begun = tuple[tuple[str, int], ...]
-"""Stream and first step of each stage at an epoch that has begun, in the order in which they began."""
+
+class BegunStage(NamedTuple):
+    """A stage at an epoch that has begun."""
+
+    of: str
+    """The stream, and its whole epochs, at which the stage begins."""
+    epochs: int
+    step: int
+    """The first step of the stage."""
+
+
+Begun = tuple[BegunStage, ...]
+"""In the order in which they began."""
 NONE_BEGUN: Begun = ()
 
 
@@ -30,8 +42,8 @@ class StagePlaces:
         self.streams = tuple(sorted({stage.epoch.of for stage in stages if stage.epoch is not None}))
         """Those whose epochs count."""
 
-    def due(self, step: int, begun: Begun, epochs: Mapping[str, int]) -> tuple[str, ...]:
-        """The streams of the stages that begin with a step, in the order of these stages.
+    def due(self, step: int, begun: Begun, epochs: Mapping[str, int]) -> Begun:
+        """The stages that begin with a step, in their order.
 
         Args:
             step: From 0.
@@ -43,7 +55,7 @@ class StagePlaces:
         last = max(self.steps_of(begun), default=-1)
         last = max(last, self._last_by_tokens(step))
         return tuple(
-            stage.epoch.of
+            BegunStage(stage.epoch.of, stage.epoch.epochs, step)
             for stage in self._stages[last + 1 :]
             if stage.epoch is not None and epochs[stage.epoch.of] >= stage.epoch.epochs
         )
@@ -69,16 +81,27 @@ class StagePlaces:
 
     def steps_of(self, begun: Begun) -> dict[int, int]:
         """The number of each stage at an epoch that has begun, and its first step."""
-        steps: dict[int, int] = {}
+        return {number: one.step for number, one in self._found(begun)}
+
+    def still_begun(self, begun: Begun) -> Begun:
+        """What of the begun stages of another schedule this one still has: a stage at the same epoch of the same
+        stream, which no stage behind it has overtaken. Its shares and its ramp may be others.
+        """
+        return tuple(one for _, one in self._found(begun))
+
+    def _found(self, begun: Begun) -> list[tuple[int, BegunStage]]:
+        """The number of the stage that each is; those that are none are left out."""
+        found: list[tuple[int, BegunStage]] = []
         last = -1
-        for name, step in begun:
-            last = max(last, self._last_by_tokens(step))
-            later = range(last + 1, len(self._stages))
-            found = [number for number in later if (epoch := self._stages[number].epoch) and epoch.of == name]
-            if found:
-                last = found[0]
-                steps[last] = step
-        return steps
+        for one in begun:
+            last = max(last, self._last_by_tokens(one.step))
+            for number in range(last + 1, len(self._stages)):
+                epoch = self._stages[number].epoch
+                if epoch is not None and (epoch.of, epoch.epochs) == (one.of, one.epochs):
+                    found.append((number, one))
+                    last = number
+                    break
+        return found
 
     def first_steps(self, begun: Begun) -> tuple[int | None, ...]:
         """The first step of each stage at an epoch, in their order; None of one that has not begun."""

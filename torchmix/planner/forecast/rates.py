@@ -61,7 +61,7 @@ def extrapolate(part: Part, seen: Seen, end: int) -> None:
             epochs = {name: int(seen.drawn[s] / an_epoch[s] + 1e-9) for s, name in enumerate(names)}
             step = _step_at(batch, now) + 1
             if due := places.due(step, seen.begun, epochs):
-                seen.begun += tuple((name, step) for name in due)
+                seen.begun += due
                 borders = _borders(seen, end)
         for s in np.flatnonzero((left <= stride) & (now < stop)).tolist():
             seen.runs_out_step[s] = _step_at(batch, now)

@@ -111,7 +111,7 @@ def simulate(planner: Planner, cursor: Cursor, part: Part, num_steps: int, progr
             break
         for decision in cursor.decisions[len(seen.cursor.decisions) :]:
             if decision.kind == "stage":
-                seen.begun += ((decision.name, step),)
+                seen.begun += begun_by((decision,))
                 continue
             seen.runs_out_step[names.index(decision.name)] = step
             if part.streams[decision.name].on_exhausted == "error":

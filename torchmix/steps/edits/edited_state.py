@@ -17,6 +17,8 @@ import numpy as np
 
 from torchmix.errors import StateMismatch
 from torchmix.mixture.denied import are_denied
+from torchmix.mixture.shares.places import BegunStage
+from torchmix.planner.cursor import Decision, begun_by
 from torchmix.planner.eras.records import Eras, StreamBefore
 from torchmix.planner.eras.replay import Members
 from torchmix.planner.planner import Planner
@@ -24,7 +26,7 @@ from torchmix.recipe.build import listed
 from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.streams import row_sets_of
 from torchmix.steps.boundary import states_of_eras
-from torchmix.steps.state import MOST_KEYS, LoaderState, PoolState, StreamState
+from torchmix.steps.state import MOST_KEYS, DecisionState, LoaderState, PoolState, StreamState
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +69,32 @@ def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderS
         streams=streams,
         sources=[] if has_plain_streams else list(planner.sources),
         pool=_pool(state, planner, {one.name: one for one in streams}, edit),
-        # A stage at an epoch that has ended begins again with the next step, if the edited schedule has it.
-        decisions=[one for one in state.decisions if one.kind == "ran_out" and one.name in prints],
+        decisions=_decisions(state, planner),
         bad_tokens={name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources},
         members=members_of_state(planner),
         eras=states_of_eras(eras),
         denied=planner.denied_fingerprint,
         edited_from="",
     )
+
+
+def decisions_of_state(state: LoaderState) -> tuple[Decision, ...]:
+    """The decisions of a state."""
+    return tuple(Decision(step=d.step, kind=d.kind, name=d.name, epochs=d.epochs) for d in state.decisions)
+
+
+def _decisions(state: LoaderState, planner: Planner) -> list[DecisionState]:
+    """The decisions that hold on: run-outs of streams that stay, and begun stages that the schedule still has."""
+    begun = [*planner.shares_of_step.places.still_begun(begun_by(decisions_of_state(state)))]
+    staying = []
+    for one in state.decisions:
+        if one.kind == "ran_out":
+            stays = one.name in planner.streams
+        elif stays := (one.name, one.epochs, one.step) in begun:
+            begun.remove(BegunStage(one.name, one.epochs, one.step))
+        if stays:
+            staying.append(one)
+    return staying
 
 
 def members_before(state: LoaderState, stream: StreamState) -> Members:
