@@ -210,6 +210,7 @@ def check(
                 turn = start % LENGTH[rule] - gained
             for part, image in zip(parts, row.images, strict=False):
                 patches, count, columns = patches_of(image, rule)
+                columns = max(1, columns)  # a thin image on a canvas may have none
                 place += len(part)
                 walked += [(turn + i,) * 3 for i in range(len(part))]
                 turn += len(part)

@@ -2,7 +2,8 @@
 
     python -m tests.trials.image_matrix --seed 1 --count 192
 
-A case is one of {4 kinds of sources} x {4 size rules} x {4 layouts} x {3 loaders}, in an order that the seed decides.
+A case is one of {4 kinds of sources} x {4 size rules} x {4 layouts} x {3 loaders}, in an order that the seed decides;
+each kind has its own boundaries and positions.
 Each tensor of each rank is rebuilt from the files, each image is decoded once in the job, and its pixels are on one
 rank. The ranks are threads of this process, and their rows travel by a loop of sends; real ranks are tried by
 tests/system/test_images.py. A run that is started again goes on where it stopped.
@@ -41,6 +42,12 @@ LAYOUTS = {
     "cp 2 dp 2": Topology(cp=2, dp=2),
     "pp 2 dp 2": Topology(pp=2, dp=2),
 }
+BOUNDARIES = (("document", "document"), ("none", "document"), ("document", "sample"), ("none", "sample"))
+PACKING = {
+    kind: {"boundaries": boundaries, "positions": positions}
+    for kind, (boundaries, positions) in zip(KINDS, BOUNDARIES, strict=True)
+}
+"""Each kind has another pair of where attention stops and where positions restart."""
 LOADERS = {"in_process": "in_process", "node": "node", "job": "job,processes=2"}
 CASES = tuple(product(KINDS, RULES, LAYOUTS, LOADERS))
 STEPS = 2
@@ -58,7 +65,8 @@ class Matrix:
         folder = self._folder / f"{kind}-{rule}"
         if (kind, rule) not in self._rows:
             folder.mkdir()
-            self._rows[kind, rule] = write_project(folder, KINDS[kind], rule=rule)
+            packing = {"overflow": "error", **PACKING[kind]}
+            self._rows[kind, rule] = write_project(folder, KINDS[kind], rule=rule, packing=packing)
             index_recipe(load_recipe(folder / "recipe.yaml"), folder)
         return folder, self._rows[kind, rule]
 
@@ -87,7 +95,7 @@ class Matrix:
                 del os.environ["PYTHONPATH"]
             else:
                 os.environ["PYTHONPATH"] = before
-        return check(found, decoded(log), rows, rule, least=5)
+        return check(found, decoded(log), rows, rule, positions_at=PACKING[kind]["positions"], least=5)
 
 
 def run(seed: int, count: int, *, loaders: tuple[str, ...] = tuple(LOADERS), out: Path | None = None) -> dict[str, int]:
