@@ -258,6 +258,21 @@ STRATEGIES: dict[str, Wrong] = {
     "a_plan_of_old_consumers": (_vision("consumer_of_item", lambda it: it[::-1].copy()), "has slot|its plan digest is"),
     "a_wrong_method": (_with_method("ragged"), "the method tests.support.wrong_strategies:ragged, step 0: it raises"),
 }
+
+
+def tires(step: Any, tree: Any, model: Any) -> Any:
+    """Answers otherwise when it has been asked often."""
+    _kept.append(None)
+    return step.graph("tokens").distribute("DP").cost(flops(model)).balance("rows" if len(_kept) < 4 else "none")
+
+
+def hashes(cost: Any, memory: Any, *, num_buckets: int, bins: int, **rules: Any) -> Any:
+    """Follows the order of a set of texts, which differs from process to process."""
+    print("a function may print")
+    order = np.array([int(each) for each in {str(number) for number in range(len(cost))}])
+    return order % (num_buckets * bins)
+
+
 METHODS: dict[str, Wrong] = {
     "asserts_again": (_raising(AssertionError("no")), "raises TypeError"),
     "no_rules": (lambda cost, memory: cost, "raises TypeError: .*unexpected keyword argument"),

@@ -41,6 +41,7 @@ from torchmix.cli.denied import denied_of_part, print_denied
 from torchmix.cli.groups import group_values, print_groups
 from torchmix.cli.layout import add_layout, layout_of_arguments
 from torchmix.cli.plan.summary import module_lines
+from torchmix.cli.run.second_interpreter import difference_elsewhere
 from torchmix.cli.run.steps import add_state, forecast_of_run, state_of
 from torchmix.cli.selections import print_selections, rows_and_tokens, selection_values
 from torchmix.cli.terminal import (
@@ -56,7 +57,9 @@ from torchmix.cli.terminal import (
 )
 from torchmix.errors import CatalogError, PlanError
 from torchmix.indexing.deny_lists import check_lists
+from torchmix.parallel.layout import Layout
 from torchmix.planner.forecast.figures import SIMULATED_STEPS, Forecast
+from torchmix.planner.graph.strategy import own_functions
 from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.byte_sizes import bytes_text
@@ -148,10 +151,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                     progress=bar.update,
                 )
             findings += forecast_findings(part, result)
+            findings += _history_findings(part, catalog, layout, result)
             findings += fill_findings(part, result)
             findings += schedule_findings(part, result)
         except PlanError as error:
-            findings.append(Finding(level=Level.FINDING, where="sources", message=str(error)))
+            own = [key for key, name in own_functions(part).items() if name in str(error)]
+            findings.append(Finding(level=Level.FINDING, where=own[0] if own else "sources", message=str(error)))
     findings = [_placed(finding, whole) for finding in findings]
     findings.sort(key=lambda finding: -EXIT_CODE_OF_LEVEL[finding.level])
     code = max((EXIT_CODE_OF_LEVEL[finding.level] for finding in findings), default=ExitCode.OK)
@@ -193,6 +198,13 @@ def _other_parts(whole: Recipe, part: str, catalog: Catalog) -> Iterator[Finding
             yield Finding(level=Level.FINDING, where=other, message=str(error).removeprefix(f"{other}: "))
         except CatalogError as error:
             yield Finding(level=Level.FINDING, where="catalog", message=str(error))
+
+
+def _history_findings(part: Part, catalog: Catalog, layout: Layout, result: Forecast) -> Iterator[Finding]:
+    """A function of the user whose answer depends on what its process did before."""
+    differs = None if result.last is None else difference_elsewhere(part, catalog, layout, *result.last)
+    if differs is not None:
+        yield Finding(level=Level.FINDING, where=differs[0], message=differs[1])
 
 
 def _rows(part: Part, catalog: Catalog) -> dict[str, int]:

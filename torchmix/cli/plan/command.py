@@ -33,6 +33,7 @@ from torchmix.cli.plan.simulate import (
 from torchmix.cli.plan.summary import PlanSummary, print_summary
 from torchmix.cli.plan.tree import add_tree, tree_lines, tree_of, tree_values
 from torchmix.cli.run.decisions import add_decisions
+from torchmix.cli.run.second_interpreter import difference_elsewhere
 from torchmix.cli.run.steps import add_state, run_fold, state_of
 from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError, SourceExhausted
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     summary = PlanSummary(_epoch_tokens(planners), fold.planner.epochs_before(fold.cursor.position))
     numbers = ReportNumbers(backbone_cost(part), most_length(part.batch)) if arguments.report is not None else None
     stop = sys.maxsize if arguments.steps is None else start + arguments.steps
-    has_ended = False
+    has_ended, last_step = False, None
     with ExitStack() as stack:
         total = 0 if arguments.steps is None else stop
         bar = stack.enter_context(
@@ -135,7 +136,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                     numbers.add(plan)
                 if files is not None:
                     files.add(plan, before, fold.cursor)
+                last_step = before, plan
             bar.update()
+        differs = None
+        if last_step is not None and fold.planner.part == part:  # else a recipe of before has planned it
+            differs = difference_elsewhere(part, catalog, layout, last_step[0].order_digest, last_step[1])
         if state is not None:
             fold.skip_to(state.step)  # whose digest tells whether these are the steps of its run
     values = {
@@ -147,6 +152,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         "edits": list(fold.edits),
         **asdict(layout),
         **summary.values(),
+        "findings": [] if differs is None else [{"where": differs[0], "message": differs[1]}],
         "groups": group_values(part, summary.shares(), summary.delivered()),
         "files": [str(path) for path in paths_of(arguments.out)] if arguments.out is not None else [],
     }
@@ -156,7 +162,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         write_report(arguments.report, values, numbers)
     if arguments.json:
         print_json(values)
-        return ExitCode.OK
+        return ExitCode.OK if differs is None else ExitCode.FINDINGS
     of_part = arguments.recipe if arguments.part == "train" else f"{arguments.part} of {arguments.recipe}"
     last = values["first_step"] + values["num_steps"] - 1
     sizes = [samples_of_step(part.batch, step) for step in (*range(start, last), last)]
@@ -179,7 +185,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         print(f"\nwrote {', '.join(path.name for path in paths_of(arguments.out))} to {arguments.out}")
     if arguments.report is not None:
         print(f"\nwrote {arguments.report}")
-    return ExitCode.OK
+    if differs is not None:
+        print(f"\nfinding: {differs[0]}: {differs[1]}")
+    return ExitCode.OK if differs is None else ExitCode.FINDINGS
 
 
 def _show_tree(arguments: argparse.Namespace) -> ExitCode:

@@ -111,6 +111,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """By sorted name; without cells that have no rows."""
     modules: Mapping[str, Mapping[str, Any]]
     """`ModuleSums.values` of each module, over the simulated steps, in the layout that they were planned for."""
+    last: tuple[bytes, StepPlan] | None
+    """The last simulated step, and the order digest before it."""
     begun: tuple[int | None, ...]
     """First step of each change of the schedule that begins at an epoch, in their order, maybe before these steps;
     None: not until their end."""

@@ -80,6 +80,7 @@ def forecast(
         num_low_fills=seen.num_low_fills,
         alignment=1.0 if part.counts_documents else seen.cursor.drawn.raw / seen.cursor.drawn.aligned,
         sources=sources,
+        last=seen.last,
         modules={name: sums.values() for name, sums in seen.modules.items()},
         begun=planner.shares_of_step.places.first_steps(seen.begun),
     )

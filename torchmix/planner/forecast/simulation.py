@@ -54,6 +54,8 @@ class Seen(msgspec.Struct, kw_only=True, eq=False):
     """Entries of the schedule at an epoch that have begun."""
     steps: int
     """The step to plan next."""
+    last: tuple[bytes, StepPlan] | None = None
+    """The step before it, and the order digest before that."""
     modules: dict[str, ModuleSums] = msgspec.field(default_factory=dict)
     simulated_tokens: int = 0
     asked_tokens: float = 0.0
@@ -131,6 +133,7 @@ def _add_step(seen: Seen, plan: StepPlan, cursor: Cursor) -> None:
     np.maximum(seen.most_repeats, _repeats(plan), out=seen.most_repeats)
     seen.piece_tokens += plan.delivered_tokens
     seen.num_pieces += np.bincount(plan.pieces.stream, minlength=len(plan.streams))
+    seen.last = seen.cursor.order_digest, plan
     for name in plan.item_modules:
         seen.modules.setdefault(name, ModuleSums()).add(plan, name)
     total = int(plan.delivered_tokens.sum())
