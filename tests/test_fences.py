@@ -157,14 +157,14 @@ def test_imports_name_the_defining_module() -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_two_files_use_zmq() -> None:
+def test_three_files_use_zmq() -> None:
     using = {
         path.relative_to(PACKAGE).as_posix()
         for path in FILES
         for _, name in imports_of(trees()[path])
         if name.split(".")[0] == "zmq"
     }
-    assert using == {"service/server.py", "service/client.py"}
+    assert using == {"service/server.py", "service/client.py", "service/connections.py"}
 
 
 def test_one_folder_uses_ray_and_only_when_it_is_called() -> None:

@@ -115,7 +115,7 @@ def test_more_than_the_window_of_one_client_is_answered_busy_until_it_has_settle
     assert isinstance(caller.request(900), PieceReply | FailureReply)
     busy = caller.request(900, number=2)
     assert isinstance(busy, BusyReply) and busy.number == 2
-    assert isinstance(caller.request(900, number=3, settled_bytes=4 * 900 + 16), PieceReply | FailureReply)
+    assert isinstance(caller.request(900, number=3, settled_bytes=4 * 900 + 40), PieceReply | FailureReply)
     pong = caller.ask(LoaderPing(number=8, settled_bytes=1 << 40))
     assert isinstance(pong, LoaderPong)
     assert (pong.number, pong.owed, pong.figures["requests_busy"], pong.figures["requests_accepted"]) == (8, 0, 1, 2)

@@ -7,6 +7,7 @@ endpoints.py     where loaders listen
 keys.py          who may ask them
 served.py        what a loader reads
 reading.py       a loader's reading thread
+connections.py   bounds on the connections of a loader
 server.py        a loader's side of the wire
 metrics.py       the figures of a loader for Prometheus
 main.py          what runs in a loader process
@@ -21,5 +22,5 @@ job/             loaders that a job starts on its nodes
 
 The folder scale/ sizes and places loaders by what the data cost; the folder ray/ runs them on a Ray cluster.
 
-The server and the client alone use zmq.
+The server, the client and the bounds on connections alone use zmq.
 """

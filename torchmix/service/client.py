@@ -15,6 +15,7 @@ import zmq
 from numpy.typing import NDArray
 
 from torchmix.errors import WireError
+from torchmix.service.connections import OPTIONS
 from torchmix.service.endpoints import is_own_socket
 from torchmix.service.keys import ClientKeys
 from torchmix.service.messages import (
@@ -58,12 +59,9 @@ class LoaderLinks:
         """Begin to connect; news follow."""
         link = self._context.socket(zmq.DEALER)
         for option, value in (
-            (zmq.LINGER, 0),
+            *OPTIONS,
             (zmq.SNDHWM, 1000),
-            (zmq.RCVHWM, 1000),
             (zmq.MAXMSGSIZE, MOST_BODY_BYTES + MOST_HEADER_BYTES),
-            (zmq.HEARTBEAT_IVL, 2000),
-            (zmq.HEARTBEAT_TIMEOUT, 6000),
             (zmq.CONNECT_TIMEOUT, 5000),
             (zmq.RECONNECT_IVL, 100),
             (zmq.RECONNECT_IVL_MAX, 2000),

@@ -28,11 +28,11 @@ from torchmix.reader.pieces.piece_copy import OtherRows, PieceCopy, Scratch, Tok
 from torchmix.reader.pieces.unlabelled import tables_without_labels, unlabelled_places
 from torchmix.reader.protocol import StepImages
 from torchmix.service.fleet import Asked, LoaderFleet
-from torchmix.service.messages import MOST_PIECES, TARGET_BYTES, PieceColumns, planned_bytes, rows_of
+from torchmix.service.messages import TARGET_BYTES, PieceColumns, planned_bytes, rows_of
 from torchmix.service.routing import owners, run_keys, run_pages, source_keys
 from torchmix.service.row_lists import others_of
 
-MOST_TOKENS = TARGET_BYTES // 8 - 8
+MOST_TOKENS = TARGET_BYTES // 8 - 16
 """Most tokens of a part of a piece."""
 
 
@@ -213,9 +213,7 @@ class FleetReader:
         found: list[Int64Array] = []
         for m in np.flatnonzero(np.bincount(owner)).tolist():
             mine = some[owner == m]
-            borders = _borders(num_bytes[mine])
-            for start, stop in pairwise(borders):
-                found += [mine[k : min(k + MOST_PIECES, stop)] for k in range(start, stop, MOST_PIECES)]
+            found += [mine[start:stop] for start, stop in pairwise(_borders(num_bytes[mine]))]
         return found
 
     def _tell(self, source: int, pages: Int64Array, *, is_over: bool) -> None:

@@ -35,8 +35,8 @@ less, the cost of each message."""
 MOST_HEADER_BYTES = 512 << 10
 MOST_BODY_BYTES = 6 << 20
 """A request asks for at most 2 MiB at 4 bytes a token; ids of 8 bytes, and gaps, come on top."""
-MOST_PIECES = 1 << 16
-"""Most pieces of a request."""
+MOST_REQUEST_BYTES = TARGET_BYTES + (64 << 10)
+"""Most bytes of a frame that a client sends: pieces, with what lies between arrays and what a connection adds."""
 WINDOW_BYTES = 16 << 20
 """Planned bytes that a client may have asked of a loader, and not got."""
 MOST_NAMES = 1 << 16
@@ -167,8 +167,8 @@ _COLUMN_DTYPES = [np.dtype(np.int32), *[np.dtype(np.int64)] * 4]
 
 
 def planned_bytes(num_pieces: int, num_tokens: int) -> int:
-    """What a reply counts as in the flow of a connection: both sides come to the same before it is made."""
-    return 4 * num_tokens + 16 * num_pieces
+    """What a request counts as in the flow of a connection, for itself and its reply: both sides come to the same."""
+    return 4 * num_tokens + 40 * num_pieces
 
 
 def forms_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[ArrayForm, ...]:
@@ -249,7 +249,7 @@ def pieces_of(arrays: Arrays) -> PieceColumns:
     if [column.dtype for column in columns] != _COLUMN_DTYPES:
         _refuse("a request whose arrays have other types")
     count, tokens = len(columns.source), columns.tokens
-    if not 0 < count <= MOST_PIECES or {len(column) for column in columns} != {count}:
+    if not count or {len(column) for column in columns} != {count}:
         _refuse(f"a request of {count} pieces")
     # One by one first, as a sum may overflow.
     most = MOST_BODY_BYTES // 8

@@ -2,8 +2,9 @@
 
 In: messages of clients. Out: replies. Must hold: it answers pings while it reads; a client that asks for more than its
 window, or whose replies nobody takes, is told that the loader is busy, and no other client notices; what is no message
-is dropped and counted. Nothing listens beyond this machine without CURVE and a list of the clients' keys. Cost: some
-50 microseconds a request, and the memory of the reader and of a window for each client.
+is dropped and counted; a connection that sends more than a window of which no message comes is ended. Nothing listens
+beyond this machine without CURVE and a list of the clients' keys. Cost: some 50 microseconds a request, and the memory
+of the reader and of a window for each client.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import zmq.utils.z85
 from torchmix.errors import OptionError, WireError
 from torchmix.parallel.children.judge import ProcessBeat
 from torchmix.parallel.children.pulse import OwnPulse
+from torchmix.service.connections import OPTIONS, Connections
 from torchmix.service.endpoints import check_ipc, is_beyond_this_machine
 from torchmix.service.keys import KeyPair, ServerKeys
 from torchmix.service.messages import (
-    MOST_BODY_BYTES,
-    MOST_HEADER_BYTES,
+    MOST_REQUEST_BYTES,
     WINDOW_BYTES,
     Arrays,
     BusyReply,
@@ -55,7 +56,7 @@ SILENT_CLIENT_S = 120.0
 """A client that has said nothing for so long says hello again."""
 _ZAP = "inproc://zeromq.zap.01"
 _DOMAIN = b"torchmix"
-_LOOK_S = 1.0
+_LOOK_S = 0.1
 
 
 class _Client(msgspec.Struct, eq=False):
@@ -109,6 +110,7 @@ class LoaderServer:
         self._context = zmq.Context()
         self._socket: Any = None
         self._zap: Any = None
+        self._connections: Any = None
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         try:
@@ -140,7 +142,7 @@ class LoaderServer:
         """
         self._reading.start()
         poller = zmq.Poller()
-        for one in (self._socket, self._woken.fileno(), self._zap, stop_when_readable):
+        for one in (self._socket, self._connections.events, self._woken.fileno(), self._zap, stop_when_readable):
             if one is not None:
                 poller.register(one, zmq.POLLIN)  # of a socket of Python the number comes back
         parent = os.getppid()
@@ -160,6 +162,9 @@ class LoaderServer:
                     self._woken.recv(4096)
                 if self._zap in ready:
                     self._let_in()
+                if self._connections.events in ready:
+                    self._connections.take()
+                self._connections.look()
                 self._send_done()
                 if self._socket in ready:
                     self._receive_all()
@@ -187,13 +192,11 @@ class LoaderServer:
             self._zap.setsockopt(zmq.LINGER, 0)
             self._zap.bind(_ZAP)
         self._socket = self._context.socket(zmq.ROUTER)
+        self._connections = Connections(self._socket)
         for option, value in (
-            (zmq.LINGER, 0),
+            *OPTIONS,
             (zmq.SNDHWM, 256),
-            (zmq.RCVHWM, 256),
-            (zmq.MAXMSGSIZE, MOST_BODY_BYTES + MOST_HEADER_BYTES),
-            (zmq.HEARTBEAT_IVL, 2000),
-            (zmq.HEARTBEAT_TIMEOUT, 6000),
+            (zmq.MAXMSGSIZE, MOST_REQUEST_BYTES),
             (zmq.HANDSHAKE_IVL, 5000),
             (zmq.ROUTER_MANDATORY, 1),
         ):
@@ -214,6 +217,8 @@ class LoaderServer:
         """Where it listens, with the port that the system has chosen."""
 
     def _close_sockets(self) -> None:
+        if self._connections is not None:
+            self._connections.close()
         for each in (self._socket, self._zap):
             if each is not None:
                 each.close(0)
@@ -253,6 +258,8 @@ class LoaderServer:
                 sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            if frames:
+                self._connections.hear(frames)
             try:
                 message, arrays = decode_of_client([frame.buffer for frame in frames])
                 self._answer(sender.bytes, message, arrays)
