@@ -171,7 +171,7 @@ def placed_directly(planner: Planner, cursor: Cursor) -> tuple[StepPlan, Cursor]
     placement = in_rows(cost, layout)
     backbone = ModulePlan(layout=layout, placement=placement, balance=report(cost, placement, layout))
     tokens = planner.tokens_of_step(packed, drawn, asked)
-    step = planner.drawn_step(cursor.step, packed, tokens, after.order_digest)
+    step = planner.drawn_step(cursor, packed, tokens, after.order_digest)
     digest = plan_digest(after.order_digest, placement, layout)
     return step.make(modules={"backbone": backbone}, plan_digest=digest), after
 
