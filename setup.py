@@ -102,5 +102,5 @@ setup(
         "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.27"],
         "megatron": ["megatron-core>=0.16,<0.17"],
     },
-    entry_points={"console_scripts": ["torchmix = torchmix.cli.main:main"]},
+    entry_points={"console_scripts": ["torchmix = torchmix.cli.start:start"]},
 )

@@ -22,7 +22,7 @@ rank exactly the tensors it needs. Rooms in reading order, which is data-flow or
     megatron_adapter   Megatron's names and hooks
     cli                torchmix check | index | plan | show
 
-Names that need torch, pyarrow or YAML are imported when they are first used.
+All names but those of errors are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -61,34 +61,34 @@ from torchmix.errors import (
     WireError,
     WorkerLost,
 )
-from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.parallel.topology import Topology
-from torchmix.recipe.balance.structs import Balance, EncoderModel, Model, Module
-from torchmix.recipe.structs import (
-    Batch,
-    Change,
-    Evaluation,
-    Group,
-    Loaders,
-    Packing,
-    PathProperty,
-    Quantiles,
-    RampStage,
-    Read,
-    Recipe,
-    Selection,
-    Shuffle,
-    Source,
-)
 
 if TYPE_CHECKING:
     from torchmix.constructor.fields import Microbatch
     from torchmix.indexing.index import index
     from torchmix.pages.open import open_pages
     from torchmix.pages.pages import Pages
+    from torchmix.parallel.place_tree import ClientPlaceTree
+    from torchmix.parallel.topology import Topology
     from torchmix.planner.plan import StepPlan
     from torchmix.planner.plans import plan
+    from torchmix.recipe.balance.structs import Balance, EncoderModel, Model, Module
     from torchmix.recipe.load import check_recipe, load_recipe
+    from torchmix.recipe.structs import (
+        Batch,
+        Change,
+        Evaluation,
+        Group,
+        Loaders,
+        Packing,
+        PathProperty,
+        Quantiles,
+        RampStage,
+        Read,
+        Recipe,
+        Selection,
+        Shuffle,
+        Source,
+    )
     from torchmix.stateful.loader import StatefulDataLoader
     from torchmix.stateful.metrics import flat_stats, prometheus_text
     from torchmix.stateful.open import build_loader
@@ -161,10 +161,30 @@ __all__ = [
 ]
 
 _HOME_OF_LAZY_NAME = {
+    "Balance": "torchmix.recipe.balance.structs",
+    "Batch": "torchmix.recipe.structs",
+    "Change": "torchmix.recipe.structs",
+    "ClientPlaceTree": "torchmix.parallel.place_tree",
+    "EncoderModel": "torchmix.recipe.balance.structs",
+    "Evaluation": "torchmix.recipe.structs",
+    "Group": "torchmix.recipe.structs",
+    "Loaders": "torchmix.recipe.structs",
     "Microbatch": "torchmix.constructor.fields",
+    "Model": "torchmix.recipe.balance.structs",
+    "Module": "torchmix.recipe.balance.structs",
+    "Packing": "torchmix.recipe.structs",
     "Pages": "torchmix.pages.pages",
+    "PathProperty": "torchmix.recipe.structs",
+    "Quantiles": "torchmix.recipe.structs",
+    "RampStage": "torchmix.recipe.structs",
+    "Read": "torchmix.recipe.structs",
+    "Recipe": "torchmix.recipe.structs",
+    "Selection": "torchmix.recipe.structs",
+    "Shuffle": "torchmix.recipe.structs",
+    "Source": "torchmix.recipe.structs",
     "StatefulDataLoader": "torchmix.stateful.loader",
     "StepPlan": "torchmix.planner.plan",
+    "Topology": "torchmix.parallel.topology",
     "build_loader": "torchmix.stateful.open",
     "check_recipe": "torchmix.recipe.load",
     "flat_stats": "torchmix.stateful.metrics",

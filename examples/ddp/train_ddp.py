@@ -26,7 +26,7 @@ import torchmix
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--micro-batch-size", type=int, default=2)

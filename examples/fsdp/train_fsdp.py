@@ -84,7 +84,7 @@ def parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--steps", type=int, default=10, help="stop before this step, counted from the run's beginning")
     parser.add_argument("--tp", type=int, default=1)

@@ -46,7 +46,7 @@ class Rows(IterableDataset[torch.Tensor]):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("path")
     parser.add_argument("--tokens", required=True)
     parser.add_argument("--catalog", default="pages-index")

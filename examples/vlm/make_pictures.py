@@ -83,7 +83,7 @@ def write_pictures(folder: Path, *, count: int, seed: int) -> None:
 
 def main() -> None:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--pictures", type=int, default=4_000)
     parser.add_argument("--seed", type=int, default=1)

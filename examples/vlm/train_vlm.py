@@ -142,7 +142,7 @@ def held_out_losses(recipe: str, topology: Topology, encoder: Encoder, model: La
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("recipe")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--tp", type=int, default=1)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.deadlines import LONG_S
 from tests.support.projects import make_project
 from torchmix import __version__
-from torchmix.cli.main import main
+from torchmix.cli.main import _parser, _parsers, main
 from torchmix.cli.plan import command as plan
 
 
@@ -26,7 +26,10 @@ from torchmix.cli.plan import command as plan
         (["plan", "recipe.yaml", "--steps", "0"], "0 is less than 1"),
         (["plan", "recipe.yaml", "--steps", "many"], "'many' is not a whole number"),
         (["plan", "recipe.yaml", "--steps", "1", "--start", "-1"], "-1"),
-        (["check", "recipe.yaml", "--out", "x"], "unrecognized arguments"),
+        (["check", "recipe.yaml", "--out", "x"], "torchmix check: there is no option '--out'"),
+        (["plan", "recipe.yaml", "--step", "5", "--one-pass"], "no option '--step' (did you mean '--steps'?)"),
+        (["plan", "recipe.yaml", "--step=5", "--one-pass"], "no option '--step' (did you mean '--steps'?)"),
+        (["check", "recipe.yaml", "more"], "torchmix check: there is no argument 'more' to take"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +114,25 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path: Path) -> None
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(timeout=LONG_S) == 0
+
+
+def test_an_interrupt_while_it_imports_has_no_traceback() -> None:
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pyarrow":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from torchmix.cli.start import start
+sys.exit(start())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_no_parser_takes_part_of_an_option() -> None:
+    assert all(not one.allow_abbrev for one in _parsers(_parser()))
 
 
 def test_the_command_line_does_without_torch() -> None:

@@ -16,4 +16,5 @@ diff.py      torchmix diff: what an edit changes, and the word that accepts it
 calibrate.py torchmix calibrate: the cost of a sample from timings
 reframe.py   torchmix reframe: a compressed file in small frames
 main.py      arguments, errors, exit codes
+start.py     the program: an interrupt while it imports is no error
 """

@@ -71,9 +71,12 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"torchmix: there is no verb {words[0]!r}{near}; torchmix --help lists them", file=sys.stderr)
         return int(ExitCode.USAGE)
     try:
-        arguments = _parser().parse_args(words)
+        parser = _parser()
+        arguments, unknown = parser.parse_known_args(words)
     except SystemExit as done:  # argparse has printed help, version or what is wrong
         return int(done.code or 0)
+    if unknown:
+        return _refuse(unknown[0], next(word for word in words if word in dict(VERBS)), parser)
     level = logging.INFO if arguments.verbose else logging.ERROR if arguments.quiet else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(message)s")
     try:
@@ -97,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         description="The data plane of a training run.",
         epilog=FIRST_VERBS + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"torchmix {__version__}")
     parser.add_argument(
@@ -108,7 +112,11 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, title="verbs", metavar="VERB")
     for name, verb in VERBS:
         one = verbs.add_parser(
-            name, help=verb.HELP, description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.", epilog=EXIT_CODES
+            name,
+            help=verb.HELP,
+            description=f"{verb.HELP[0].upper()}{verb.HELP[1:]}.",
+            epilog=EXIT_CODES,
+            allow_abbrev=False,  # `--step 5` would be taken as `--steps 5`
         )
         if verb not in (diff, doctor, init, keys, properties, reframe, top):
             one.add_argument("recipe", type=Path, metavar="RECIPE", help="a recipe in YAML")
@@ -119,6 +127,16 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_arguments(one)
         one.set_defaults(run=verb.run)
     return parser
+
+
+def _refuse(word: str, verb: str, parser: argparse.ArgumentParser) -> int:
+    """Say that a verb has no such option, or no further argument; the exit code."""
+    name = word.partition("=")[0]
+    what = f"there is no argument {word!r} to take" if not word.startswith("-") else f"there is no option {name!r}"
+    own = next(one for one in _parsers(parser) if one.prog == f"{parser.prog} {verb}")
+    near = nearest(name, [option for action in own._actions for option in action.option_strings])
+    print(f"torchmix {verb}: {what}{near}; torchmix {verb} --help lists them", file=sys.stderr)
+    return int(ExitCode.USAGE)
 
 
 class _PrintCompletion(argparse.Action):

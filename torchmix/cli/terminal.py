@@ -13,10 +13,12 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from torchmix.errors import OptionError
 from torchmix.recipe.source.documents import PARTS
 
 
@@ -52,6 +54,16 @@ def at_least(lowest: int) -> Callable[[str], int]:
 def add_part(parser: argparse.ArgumentParser) -> None:
     """Declare --part."""
     parser.add_argument("--part", choices=PARTS, default=PARTS[0], help=f"part of the recipe (default {PARTS[0]})")
+
+
+def check_folder(flag: str, path: Path) -> None:
+    """Refuse a file to write whose folder is missing: it may be mistyped.
+
+    Raises:
+        OptionError: It is missing.
+    """
+    if not path.parent.is_dir():
+        raise OptionError(f"{flag} {path}: there is no folder {path.parent}; make it, or name another file")
 
 
 def print_json(values: Mapping[str, Any]) -> None:

@@ -28,12 +28,11 @@ def deny_list(rows: Mapping[str, Int64Array]) -> pa.Table:
 
 
 def write_whole(path: Path, table: pa.Table) -> None:
-    """Write a table as Parquet, whole or not at all; the folder is made if it is missing.
+    """Write a table as Parquet, whole or not at all.
 
     Raises:
-        OSError: The folder is not writable or the disk is full; an older file stays.
+        OSError: The folder is missing or not writable, or the disk is full; an older file stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.partial")
     try:
         pq.write_table(table, aside)

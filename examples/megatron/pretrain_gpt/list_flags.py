@@ -125,7 +125,7 @@ other flags of these versions are in [megatron_flags.json](megatron_flags.json),
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "checkout", nargs="*", metavar="[VERSION=]FOLDER", help="of Megatron-LM; without a version, its folder's name"
     )

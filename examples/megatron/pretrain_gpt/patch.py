@@ -106,7 +106,7 @@ def difference(before: str, after: str, name: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     parser.add_argument("script", type=Path, help="pretrain_gpt.py of a Megatron-LM checkout")
     parser.add_argument("--write", type=Path, metavar="FILE", help="where to put the patched copy")
     options = parser.parse_args()

@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     parser.add_argument("checkout", type=Path, help="folder of a Megatron-LM checkout")
     parser.add_argument(
         "--only", action="append", metavar="LINE", help='a line of the tables, such as "thd CP2"; may be repeated'

@@ -107,8 +107,8 @@ def test_pieces_are_those_of_the_plan(recipe: Path, tmp_path: Path, capsys: pyte
 
 
 def test_steps_are_those_of_the_plan(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan(recipe, capsys, "--steps", "5", "--dp", "2", "--out", str(tmp_path))
-    table = pq.read_table(tmp_path / "steps.parquet")
+    plan(recipe, capsys, "--steps", "5", "--dp", "2", "--out", str(tmp_path / "out"))
+    table = pq.read_table(tmp_path / "out" / "steps.parquet")
     assert table.column_names == STEP_COLUMNS
     rows = table.to_pylist()
     assert [(row["step"], row["stream"]) for row in rows] == [
@@ -215,6 +215,19 @@ def test_where_the_data_ends_the_steps_before_are_shown_and_no_file_is_left(
     assert "fill" in output.out
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert sorted(before) == ["pieces.parquet", "plan.json", "states.parquet", "steps.parquet"]
+
+
+def test_a_plan_is_not_written_beside_data(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "beside"
+    out.mkdir()
+    (out / "web.parquet").write_bytes(b"PAR1")
+    (out / ".pieces.parquet.partial").write_bytes(b"of a plan that was interrupted")
+    assert main(["plan", str(recipe), "--steps", "1", "--out", str(out)]) == 2
+    assert f"the folder {out} for the plan holds web.parquet, which is of no plan" in capsys.readouterr().err
+    assert {path.name for path in out.iterdir()} == {"web.parquet", ".pieces.parquet.partial"}
+    (out / "web.parquet").unlink()
+    for _ in range(2):  # also over an earlier plan
+        plan(recipe, capsys, "--steps", "1", "--out", str(out))
 
 
 def test_without_a_catalog_the_remedy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

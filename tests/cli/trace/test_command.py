@@ -69,6 +69,9 @@ def test_an_id_stands_for_the_rows_that_have_it(recipe: Path, capsys: Capture) -
 def test_a_step_has_the_documents_that_were_delivered(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
     [rank] = run_job(recipe, Topology(), steps=6)
     out, deny = tmp_path / "made" / "step.parquet", tmp_path / "deny.parquet"
+    assert main(["trace", str(recipe), "--step", "5", "--out", str(out)]) == 2
+    assert f"--out {out}: there is no folder {out.parent}; make it" in capsys.readouterr().err
+    out.parent.mkdir()
     trace(capsys, recipe, "--step", 5, "--out", out, "--deny-from", deny)
     table = pq.read_table(out)
     assert traced(table.to_pylist()) == {5: delivered(rank.microbatches)[5]}

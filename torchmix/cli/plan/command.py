@@ -35,7 +35,7 @@ from torchmix.cli.plan.tree import add_tree, tree_lines, tree_of, tree_values
 from torchmix.cli.run.decisions import add_decisions
 from torchmix.cli.run.second_interpreter import difference_elsewhere
 from torchmix.cli.run.steps import add_state, run_fold, state_of
-from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, print_json, progress_bar
+from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, check_folder, print_json, progress_bar
 from torchmix.errors import OptionError, PlanError, SourceExhausted
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.planner import Planner
@@ -46,7 +46,7 @@ from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import length_of_step, most_length, samples_of_step
 from torchmix.steps.history.run_fold import RunFold
 from torchmix.steps.replay.tables import paths_of
-from torchmix.steps.replay.write import write_plan_files
+from torchmix.steps.replay.write import check_plan_folder, write_plan_files
 from torchmix.steps.state import LoaderState
 
 HELP = "show what the steps of a run will hold"
@@ -86,6 +86,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         return show_loaders(arguments)
     if arguments.report is not None:
         check_charts()
+        check_folder("--report", arguments.report)
+    if arguments.out is not None:
+        check_plan_folder(arguments.out)
     if arguments.steps is None and arguments.simulate:
         arguments.steps = DEFAULT_STEPS
     if arguments.steps is None and not one_pass:

@@ -26,6 +26,7 @@ from torchmix.cli.terminal import (
     add_explain,
     add_part,
     at_least,
+    check_folder,
     count_text,
     print_json,
     print_table,
@@ -81,6 +82,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """
     if has_documents(arguments) == (arguments.step is not None):
         raise OptionError("name documents with --row, --id or --list, or a step with --step")
+    for flag, path in (("--out", arguments.out), ("--deny-from", arguments.deny_from)):
+        if path is not None:
+            check_folder(flag, path)
     recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
     part, folder = part_of(recipe, arguments.part), directory / recipe.catalog
     catalog = open_part(folder, part)

@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torchmix import __version__
+from torchmix.errors import OptionError
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
+from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.steps.cursor_state import state_of_cursor
 from torchmix.steps.replay.manifest import (
@@ -116,15 +118,38 @@ class PlanFiles:
             waiting.clear()
 
 
+def check_plan_folder(folder: Path) -> None:
+    """Refuse a folder for a plan that holds anything else: files of data beside a plan's would match one glob.
+
+    Args:
+        folder: May be missing; it may hold an earlier plan, or what was left of one that was interrupted.
+
+    Raises:
+        OptionError: There is something else in it.
+    """
+    own = {path.name for name in (*SCHEMAS, MANIFEST) for path in (folder / name, _aside(folder / name))}
+    others = sorted({path.name for path in folder.iterdir()} - own) if folder.is_dir() else []
+    if others:
+        raise OptionError(
+            f"the folder {folder} for the plan holds {listed(others, 3)}, which is of no plan; name a new or an empty "
+            f"folder"
+        )
+
+
 @contextmanager
 def write_plan_files(folder: Path, planner: Planner, catalog: str) -> Iterator[PlanFiles]:
     """Open the files of a plan, and publish them where the block ends well.
 
     Args:
-        folder: Made if missing. Files of an earlier plan in it stay until the new ones are whole.
+        folder: Made if missing. Files of an earlier plan in it stay until the new ones are whole; it holds nothing
+            else.
         planner: That makes the plans.
         catalog: Fingerprint of its catalog.
+
+    Raises:
+        OptionError: The folder holds something else.
     """
+    check_plan_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

@@ -168,7 +168,10 @@ def test_predicted_times_stand_with_all_that_is_assumed(page: str) -> None:
 
 
 def test_without_a_simulation_there_are_no_times(recipe: Path, tmp_path: Path) -> None:
-    path = tmp_path / "new" / "folder" / "out.html"
+    path = tmp_path / "new" / "out.html"
+    assert main(["plan", str(recipe), "--steps", "1", "--quiet", "--report", str(path)]) == 2
+    assert not path.parent.exists(), "a folder that may be mistyped is not made"
+    path.parent.mkdir()
     assert main(["plan", str(recipe), "--steps", "1", "--quiet", "--report", str(path)]) == 0
     assert [each.name for each in path.parent.iterdir()] == ["out.html"]
     text = path.read_text(encoding="utf-8")

@@ -42,7 +42,7 @@ def write_report(path: Path, values: Mapping[str, Any], numbers: ReportNumbers) 
     """Write the page.
 
     Args:
-        path: The file to write; its folder is made if missing.
+        path: The file to write.
         values: Of the plan, as `--json` prints them.
         numbers: Of the same steps.
 
@@ -50,7 +50,6 @@ def write_report(path: Path, values: Mapping[str, Any], numbers: ReportNumbers) 
         OSError: The file cannot be written.
     """
     shown = numbers.values()
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.partial")
     try:
         with aside.open("w", encoding="utf-8") as file:
