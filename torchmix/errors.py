@@ -49,14 +49,16 @@ class TorchmixError(Exception):
 class RecipeError(TorchmixError, ValueError):
     """The recipe, or a value given in its place, is wrong.
 
-    `where` is the path of keys ("sources.web.max_epochs"); `line` counts from 1, 0 if not from a file.
+    `where` is the path of keys ("sources.web.max_epochs"); `line` counts from 1, and `file` is the recipe's path; 0 and
+    empty if not from a file.
     """
 
-    def __init__(self, message: str = "", where: str = "", line: int = 0) -> None:
-        super().__init__(message, where, line)
+    def __init__(self, message: str = "", where: str = "", line: int = 0, file: str = "") -> None:
+        super().__init__(message, where, line, file)
         self.message = message
         self.where = where
         self.line = line
+        self.file = file
 
     def __str__(self) -> str:
         place = f"line {self.line}: " if self.line else ""

@@ -28,7 +28,7 @@ def test_looking_at_an_edited_recipe_writes_nothing(tmp_path: Path) -> None:
         ["plan", str(recipe), "--steps", "5", "--quiet"],
         ["check", str(recipe), "--steps", "5"],
         ["show", str(recipe), "--step", "2"],
-        ["diff", str(old), str(recipe), "--state", str(state)],
+        ["diff", str(old), str(recipe), "--state", str(state), "--steps", "5"],
         ["plan", str(recipe), "--steps", "5", "--quiet"],
     ):
         assert main(words) in (0, 1), words

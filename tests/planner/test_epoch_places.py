@@ -15,6 +15,7 @@ from tests.support.recipes import make_recipe
 from torchmix.errors import RecipeError, StateError
 from torchmix.mixture.shares.places import BegunStage, StagePlaces
 from torchmix.planner.cursor import Cursor, Decision
+from torchmix.planner.forecast.figures import StageForecast
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
@@ -100,13 +101,13 @@ def test_a_forecast_knows_the_step_and_estimates_it_beyond_what_it_plans() -> No
     exact = forecast_of(part, SIZES, 60)
     planner = make_planner(scheduled(AT_EPOCH), SIZES)
     begins = first_step_after_epoch(plan_steps(planner, 60)[1], planner, "gaps")
-    assert exact.begun == (begins,)
+    assert exact.stages == (StageForecast(start=begins, stop=begins + 10),)
     guessed = forecast_of(part, SIZES, 60, simulated_steps=2)
-    assert guessed.begun[0] is not None and abs(guessed.begun[0] - begins) <= 3
+    assert guessed.stages[0] is not None and abs(guessed.stages[0].start - begins) <= 3
     by_name = {one.name: one for one in guessed.sources}
     for one in exact.sources:
         assert by_name[one.name].share == pytest.approx(one.share, abs=0.01), one.name
-    assert forecast_of(part, SIZES, 1).begun == (None,)
+    assert forecast_of(part, SIZES, 1).stages == (None,)
 
 
 def test_an_edited_schedule_has_the_begun_changes_that_the_book_says() -> None:

@@ -201,7 +201,7 @@ def test_diff_says_what_changes_and_the_word(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "state").write_bytes(first.state["torchmix_state"])
     edited = write(tmp_path, "{a: 20%, c: 80%}", sources="ac")
     word = word_of(edited, first.state)
-    assert main(["diff", str(old), str(edited), "--state", str(tmp_path / "state")]) == 0
+    assert main(["diff", str(old), str(edited), "--state", str(tmp_path / "state"), "--steps", "20"]) == 0
     printed = capsys.readouterr().out
     assert word in printed and "from step 3" in printed
     rows = {

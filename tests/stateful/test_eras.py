@@ -237,7 +237,9 @@ def test_diff_says_which_streams_have_other_rows(tmp_path: Path, capsys: pytest.
     (tmp_path / "state").write_bytes(first.state["torchmix_state"])
     make_file(tmp_path, "a/1.parquet", ROWS)
     write(tmp_path, lines, "{a: 80%, b: 20%}")
-    assert main(["diff", str(tmp_path / "old.yaml"), str(path), "--state", str(tmp_path / "state")]) == 0
+    assert (
+        main(["diff", str(tmp_path / "old.yaml"), str(path), "--state", str(tmp_path / "state"), "--steps", "20"]) == 0
+    )
     printed = capsys.readouterr().out
     rows = {line.split()[0]: line for line in printed.splitlines() if line[:2] in ("a ", "b ")}
     assert "other rows" in rows["a"] and "other rows" not in rows["b"] and "from step 3 on" in printed

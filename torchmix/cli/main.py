@@ -169,12 +169,14 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 def _report(error: TorchmixError, arguments: argparse.Namespace) -> int:
     """Say what went wrong; the exit code that tells whose turn it is."""
     code = ExitCode.USAGE if isinstance(error, RecipeError | OptionError | TopologyError) else ExitCode.DATA
-    in_recipe = isinstance(error, RecipeError) and (error.where or error.line)
-    place = f"{arguments.recipe}: " if in_recipe else ""
+    place = ""
+    if isinstance(error, RecipeError) and (error.where or error.line):
+        file = error.file or getattr(arguments, "recipe", "")  # found later, when the recipe is used
+        place = f"{file}: " if file else ""
     print(f"torchmix: {place}{error}", file=sys.stderr)
     if arguments.json:
         fault: dict[str, str | int] = {"kind": type(error).__name__, "message": str(error)}
         if isinstance(error, RecipeError):
-            fault |= {"where": error.where, "line": error.line}
+            fault |= {"where": error.where, "line": error.line, "file": error.file}
         print_json({"error": fault, "exit_code": int(code)})
     return int(code)

@@ -36,17 +36,19 @@ def load_recipe(path: str | Path) -> Recipe:
         path: A YAML file in UTF-8. Paths in it are relative to `recipe_directory(path)`.
 
     Raises:
-        RecipeError: The file cannot be read, or any fault in it, with its line and path of keys.
+        RecipeError: The file cannot be read, or any fault in it, with its path, its line and the path of keys.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', error)}") from error
-    plain, lines = parse_yaml(text)
+    lines: dict[str, int] = {}
     try:
+        plain, lines = parse_yaml(text)
         return _recipe_of_plain(_with_mixtures_of_files(plain, recipe_directory(path)))
     except RecipeError as error:
-        raise RecipeError(error.message, error.where, line_of(error.where, lines)) from None
+        line = error.line or line_of(error.where, lines)
+        raise RecipeError(error.message, error.where, line, str(path)) from None
 
 
 def recipe_directory(path: str | Path) -> Path:

@@ -21,7 +21,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
 from torchmix.errors import OptionError, StateError, StateMismatch
-from torchmix.steps.edits.word import RowFacts, changed_rows
+from torchmix.steps.edits.word import RowFacts, changed_rows, row_facts_of_state
 from torchmix.steps.header import state_after
 from torchmix.steps.history.entries import RunHistory
 from torchmix.steps.local_steps import HeldReader, local_steps
@@ -110,7 +110,7 @@ class StepStream(IterableDataset[StepTensors]):
         """
         if state.edited_from:  # each stream's own rows were compared
             return
-        if self.rows is not None and changed_rows(state, self.rows):
+        if changed_rows(row_facts_of_state(state), self.rows):
             raise StateMismatch("the state was saved with other files, selections or deny-lists; load it in the loader")
         if self._settings.catalog:
             check_catalog(state, self._settings.catalog)

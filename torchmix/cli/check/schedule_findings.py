@@ -20,13 +20,15 @@ def schedule_findings(part: Part, result: Forecast) -> Iterator[Finding]:
     places = [(number, change.start) for number, change in enumerate(part.schedule)]
     at_epochs = [(number, place) for number, place in places if isinstance(place, EpochPlace)]
     epochs = {source.name: source.epochs for source in result.sources}
-    for (number, place), step in zip(at_epochs, result.begun, strict=True):
-        if step is None:
+    for number, place in at_epochs:
+        stage = result.stages[number]
+        if stage is None:
             message = (
                 f"does not begin in {count_text(result.num_steps)} steps: {place.of} gives {epochs[place.of]:,.4g} "
                 f"epochs, not {place.epochs}, or a later change begins before"
             )
         else:
+            step = stage.start
             about = "" if result.is_exact(step) else "about "
             verb = "began" if step < result.start else "begins"
             message = f"{verb} in {about}step {count_text(step)}, after epoch {place.epochs} of {place.of}"

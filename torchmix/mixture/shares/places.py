@@ -103,11 +103,6 @@ class StagePlaces:
                     break
         return found
 
-    def first_steps(self, begun: Begun) -> tuple[int | None, ...]:
-        """The first step of each stage at an epoch, in their order; None of one that has not begun."""
-        steps = self.steps_of(begun)
-        return tuple(steps.get(number) for number, stage in enumerate(self._stages) if stage.epoch is not None)
-
     def stage_of(self, number: int) -> Stage:
         """A stage by its number."""
         return self._stages[number]

@@ -84,6 +84,15 @@ class SourceForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a piece, mean of those delivered in the simulated steps; 0 if there are none."""
 
 
+class StageForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a change of the schedule lies in the run."""
+
+    start: int
+    """The step with which it begins."""
+    stop: int
+    """The first step that has the new shares alone; `start` where they hold at once."""
+
+
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """N steps of a run."""
 
@@ -113,9 +122,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """`ModuleSums.values` of each module, over the simulated steps, in the layout that they were planned for."""
     last: tuple[bytes, StepPlan] | None
     """The last simulated step, and the order digest before it."""
-    begun: tuple[int | None, ...]
-    """First step of each change of the schedule that begins at an epoch, in their order, maybe before these steps;
-    None: not until their end."""
+    stages: tuple[StageForecast | None, ...]
+    """Each change of the schedule, maybe before these steps or behind them; None of one at an epoch that does not come
+    until their end, or that a later change has overtaken."""
 
     def is_exact(self, step: int) -> bool:
         """What happens in this step was planned, not estimated."""

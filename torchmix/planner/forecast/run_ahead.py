@@ -8,16 +8,22 @@ steps planned. Cost: `simulated_steps` times the planning time of a step.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from functools import partial
 
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.cursor import Cursor
-from torchmix.planner.forecast.figures import SIMULATED_STEPS, Forecast, SourceForecast
+from torchmix.planner.forecast.figures import SIMULATED_STEPS, Forecast, SourceForecast, StageForecast
 from torchmix.planner.forecast.rates import extrapolate
 from torchmix.planner.forecast.simulation import simulate
 from torchmix.planner.planner import Planner
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import tokens_before
+from torchmix.recipe.structs import Batch
+
+MOST_STEPS = 1 << 48
+"""Beyond the last step of any run."""
 
 
 def forecast(
@@ -82,5 +88,16 @@ def forecast(
         sources=sources,
         last=seen.last,
         modules={name: sums.values() for name, sums in seen.modules.items()},
-        begun=planner.shares_of_step.places.first_steps(seen.begun),
+        stages=tuple(_stage(part.batch, place) for place in planner.shares_of_step.places.at(seen.begun)),
     )
+
+
+def _stage(batch: Batch, place: tuple[int, int] | None) -> StageForecast | None:
+    """The steps of a change, by the tokens of the run between which it lies."""
+    if place is None:
+        return None
+    begin, end = place
+    before = partial(tokens_before, batch)
+    start = bisect_right(range(MOST_STEPS), begin, key=before) - 1
+    stop = bisect_left(range(MOST_STEPS), end, key=before)
+    return StageForecast(start=start, stop=max(start, stop))

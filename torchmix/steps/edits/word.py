@@ -70,7 +70,10 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """What the edit does, for a message."""
-        parts = [f"{', '.join(self.changed)} changed"] if self.changed else []
+        # A state has digests alone, and that of a schedule covers the shares that it leads to from the mixture.
+        led_to = "what the schedule leads to" if "mixture" in self.changed else "schedule"
+        keys = [led_to if key == "schedule" else key for key in self.changed]
+        parts = [f"{' and '.join(keys)} changed"] if keys else []
         parts += [f"{listed(names, MOST_KEYS)} {what}" for names, what in self._sources() if names]
         streams = [name for name in self.rows if name]
         parts += [f"{listed(streams, MOST_KEYS)} with other rows"] if streams else []
@@ -99,14 +102,23 @@ def row_facts(part: Part, catalog: Catalog) -> RowFacts:
     )
 
 
-def changed_rows(state: LoaderState, rows: RowFacts) -> list[list[str]]:
+def row_facts_of_state(state: LoaderState) -> RowFacts | None:
+    """What rows the streams of a state have; None where it names none, or an edit was accepted that covers them."""
+    if not state.streams or state.edited_from:
+        return None
+    return RowFacts(streams={stream.name: stream.fingerprint for stream in state.streams}, denied=state.denied)
+
+
+def changed_rows(before: RowFacts | None, now: RowFacts | None) -> list[list[str]]:
     """What differs: name, fingerprint before and now, of each stream that both have; deny-lists under no name."""
+    if before is None or now is None:
+        return []
     changed = [
-        [stream.name, stream.fingerprint, rows.streams[stream.name]]
-        for stream in state.streams
-        if stream.fingerprint != rows.streams.get(stream.name, stream.fingerprint)
+        [name, fingerprint, now.streams[name]]
+        for name, fingerprint in sorted(before.streams.items())
+        if fingerprint != now.streams.get(name, fingerprint)
     ]
-    return [*changed, *([["", state.denied, rows.denied]] if state.streams and state.denied != rows.denied else [])]
+    return [*changed, *([["", before.denied, now.denied]] if before.denied != now.denied else [])]
 
 
 def state_for(
@@ -136,8 +148,7 @@ def state_for(
         state = step_start(state)
     fingerprint = recipe_fingerprint(part)
     is_same = state.recipe == fingerprint
-    # A state that was saved between an accepted edit and its first step keeps the rows of before.
-    changed = changed_rows(state, rows) if rows is not None and not state.edited_from else []
+    changed = changed_rows(row_facts_of_state(state), rows)
     edit = edit_of(_identity(state), part, step=state.step, rows=changed)
     if not is_same and (not state.streams or edit.refused):
         raise other_recipe(state, part)

@@ -154,6 +154,19 @@ def entries_of(catalog_folder: Path) -> list[HistoryEntry]:
     return sorted(found, key=lambda entry: entry.step)
 
 
+def catalog_of_state(catalog_folder: Path, state: LoaderState) -> Catalog | None:
+    """The catalog that a state was saved with, with the denied documents of then; None if no run of it was kept.
+
+    Raises:
+        HistoryMissing: As `segment_of`.
+    """
+    prints = state.recipe, state.catalog, state.denied
+    for entry in entries_of(catalog_folder):
+        if (entry.recipe, entry.catalog, entry.denied) == prints:
+            return segment_of(catalog_folder, entry).catalog
+    return None
+
+
 def segment_of(catalog_folder: Path, entry: HistoryEntry) -> Segment:
     """The recipe and the catalog that took hold, opened.
 
