@@ -166,6 +166,39 @@ def test_a_filter_moves_rows_between_streams(tmp_path: Path, shuffle: str) -> No
     assert not set(missing) - waiting
 
 
+def test_an_edit_that_is_forgotten_alters_none_that_is_remembered(tmp_path: Path) -> None:
+    make_file(tmp_path, "a/0.parquet", 0)
+
+    def recipe(x: str, y: str) -> Path:
+        lines = source("a", "a/0.parquet")
+        for name, where in (("x", x), ("y", y)):
+            lines += f"  {name}: {{from: a, where: 'score {where}', overlap: allow}}\n"
+        return write(tmp_path, lines, "{x: 20%, y: 80%}")
+
+    path = recipe(">= 5", "<= 4")
+    [first] = run_job(path, ALONE, steps=4)
+    recipe(">= 3", "<= 2")  # rows go from y to x
+    [second] = go_on(path, first.state, 12)
+    assert stream_of(second, "x").epoch == 0 < stream_of(second, "y").epoch
+    recipe(">= 3", "<= 4")  # and come back to y, while x has them, too
+    [third] = go_on(path, second.state, 24)
+    state = third.state
+    assert [[one.name for one in edit] for edit in read_state(state["torchmix_state"]).eras] == [["x", "y"]]
+    word = word_of(path, second.state)
+
+    def program(loader: Any, rank: Any) -> None:
+        loader.load_state_dict(second.state, accept_edit=word)
+        for microbatch in loader:
+            if microbatch.is_last_of_step:
+                rank.digests.append(loader.order_digest)
+                if len(rank.digests) == 60:
+                    break
+
+    [whole] = run_job(path, ALONE, program=program)
+    [resumed] = run_job(path, ALONE, steps=36, state=state)
+    assert third.digests + resumed.digests == whole.digests
+
+
 def test_a_file_without_rows_of_a_selection_begins_an_era_of_it(tmp_path: Path) -> None:
     make_file(tmp_path, "a/0.parquet", 0)
     lines = source("a", '"a/*.parquet"') + "  good: {from: a, where: 'score >= 7'}\n"

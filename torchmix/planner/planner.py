@@ -116,6 +116,8 @@ class Planner:
         epochs = [part.streams[name].max_epochs or UNLIMITED_EPOCHS for name in self.streams]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each stream may give at most."""
+        self.most_epochs = dict(zip(self.streams, self.max_epochs.tolist(), strict=True))
+        """The same, by name."""
         self._names = PieceNames({name: part.streams[name].sources for name in self.streams}, self.sources)
         for stage in stages_of(part.batch):
             backbone_cost(part).check_fits(num_samples=stage.samples, length=length_of(part.batch, stage))
@@ -235,7 +237,7 @@ class Planner:
             decisions=decisions,
             drawn=drawn,
             decided=decided,
-            eras=still_needed(cursor.eras, self.streams, position.epoch),
+            eras=still_needed(cursor.eras, self.streams, position.epoch, self.max_epochs),
         )
         self.edits.forget(after.eras)
         return packed, new, asked, after

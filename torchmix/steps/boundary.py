@@ -108,7 +108,11 @@ def states_of_eras(eras: Eras) -> list[list[EraState]]:
     """What a cursor remembers of edits, as a state keeps it."""
     return [
         [
-            EraState(name=one.name, epoch=one.epoch, window=one.window, offset=one.offset, members=list(one.members))
+            EraState(
+                **{name: getattr(one, name) for name in ("name", "epoch", "window", "offset")},
+                members=list(one.members),
+                after=list(one.after),
+            )
             for one in edit
         ]
         for edit in eras.edits

@@ -217,7 +217,7 @@ def _check_begun(cursor: Cursor, planner: Planner) -> None:
         _check(
             f"epoch of stream {epoch.of!r}, at which schedule[{number}] has begun,",
             int(cursor.position.epoch[planner.streams.index(epoch.of)]),
-            epoch.epochs,
+            epoch.epochs - (epoch.of in cursor.eras.counts),  # new rows of an epoch that was over have it go on
             UNLIMITED_EPOCHS,
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
 from torchmix.errors import StateError, StateMismatch
@@ -17,7 +18,7 @@ from torchmix.mixture.draw import Position
 from torchmix.mixture.policies.log import LOG_START
 from torchmix.mixture.shares.integers import SHARE_ONE
 from torchmix.planner.asking import DrawnTokens
-from torchmix.planner.cursor import Cursor, Decided
+from torchmix.planner.cursor import Cursor, Decided, gone_by
 from torchmix.planner.planner import Planner
 from torchmix.planner.shares_of_step import NOT_DECIDED
 from torchmix.recipe.build import listed
@@ -120,8 +121,20 @@ def cursor_of_state(
     planner.enter(cursor.eras)
     planner.cut_for(cursor.step)
     check_cursor(cursor, planner)
+    cursor = _with_more_epochs(cursor, planner)
     check_bad_tokens(state.bad_tokens, state.step, planner)
     return cursor
+
+
+def _with_more_epochs(cursor: Cursor, planner: Planner) -> Cursor:
+    """The cursor without the run-outs of streams that the recipe gives more epochs now."""
+    epochs = dict(zip(planner.streams, cursor.position.epoch.tolist(), strict=True))
+    more = {name for name in gone_by(cursor.decisions) if epochs[name] < planner.most_epochs[name]}
+    if not more:
+        return cursor
+    logger.info("%s had run out, and may give more epochs now", listed(sorted(more), MOST_KEYS))
+    decisions = tuple(one for one in cursor.decisions if one.kind != "ran_out" or one.name not in more)
+    return msgspec.structs.replace(cursor, decisions=decisions)
 
 
 def recorded_cursor(state: LoaderState, planner: Planner) -> Cursor:

@@ -89,6 +89,7 @@ class EraState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbi
     window: _Int
     offset: _Int
     members: list[tuple[_Name, _Fingerprint]]
+    after: list[tuple[_Name, _Fingerprint]]
 
 
 class DecisionState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):

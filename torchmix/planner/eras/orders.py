@@ -73,6 +73,24 @@ class EditedOrders:
         self.take(self._orders)
         return True
 
+    def num_windows_of(self, eras: Eras, before: Mapping[str, Members], name: str, epoch: int) -> int:
+        """Windows of an epoch of a stream, with the rows that streams had before an edit.
+
+        Args:
+            eras: The edits before that.
+            before: Members of all streams then.
+            name: The stream.
+            epoch: Its epoch.
+
+        Raises:
+            StateMismatch, StateError: As `enter`.
+        """
+        edited = Replay(self._versions, before, self._order).eras(eras) if eras.edits else {}
+        of_epoch, windows = edited.get(name, (epoch, []))
+        if windows and of_epoch == epoch:
+            return windows[-1].start + windows[-1].num_windows
+        return self._order(name, self.rows(name, before[name]).space, None).num_windows
+
     def take(self, orders: Sequence[StreamOrder]) -> None:
         """Let other orders of the same streams follow the edits, as those of longer samples."""
         self._orders = orders

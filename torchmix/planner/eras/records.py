@@ -25,6 +25,8 @@ class StreamBefore(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     members: tuple[tuple[str, str], ...]
     """Name of each member, and the fingerprint of its rows; none where the edit added the stream."""
+    after: tuple[tuple[str, str], ...]
+    """The members after the edit; none where it removed the stream. Edits in between may be forgotten."""
 
 
 class Eras(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,18 +41,21 @@ class Eras(msgspec.Struct, frozen=True, kw_only=True):
 NO_ERAS = Eras()
 
 
-def still_needed(eras: Eras, streams: Sequence[str], epoch: Int64Array) -> Eras:
-    """The edits that an epoch which is not over follows from.
+def still_needed(eras: Eras, streams: Sequence[str], epoch: Int64Array, max_epochs: Int64Array) -> Eras:
+    """The edits that an epoch which is not over follows from; the last one that a stream may give is never over.
 
     Args:
         eras: All that are remembered.
         streams: Names of the streams.
         epoch: [S] the epoch that each stands in.
+        max_epochs: [S] epochs that each may give.
     """
     if not eras.edits:
         return eras
-    needed = dict(zip(streams, epoch.tolist(), strict=True))
-    epochs = {name: {one} for name, one in needed.items()}
+    last = [
+        {one, one - 1} if one >= most else {one} for one, most in zip(epoch.tolist(), max_epochs.tolist(), strict=True)
+    ]
+    epochs = dict(zip(streams, last, strict=True))
     kept = []
     for edit in reversed(eras.edits):
         if any(before.epoch in epochs.get(before.name, ()) for before in edit):

@@ -39,6 +39,11 @@ class _Era(msgspec.Struct, kw_only=True, eq=False):
     hidden: dict[int, dict[str, Int64Array]] = msgspec.field(default_factory=dict)
     """Window of the epoch -> member -> rows that are not given any more, ascending."""
 
+    @property
+    def num_windows(self) -> int:
+        """Windows of its order; none where nothing was left for it."""
+        return self.order.num_windows if self.rest is None or self.rest.num_rows > 0 else 0
+
     def numbers(self, rows: Int64Array) -> Int64Array:
         """[n] numbers in the stream's space of this version."""
         return rows if self.rest is None else self.rest.base_rows(rows)
@@ -80,25 +85,17 @@ class Replay:
             StateMismatch: The catalog does not have rows of before.
             StateError: A place that no run comes to.
         """
-        for number, edit in enumerate(eras.edits):
-            after = {before.name: self._after(eras, number, before.name) for before in edit}
-            self._apply(edit, after)
+        for edit in eras.edits:
+            self._apply(edit)
         return {
             name: (live.epoch, self._windows(name, live))
             for name, live in self._live.items()
             if live is not None and name in self._now
         }
 
-    def _after(self, eras: Eras, number: int, name: str) -> StreamRows | None:
-        """The rows of a stream after an edit: those before the next one; None if the edit removed it."""
-        for edit in eras.edits[number + 1 :]:
-            for before in edit:
-                if before.name == name:
-                    return self._versions.rows(name, before.members) if before.members else None
-        return self._versions.rows(name, self._now[name]) if name in self._now else None
-
-    def _apply(self, edit: tuple[StreamBefore, ...], after: Mapping[str, StreamRows | None]) -> None:
+    def _apply(self, edit: tuple[StreamBefore, ...]) -> None:
         rows = {one.name: self._versions.rows(one.name, one.members) for one in edit if one.members}
+        after = {one.name: self._versions.rows(one.name, one.after) if one.after else None for one in edit}
         lives = {before.name: self._at(before, rows.get(before.name)) for before in edit}
         for before in edit:
             now = after[before.name]
@@ -118,7 +115,9 @@ class Replay:
         if rows is None:
             return live
         era = _era_of(live, before.window)
-        if not 0 <= before.window - era.start < era.order.num_windows or before.offset < 0:
+        # A stream that has given its last epoch stands behind the last window of that.
+        most = era.num_windows - bool(before.offset)
+        if not 0 <= before.window - era.start <= most or before.offset < 0:
             raise _misplaced(before)
         for window in range(live.counted, before.window):
             _mark(live, window)
@@ -177,10 +176,9 @@ def _windows_of(era: _Era, now: StreamRows) -> EraWindows:
         window: np.sort(np.concatenate([empty, *(rows + now.first[name] for name, rows in by_member.items())]))
         for window, by_member in era.hidden.items()
     }
-    has_rows = era.rest is None or era.rest.num_rows > 0
     return EraWindows(
         start=era.start,
-        num_windows=era.order.num_windows if has_rows else 0,
+        num_windows=era.num_windows,
         windows=era.order.windows,
         numbers=numbers,
         hidden=hidden,

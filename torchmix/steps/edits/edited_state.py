@@ -21,7 +21,7 @@ from torchmix.mixture.shares.places import BegunStage
 from torchmix.planner.cursor import Decision, begun_by
 from torchmix.planner.eras.records import Eras, StreamBefore
 from torchmix.planner.eras.replay import Members
-from torchmix.planner.planner import Planner
+from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner
 from torchmix.recipe.build import listed
 from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.streams import row_sets_of
@@ -47,20 +47,22 @@ def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderS
     changed = [name for name, stream in found.items() if name in prints and prints[name] != stream.fingerprint]
     before = {name: members_before(state, stream) for name, stream in found.items()}
     _check_changes(changed, before, planner)
-    edit = _edit(state, changed, before, planner)
-    counts = {stream.name: stream.era + (stream.name in changed) for stream in state.streams}
     eras = eras_of_state(state)
+    edit = _edit(state, changed, before, planner, eras)
+    counts = {stream.name: stream.era + (stream.name in changed) for stream in state.streams}
     if edit:
         eras = Eras(edits=(*eras.edits, edit), counts=counts)
     eras = _still_known(eras, planner)
     planner.enter(eras)
+    places = {one.name: (one.epoch, one.window, one.offset) for one in edit}
     new = dict.fromkeys(("epoch", "window", "offset", "debt", "residue", "era"), 0)
     streams = []
     for name, order in zip(planner.streams, planner.orders, strict=True):
         stream = found.get(name) or StreamState(name=name, fingerprint=prints[name], **new)
-        place = {"epoch": stream.epoch, "window": stream.window, "offset": stream.offset}
-        if stream.window >= order.num_windows_of(stream.epoch):  # the edit leaves nothing of the epoch
-            place = {"epoch": stream.epoch + 1, "window": 0, "offset": 0}
+        epoch, window, offset = places.get(name, (stream.epoch, stream.window, stream.offset))
+        if window >= order.num_windows_of(epoch):  # the edit leaves nothing of the epoch
+            epoch, window, offset = epoch + 1, 0, 0
+        place = {"epoch": epoch, "window": window, "offset": offset}
         streams.append(msgspec.structs.replace(stream, fingerprint=prints[name], era=counts.get(name, 0), **place))
     has_plain_streams = planner.streams_are_sources
     return msgspec.structs.replace(
@@ -69,7 +71,7 @@ def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderS
         streams=streams,
         sources=[] if has_plain_streams else list(planner.sources),
         pool=_pool(state, planner, {one.name: one for one in streams}, edit),
-        decisions=_decisions(state, planner),
+        decisions=_decisions(state, planner, {one.name: one.epoch for one in streams}),
         bad_tokens={name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources},
         members=members_of_state(planner),
         eras=states_of_eras(eras),
@@ -83,13 +85,33 @@ def decisions_of_state(state: LoaderState) -> tuple[Decision, ...]:
     return tuple(Decision(step=d.step, kind=d.kind, name=d.name, epochs=d.epochs) for d in state.decisions)
 
 
-def _decisions(state: LoaderState, planner: Planner) -> list[DecisionState]:
-    """The decisions that hold on: run-outs of streams that stay, and begun stages that the schedule still has."""
+def runs_again(before: LoaderState, after: LoaderState) -> tuple[str, ...]:
+    """Names of the streams that had run out by one state, and that have not by another one, in which all of them are.
+
+    Args:
+        before: As it was saved.
+        after: What an edit made of it, see `reconciled`; or a later one.
+    """
+    out = {one.name for one in after.decisions if one.kind == "ran_out"}
+    stay = {stream.name for stream in after.streams} - out
+    return tuple(sorted(one.name for one in before.decisions if one.kind == "ran_out" and one.name in stay))
+
+
+def _decisions(state: LoaderState, planner: Planner, epochs: Mapping[str, int]) -> list[DecisionState]:
+    """The decisions that hold on: run-outs of streams that have nothing new to give, and begun stages that the schedule
+    still has.
+
+    Args:
+        state: Before the edit.
+        planner: Of the edited recipe.
+        epochs: The epoch in which each stream stands after it.
+    """
+    has_given = {name for name, most in planner.most_epochs.items() if epochs[name] >= most}
     begun = [*planner.shares_of_step.places.still_begun(begun_by(decisions_of_state(state)))]
     staying = []
     for one in state.decisions:
         if one.kind == "ran_out":
-            stays = one.name in planner.streams
+            stays = one.name in has_given
         elif stays := (one.name, one.epochs, one.step) in begun:
             begun.remove(BegunStage(one.name, one.epochs, one.step))
         if stays:
@@ -116,7 +138,12 @@ def eras_of_state(state: LoaderState) -> Eras:
     edits = tuple(
         tuple(
             StreamBefore(
-                name=one.name, epoch=one.epoch, window=one.window, offset=one.offset, members=tuple(one.members)
+                name=one.name,
+                epoch=one.epoch,
+                window=one.window,
+                offset=one.offset,
+                members=tuple(one.members),
+                after=tuple(one.after),
             )
             for one in edit
         )
@@ -129,7 +156,7 @@ def _still_known(eras: Eras, planner: Planner) -> Eras:
     """Edits without the streams of sources that are gone: their rows are in no other stream."""
     known = set(planner.part.streams)
     for one in chain.from_iterable(eras.edits):
-        if planner.edits.sources_of(one.members):
+        if planner.edits.sources_of((*one.members, *one.after)):
             known.add(one.name)
     edits = (tuple(one for one in edit if one.name in known) for edit in eras.edits)
     return Eras(edits=tuple(filter(None, edits)), counts=eras.counts)
@@ -155,9 +182,12 @@ def _check_changes(changed: list[str], before: Mapping[str, Members], planner: P
 
 
 def _edit(
-    state: LoaderState, changed: list[str], before: Mapping[str, Members], planner: Planner
+    state: LoaderState, changed: list[str], before: Mapping[str, Members], planner: Planner, eras: Eras
 ) -> tuple[StreamBefore, ...]:
-    """Streams whose rows the edit changes; and those that come or go and share a source with one of these."""
+    """Streams whose rows the edit changes; and those that come or go and share a source with one of these.
+
+    A stream that has given all its epochs stands at the end of the last one, not before the next.
+    """
     is_there = {stream.name for stream in state.streams}
     added = [name for name in planner.streams if name not in is_there]
     removed = [name for name in is_there if name not in planner.part.streams]
@@ -167,17 +197,23 @@ def _edit(
     losing = set(chain.from_iterable(sources[name] for name in changed)) | set(chain.from_iterable(left.values()))
     gaining = {name for name in added if sources[name] & losing}
     giving = {name for name in removed if any(left[name] & sources[other] for other in (*changed, *gaining))}
-    places = {stream.name: stream for stream in state.streams}
+    out = {one.name for one in state.decisions if one.kind == "ran_out"} - set(planner.streams)
+    places = {stream.name: (stream.epoch, stream.window, stream.offset) for stream in state.streams}
     edit = []
     for name in sorted({*changed, *gaining, *giving}):
-        at = places.get(name)
+        epoch, window, offset = places.get(name, (0, 0, 0))
+        has_given = name in out or planner.most_epochs.get(name, UNLIMITED_EPOCHS) <= epoch
+        if has_given and epoch and (window, offset) == (0, 0):
+            epoch -= 1
+            window = planner.edits.num_windows_of(_still_known(eras, planner), before, name, epoch)
         edit.append(
             StreamBefore(
                 name=name,
-                epoch=at.epoch if at is not None else 0,
-                window=at.window if at is not None else 0,
-                offset=at.offset if at is not None else 0,
+                epoch=epoch,
+                window=window,
+                offset=offset,
                 members=before.get(name, ()),
+                after=planner.edits.members.get(name, ()),
             )
         )
     return tuple(edit)
