@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
 from tests.support.catalogs import World, open_catalog
+from tests.support.deadlines import LONG_S
 from tests.support.files import flip_byte
 from tests.support.formats import format_world
 from tests.support.indexing import assert_lengths, changes, counts, indexed
@@ -23,6 +28,7 @@ from torchmix.errors import CatalogError, CorruptPage, RecipeError, SourceChange
 from torchmix.formats.arrow import slices as arrow_slices
 from torchmix.formats.jsonl import pages as jsonl_pages
 from torchmix.formats.table import READ_AS
+from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
 from torchmix.recipe.source.format import FORMATS
 
@@ -154,6 +160,24 @@ def test_a_format_is_one_folder_and_one_row_of_the_table(tmp_path, monkeypatch, 
     assert [column.kind for column in look_at(str(tmp_path / f"toy/0{suffix}"), "toy")] == ["tokens"]
     with pytest.raises(RecipeError, match=r"'toyy' is not one of parquet, .*, toy \(did you mean 'toy'\?\)"):
         make_recipe({"toy": "100%"}, sources={"toy": {"path": "a", "tokens": None, "format": "toyy"}})
+
+
+def test_csv_is_refused_with_the_line_that_makes_parquet_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text("text,lang\nhello,de\nworld,en\n")
+    recipe = make_recipe(
+        {"web": "100%"}, sources={"web": {"path": "*.csv", "tokens": None, "text": "text", "tokenizer": "bytes"}}
+    )
+    with pytest.raises(SourceUnreadable, match=r"texts\.csv is CSV by its name, which is not read") as of_index:
+        index_recipe(recipe, tmp_path)
+    with pytest.raises(SourceUnreadable, match="is CSV by its name") as of_init:
+        look_at(str(path), "parquet")
+    for caught in (of_index, of_init):
+        line = str(caught.value).partition("Parquet of it: ")[2]
+        _, *words = shlex.split(line)
+        subprocess.run([sys.executable, *words], cwd=tmp_path, check=True, timeout=LONG_S)
+        assert pq.read_table(tmp_path / "texts.parquet")["text"].to_pylist() == ["hello", "world"]
+        (tmp_path / "texts.parquet").unlink()
 
 
 def test_both_halves_of_the_table_have_the_same_rows():

@@ -39,7 +39,7 @@ from torchmix.formats.placed import placed_column
 from torchmix.formats.source import FormatSource
 from torchmix.formats.webdataset.look import look as look_at_shard
 from torchmix.formats.webdataset.source import WebDatasetSource
-from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
+from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS, converted_csv
 from torchmix.recipe.source.image_structs import Images
 from torchmix.recipe.source.layout_structs import RowLayout
 from torchmix.storage.find_files import find_files
@@ -178,7 +178,7 @@ def choose_source(
     row = _row(name, reading.format)
     if reading.format == DEFAULT_FORMAT:
         for path in paths:
-            _refuse_other_names(name, path)
+            refuse_other_names(f"source {name!r}: {path}", path)
     if not FORMATS[reading.format].has_columns:
         return row.make_source(name=name)
     if reading.tokenizer == IMAGE_BYTES:
@@ -271,16 +271,20 @@ def _row(name: str, format: str) -> FormatRow:
     return READ_AS[format]
 
 
-def _refuse_other_names(name: str, path: str) -> None:
-    """Raise SourceUnreadable for a file that is not of the default format by its name."""
+def refuse_other_names(what: str, path: str) -> None:
+    """Raise SourceUnreadable, which begins with `what`, for a file that is not of the default format by its name."""
     known = {end: format.title for key, format in FORMATS.items() for end in format.suffixes if key != DEFAULT_FORMAT}
     suffixes = [suffix.lower() for suffix in PurePath(path).suffixes]
     while suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
     other = (known | NOT_READ).get(suffixes[-1]) if suffixes else None
+    if other == "CSV":
+        raise SourceUnreadable(
+            f"{what} is CSV by its name, which is not read; DuckDB makes Parquet of it: {converted_csv(path)}"
+        )
     if other is not None:
         raise SourceUnreadable(
-            f"source {name!r}: {path} is {other} by its name, and this source counts as "
+            f"{what} is {other} by its name, and this source counts as "
             f"{FORMATS[DEFAULT_FORMAT].title}; name files that are, or say the source's `format`: one source is read "
             "as one format"
         )

@@ -14,7 +14,7 @@ from torchmix.recipe.build import nearest
 from torchmix.recipe.shares import parse_fraction
 from torchmix.recipe.source.bad_rows import masks_bad_rows
 from torchmix.recipe.source.chat import check_layout
-from torchmix.recipe.source.format import FORMATS, format_of, paths_of
+from torchmix.recipe.source.format import FORMATS, converted_csv, format_of, paths_of
 from torchmix.recipe.source.images import check_images
 from torchmix.recipe.source.properties import check_properties
 from torchmix.recipe.source.row_map import check_map
@@ -39,6 +39,8 @@ def check_source(name: str, source: Source, where: str) -> None:
         raise RecipeError("is empty; name a file or a glob", f"{where}.path")
     if source.format is not None and source.format not in FORMATS:
         message = f"{source.format!r} is not one of {', '.join(FORMATS)}{nearest(source.format, FORMATS)}"
+        if source.format.lower() in ("csv", "tsv"):
+            message = f"CSV is not read; DuckDB makes Parquet of it: {converted_csv(paths[0])}"
         raise RecipeError(message, f"{where}.format")
     format = FORMATS[format_of(source)]
     if not format.has_columns:

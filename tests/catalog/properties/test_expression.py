@@ -68,7 +68,11 @@ def test_an_expression_keeps_rows_and_null_keeps_nothing(text: str, columns: tup
         ("nextval('s') = 1", "calls nextval"),
         ("", "no SQL expression"),
         ("1 = 1", "names no property"),
-        ("lang = ", "no SQL expression"),
+        ("lang = ", "'lang = ' is no SQL expression: it is not whole; more must follow at its end$"),
+        ("lang in ('de',", "it is not whole"),
+        ("(lang = 'de'", "it is not whole"),
+        ("lang = 'de' and )", "syntax error at or near"),
+        ("lang = 'de", "unterminated string literal"),
     ],
 )
 def test_what_is_no_function_of_one_row_is_refused(text: str, words: str) -> None:

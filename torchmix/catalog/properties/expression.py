@@ -133,11 +133,14 @@ def _columns_of(text: str, where: str) -> tuple[str, ...]:
 def _tree_of(text: str, where: str) -> Any:
     """The syntax tree of an expression; it must be one expression both with and without brackets."""
     with open_database() as database:
-        for form in (f"SELECT {text}\nFROM t", f"SELECT ({text}\n) FROM t"):
-            (found,) = database.execute("SELECT json_serialize_sql(?)", [form]).fetchone() or ("{}",)
+        for before, behind in (("SELECT ", "\nFROM t"), ("SELECT (", "\n) FROM t")):
+            (found,) = database.execute("SELECT json_serialize_sql(?)", [before + text + behind]).fetchone() or ("{}",)
             tree = json.loads(found)
             if tree.get("error"):
-                raise RecipeError(f"{text!r} is no SQL expression: {tree.get('error_message')}", where)
+                message = tree.get("error_message")
+                if int(tree.get("position") or 0) >= len(before + text):  # a word that the user has not written
+                    message = "it is not whole; more must follow at its end"
+                raise RecipeError(f"{text!r} is no SQL expression: {message}", where)
             node = tree["statements"][0]["node"]
             others = [key for key in ("where_clause", "having", "qualify", "sample") if node.get(key)]
             lists = [*node.get("group_expressions", ()), *node.get("modifiers", ())]

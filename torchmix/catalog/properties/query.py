@@ -7,6 +7,7 @@ that the query names; a selection's rows are copied.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +20,12 @@ from torchmix.catalog.properties.database import open_database
 from torchmix.catalog.properties.rows import PropertyRows
 from torchmix.catalog.store import Catalog
 from torchmix.errors import OptionError
-from torchmix.recipe.build import listed
+from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.parts import Part
 from torchmix.recipe.source.properties import path_properties_of
 from torchmix.recipe.streams import row_sets_of
+
+_MISSING = re.compile(r"Table with name (.+?) does not exist!")
 
 
 class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +46,7 @@ def run_query(text: str, part: Part, catalog: Catalog, properties: Mapping[str, 
         properties: What is kept of the properties of each source.
 
     Raises:
-        OptionError: It is no such query; the message is DuckDB's.
+        OptionError: It is no such query; the message is DuckDB's, with a guess among these tables alone.
         CatalogStale: Properties of a file are not kept yet.
     """
     import duckdb
@@ -58,7 +61,9 @@ def run_query(text: str, part: Part, catalog: Catalog, properties: Mapping[str, 
             columns = tuple(column[0] for column in found.description or ())
             return QueryResult(columns=columns, rows=tuple(map(tuple, found.fetchall())))
         except duckdb.Error as error:
-            message = " ".join(str(error).split())
+            message = " ".join(str(error).partition("\nLINE ")[0].split())
+            if missing := _MISSING.search(message):  # DuckDB's guess may be a table of its own
+                message = f"there is no table {missing[1]!r}{nearest(missing[1], names)}"
             raise OptionError(f"query: {message}; tables are {listed(map(repr, names))}") from None
 
 

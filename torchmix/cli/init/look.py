@@ -11,7 +11,8 @@ from pyarrow import fs
 
 from torchmix.errors import SourceUnreadable
 from torchmix.formats.found_column import FoundColumn
-from torchmix.formats.table import READ_AS
+from torchmix.formats.table import READ_AS, refuse_other_names
+from torchmix.recipe.source.format import DEFAULT_FORMAT
 from torchmix.storage.stores import is_uri, open_store
 
 
@@ -21,6 +22,8 @@ def look_at(file: str, format: str) -> list[FoundColumn]:
     Raises:
         SourceUnreadable: It cannot be opened, or is of another format.
     """
+    if format == DEFAULT_FORMAT:
+        refuse_other_names(file, file)
     try:
         return list(READ_AS[format].look(file))
     except (OSError, pa.ArrowException) as error:

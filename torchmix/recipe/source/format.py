@@ -42,6 +42,12 @@ DEFAULT_FORMAT = "parquet"
 """The format of a source without the key `format` whose files have other names, or names of several formats."""
 
 
+def converted_csv(path: str) -> str:
+    """The line of a shell that makes a file of Parquet of one or several of CSV, which are not read."""
+    made = f"{path.partition('.csv')[0].partition('.tsv')[0].replace('*', 'all')}.parquet"
+    return f"python -c \"import duckdb; duckdb.read_csv('{path}').write_parquet('{made}')\""
+
+
 def paths_of(source: Source) -> tuple[str, ...]:
     """The paths and globs of a source, as the recipe gives them."""
     return (source.path,) if isinstance(source.path, str) else tuple(source.path)
