@@ -155,6 +155,21 @@ def test_a_log_that_is_gone_refuses_the_resume_unless_the_recipe_goes_on_with_co
     assert len(rank.digests) + len(after.digests) + len(again.digests) == STEPS
 
 
+def test_an_edit_changes_shares_of_the_children_that_a_policy_decides_and_no_children(recipe: Path) -> None:
+    [rank] = run_job(recipe, ALONE, program=training(12))
+    text, shares = recipe.read_text(encoding="utf-8"), "{web: 60%, prose: 38%, tiny: 2%}"
+    assert shares in text
+    recipe.write_text(text.replace(shares, "{web: 50%, prose: 48%, tiny: 2%}"), encoding="utf-8")
+    with pytest.raises(StateMismatch, match="accept_edit="):
+        run_job(recipe, ALONE, steps=1, state=rank.state)
+    grouped = "{web: 60%, rest: {share: 40%, children: {prose: 95, tiny: 5}}}"
+    recipe.write_text(text.replace(shares, grouped), encoding="utf-8")
+    with pytest.raises(
+        StateMismatch, match="given shares to prose, tiny, web, and by this recipe it decides those of "
+    ):
+        run_job(recipe, ALONE, steps=1, state=rank.state)
+
+
 def test_an_altered_log_is_refused(recipe: Path) -> None:
     [rank] = run_job(recipe, ALONE, program=training(14))
     [path] = (recipe.parent / "log").glob("*.jsonl")

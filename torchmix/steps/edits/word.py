@@ -24,6 +24,7 @@ from torchmix.mixture.denied import denied_fingerprint
 from torchmix.planner.stream_order import stream_fingerprint
 from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import adds_stages, differing_keys, recipe_fingerprint, recipe_keys
+from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.recipe.parts import Part
 from torchmix.steps.state import (
     MOST_KEYS,
@@ -157,6 +158,13 @@ def state_for(
         is_accepted = is_accepted and accept_edit == edit.word
     if is_same and not changed and not is_accepted:
         return state
+    deciding = dynamic_of(part) if state.shares else None
+    if deciding is not None and sorted(state.shares) != list(deciding.children):
+        raise StateMismatch(
+            f"the policy of the run has given shares to {listed(sorted(state.shares), MOST_KEYS)}, and by this recipe "
+            f"it decides those of {listed(deciding.children, MOST_KEYS)}: what it has learned is of other children. "
+            f"Restore these at `dynamic.at`, or start a new run"
+        )
     if not is_accepted:
         given = f"accept_edit={accept_edit!r} accepts another edit. " if accept_edit is not None else ""
         saved = f"recipe {state.recipe}, this recipe is {fingerprint}" if not is_same else "other rows of this recipe"
