@@ -14,6 +14,7 @@ are balanced after they are fetched; here sizes, before anything is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -115,7 +116,7 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         cap: int | None = None,
         scope: str = "step",
         microbatches: str = "unimodal",
-        near_text: float | None = None,
+        near_text: float | Fraction | None = None,
     ) -> DGraph:
         """Place samples or items. Whatever costs more than hash order by the objective is not taken.
 

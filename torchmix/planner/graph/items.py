@@ -7,6 +7,8 @@ text, than the tolerance allows. Cost: that of the method.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import msgspec
 import numpy as np
 from msgspec.structs import replace
@@ -38,7 +40,7 @@ class ItemBalance(msgspec.Struct, frozen=True, kw_only=True):
     """Most bytes of a consumer at a time."""
     group_size: int | None = None
     """Consumers of a group; None: all are one."""
-    near_text: float | None = None
+    near_text: float | Fraction | None = None
     """How much costlier than lpt the costliest consumer may be so that items stay with their text, 0.05 for 5 %."""
     name: str = ""
     """The module's name, for errors."""

@@ -7,6 +7,7 @@ that of the graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -95,7 +96,7 @@ class _ModuleKeys(msgspec.Struct, frozen=True, kw_only=True):
     module: Module
     cost: EncoderCost
     cap: int | None
-    near_text: float | None
+    near_text: Fraction | None
 
 
 def strategy_cache(part: Part, sources: tuple[str, ...], sizes: Sequence[SourceSizes]) -> StrategyCache:
@@ -144,7 +145,7 @@ class KeyStrategy:
 
 def _keys_of(name: str, module: Module) -> _ModuleKeys:
     cap = None if module.cap is None else parse_bytes(module.cap, where=f"modules.{name}.cap")
-    near = None if module.near_text is None else float(parse_fraction(module.near_text, f"modules.{name}.near_text"))
+    near = None if module.near_text is None else parse_fraction(module.near_text, f"modules.{name}.near_text")
     return _ModuleKeys(module=module, cost=encoder_cost(module.model), cap=cap, near_text=near)
 
 

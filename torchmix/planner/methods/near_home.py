@@ -11,6 +11,7 @@ least loaded of all. Small items come last and fill what is left, so the limit m
 from __future__ import annotations
 
 import heapq
+from fractions import Fraction
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from torchmix.planner.methods.lpt import lpt
 
 
 def lpt_near_home(
-    cost: Int64Array, home: Int64Array, num_bins: int, num_homes: int, *, part: float
+    cost: Int64Array, home: Int64Array, num_bins: int, num_homes: int, *, part: float | Fraction
 ) -> Int64Array | None:
     """Bin of each item.
 
@@ -35,7 +36,7 @@ def lpt_near_home(
         int64 [n] in [0, num_bins); None where the limit cannot be kept.
     """
     largest = int(sums_of_bins(cost, lpt(cost, num_bins), num_bins).max(initial=0))
-    limit = largest + int(largest * part)
+    limit = largest + int(largest * Fraction(part))
     width = num_bins // num_homes
     load = [0] * num_bins
     of_home = [[(0, number) for number in range(h * width, (h + 1) * width)] for h in range(num_homes)]
