@@ -73,6 +73,22 @@ def test_check_names_the_source_that_the_encoder_works_for(tmp_path: Path, capsy
     assert main(["show", recipe, "--step", "0", "--html", str(tmp_path / "x.html")]) == 0
 
 
+def test_check_names_images_that_no_module_encodes(tmp_path: Path, capsys: Capture) -> None:
+    write_recipe(tmp_path, length=256)
+    recipe = tmp_path / "recipe.yaml"
+    assert main(["index", str(recipe), "--quiet"]) == 0
+    written = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    told = {}
+    for sources in (None, ["large"]):
+        written["modules"]["vision"]["sources"] = sources
+        recipe.write_text(yaml.safe_dump(written), encoding="utf-8")
+        capsys.readouterr()
+        code = main(["check", str(recipe), "--steps", "3", "--json"])
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        told[code] = [each["where"] for each in findings if "are encoded by no module: vision" in each["message"]]
+    assert told == {0: [], 1: ["sources.small.images"]}
+
+
 def test_check_and_plan_say_how_many_rows_travel_and_what_fell_back(tmp_path: Path, capsys: Capture) -> None:
     write_recipe(tmp_path, length=256)
     recipe, told = tmp_path / "recipe.yaml", {}

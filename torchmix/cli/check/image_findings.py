@@ -27,6 +27,7 @@ def image_findings(part: Part, catalog: Catalog, shares: Mapping[str, Fraction])
     tables = {name: table for name in sorted(part.sources) if (table := _table(catalog.sources[name])) is not None}
     for name, table in tables.items():
         yield from _cut_images(part, catalog.sources[name], table)
+    yield from _without_module(part, tables)
     work = {
         name: float(shares.get(name, 0))
         * float(_cost(part, name).of_items(_patches(table)).sum(dtype=np.float64))
@@ -42,6 +43,18 @@ def image_findings(part: Part, catalog: Catalog, shares: Mapping[str, Fraction])
                 "to lower that, give it a smaller share, or a smaller max_pixels"
             )
             yield Finding(level=Level.NOTE, where=f"sources.{name}.images", message=message)
+
+
+def _without_module(part: Part, tables: Mapping[str, ItemTable]) -> Iterator[Finding]:
+    """Sources whose images nobody encodes, although those of others are encoded."""
+    encoders = {name: module for name, module in part.modules.items() if module.items == "image"}
+    for name, table in tables.items() if encoders else ():
+        if not any(module.sources is None or name in module.sources for module in encoders.values()):
+            message = (
+                f"its {count_text(len(table.offset))} images are encoded by no module: {', '.join(encoders)} name "
+                f"other sources; add {name} to `sources` of one of them, or leave that key out for all sources"
+            )
+            yield Finding(level=Level.FINDING, where=f"sources.{name}.images", message=message)
 
 
 def _table(source: SourceCatalog) -> ItemTable | None:
