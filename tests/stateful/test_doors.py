@@ -76,6 +76,10 @@ def test_a_strategy_of_ones_own_defers_and_places_as_it_likes(job: Path) -> None
     assert plan.num_samples == 8 and len(plan.pieces) == int((sample != DEFERRED).sum())
     after = cursor_after(summary, plan, sample)
     assert summary.columns["row"][longest] in after.pool.row
+    other = sample.copy()
+    other[int(summary.columns["tokens"].argmin())] = DEFERRED
+    with pytest.raises(PlanError, match=r"sample_of_piece places \d+ pieces otherwise than the plan"):
+        cursor_after(summary, plan, other)
     following = summary_buffer(planner, after)
     keys = ("source", "row", "start")
     rows = set(zip(*(following.columns[key].tolist() for key in keys), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.planner.test_place_items import with_images
@@ -10,7 +11,9 @@ from tests.support import wrong_strategies
 from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.errors import PlanError
+from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.planner.planner import Planner
+from torchmix.planner.raw import plan_raw, summary_buffer
 from torchmix.recipe.balance.structs import EncoderModel, Module
 from torchmix.recipe.load import check_recipe
 
@@ -45,6 +48,33 @@ def test_a_wrong_strategy_is_named_with_its_step_and_the_rule(name: str) -> None
     wrong_strategies._kept.clear()
     message = wrong_strategies.STRATEGIES[name][1]
     refused(planner_of(strategy=f"{HERE}:{name}"), f"the strategy {HERE}:{name}, step ", message)
+
+
+def test_plans_made_by_hand_are_checked_alike() -> None:
+    planner = planner_of()
+    expected = planner.step(planner.start())[0]
+    summary = summary_buffer(planner, planner.start())
+    own, vision = summary.columns["sample"], expected.item_modules["vision"]
+
+    def raw(**modules: ItemPlan) -> StepPlan:
+        placements = {"backbone": expected.placement, **modules}
+        return plan_raw(summary, own, placements, slot_of_piece=summary.columns["slot"])
+
+    assert raw(vision=vision).plan_digest == expected.plan_digest
+    half = np.arange(len(vision.items) // 2)
+    columns = {
+        name: getattr(vision, name)[half]
+        for name in ("consumer_of_item", "bin_of_item", "slot_of_item", "cost_of_item")
+    }
+    fewer = msgspec.structs.replace(vision, items=vision.items.take(half), **columns)
+    faults = (
+        ({}, "it lacks the module 'vision'"),
+        ({"vision": fewer}, "images of this step"),
+        ({"vsion": vision}, "vsion"),
+    )
+    for modules, message in faults:
+        with pytest.raises(PlanError, match=f"plan_raw, step 0: .*{message}"):
+            raw(**modules)
 
 
 @pytest.mark.parametrize("name", wrong_strategies.METHODS)
