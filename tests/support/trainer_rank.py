@@ -1,0 +1,103 @@
+"""A rank that trains by the Trainer of Lightning or of Hugging Face, with its example, and saves what it trained on.
+
+In: which of them, a recipe, a folder for checkpoints, samples of a microbatch, steps, the step of the checkpoint to go
+on from (0: none), and a file for the inputs. The model has one token of context.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.example import EXAMPLE, example_module
+
+VOCABULARY = 257
+
+
+class Toy(torch.nn.Module):
+    """A table and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(VOCABULARY, 8), torch.nn.Linear(8, VOCABULARY)
+        self.seen: list[torch.Tensor] = []
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None, **_: Any
+    ) -> dict[str, torch.Tensor]:
+        self.seen.append(input_ids)
+        return {"logits": self.head(self.table(input_ids))}
+
+
+def by_lightning(recipe: str, folder: Path, size: int, steps: int, start: int) -> list[torch.Tensor]:
+    """Train with Lightning."""
+    import lightning.pytorch as lightning
+
+    module = example_module("data_module", EXAMPLE.parent / "lightning")
+
+    class Model(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.toy = Toy()
+
+        def training_step(self, microbatch: Any, index: int) -> torch.Tensor:
+            loss: torch.Tensor = module.loss_of(self, self.toy(microbatch.tokens)["logits"], microbatch)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    world_size = int(os.environ["WORLD_SIZE"])
+    model, data = Model(), module.TorchmixData(recipe, micro_batch_size=size)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy="ddp" if world_size > 1 else "auto",
+        max_steps=steps,
+        accumulate_grad_batches=data.accumulate(world_size),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(model, data, ckpt_path=folder / f"{start}.ckpt" if start else None)
+    trainer.save_checkpoint(folder / f"{steps}.ckpt")
+    return model.toy.seen
+
+
+def by_hugging_face(recipe: str, folder: Path, size: int, steps: int, start: int) -> list[torch.Tensor]:
+    """Train with transformers and accelerate."""
+    import transformers
+
+    module = example_module("trainer", EXAMPLE.parent / "huggingface")
+    args = transformers.TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        save_steps=2,
+        per_device_train_batch_size=size,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    model = Toy()
+    trainer = module.TorchmixTrainer(recipe, model=model, args=args)
+    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{start}") if start else None)
+    return model.seen
+
+
+def main(trainer: str, recipe: str, folder: str, size: str, steps: str, start: str, out: str) -> None:
+    """Train, and save the inputs."""
+    train = {"lightning": by_lightning, "huggingface": by_hugging_face}[trainer]
+    seen = train(recipe, Path(folder), int(size), int(steps), int(start))
+    torch.save(seen, f"{out}-{os.environ['RANK']}")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
