@@ -113,6 +113,28 @@ def test_a_plan_and_a_step_shown_are_those_of_the_run(tmp_path: Path, capsys: Ca
     assert f"the run was edited at step {EDIT}" in capsys.readouterr().err
 
 
+def test_a_step_before_a_source_was_removed_is_shown(tmp_path: Path, capsys: Capture) -> None:
+    before, state = run(write_numbered(tmp_path, FIRST), EDIT)
+    recipe = write_numbered(tmp_path, "{web: 100%}", sources="web")
+    after, state = run(recipe, STOP, state)
+    for words in ([], ["--state", str(save(tmp_path, state))]):
+        capsys.readouterr()
+        assert main(["show", str(recipe), "--step", "2", *words, "--json"]) == 0
+        shown: Counter[Document] = Counter()
+        for sample in json.loads(capsys.readouterr().out)["samples"]:
+            for piece in sample["pieces"]:
+                shown[piece["source"], piece["row"]] += piece["tokens"]
+        assert shown == before[2] and "code" in {name for name, _ in shown}
+        page = tmp_path / "page.html"
+        assert main(["show", str(recipe), "--step", "2", *words, "--html", str(page)]) == 0
+        assert "code" in page.read_text(encoding="utf-8")
+        assert main(["show", str(recipe), "--step", "2", *words]) == 0
+        assert main(["trace", str(recipe), "--step", "2", *words, "--json"]) == 0
+        assert main(["trace", str(recipe), "--step", "2", "--out", str(tmp_path / "t.parquet"), *words]) == 0
+        assert main(["trace", str(recipe), "--step", "2", "--deny-from", str(tmp_path / "d.parquet"), *words]) == 0
+        assert main(["plan", str(recipe), "--steps", str(STOP), "--json"]) == 0
+
+
 def test_a_step_number_alone_begins_in_the_edited_run(tmp_path: Path) -> None:
     recipe, given, state = edited(tmp_path)
     again, last = run(recipe, STOP, start_step=EDIT + 3)

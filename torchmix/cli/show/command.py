@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         for row in rows:
             print_row(row)
         return ExitCode.OK
-    plan = plan_of_step(part, catalog, directory, arguments)
+    plan, segment = plan_of_step(part, catalog, directory, arguments)
+    part, catalog = segment.part, segment.catalog
     maps, seed = maps_of(part.sources), part.seed
     if arguments.html is not None:
         numbers = numbers_of_samples(plan, arguments)

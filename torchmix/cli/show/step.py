@@ -23,6 +23,7 @@ from torchmix.cli.terminal import count_text, print_table, progress_bar
 from torchmix.errors import OptionError, TopologyError
 from torchmix.planner.plan import StepPlan
 from torchmix.recipe.parts import Part
+from torchmix.steps.history.run_fold import Segment
 
 COLUMNS = {
     "source": "a source of the recipe, by its name",
@@ -33,8 +34,10 @@ COLUMNS = {
 }
 
 
-def plan_of_step(part: Part, catalog: Catalog, directory: Path, arguments: argparse.Namespace) -> StepPlan:
-    """The step that the arguments name.
+def plan_of_step(
+    part: Part, catalog: Catalog, directory: Path, arguments: argparse.Namespace
+) -> tuple[StepPlan, Segment]:
+    """The step that the arguments name, and the recipe and the catalog that the run had at it.
 
     Raises:
         StateError: `--state` is no state of this recipe and catalog, or the step's recipe is not known.
@@ -48,10 +51,10 @@ def plan_of_step(part: Part, catalog: Catalog, directory: Path, arguments: argpa
         while fold.cursor.step < arguments.step:
             fold.pack()
             bar.update()
-        plan = fold.plan()
+        plan, segment = fold.plan(), fold.segment
         if state is not None:
             fold.skip_to(state.step)  # whose digest tells whether these are the steps of its run
-    return plan
+    return plan, segment
 
 
 def samples_shown(

@@ -62,6 +62,8 @@ class RunFold:
         """The planner of the step at the cursor."""
         self.cursor: Cursor
         """Before the next step."""
+        self.segment: Segment
+        """The recipe and the catalog of the planner."""
         self._open(self._coming.pop())
 
     @property
@@ -120,6 +122,7 @@ class RunFold:
 
     def _open(self, segment: Segment) -> None:
         decisions = None if segment.part.dynamic is None else self._decisions
+        self.segment = segment
         self.planner = open_planner(segment.part, segment.catalog, self._layout, decisions=decisions)
         if segment.state is None:
             self.cursor = self.planner.start()
