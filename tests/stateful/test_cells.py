@@ -93,6 +93,40 @@ def test_mixtera_50_to_50_by_source_and_80_to_20_by_language(recipe: Path) -> No
     assert same_microbatches(whole.microbatches, first.microbatches + same.microbatches)
 
 
+def test_a_deny_list_that_empties_a_cell_leaves_the_others(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, facts = recipe.parent, row_facts()
+    recipe.write_text(
+        TEXT.replace("properties:", "id: ids_text, properties:") + "hold_out: {validation: {wiki: 5%, subtitles: 5%}}\n"
+    )
+    for name in ("wiki", "subtitles"):
+        table = pq.read_table(folder / f"{name}.parquet")
+        names = pa.array([f"{name}-{row}" for row in range(ROWS)])
+        pq.write_table(table.append_column("ids_text", names), folder / f"{name}.parquet", data_page_size=2000)
+    index(recipe)
+    [before] = run_job(recipe, Topology(), steps=20, part="validation")
+    mine = tokens_in(before.microbatches)
+    cell = {row for row in mine if facts[row][:2] == ("wiki", "de")}
+    assert cell
+    held = pa.array(sorted(cell), pa.int64())
+    pq.write_table(pa.table({"source": ["wiki"] * len(cell), "row": held}), folder / "deny.parquet")
+    recipe.write_text(recipe.read_text() + "deny: [deny.parquet]\n")
+    index(recipe)
+    [after] = run_job(recipe, Topology(), steps=20, part="validation")
+    counts = tokens_in(after.microbatches)
+    assert set(counts) == set(mine) - cell
+    of_language = sum(n for row, n in counts.items() if facts[row][1] == "en") / sum(counts.values())
+    assert of_language == pytest.approx(0.8, abs=0.02), "the other cells have its share"
+    capsys.readouterr()
+    for words in (
+        ["check", str(recipe), "--steps", "5"],
+        ["plan", str(recipe), "--steps", "5", "--part", "validation"],
+    ):
+        assert main(words) in (0, 1)
+        assert "deny-lists name all" not in capsys.readouterr().err
+    [train] = run_job(recipe, Topology(), steps=5)
+    assert tokens_in(train.microbatches)
+
+
 def test_each_step_has_its_shares_and_an_epoch_has_each_row_once(recipe: Path) -> None:
     cells = ("talk/subtitles/de", "talk/subtitles/en", "talk/wiki/de", "talk/wiki/en")
     asked: Counter[str] = Counter()

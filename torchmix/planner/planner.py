@@ -112,7 +112,7 @@ class Planner:
         self.streams_with_long_documents = [s for s, order in enumerate(self.orders) if order.has_long_documents]
         """Indices of the streams that have documents of several pieces."""
         self._deciding, self.decisions = dynamic_of(part), decisions
-        self.shares_of_step = SharesOfStep(part, tokens_of_streams(part, sizes, views))
+        self.shares_of_step = SharesOfStep(part, tokens_of_streams(part, sizes, views, self.denied))
         epochs = [part.streams[name].max_epochs or UNLIMITED_EPOCHS for name in self.streams]
         self.max_epochs = np.array([min(count, UNLIMITED_EPOCHS) for count in epochs], np.int64)
         """int64 [S] epochs that each stream may give at most."""

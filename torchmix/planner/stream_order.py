@@ -95,14 +95,15 @@ def order_of_stream(
     if overflow == "error" and has_long:
         _refuse_long_documents(part, name, space, length)
     drops = overflow == "drop" and has_long
-    is_absent = part.streams[name].is_cell and not space.num_tokens  # then it has no share, and is never drawn from
-    if not is_absent and not _has_tokens(space.lengths(), at_most=length if drops else MAX_DOCUMENT_TOKENS):
+    may_be_empty = part.streams[name].is_cell  # then it has no share, and is never drawn from
+    if not may_be_empty and not _has_tokens(space.lengths(), at_most=length if drops else MAX_DOCUMENT_TOKENS):
         raise _no_tokens(part, name, space, sizes)
     mine = {s: rows for s, rows in (denied or {}).items() if sorted(part.sources)[s] in part.streams[name].sources}
     order = order_of_space(part, name, space, length=length, denied=mine)
-    if mine and not epoch_tokens(order, [sizes[source] for source in sorted(part.sources)], mine):
+    if mine and not may_be_empty and not epoch_tokens(order, [sizes[source] for source in sorted(part.sources)], mine):
         raise PlanError(
-            f"stream '{name}' would give no tokens: deny-lists name all of its documents; remove it from the recipe"
+            f"stream '{name}' would give no tokens: deny-lists name all of its documents that {part.name} has; remove "
+            f"it from the recipe, or some of its documents from the lists"
         )
     return order
 
@@ -192,31 +193,48 @@ def _flat_member(space: Space) -> Space:
     return ViewSpace(space.source, space.sizes, RowRange(*space.used_rows()), window_units=space.window_units)
 
 
+def space_of_rows(part: Part, source: str, sizes: SourceSizes, view: View | None = None) -> Space:
+    """The rows of a source, or of a view of it, that the part uses."""
+    number, bounds = sorted(part.sources).index(source), rows_of(part.sources[source], sizes.num_documents)
+    if view is None:
+        return SourceSpace(number, sizes, rows=bounds)
+    first, last = np.searchsorted(view.kept, bounds)
+    return ViewSpace(number, sizes, view.kept[first:last], window_units=view.window_units)
+
+
 def _space_of_member(part: Part, name: str, sizes: Mapping[str, SourceSizes], views: Mapping[str, View]) -> Space:
-    numbers = sorted(part.sources)
     if name in views:
-        view = views[name]
-        bounds = rows_of(part.sources[view.source], sizes[view.source].num_documents)
-        first, last = np.searchsorted(view.kept, bounds)
-        kept = view.kept[first:last]
-        return ViewSpace(numbers.index(view.source), sizes[view.source], kept, window_units=view.window_units)
+        return space_of_rows(part, views[name].source, sizes[views[name].source], views[name])
     if name not in part.sources:
         raise CatalogMissing(f"the catalog does not have the rows of {name!r}; run `torchmix index` with this recipe")
-    rows = rows_of(part.sources[name], sizes[name].num_documents)
-    return SourceSpace(numbers.index(name), sizes[name], rows=rows)
+    return space_of_rows(part, name, sizes[name])
 
 
 def tokens_of_streams(
-    part: Part, sizes: Mapping[str, SourceSizes], views: Mapping[str, View] = NO_VIEWS
+    part: Part,
+    sizes: Mapping[str, SourceSizes],
+    views: Mapping[str, View] = NO_VIEWS,
+    denied: Denied | None = None,
 ) -> dict[str, int]:
-    """Tokens of all rows of each stream's members, for groups that share by size; documents where these are counted."""
+    """Tokens of all rows of each stream's members, for groups that share by size; documents where these are counted.
+
+    A cell that can give no token counts 0. `denied` as in `order_of_stream`.
+    """
 
     def size_of(member: str) -> int:
         if not part.counts_documents:
             return (views[member] if member in views else sizes[member]).num_tokens
         return len(views[member].kept) if member in views else sizes[member].num_documents
 
-    return {name: sum(map(size_of, stream.members)) for name, stream in part.streams.items()}
+    found = {name: sum(map(size_of, stream.members)) for name, stream in part.streams.items()}
+    of_source = [sizes[name] for name in sorted(part.sources)]
+    for name, stream in part.streams.items():
+        if stream.is_cell and found[name]:
+            order = order_of_stream(part, name, sizes, views, denied)
+            has_tokens = any(bool(np.any(order.counted(block))) for block in order.space.lengths())
+            if not has_tokens or (denied and not epoch_tokens(order, of_source, denied)):
+                found[name] = 0
+    return found
 
 
 def stream_fingerprint(stream: Stream, of_member: Mapping[str, str]) -> str:

@@ -43,7 +43,10 @@ class ComingLoads:
         """
         self._part, self._catalog, self._profile = part, catalog, profile
         sizes = {name: source.sizes for name, source in catalog.sources.items()}
-        self._shares = SharesOfStep(part, tokens_of_streams(part, sizes, catalog.views))
+        denied = {
+            s: rows for s, name in enumerate(sorted(sizes)) if (rows := catalog.denied_rows.get(name)) is not None
+        }
+        self._shares = SharesOfStep(part, tokens_of_streams(part, sizes, catalog.views, denied))
         self._streams = sorted(part.streams)
         self._parts = [_sources_of_stream(part, catalog, name) for name in self._streams]
         self._found: dict[tuple[bytes, int, int], list[SourceLoad]] = {}
