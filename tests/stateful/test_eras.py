@@ -260,6 +260,46 @@ def test_a_split_is_not_moved_by_added_files(tmp_path: Path) -> None:
         go_on(path, first.state, 1)
 
 
+@pytest.mark.parametrize("shuffle", ["page", "row"])
+def test_what_a_split_cuts_may_be_selected_otherwise(tmp_path: Path, shuffle: str) -> None:
+    for number, name in enumerate("cdez"):
+        make_file(tmp_path, f"{name}/0.parquet", 1000 * number)
+
+    def recipe(members: str, least: int) -> Path:
+        lines = "".join(source(name, f"{name}/0.parquet") for name in (*members, "z"))
+        lines += f"  good: {{from: z, where: 'score >= {least}'}}\n"
+        mixture = f"{{z: 1, good: 1, f: {{share: 3, flat: [{', '.join(members)}]}}}}"
+        return write(tmp_path, lines, mixture, shuffle=shuffle, more="split: [80, 20]")
+
+    path = recipe("ce", 6)
+    [first] = run_job(path, ALONE, steps=20)
+    recipe("cde", 3)
+    [after] = go_on(path, first.state, 6)
+    assert [stream_of(after, name).era for name in ("f", "good", "z")] == [1, 1, 1]
+    assert {stream_of(after, name).epoch for name in ("f", "good", "z")} == {0}
+    counts, state = given([first]) + given([after]), after.state
+    assert not any(number % 1000 >= 160 for number in counts), "rows of validation"
+    assert all(tokens <= tokens_of(number) for number, tokens in counts.items())
+    whole = dict.fromkeys(("f", "good", "z"), False)
+    moving = read_state(state["torchmix_state"]).streams
+    assert len(moving) == 3
+    while not all(whole.values()):
+        [rest] = run_job(path, ALONE, steps=4, state=state)
+        counts, state = counts + given([rest]), rest.state
+        pool = read_state(state["torchmix_state"]).pool
+        names = [stream.name for stream in read_state(state["torchmix_state"]).streams]
+        waiting = {(names[stream], row) for stream, row in zip(pool.stream, pool.row, strict=True)}
+        for name in whole:
+            if whole[name] or not stream_of(rest, name).epoch:
+                continue
+            whole[name] = True
+            for number in (n for n in range(4000) if n % 1000 < 160):
+                home = "f" if number < 3000 else "good" if number % 10 >= 3 else "z"
+                late = home == "good" and number % 10 < 6  # what z has given, good has in its next epoch
+                if home == name and not late and (name, number % 1000) not in waiting:
+                    assert counts[number] >= tokens_of(number), (name, number)
+
+
 def test_diff_says_which_streams_have_other_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in "ab":
         make_file(tmp_path, f"{name}/0.parquet", 0)

@@ -231,5 +231,5 @@ def test_a_state_of_another_catalog_is_refused_when_it_is_loaded(job: Path, tmp_
         [word] = re.findall(r"accept_edit='(\w+)'", str(caught.value))
         assert next(iter(loader)).step == 0, "the loader stays where it was"
         loader.load_state_dict(state, accept_edit=word)  # the word says yes to other rows, not to a split that moves
-        with pytest.raises(StateMismatch, match="source 'tiny' has other rows"):
+        with pytest.raises(StateMismatch, match="does not have the rows that 'tiny' had"):
             next(iter(loader))

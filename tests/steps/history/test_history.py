@@ -116,7 +116,7 @@ def test_a_plan_and_a_step_shown_are_those_of_the_run(tmp_path: Path, capsys: Ca
 def test_a_step_before_a_source_was_removed_is_shown(tmp_path: Path, capsys: Capture) -> None:
     before, state = run(write_numbered(tmp_path, FIRST), EDIT)
     recipe = write_numbered(tmp_path, "{web: 100%}", sources="web")
-    after, state = run(recipe, STOP, state)
+    _, state = run(recipe, STOP, state)
     for words in ([], ["--state", str(save(tmp_path, state))]):
         capsys.readouterr()
         assert main(["show", str(recipe), "--step", "2", *words, "--json"]) == 0

@@ -55,6 +55,10 @@ class EditedOrders:
         """A version of a stream; see `Versions.rows`."""
         return self._versions.rows(stream, members)
 
+    def num_rows(self, members: Members) -> dict[str, int]:
+        """Rows that the sources of members had; see `Versions.num_rows`."""
+        return self._versions.num_rows(members)
+
     def sources_of(self, members: Members) -> set[str]:
         """Sources of members, as far as the part still has them."""
         return self._versions.sources_of(members)

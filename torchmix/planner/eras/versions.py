@@ -17,10 +17,10 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.views.earlier import EarlierRows
 from torchmix.errors import StateMismatch
-from torchmix.mixture.spaces.space import SourceSpace, Space
-from torchmix.mixture.spaces.view import ViewSpace
-from torchmix.planner.stream_order import flat_space
+from torchmix.mixture.spaces.space import Space
+from torchmix.planner.stream_order import flat_space, space_of_rows
 from torchmix.recipe.parts import Part
+from torchmix.recipe.source.documents import rows_of
 
 Mask = NDArray[np.bool_]
 
@@ -68,8 +68,12 @@ class Versions:
 
     def sources_of(self, members: tuple[tuple[str, str], ...]) -> set[str]:
         """Sources of members, of those whose rows the catalog has."""
+        return set(self.num_rows(members))
+
+    def num_rows(self, members: tuple[tuple[str, str], ...]) -> dict[str, int]:
+        """Source -> rows that it had, of members whose rows the catalog has."""
         found = [] if self._earlier is None else [self._earlier.rows(*member) for member in members]
-        return {one[0] for one in found if one is not None}
+        return {one[0]: one[1].num_documents for one in found if one is not None}
 
     def rows(self, stream: str, members: tuple[tuple[str, str], ...]) -> StreamRows:
         """A version of a stream.
@@ -86,7 +90,6 @@ class Versions:
         return self._found[stream, members]
 
     def _made(self, stream: str, members: tuple[tuple[str, str], ...]) -> StreamRows:
-        numbers = sorted(self._part.sources)
         spaces: list[Space] = []
         sources, first, kept, end = dict[str, str](), dict[str, int](), dict[str, Mask](), 0
         for name, fingerprint in members:
@@ -99,12 +102,10 @@ class Versions:
                 )
             source, sizes, view = found
             mask = np.zeros(self._sizes[source].num_documents, np.bool_)
-            if view is None:
-                spaces.append(SourceSpace(numbers.index(source), sizes))
-                mask[: sizes.num_documents] = True
-            else:
-                spaces.append(ViewSpace(numbers.index(source), sizes, view.kept, window_units=view.window_units))
-                mask[view.kept] = True
+            spaces.append(space_of_rows(self._part, source, sizes, view))
+            start, stop = rows_of(self._part.sources[source], sizes.num_documents)
+            mask[slice(start, stop) if view is None else view.kept] = True
+            mask[:start] = mask[stop:] = False
             sources[name], first[name], kept[name] = source, end, mask
             end += sizes.num_documents
         is_flat = [name for name, _ in members] != [stream]

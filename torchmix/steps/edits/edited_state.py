@@ -172,9 +172,9 @@ def _check_changes(changed: list[str], before: Mapping[str, Members], planner: P
                 f"flat {name!r} had {listed(gone, MOST_KEYS)} when the state was saved. An edit may add children to a "
                 f"flat, and not take them out; put them back, and name their documents in a deny-list"
             )
-        for source in planner.part.streams[name].sources:
+        for source, had in planner.edits.num_rows(before[name]).items():
             rows = planner.sizes[planner.sources.index(source)].num_documents
-            if rows_of(planner.part.sources[source], rows) != (0, rows):
+            if rows != had and rows_of(planner.part.sources[source], rows) != (0, rows):
                 raise StateMismatch(
                     f"source {source!r} has other rows than when the state was saved, and `documents` or `split` cuts "
                     f"it by their number: rows would move between training and validation. Restore its files"
