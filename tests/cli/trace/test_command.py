@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -117,3 +118,39 @@ def test_a_state_whose_run_had_other_steps_is_refused(recipe: Path, tmp_path: Pa
     write_numbered(tmp_path, "{web: 50%, code: 50%}")
     assert main(["trace", str(recipe), "--row", "web:1", "--state", str(state)]) == 3
     assert "the state was saved with recipe" in capsys.readouterr().err
+
+
+def test_a_document_that_is_never_drawn_is_named_with_the_reason(tmp_path: Path, capsys: Capture) -> None:
+    documents = [[row] * (row % 5) for row in range(40)]
+    table = pa.table({"ids": documents, "url": [f"u{row}" for row in range(40)], "lang": ["de", "en"] * 20})
+    pq.write_table(table, tmp_path / "web.parquet")
+    pq.write_table(pa.table({"source": ["web"], "row": [2]}), tmp_path / "denied.parquet")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        """\
+version: 1
+seed: 3
+batch: {samples: 2, length: 8}
+sources:
+  web: {path: web.parquet, tokens: ids, id: url, properties: [lang], documents: ["0%", "50%"]}
+  german: {from: web, where: "lang = 'de'"}
+mixture: {german: 1}
+deny: [denied.parquet]
+packing: {align_tokens: 1}
+"""
+    )
+    assert main(["index", str(recipe), "--quiet"]) == 0
+    capsys.readouterr()
+    asked = [word for row in (0, 2, 3, 4, 30) for word in ("--id", f"u{row}")]
+    found = trace(capsys, recipe, *asked, "--steps", 10)
+    assert {piece["row"] for piece in found["pieces"]} == {4}
+    assert {one["row"]: one["reason"] for one in found["never"]} == {
+        0: "it has no tokens",
+        2: "a deny-list names it",
+        3: "it is in no stream of the mixture: held out, or in no selection, child or cell",
+        30: "train uses the rows 0 to 20 of web",
+    }
+    assert main(["trace", str(recipe), *asked, "--steps", "10"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "never drawn, since it has no tokens: web:0" in lines
+    assert "never drawn, since train uses the rows 0 to 20 of web: web:30" in lines

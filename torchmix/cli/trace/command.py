@@ -36,7 +36,9 @@ from torchmix.cli.trace.asked import add_documents, documents_asked, has_documen
 from torchmix.errors import OptionError
 from torchmix.lineage.appearances import appearances, documents_of_step
 from torchmix.lineage.deny_list import deny_list, write_whole
-from torchmix.lineage.documents import DocumentNames, rows_by_source
+from torchmix.lineage.documents import MOST_NAMED, DocumentNames, rows_by_source
+from torchmix.lineage.never_drawn import never_drawn
+from torchmix.recipe.build import listed
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of
 from torchmix.steps.history.run_fold import RunFold
@@ -98,11 +100,19 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     names = DocumentNames(sources, folder, read_manifest(folder).properties)
     wanted = rows_by_source(documents_asked(arguments, names, list(sources)))
     values: dict[str, Any] = {"recipe": str(arguments.recipe), "part": arguments.part}
-    table, files = None, []
+    table, files, never = None, [], dict[str, list[tuple[str, int]]]()
     if fold is not None and steps is not None:
         table = _found(arguments, fold, names, wanted, steps, state)
         values |= {"start": steps.start, "stop": steps.stop, "edits": list(fold.edits), "pieces": table.to_pylist()}
-        if arguments.step is not None:
+        if arguments.step is None:
+            given = set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
+            for reason, rows in never_drawn(part, catalog, wanted).items():
+                if left := [row for row in rows if row not in given]:  # else an earlier recipe of the run has drawn it
+                    never[reason] = left
+            values["never"] = [
+                {"source": name, "row": row, "reason": reason} for reason, rows in never.items() for name, row in rows
+            ]
+        else:
             wanted = rows_by_source(list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)))
         if arguments.out is not None:
             write_whole(arguments.out, table)
@@ -115,6 +125,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     if table is not None and steps is not None:
         _print(table, wanted, arguments, steps, state)
+        for reason, rows in never.items():
+            names_of_rows = listed([readable(f"{name}:{row}") for name, row in rows], MOST_NAMED)
+            print(f"never drawn, since {reason}: {names_of_rows}")
     if files:
         print(f"wrote {' and '.join(files)}")
     return ExitCode.OK
