@@ -72,6 +72,49 @@ def test_check_shows_what_streams_have_and_plans_other_parts(recipe: Path, capsy
     assert "60 to german, 120 to web/b" in capsys.readouterr().out
 
 
+def notes_of_cut(capsys: pytest.CaptureFixture[str], recipe: Path) -> list[str]:
+    """What `check` says of the children of web; it may find other things, too."""
+    capsys.readouterr()
+    assert main(["check", str(recipe), "--steps", "2", "--json"]) in (0, 1)
+    found = json.loads(capsys.readouterr().out)["findings"]
+    return [one["message"] for one in found if one["where"] == "sources.web.split_by"]
+
+
+@pytest.mark.parametrize(
+    ("mixture", "message"),
+    [
+        ("{web/b: 1}", "(web/a, 120 rows): no row of them is trained on; give them shares, or web itself"),
+        ("{german: 1, web/b: 1}", "(web/a, 120 rows): no row of them is trained on, but for those of selections;"),
+        ("{web/a: 1, web/b: 1}", None),
+        ("{web: 1, web/b: 1}", None),
+        ("{german: 1}", None),
+        ("{all: {share: 1, flat: [web, web/b]}}", None),
+        ("{all: {share: 1, cells: {of: [web], shares: {lang: {de: 1, en: 1}}}}, web/b: 1}", None),
+    ],
+)
+def test_check_names_children_that_no_share_reaches(
+    recipe: Path, capsys: pytest.CaptureFixture[str], mixture: str, message: str | None
+) -> None:
+    text = RECIPE.replace("{web: 50%, german: 30%, web/b: 20%}", mixture).replace("hold_out", "# hold_out")
+    recipe.write_text(text if "german" in mixture else text.replace("  german:", "  # german:"))
+    assert main(["index", str(recipe), "--quiet"]) == 0
+    found = notes_of_cut(capsys, recipe)
+    if message is None:
+        assert not found
+    else:
+        [said] = found
+        assert said.startswith("the mixture does not name 1 of 2 children ") and message in said
+
+
+def test_check_names_quantiles_that_no_share_reaches(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut = RECIPE.replace("split_by: dir", "split_by: {column: quality, quantiles: 4}").replace("hold_out", "# hold_out")
+    cut = cut.replace("{web: 50%, german: 30%, web/b: 20%}", "{web/q4: 1}").replace("  german:", "  # german:")
+    recipe.write_text(cut)
+    assert main(["index", str(recipe), "--quiet"]) == 0
+    [said] = notes_of_cut(capsys, recipe)
+    assert said.startswith("the mixture does not name 3 of 4 children (web/q1, web/q2, web/q3): no row of them")
+
+
 def test_query_counts_rows_and_tokens_by_property(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "select lang, count(*) n, sum(tokens) t from web group by 1 order by 1 nulls last"
     rows = values_of(capsys, "query", str(recipe), text)["rows"]

@@ -8,7 +8,7 @@ vocabulary_findings.py  ids that the model does not have, or of two vocabularies
 image_findings.py       which source the encoder works for, and images that samples cannot hold
 loss_findings.py        how much of the tokens of a source is trained on
 schedule_findings.py    where changes of the shares begin
-cell_findings.py        rows that are in no cell
+cell_findings.py        rows that are in no cell, or in no child that has a share
 memory_findings.py      what reading will take of a node
 command.py              will this recipe train as it says?
 """

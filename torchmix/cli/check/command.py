@@ -19,7 +19,7 @@ from torchmix.catalog.open_part import open_part
 from torchmix.catalog.settings import SourceSettings, settings_of
 from torchmix.catalog.store import Catalog, open_catalog
 from torchmix.catalog.views.wanted import PartViews, views_of
-from torchmix.cli.check.cell_findings import cell_findings
+from torchmix.cli.check.cell_findings import cell_findings, child_findings
 from torchmix.cli.check.file_findings import file_findings
 from torchmix.cli.check.fill_findings import fill_findings
 from torchmix.cli.check.findings import (
@@ -134,6 +134,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         budget = budget_of(whole, part, catalog)
         findings += memory_findings(budget)
         findings += cell_findings(part, catalog)
+        findings += child_findings(part, catalog)
         findings += image_findings(part, catalog, shares_at_start(part, catalog))
         findings += loss_findings(part, catalog)
         state = state_of(arguments, part, catalog)
