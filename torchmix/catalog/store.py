@@ -42,6 +42,8 @@ _SETTINGS = ("format", "column", "tokenizer", "begin_id", "end_id", "layout")
 ARRAYS_FOLDER = "arrays"
 ROWS_OF_VIEW = "rows"
 """The array of a view: the rows that it keeps."""
+BLOCK_ROWS = 1 << 22
+"""Sizes that are looked at together."""
 
 
 class SourceCatalog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -98,6 +100,24 @@ class SourceCatalog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def lists(self) -> ListBytes | None:
         """What its map gives beside ids; None where there is nothing."""
         return most_lists([file.lists for file in self.files])
+
+    @property
+    def tokens_of_nothing(self) -> int:
+        """Most tokens of a document without content: those that begin and end each text."""
+        if self.tokenizer is None or self.layout is not None or self.images is not None:
+            return 0
+        return 1 if self.tokenizer == "bytes" else sum(one is not None for one in (self.begin_id, self.end_id))
+
+    def num_without_content(self, start: int = 0, stop: int | None = None) -> int:
+        """Documents of some rows that have no tokens, or those alone that begin and end each text: empty ones.
+
+        A look at the size of each of these rows, where `num_empty` does not tell.
+        """
+        stop = self.num_documents if stop is None else stop
+        if not self.tokens_of_nothing and (start, stop) == (0, self.num_documents):
+            return self.num_empty
+        blocks = (self.sizes.tokens[at : min(at + BLOCK_ROWS, stop)] for at in range(start, stop, BLOCK_ROWS))
+        return sum(int(np.count_nonzero(block <= self.tokens_of_nothing)) for block in blocks)
 
     @property
     def num_bad_rows(self) -> int:

@@ -218,7 +218,8 @@ def test_a_source_that_runs_out_is_a_finding_with_its_step(tmp_path: Path, capsy
 def test_a_source_that_hands_its_share_on_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = indexed(tmp_path, ("tokenizer: bytes", "tokenizer: bytes, max_epochs: 1, on_exhausted: renormalise"))
     values = check(recipe, capsys, 0, "--steps", "60")
-    (message,) = messages(values, "note", "sources.code")
+    empty, message = messages(values, "note", "sources.code")
+    assert empty.startswith("10 of 300 documents have no tokens of their own: they are empty texts")
     assert "runs out in step" in message and "the other sources have its share" in message
     assert main(["plan", str(recipe), "--steps", "60"]) == 0
 
@@ -245,6 +246,25 @@ def test_empty_documents_and_repeats_are_notes(tmp_path: Path, capsys: pytest.Ca
     tiny = values["sources"][1]
     (message,) = messages(values, "note", "sources.tiny")
     assert f"up to {tiny['most_repeats']} times in one step" in message and tiny["most_repeats"] > 3
+
+
+def test_empty_texts_count_as_documents_without_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = make_project(
+        tmp_path, ("  code:", "  prose: {path: prose.parquet, text: text, tokenizer: bytes}\n  code:")
+    )
+    recipe.write_text(recipe.read_text().replace("web: 79%", "web: 59%, prose: 20%"))
+    make_text_file(tmp_path / "prose.parquet", ["", "a text", None, "", "another text that is longer"] * 40)
+    assert main(["index", str(recipe), "--json"]) == 0
+    [prose] = [one for one in json.loads(capsys.readouterr().out)["sources"] if one["name"] == "prose"]
+    assert prose["num_empty"] == 120
+    values = check(recipe, capsys, 0, "--steps", "20")
+    assert [one["num_empty"] for one in values["sources"] if one["name"] == "prose"] == [120]
+    message, *_ = messages(values, "note", "sources.prose")
+    assert message == (
+        "120 of 200 documents have no tokens of their own: 80 are empty texts and come with the token that begins or "
+        "ends each text; a selection with `where: tokens > 1` leaves them out; the other 40 have no token at all and "
+        "are passed over"
+    )
 
 
 def test_a_document_longer_than_a_batch_is_a_note_with_a_bound(

@@ -48,7 +48,7 @@ def cell_findings(part: Part, catalog: Catalog) -> Iterator[Finding]:
 
 
 def child_findings(part: Part, catalog: Catalog) -> Iterator[Finding]:
-    """A note for each source that is cut into children of which the mixture names some, and neither all nor the rest."""
+    """A note for each source that is cut, of whose children the mixture names some, and neither all nor the rest."""
     row_sets = row_sets_of(part)
     for name, source in part.sources.items():
         own = [one for one in row_sets.values() if one.source == name]
@@ -72,7 +72,7 @@ def child_findings(part: Part, catalog: Catalog) -> Iterator[Finding]:
             selected = any(one.where is not None for one in own)
             trained = "no row of them is trained on" + (", but for those of selections" if selected else "")
             message = (
-                f"the mixture does not name {len(left)} of {len(left) + len(named)} children ({each}{what}): {trained}; "
-                f"give them shares, or {name} itself, which has the rest"
+                f"the mixture does not name {len(left)} of {len(left) + len(named)} children ({each}{what}): "
+                f"{trained}; give them shares, or {name} itself, which has the rest"
             )
             yield Finding(level=Level.NOTE, where=where, message=message)

@@ -79,16 +79,12 @@ def sources_findings(part: Part, catalog: Catalog, read: Read) -> Iterator[Findi
     for name in sorted(part.sources):
         where, source = f"sources.{name}", catalog.sources[name]
         tokens = used_tokens(part, source)
+        start, stop = rows_of(part.sources[name], source.num_documents)
         num_empty, longest_tokens = source.num_empty, source.max_document_tokens
         if len(tokens) < source.num_documents:
             num_empty, longest_tokens = int((tokens == 0).sum()), int(tokens.max(initial=0))
-        if num_empty:
-            empty, documents = count_text(num_empty), count_text(len(tokens))
-            yield Finding(
-                level=Level.NOTE,
-                where=where,
-                message=f"{empty} of {documents} documents have no tokens; they are passed over",
-            )
+        if num_contentless := source.num_without_content(start, stop):
+            yield _without_content(source, where, num_contentless, num_empty, len(tokens))
         if source.num_bad_rows:
             yield _bad_rows(source, where)
         if longest_tokens > capacity and part.packing.overflow == "split":
@@ -101,6 +97,22 @@ def sources_findings(part: Part, catalog: Catalog, read: Read) -> Iterator[Findi
     yield from _large_documents(part, catalog, read)
     by_page = part.shuffle.method == "page"
     yield from _small_cache(part, catalog, read) if by_page else _scattered_rows(part, catalog, read)
+
+
+def _without_content(source: SourceCatalog, where: str, count: int, num_empty: int, num_documents: int) -> Finding:
+    message = f"{count_text(count)} of {count_text(num_documents)} documents have no tokens"
+    if texts := count - num_empty:
+        message = (
+            f"{message} of their own: {count_text(texts) if num_empty else 'they'} are empty texts and come with the "
+            f"token that begins or ends each text; a selection with `where: tokens > {source.tokens_of_nothing}` "
+            "leaves them out"
+        )
+    passed = (
+        "they are passed over"
+        if not texts
+        else f"the other {count_text(num_empty)} have no token at all and are passed over"
+    )
+    return Finding(level=Level.NOTE, where=where, message=f"{message}; {passed}" if num_empty else message)
 
 
 def _long_documents(tokens: Mapping[str, int], shares: Mapping[str, Fraction], capacity: int) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ def values_of_stream(part: Part, catalog: Catalog, forecast: SourceForecast) -> 
     own = catalog.sources[forecast.name] if part.streams[forecast.name].is_source else None
     ids = None if own is None else own.ids
     return values | {
-        "num_empty": None if own is None else own.num_empty,
+        "num_empty": None if own is None else own.num_without_content(),
         "num_bad_rows": None if own is None else own.num_bad_rows,
         "bad_rows": [
             {"path": file.path, "row": bad.row, "reason": bad.reason}
