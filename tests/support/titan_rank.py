@@ -2,7 +2,7 @@
 
 In: a recipe, a folder for checkpoints, samples of a microbatch, steps, the step of the checkpoint that is there, and a
 file for the inputs. The model has one token of context. torchtitan asks for a GPU: it is told that the CPU is its
-device, and what it asks of it beyond that has stubs.
+device, and what it asks of it beyond that has stubs. It is torchtitan 0.3, or main of August 2026.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ for _name, _made in {
 }.items():
     setattr(torch.cpu, _name, _made)
 
-from torchtitan.components.checkpoint import CheckpointManager  # noqa: E402
+try:
+    from torchtitan.components.checkpoint import CheckpointManager
+except ImportError:  # main
+    from torchtitan.components.checkpointer.dcp import CheckpointManager
+
 from torchtitan.components.loss import CrossEntropyLoss  # noqa: E402
 from torchtitan.components.optimizer import default_adamw  # noqa: E402
 from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
@@ -99,6 +103,13 @@ def parallelized(model: torch.nn.Module, *, parallel_dims: Any, **_: Any) -> tor
 def main(recipe: str, folder: str, size: str, steps: str, start: str, out: str) -> None:
     """Train, and save the inputs; torchtitan goes on from the newest checkpoint in the folder."""
     module = example_module("dataloader", EXAMPLE.parent / "torchtitan")
+    sizes = {"local_batch_size": int(size), "global_batch_size": SAMPLES, "seq_len": LENGTH}
+    if "max_context_length" in TrainingConfig.__dataclass_fields__:  # main
+        sizes = {
+            "num_tokens_per_microbatch_per_dp_rank": int(size) * LENGTH,
+            "num_tokens_per_train_step": SAMPLES * LENGTH,
+            "max_context_length": LENGTH,
+        }
     trainer = Trainer.Config(
         model_spec=ModelSpec("toy", "toy", Toy.Config(), parallelized, None, None, None),
         dump_folder=folder,
@@ -106,13 +117,7 @@ def main(recipe: str, folder: str, size: str, steps: str, start: str, out: str) 
         dataloader=module.TorchmixDataLoader.Config(recipe=recipe),
         optimizer=default_adamw(lr=1e-3),
         loss=CrossEntropyLoss.Config(),
-        training=TrainingConfig(
-            local_batch_size=int(size),
-            global_batch_size=SAMPLES,
-            seq_len=LENGTH,
-            steps=int(steps),
-            disable_cuda_graphs=True,
-        ),
+        training=TrainingConfig(steps=int(steps), disable_cuda_graphs=True, **sizes),
         checkpoint=CheckpointManager.Config(enable=True, interval=2, last_save_model_only=False),
     ).build()
     assert start == "0" or Path(folder, "checkpoint", f"step-{start}").is_dir()

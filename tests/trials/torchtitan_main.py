@@ -6,6 +6,9 @@ CHECKOUT is a working tree, or a git directory, of which HEAD is read. Its sourc
 methods of `BaseDataLoader`, the type of its batches, and what the Trainer tells a dataloader when it builds it. The
 example is built on a stand-in with just these names, is told just that, gives four steps, and goes on from a state.
 Whatever the example does not have, does not know or gives otherwise is listed under `wrong`.
+
+Training on two ranks by that checkout: after `make test-examples`, give `.venv-examples` the grain that its
+pyproject.toml names, and run `PYTHONPATH=CHECKOUT .venv-examples/bin/python -m pytest tests/examples/test_trainers.py`.
 """
 
 from __future__ import annotations
