@@ -198,6 +198,8 @@ _HOME_OF_LAZY_NAME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "parallel":  # the room whose own names users call, as torchmix.parallel.route
+        return import_module("torchmix.parallel")
     if name in _HOME_OF_LAZY_NAME:
         return getattr(import_module(_HOME_OF_LAZY_NAME[name]), name)
     raise AttributeError(f"module 'torchmix' has no attribute {name!r}")

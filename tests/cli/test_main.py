@@ -131,6 +131,17 @@ sys.exit(start())
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_the_package_imports_its_names_when_they_are_used() -> None:
+    code = """
+import sys, torchmix
+assert not {"numpy", "msgspec", "torch"} & set(sys.modules)
+assert all(getattr(torchmix, name) for name in ("Recipe", "Topology", "Source"))
+assert torchmix.parallel.Topology is torchmix.Topology
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LONG_S)
+    subprocess.run([sys.executable, "-c", "import torchmix; torchmix.parallel.Topology"], check=True, timeout=LONG_S)
+
+
 def test_no_parser_takes_part_of_an_option() -> None:
     assert all(not one.allow_abbrev for one in _parsers(_parser()))
 

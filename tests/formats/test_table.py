@@ -172,12 +172,14 @@ def test_csv_is_refused_with_the_line_that_makes_parquet_of_it(tmp_path: Path) -
         index_recipe(recipe, tmp_path)
     with pytest.raises(SourceUnreadable, match="is CSV by its name") as of_init:
         look_at(str(path), "parquet")
-    for caught in (of_index, of_init):
+    with pytest.raises(SourceUnreadable, match="holds no data files") as of_folder:
+        find_groups([str(tmp_path)])
+    for caught, made in ((of_index, "texts"), (of_init, "texts"), (of_folder, "all")):
         line = str(caught.value).partition("Parquet of it: ")[2]
         _, *words = shlex.split(line)
         subprocess.run([sys.executable, *words], cwd=tmp_path, check=True, timeout=LONG_S)
-        assert pq.read_table(tmp_path / "texts.parquet")["text"].to_pylist() == ["hello", "world"]
-        (tmp_path / "texts.parquet").unlink()
+        assert pq.read_table(tmp_path / f"{made}.parquet")["text"].to_pylist() == ["hello", "world"]
+        (tmp_path / f"{made}.parquet").unlink()
 
 
 def test_both_halves_of_the_table_have_the_same_rows():

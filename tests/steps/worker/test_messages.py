@@ -13,6 +13,7 @@ from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import Part, has_part, part_of
 from torchmix.recipe.source.documents import PARTS
 from torchmix.recipe.structs import Recipe
+from torchmix.service.main import LoaderStart
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.worker.messages import (
     AddMember,
@@ -102,7 +103,7 @@ def test_a_part_of_a_recipe_with_any_key_travels() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Start, StepRequest, *get_args(Reply), *get_args(HostReply), ProcessBeat, AddMember]
+    "message", [LoaderStart, Start, StepRequest, *get_args(Reply), *get_args(HostReply), ProcessBeat, AddMember]
 )
 def test_messages_have_no_type_that_cannot_be_encoded(message: type) -> None:
     assert not {one for one in kinds_of(message) if one[2] in ("CustomType", "AnyType", "SetType")}

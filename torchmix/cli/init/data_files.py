@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from torchmix.errors import SourceUnreadable
-from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS
+from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS, converted_csv
 from torchmix.storage.find_files import find_files
 from torchmix.storage.find_objects import objects_below
 from torchmix.storage.stores import is_uri
@@ -101,9 +101,12 @@ def _files_of(word: str) -> tuple[list[str], list[str]]:
         files = [file for file in below if _is_data(file, below)]
         if not files:
             shown = ", ".join(sorted(PurePosixPath(file).name for file in below)[:5])
+            tables = [file for file in below if file.lower().endswith((".csv", ".tsv"))]
+            several = str(PurePosixPath(tables[0]).with_name(f"*{PurePosixPath(tables[0]).suffix}")) if tables else ""
+            hint = f". CSV is not read; DuckDB makes Parquet of it: {converted_csv(several)}" if tables else ""
             raise SourceUnreadable(
                 f"{word}: the folder holds no data files ({shown or 'it is empty'}); data files end in "
-                f"{', '.join(_suffixes())}"
+                f"{', '.join(_suffixes())}{hint}"
             )
         known = set(files) | {file.removesuffix(".bin") + ".idx" for file in files}
         return files, [file for file in below if file not in known]
