@@ -199,6 +199,37 @@ def test_an_edit_that_is_forgotten_alters_none_that_is_remembered(tmp_path: Path
     assert third.digests + resumed.digests == whole.digests
 
 
+def test_what_waits_of_an_epoch_that_is_over_is_not_lost_with_its_row(tmp_path: Path) -> None:
+    make_file(tmp_path, "a/0.parquet", 0)
+    lines = source("a", "a/0.parquet") + "  good: {from: a, where: 'score = 7'}\n"
+    path = write(tmp_path, lines, "{a: 40%, good: 60%}")
+    state, counts = None, Counter[int]()
+    for _ in range(60):  # until a step ends with a piece of an earlier epoch in the pool
+        [first] = run_job(path, ALONE, steps=1, state=state)
+        counts, state = counts + given([first]), first.state
+        at = read_state(state["torchmix_state"])
+        late = [
+            (row, tokens)
+            for stream, row, epoch, tokens in zip(
+                at.pool.stream, at.pool.row, at.pool.epoch, at.pool.tokens, strict=True
+            )
+            if at.streams[stream].name == "good" and epoch < stream_of(first, "good").epoch
+        ]
+        if late:
+            break
+    assert late, "nothing waits"
+    write(tmp_path, lines.replace("score = 7", "score = 7 and score > 100 or score = 8"), "{a: 40%, good: 60%}")
+    [after] = go_on(path, state, 1)
+    pool = read_state(after.state["torchmix_state"]).pool
+    news, waiting = given([after]), Counter[int]()
+    for row, tokens in zip(pool.row, pool.tokens, strict=True):
+        waiting[row] += tokens
+    for row, tokens in late:
+        assert news[row] + waiting[row] >= tokens, "it is given, or waits"
+    [rest] = run_job(path, ALONE, steps=3, state=after.state)
+    assert rest.digests
+
+
 def test_a_file_without_rows_of_a_selection_begins_an_era_of_it(tmp_path: Path) -> None:
     make_file(tmp_path, "a/0.parquet", 0)
     lines = source("a", '"a/*.parquet"') + "  good: {from: a, where: 'score >= 7'}\n"

@@ -23,6 +23,7 @@ from torchmix.steps.state import LoaderState
 LENGTH, SAMPLES = 64, 8
 UNTOUCHED = "z"
 """A source that no edit touches."""
+ENDS = {"max_epochs": 1, "on_exhausted": "renormalise"}
 KINDS = (
     "shares",
     "add_source",
@@ -66,6 +67,8 @@ class World:
     flats: dict[str, list[str]] = field(default_factory=dict)
     denied: set[int] = field(default_factory=set)
     caps: dict[str, int] = field(default_factory=dict)
+    ends: set[str] = field(default_factory=set)
+    """Streams that may give one epoch, and then run out."""
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -106,8 +109,12 @@ class World:
             sources[name] |= {"max_epochs": self.caps[name]} if name in self.caps else {}
         for name, (source, least) in self.selections.items():
             sources[name] = {"from": source, "where": f"score >= {least}"}
+        for name in self.ends & set(self.weights) & set(sources):
+            sources[name] |= ENDS
         mixture = {
-            name: {"share": weight, "flat": self.flats[name]} if name in self.flats else weight
+            name: {"share": weight, "flat": self.flats[name], **(ENDS if name in self.ends else {})}
+            if name in self.flats
+            else weight
             for name, weight in self.weights.items()
         }
         recipe = {
@@ -223,8 +230,8 @@ class World:
         return given == set(self.weights) and len(given) > 1
 
 
-def make_world(draw: random.Random, folder: Path) -> World:
-    """Files, and a recipe of one of three shapes."""
+def make_world(draw: random.Random, folder: Path, ends: random.Random | None = None) -> World:
+    """Files, and a recipe of one of three shapes; with `ends` streams run out, and samples may grow."""
     world = World(folder, draw)
     for name in (UNTOUCHED, "a", "b"):
         world.add_file(name)
@@ -249,4 +256,11 @@ def make_world(draw: random.Random, folder: Path) -> World:
         world.extra["schedule"] = [{"from": "0 steps", "to": "60 steps", "set": {UNTOUCHED: "30%"}}]
         total = sum(world.weights.values())
         assert total
+    if ends is not None:
+        world.ends = {name for name in sorted(set(world.weights) - {UNTOUCHED}) if ends.random() < 0.7}
+        if ends.random() < 0.5:
+            stages = [(0, SAMPLES, LENGTH), (ends.randint(2, 9), SAMPLES, 2 * LENGTH), (ends.randint(10, 30), 4, 512)]
+            keys = ("from_step", "samples", "length")
+            world.extra["batch"] = {"length": LENGTH, "samples": [dict(zip(keys, one, strict=True)) for one in stages]}
+            world.extra["packing"] = {"method": ends.choice(["best_fit", "concat", "pad"])}
     return world

@@ -77,7 +77,8 @@ class Ledger:
 
     def _bounds(self, tenure: Tenure, epochs: dict[str, int]) -> tuple[int, int]:
         passed = epochs.get(tenure.stream, 0) - tenure.epoch - tenure.is_late
-        return max(0, passed), max(0, passed + 1)
+        most = 1 if tenure.stream in self.world.ends else passed + 1
+        return max(0, passed), max(0, most)
 
     def check(self, state: LoaderState, what: str) -> None:
         """All that must hold where a run stands."""
@@ -100,7 +101,8 @@ class Ledger:
         grown = self.world.num_tokens - len(self.delivered)
         self.delivered = np.append(self.delivered, np.zeros(grown, np.int64))
         drawn = self.delivered + self.pool(state)
-        epochs = {stream.name: stream.epoch for stream in state.streams}
+        # A stream that has run out stands at the end of its only epoch.
+        epochs = {one.name: 0 if one.name in self.world.ends else one.epoch for one in state.streams}
         homes = {n: stream for n, stream in self.world.homes().items() if n not in self.world.denied}
         stale = self._waiting_of_earlier_epochs(state)
         for number in sorted({*self.tenures, *homes}):
@@ -118,7 +120,7 @@ class Ledger:
             self.gone.pop(number, None)
             if new is None:
                 self.gone[number] = self._of(number, self.delivered).copy()
-            elif number in stale:  # what waits of an epoch that is over does not go with the document
+            elif number in stale:  # what waits of an epoch that is over goes with its stream
                 self.loose.add(number)
             else:
                 late = late or self.given_in.get((number, new), -1) == epochs.get(new, 0)
@@ -131,7 +133,7 @@ class Ledger:
         return {
             self.world.rows[names[source]][row]
             for stream, source, row, epoch in columns
-            if epoch != state.streams[stream].epoch
+            if epoch != state.streams[stream].epoch and state.streams[stream].name not in self.world.weights
         }
 
 
@@ -178,11 +180,11 @@ def check_prefixes(
     return len(one) * len(other)
 
 
-def try_history(seed: int, number: int) -> dict[str, Any]:
-    """One history; an AssertionError says what did not hold."""
+def try_history(seed: int, number: int, *, ends: bool = False) -> dict[str, Any]:
+    """One history; with `ends` streams run out and samples grow. An AssertionError says what did not hold."""
     draw = random.Random(f"{seed}/{number}")
     with tempfile.TemporaryDirectory() as name:
-        world = make_world(draw, Path(name))
+        world = make_world(draw, Path(name), random.Random(f"{seed}/{number}") if ends else None)
         while set(world.homes().values()) != set(world.weights):
             world.selections = {key: (source, draw.randint(1, 8)) for key, (source, _) in world.selections.items()}
         path = world.write()
@@ -239,14 +241,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--ends", action="store_true", help="streams run out, and samples grow")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for number in range(arguments.count):
-        key = f"{arguments.seed}/{number}"
+        key = f"{arguments.seed}/{number}{' ends' if arguments.ends else ''}"
         if key not in done:
             try:
-                done[key] = try_history(arguments.seed, number)
+                done[key] = try_history(arguments.seed, number, ends=arguments.ends)
             except Exception as error:  # a trial goes on, and names what failed
                 done[key] = {"failed": f"{type(error).__name__}: {error}"}
             arguments.out.write_text(json.dumps(done, indent=1))

@@ -13,6 +13,11 @@ def test_nothing_is_lost_or_repeated_over_edits(number: int) -> None:
     assert found["edits"] and found["documents"] > 0 and found["prefixes"] > 0
 
 
+@pytest.mark.parametrize("number", [3, 19])
+def test_streams_run_out_and_samples_grow_over_edits(number: int) -> None:
+    assert try_history(5, number, ends=True)["edits"]
+
+
 @pytest.mark.parametrize("number", [45])
 def test_a_stream_that_comes_and_goes_inside_an_epoch(number: int) -> None:
     assert try_history(2, number)["edits"]

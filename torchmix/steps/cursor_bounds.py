@@ -36,6 +36,7 @@ import numpy as np
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS
 from torchmix.errors import StateError
+from torchmix.mixture.denied import are_denied
 from torchmix.planner.asking import MOST_ALIGNED
 from torchmix.planner.cursor import Cursor, begun_by
 from torchmix.planner.pack import Pieces
@@ -155,7 +156,13 @@ def _check_pool(cursor: Cursor, planner: Planner, *, most_tokens: int) -> None:
         for source, inside in _by_number(pool.source[of_stream]):
             mine = of_stream[inside]
             each = order.counted(pool.document_tokens[mine].astype(np.int32))
-            counted[mine] = np.where(order.gives(source, pool.row[mine]), each, 0)
+            gives = order.gives(source, pool.row[mine])
+            name = planner.streams[stream]
+            if name in cursor.eras.counts and planner.sources[source] in planner.part.streams[name].sources:
+                # What an edit has given to another stream waits here, if an earlier epoch drew it.
+                is_earlier = pool.epoch[mine] < cursor.position.epoch[stream]
+                gives |= is_earlier & ~are_denied(planner.denied, pool.source[mine], pool.row[mine])
+            counted[mine] = np.where(gives, each, 0)
     _check_each("start", pool.start, 0, counted - 1)
     _check_each("tokens", pool.tokens, 1, counted - pool.start)
     if planner.part.packing.method == "best_fit":  # it splits documents at multiples of a sample, and nowhere else

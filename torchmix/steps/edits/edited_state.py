@@ -224,13 +224,15 @@ def _pool(
 ) -> PoolState:
     """Pieces that stay, with the numbers that streams and sources have now.
 
-    A piece whose row has gone to another stream goes with it, if it was drawn in the epoch that counts for that.
+    A piece whose row has gone to another stream goes with it, if it was drawn in the present epoch: that one does not
+    give the row again in its own. A piece of an earlier epoch stays with the stream that drew it.
     """
     stream_number = {name: s for s, name in enumerate(planner.streams)}
     source_number = {name: s for s, name in enumerate(planner.sources)}
     names, touched = state.source_names, {one.name: one for one in edit}
     columns = [getattr(state.pool, name) for name in PoolState.__struct_fields__]
     columns[1] = columns[1] or columns[0]
+    as_ever = {one.name for one in state.streams if one.name in stream_number and not one.era} - set(touched)
     rows: list[tuple[int, ...]] = []
     num_gone = num_denied = 0
     for values in zip(*columns, strict=True):
@@ -243,14 +245,14 @@ def _pool(
         if planner.denied and are_denied(planner.denied, np.array([number]), place)[0]:
             num_denied += 1
             continue
-        if name in touched and not (name in stream_number and _has(planner, name, number, place)):
-            others = [one for one in sorted(touched) if one in stream_number and one != name]
-            heirs = [one for one in others if _has(planner, one, number, place)]
-            heirs = [one for one in heirs if not _had(planner, touched[one], source, row)]
-            if not heirs or epoch != touched[name].epoch:
-                num_gone += 1
-                continue
-            name, epoch = heirs[0], streams[heirs[0]].epoch
+        if name not in as_ever and not (name in stream_number and _has(planner, name, number, place)):
+            others = [one for one in planner.streams if one != name and _has(planner, one, number, place)]
+            heirs = [one for one in others if one in touched and not _had(planner, touched[one], source, row)]
+            had = name in touched and _had(planner, touched[name], source, row)
+            if had and heirs and epoch == touched[name].epoch:
+                name, epoch = heirs[0], streams[heirs[0]].epoch
+            elif not (heirs if had else others):
+                name = ""
         if name not in stream_number:
             num_gone += 1
             continue
