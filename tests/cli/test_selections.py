@@ -173,3 +173,16 @@ def test_a_wrong_expression_is_a_fault_of_the_recipe_with_its_line(
     recipe.write_text(RECIPE.replace("lang = 'de'", "langs = 'de'"))
     error = values_of(capsys, "index", str(recipe), code=2)["error"]
     assert error["where"] == "sources.german.where" and "did you mean 'lang'" in error["message"]
+
+
+@pytest.mark.parametrize("sql", ["select * from read_csv('.tmp/a.csv')", "copy (select 1 as one) to '.tmp/b.csv'"])
+def test_a_query_opens_no_file_not_even_of_a_folder_of_duckdb(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    folder = recipe.parent / ".tmp"  # where DuckDB spills by default, and lets SQL read and write
+    folder.mkdir()
+    (folder / "a.csv").write_text("secret\n1\n")
+    monkeypatch.chdir(recipe.parent)
+    assert main(["query", str(recipe), sql]) == 2
+    assert "disabled by configuration" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["a.csv"]

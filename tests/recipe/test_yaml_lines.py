@@ -53,6 +53,37 @@ def test_a_key_that_overrides_a_merged_one_may_not_come_twice() -> None:
         parse_yaml("a: &a {path: x}\nb: {<<: *a, path: y, path: z}\n")
 
 
+def doubled(levels: int, opened: str, closed: str, alias: str) -> str:
+    """Anchors of which each has the one before ten times."""
+    lines = [f"a0: &a0 {opened}x: y{closed}" if opened == "{" else "a0: &a0 [x]"]
+    for number in range(1, levels):
+        lines.append(f"a{number}: &a{number} {alias.format(', '.join([f'*a{number - 1}'] * 10))}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("alias", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merges"])
+def test_aliases_that_repeat_without_bound_are_refused_at_their_line(alias: str) -> None:
+    opened, closed = ("[", "]") if alias == "[{}]" else ("{", "}")
+    assert parse_yaml(doubled(3, opened, closed, alias))[0]["a1"] in ([["x"]] * 10, {"x": "y"})
+    with pytest.raises(RecipeError, match=r"aliases repeat more than 16,000,000 .*fewer aliases") as found:
+        parse_yaml(doubled(30, opened, closed, alias))
+    assert 0 < found.value.line <= 30
+
+
+def test_a_long_text_that_is_repeated_counts_by_its_length() -> None:
+    text = f"a: &a {'x' * 1_000_000}\nb: [{', '.join(['*a'] * 17)}]\n"
+    with pytest.raises(RecipeError, match="aliases repeat"):
+        parse_yaml(text)
+
+
+def test_merges_keep_the_order_and_the_winners_of_yaml() -> None:
+    text = "a: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {<<: [*a, *b], z: 3}\nd: {<<: *a, <<: *b}\n"
+    assert parse_yaml(text)[0] == yaml.safe_load(text)
+    for wrong in ("a: {<<: [1]}", "a: {<<: 1}", "a: &a {<<: *a}", "a: {<<: {x: 1, x: 2}}"):
+        with pytest.raises(RecipeError):
+            parse_yaml(wrong)
+
+
 @pytest.mark.parametrize(
     "text", ["!!python/object/apply:os.system [ls]", "!!python/name:os.system", "!!set {a}", "!x {}"]
 )

@@ -239,3 +239,17 @@ def test_a_catalog_of_other_settings_is_refused(recipe: Path, capsys: pytest.Cap
     recipe.write_text(recipe.read_text().replace("text: text, tokenizer: bytes", "tokens: id"))
     assert main(["plan", str(recipe), "--steps", "1"]) == 3
     assert "source 'code'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("view", ["--tree", "--loaders"])
+@pytest.mark.parametrize(
+    "words", [("--state", "s"), ("--accept-edit", "w"), ("--decisions", "d"), ("--out", "o"), ("--report", "r")]
+)
+def test_options_of_steps_are_refused_where_no_step_is_planned(tmp_path, capsys, view, words):
+    assert main(["plan", str(make_project(tmp_path)), view, *words]) == 2
+    assert f"{view} plans no steps, so {words[0]} would do nothing" in capsys.readouterr().err
+
+
+def test_one_view_is_shown_at_a_time(tmp_path, capsys):
+    assert main(["plan", str(make_project(tmp_path)), "--tree", "--loaders"]) == 2
+    assert "give one of them" in capsys.readouterr().err

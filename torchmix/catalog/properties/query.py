@@ -60,6 +60,12 @@ def run_query(text: str, part: Part, catalog: Catalog, properties: Mapping[str, 
             found = database.execute(text)
             columns = tuple(column[0] for column in found.description or ())
             return QueryResult(columns=columns, rows=tuple(map(tuple, found.fetchall())))
+        except duckdb.OutOfMemoryException as error:
+            cause = " ".join(str(error).partition(".")[0].split())
+            raise OptionError(
+                f"query: it does not fit into memory, and nothing is written to a disk: {cause}; "
+                "name fewer columns or rows, or leave ORDER BY out"
+            ) from None
         except duckdb.Error as error:
             message = " ".join(str(error).partition("\nLINE ")[0].split())
             if missing := _MISSING.search(message):  # DuckDB's guess may be a table of its own

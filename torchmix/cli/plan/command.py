@@ -51,6 +51,9 @@ from torchmix.steps.state import LoaderState
 
 HELP = "show what the steps of a run will hold"
 
+OF_STEPS = ("state", "accept_edit", "decisions", "out", "report", "simulate")
+"""Options of planned steps, of which --tree and --loaders have none."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this verb beside RECIPE and --json."""
@@ -77,9 +80,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Plan, and print or write the steps.
 
     Raises:
+        OptionError: An option would do nothing.
         TorchmixError: Whatever keeps a step from being planned; nothing is written then.
     """
     one_pass = arguments.one_pass
+    _check_options(arguments)
     if arguments.tree:
         return _show_tree(arguments)
     if arguments.loaders:
@@ -191,6 +196,17 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if differs is not None:
         print(f"\nfinding: {differs[0]}: {differs[1]}")
     return ExitCode.OK if differs is None else ExitCode.FINDINGS
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that would silently do nothing."""
+    views = [name for name in ("tree", "loaders") if getattr(arguments, name)]
+    if len(views) == 2:
+        raise OptionError("--tree and --loaders show different things; give one of them")
+    given = [name for name in OF_STEPS if getattr(arguments, name) not in (None, False)]
+    if views and given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise OptionError(f"--{views[0]} plans no steps, so {option} would do nothing; leave one of them out")
 
 
 def _show_tree(arguments: argparse.Namespace) -> ExitCode:

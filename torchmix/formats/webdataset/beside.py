@@ -20,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
-from torchmix.errors import CorruptPage, SourceUnreadable
+from torchmix.errors import CorruptPage, RecipeError, SourceUnreadable
 from torchmix.formats.webdataset.members import (
     BLOCK_BYTES,
     Member,
@@ -178,11 +178,11 @@ def _shards_of(folder: Path) -> list[str]:
 
 
 def _parse_yaml(text: str) -> object:
-    import yaml  # which a process that only reads pages does not need
+    from torchmix.recipe.yaml_lines import parse_yaml  # YAML, which a process that only reads pages does not need
 
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return parse_yaml(text)[0]
+    except RecipeError as error:
         raise ValueError(" ".join(str(error).split())) from None
 
 

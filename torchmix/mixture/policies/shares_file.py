@@ -37,13 +37,13 @@ class SharesFile:
         Raises:
             RecipeError: The file is no mapping of every child to a share.
         """
-        import yaml  # slow to load, and not needed without such a policy
+        from torchmix.recipe.yaml_lines import parse_yaml  # YAML is slow to load, and not needed without such a policy
 
         try:
-            content = yaml.safe_load(self._path.read_text(encoding="utf-8"))
+            content, _ = parse_yaml(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, RecipeError) as error:
             raise RecipeError(f"{self._path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
         shares = self._checked(content)
         if shares == self._last:
