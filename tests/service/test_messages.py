@@ -54,7 +54,7 @@ def test_what_is_said_is_what_is_heard(message: Any) -> None:
 
 def test_arrays_lie_at_multiples_of_64_bytes_with_zeros_between() -> None:
     arrays = {"a": np.full(3, 255, np.uint8), "b": np.zeros(0, np.int64), "c": np.full(9, -1, np.int32)}
-    _, body = encode(PieceReply(number=1, forms=forms_of(arrays)), arrays)
+    _, body = encode(PieceReply(number=1, request=0, forms=forms_of(arrays)), arrays)
     assert bytes(body) == b"\xff" * 3 + bytes(61) + b"\xff" * 36
 
 
@@ -107,7 +107,7 @@ def test_what_is_no_message_is_refused(frames: list[bytes], says: str) -> None:
 )
 def test_forms_that_do_not_fit_the_body_are_refused(forms: list[Any], body: bytes, says: str) -> None:
     with pytest.raises(WireError, match=says):
-        decode_of_loader(framed(msgspec.msgpack.encode(["pieces", 7, forms]), body))
+        decode_of_loader(framed(msgspec.msgpack.encode(["pieces", 7, 0, forms]), body))
 
 
 def checksum_by_hand(header: bytes, body: bytes) -> int:
@@ -206,10 +206,12 @@ def request(**changes: Any) -> dict[str, Any]:
         {"tokens": np.array([5, -1])},
         {"tokens": np.array([1 << 40, 1])},
         {"tokens": np.array([(1 << 63) - 1, (1 << 63) - 1])},
+        {"epoch": np.array([0, -1])},
+        {"epoch": np.array([1 << 40, 0])},
         {name: np.zeros(0, np.int32 if name == "source" else np.int64) for name in request()},
         {name: np.zeros(70_000, np.int32 if name == "source" else np.int64) for name in request()},
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_a_request_for_more_than_fits_is_refused(changes: dict[str, Any]) -> None:
     assert pieces_of(request()).tokens.tolist() == [5, 6]
@@ -239,7 +241,7 @@ def test_a_reply_with_other_rows_is_refused(arrays: dict[str, Any]) -> None:
 
 def test_arrays_in_memory_that_is_not_aligned_are_copied() -> None:
     arrays = {"ids": np.arange(5, dtype=np.int64)}
-    header, body = encode(PieceReply(number=1, forms=forms_of(arrays)), arrays)
+    header, body = encode(PieceReply(number=1, request=0, forms=forms_of(arrays)), arrays)
     shifted = bytearray(b"x") + bytes(body)
     _, found = decode_of_loader([header, memoryview(shifted)[1:]])
     assert found["ids"].flags.aligned and found["ids"].tolist() == [0, 1, 2, 3, 4]
@@ -254,5 +256,5 @@ def test_an_error_travels_as_everywhere_in_the_house() -> None:
 
 def test_no_form_of_a_request_names_a_path_or_a_function() -> None:
     """Only whole numbers travel to a loader, beside the words of a hello."""
-    assert set(PieceRequest.__annotations__) == {"number", "settled_bytes", "patience_ms", "forms"}
+    assert set(PieceRequest.__annotations__) == {"number", "patience_ms", "forms"}
     assert set(ArrayForm.__struct_fields__) == {"name", "code", "shape"}

@@ -27,17 +27,20 @@ from torchmix.service.keys import client_keys, server_keys, write_keys
 from torchmix.service.main import clients_within
 from torchmix.service.messages import (
     MOST_BODY_BYTES,
+    MOST_PAGES,
     BusyReply,
     FailureReply,
     LoaderPing,
     LoaderPong,
     LoaderRefusal,
     LoaderWelcome,
+    PagesAhead,
     PieceReply,
     PieceRequest,
     encode,
     forms_of,
 )
+from torchmix.service.reading import Asker
 from torchmix.service.server import LoaderServer, new_pair
 
 
@@ -76,10 +79,10 @@ class Caller:
 
     def ask(self, message: Any, arrays: Any = None) -> Any:
         """Say something and take the answer."""
-        assert self.links.send(self.endpoint, message, arrays)
+        assert self.links.send(self.endpoint, message, arrays) is not None
         return self.next(lambda said: said.message is not None).message
 
-    def request(self, tokens: int, *, number: int = 1, settled_bytes: int = 0) -> Any:
+    def request(self, tokens: int, *, number: int = 1) -> Any:
         """Ask for a piece of the longest document of source 2."""
         arrays = {
             "source": np.array([2], np.int32),
@@ -88,7 +91,7 @@ class Caller:
             "start": np.array([0]),
             "tokens": np.array([tokens]),
         }
-        message = PieceRequest(number=number, settled_bytes=settled_bytes, patience_ms=600_000, forms=forms_of(arrays))
+        message = PieceRequest(number=number, patience_ms=600_000, forms=forms_of(arrays))
         return self.ask(message, arrays)
 
 
@@ -109,16 +112,15 @@ def test_a_client_says_hello_first_and_again_when_it_is_forgotten(caller, catalo
     assert isinstance(caller.request(1), PieceReply)
 
 
-def test_more_than_the_window_of_one_client_is_answered_busy_until_it_has_settled(caller, catalog):
+def test_more_than_twice_the_window_of_one_client_is_answered_busy(caller, catalog):
     assert caller.ask(hello_of(catalog)).window_bytes == 4096
-    # Planned bytes are counted before the request is looked into.
-    assert isinstance(caller.request(900), PieceReply | FailureReply)
-    busy = caller.request(900, number=2)
+    busy = caller.request(2048, number=2)
     assert isinstance(busy, BusyReply) and busy.number == 2
-    assert isinstance(caller.request(900, number=3, settled_bytes=4 * 900 + 40), PieceReply | FailureReply)
-    pong = caller.ask(LoaderPing(number=8, settled_bytes=1 << 40))
+    for number in (3, 4, 5):  # what has left counts no more
+        assert isinstance(caller.request(1900, number=number), PieceReply | FailureReply)
+    pong = caller.ask(LoaderPing(number=8))
     assert isinstance(pong, LoaderPong)
-    assert (pong.number, pong.owed, pong.figures["requests_busy"], pong.figures["requests_accepted"]) == (8, 0, 1, 2)
+    assert (pong.number, pong.owed, pong.figures["requests_busy"], pong.figures["requests_accepted"]) == (8, 0, 1, 3)
 
 
 def test_a_row_that_does_not_exist_is_an_error_of_the_plan(caller, catalog):
@@ -126,6 +128,64 @@ def test_a_row_that_does_not_exist_is_an_error_of_the_plan(caller, catalog):
     reply = caller.request(1000)
     assert isinstance(reply, FailureReply)
     assert isinstance(reply.error.error(), PlanError)
+
+
+HUGE = (1 << 63) - 1
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        (0, 0, -HUGE - 1, 0),
+        (0, 0, HUGE, 1),
+        (0, 0, -1, 1),
+        (0, 0, 1 << 62, 0),
+        (0, HUGE, 0, 1),
+        (0, -1, 0, 1),
+        (0, -HUGE - 1, 0, 0),
+        (3, 0, 0, 1),
+        (-1, 0, 0, 1),
+        ((1 << 31) - 1, 0, 0, 1),
+    ],
+    ids=str,
+)
+def test_a_request_for_what_is_not_there_fails_alone(world, catalog, folder, piece):
+    source, row, start, tokens = piece
+    arrays = {
+        "source": np.array([0, source], np.int32),
+        "row": np.array([0, row]),
+        "epoch": np.array([0, 0]),
+        "start": np.array([0, start]),
+        "tokens": np.array([0, tokens]),
+    }
+    with several(world, catalog, folder / "s", 1) as [server], fleet_reader(catalog, [server.endpoint]) as reader:
+        foe = Caller(server.endpoint)
+        foe.ask(hello_of(catalog))
+        reply = foe.ask(PieceRequest(number=1, patience_ms=600_000, forms=forms_of(arrays)), arrays)
+        assert isinstance(reply, FailureReply) and isinstance(reply.error.error(), PlanError)
+        asked = random_pieces(world, np.random.default_rng(1), 50)
+        np.testing.assert_array_equal(read_with_successors(reader, asked), expected(world, asked))
+        foe.links.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "pages"), [(0, [-1]), (0, [1 << 40]), (99, []), (1 << 62, [0]), (0, range(MOST_PAGES + 1))], ids=range(5)
+)
+def test_pages_that_are_not_there_are_no_message(caller, catalog, source, pages):
+    caller.ask(hello_of(catalog))
+    arrays = {"page": np.array(pages, np.int64)}
+    message = PagesAhead(source=source, is_over=False, forms=forms_of(arrays))
+    assert caller.links.send(caller.endpoint, message, arrays) is not None
+    pong = caller.ask(LoaderPing(number=1))
+    assert pong.figures["requests_bad_messages"] == 1
+
+
+def test_who_says_hello_again_owes_no_less(world, catalog, folder):
+    with several(world, catalog, folder / "s", 1, window_bytes=4096) as [server]:
+        asker = Asker(b"me", catalog.fingerprint, time.monotonic(), owed_bytes=8000)
+        server._clients[b"me"] = asker
+        server._greet(b"me", hello_of(catalog))
+        assert server._clients[b"me"] is asker and asker.owed_bytes == 8000
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,12 @@ _GIVEN: dict[str, Any] = {"ids": np.array([5, 0, 65535], np.uint16), "ids.length
 _PAGES: dict[str, Any] = {"page": np.array([4, 8, 15])}
 EXAMPLES: tuple[Any, ...] = (
     LoaderHello(client="gpu-0:71", catalog="0123456789abcdef", transforms=bytes(range(8)), masked=("web",)),
-    PieceRequest(number=3, settled_bytes=1 << 20, patience_ms=120_000, forms=forms_of(_ASKED)),
-    PagesAhead(settled_bytes=0, source=1, is_over=True, forms=forms_of(_PAGES)),
-    LoaderPing(number=2, settled_bytes=12),
+    PieceRequest(number=3, patience_ms=120_000, forms=forms_of(_ASKED)),
+    PagesAhead(source=1, is_over=True, forms=forms_of(_PAGES)),
+    LoaderPing(number=2),
     LoaderWelcome(loader="cpu-0:12", window_bytes=1 << 24),
     LoaderRefusal(reason="the client has catalog x, this loader serves y (train)"),
-    PieceReply(number=3, forms=forms_of(_GIVEN)),
+    PieceReply(number=3, request=0xC0FFEE, forms=forms_of(_GIVEN)),
     FailureReply(number=3, error=ErrorForm.of(CorruptPage("source 'web': the page at bytes [4, 90)"))),
     BusyReply(number=3),
     LoaderPong(

@@ -62,13 +62,6 @@ EDGES = (-(1 << 63), -(1 << 31), -1, 0, 1, (1 << 31) - 1, 1 << 40, 1 << 62, (1 <
 NEAR_ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 
-def made(kind: Any, **fields: Any) -> Any:
-    """A message."""
-    if "settled_bytes" in kind.__struct_fields__:
-        fields.setdefault("settled_bytes", 0)
-    return kind(**fields)
-
-
 class Siege:
     """A loader process, an honest client in a thread, and ways to come to the loader as a foe."""
 
@@ -261,14 +254,14 @@ def lie(siege: Siege, number: int) -> tuple[str, Any, dict[str, Any], bool]:
             source = chance.choice((0, 1, 1 << 31, 1 << 62))
             return (
                 kind,
-                made(PagesAhead, source=source, is_over=chance.random() < 0.5, forms=forms_of(pages)),
+                PagesAhead(source=source, is_over=chance.random() < 0.5, forms=forms_of(pages)),
                 pages,
                 False,
             )
         case _:
             message = chance.choice(EXAMPLES)
             return kind, message, example_arrays(message), False
-    return kind, made(PieceRequest, forms=forms_of(arrays), **fields), arrays, is_true
+    return kind, PieceRequest(forms=forms_of(arrays), **fields), arrays, is_true
 
 
 def tell_lies(siege: Siege, begin: int, stop: int, counts: Counter[str]) -> None:
@@ -282,11 +275,11 @@ def tell_lies(siege: Siege, begin: int, stop: int, counts: Counter[str]) -> None
                 asked[message.number] = arrays
             link.send_multipart(encode(message, arrays))
             link.send_multipart(encode(siege.hello()))
-        link.send_multipart(encode(made(LoaderPing, number=1 << 61)))
+        link.send_multipart(encode(LoaderPing(number=1 << 61)))
         limit_s, found = time.monotonic() + ANSWER_S, None
         while time.monotonic() < limit_s:
             if not link.poll(1000):
-                link.send_multipart(encode(made(LoaderPing, number=1 << 61)))
+                link.send_multipart(encode(LoaderPing(number=1 << 61)))
                 continue
             try:
                 found, given = decode_of_loader(link.recv_multipart())
@@ -320,7 +313,7 @@ def pings_unread(siege: Siege, _: int) -> None:
         siege.wait_for_answers(1)
         with siege.foe(RCVHWM=1, RCVBUF=4096) as link:
             for number in range(3000):
-                link.send_multipart(encode(made(LoaderPing, number=number)))
+                link.send_multipart(encode(LoaderPing(number=number)))
             time.sleep(pause_s)
 
 
@@ -368,7 +361,7 @@ def small_frames(siege: Siege, mib: int) -> None:
 def pages_ahead(siege: Siege, mib: int) -> None:
     """Pages of one source, over and over."""
     pages = {"page": np.zeros(1 << 17, np.int64)}
-    message = made(PagesAhead, source=0, is_over=False, forms=forms_of(pages))
+    message = PagesAhead(source=0, is_over=False, forms=forms_of(pages))
     with siege.foe() as link, suppress(zmq.Again):
         for _ in range(mib):
             link.send_multipart(encode(message, pages), copy=False)
@@ -376,7 +369,7 @@ def pages_ahead(siege: Siege, mib: int) -> None:
 
 
 def replies_unread(siege: Siege, mib: int) -> None:
-    """Requests of which no reply is read, and which say that all are settled."""
+    """Requests of which no reply is read."""
     sizes = [(int(source.sizes.tokens.max()), s) for s, source in enumerate(siege.catalog.sources.values())]
     tokens, s = max(sizes)
     row = int(list(siege.catalog.sources.values())[s].sizes.tokens.argmax())
@@ -391,8 +384,6 @@ def replies_unread(siege: Siege, mib: int) -> None:
     with siege.foe(RCVHWM=1, RCVBUF=4096) as link, suppress(zmq.Again):
         for number in range(mib):
             fields = {"number": number, "patience_ms": 600_000}
-            if "settled_bytes" in PieceRequest.__struct_fields__:
-                fields["settled_bytes"] = 1 << 60
             link.send_multipart(encode(PieceRequest(forms=forms_of(arrays), **fields), arrays))
         time.sleep(5.0)
 

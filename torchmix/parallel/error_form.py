@@ -9,6 +9,7 @@ is no error.
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -55,10 +56,12 @@ class ErrorForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def error(self) -> Exception:
         """The error to raise: of the same class if it is torchmix's own, else a RuntimeError that names it."""
-        if not self.is_of_torchmix:
-            return RuntimeError(f"{self.kind}: {self.text}")
-        error: Exception = getattr(errors, self.kind)(*self.arguments)
-        return error
+        if self.is_of_torchmix:
+            with suppress(TypeError, ValueError):  # whoever sent it calls the class otherwise
+                error: Exception = getattr(errors, self.kind)(*self.arguments)
+                str(error)
+                return error
+        return RuntimeError(f"{self.kind}: {self.text}")
 
 
 def _plain(value: object, most: int = MOST_TEXT) -> str:

@@ -24,6 +24,7 @@ from torchmix.service.messages import (
     Arrays,
     FromClient,
     FromLoader,
+    checksum_in,
     decode_of_loader,
     encode,
 )
@@ -100,17 +101,18 @@ class LoaderLinks:
         monitor.close(0)
         link.close(0)
 
-    def send(self, endpoint: str, message: FromClient, arrays: Mapping[str, NDArray[Any]] | None = None) -> bool:
+    def send(self, endpoint: str, message: FromClient, arrays: Mapping[str, NDArray[Any]] | None = None) -> int | None:
         """Send a message, with its arrays.
 
         Returns:
-            Whether the connection took it. It may end before the loader has it.
+            The checksum of its frames; None where the connection did not take it. It may end before the loader has it.
         """
+        frames = encode(message, arrays)
         try:
-            self._socket_of[endpoint].send_multipart(encode(message, arrays), zmq.NOBLOCK)
+            self._socket_of[endpoint].send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
-            return False
-        return True
+            return None
+        return checksum_in(frames[0])
 
     def wait(self, timeout_s: float) -> list[Said]:
         """What has come by now, or comes within `timeout_s`: what a connection brought, before news of its end."""

@@ -1,9 +1,11 @@
 """Requests for all loaders together: who is asked, how much at a time, and who is asked next when one does not answer.
 
 In: requests, each with the page run that it begins with. Out: their replies, in any order, each once. Must hold: a
-reply is used once, whoever sends it and however often; a loader is never asked for more than its window; a request goes
-to the next owner when its loader has gone, says nothing, or is slow, and what is asked twice only because a loader is
-slow stays within 5 % of all requests. Cost: some 50 microseconds a request.
+reply is used once, whoever sends it and however often, and only for the request that it carries the checksum of; a
+loader is never asked for more than its window; a request goes to the next owner when its loader has gone, says nothing,
+fails, or is slow, and what is asked twice only because a loader is slow stays within 5 % of all requests. What two
+loaders say of the data is raised; whatever else all of them fail with is `LoaderLost`, which names them. Cost: some 50
+microseconds a request.
 
 A loader counts as *silent* when it does not answer pings; it answers them while it reads. It is *slow* when a reply
 takes ten times as long as its replies do, and 2 s at least. Time in which this process itself did not run counts for
@@ -14,16 +16,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.errors import CatalogError
+from torchmix.errors import CatalogError, LoaderLost, WireError
 from torchmix.service.members import PING_S, FleetMember, FleetMembers
 from torchmix.service.messages import (
+    MOST_PAGES,
     Arrays,
     BusyReply,
     FailureReply,
@@ -50,6 +53,10 @@ BUSY_S = 0.05
 NEWS_S = 5.0
 """Between two pings of a loader that owes nothing."""
 MOST_BUSY_S = 1.0
+MOST_BUSY = 4
+"""After so many times another loader is asked."""
+MOST_ASKED = 64
+"""Times that a request is asked, before no loader counts as one that answers it."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -74,28 +81,31 @@ class LoaderFleet:
         self._number = 0
         self._counts = dict.fromkeys(("requests", "reasked", "hedged", "duplicates", "busy", "damaged", "failed"), 0)
 
-    def fetch(self, asked: Sequence[Asked]) -> Iterator[tuple[int, Arrays]]:
-        """Replies to requests, as they come: the place of the request, and its arrays.
+    def fetch(self, asked: Sequence[Asked], take: Callable[[int, Arrays], None]) -> None:
+        """Ask for all of `asked`.
+
+        Args:
+            asked: Requests.
+            take: Called with the place of a request and the arrays of its reply, as they come; once for each that it
+                does not refuse by WireError.
 
         Raises:
-            CatalogError, PlanError: A request cannot be answered, by two loaders if there are two.
-            LoaderLost: No loader answers.
+            CatalogError: The data of a request cannot be read, by two loaders if there are two.
+            LoaderLost: No loader answers, or all that do fail otherwise at a request.
         """
         self.members.begin()
-        call = _Call(asked)
+        call = _Call(asked, take)
         try:
             while call.num_left:
                 self._send_waiting(call)
                 if not self.members.names:
                     self.members.check_some_answer()
                 for said in self.members.turn(BUSY_S if call.is_put_off else PING_S):
-                    reply = self._settle(call, said)
-                    if reply is not None:
-                        yield reply
+                    self._settle(call, said)
                 self._watch(call)
         finally:
             for number in list(call.flights):
-                self._land(call, number, is_settled=True)
+                self._land(call, number)
 
     def look(self) -> int:
         """How many loaders answer; takes note of what has come since the last call, and waits for nothing."""
@@ -109,9 +119,10 @@ class LoaderFleet:
         one = self.members.all.get(owner)
         if one is None or one.state != "ready":
             return
-        arrays = {"page": pages}
-        message = PagesAhead(settled_bytes=one.settled_bytes, source=source, is_over=is_over, forms=forms_of(arrays))
-        self.members.links.send(owner, message, arrays)
+        for start in range(0, len(pages), MOST_PAGES):
+            arrays = {"page": pages[start : start + MOST_PAGES]}
+            message = PagesAhead(source=source, is_over=is_over, forms=forms_of(arrays))
+            self.members.links.send(owner, message, arrays)
 
     def stats(self) -> dict[str, int | float]:
         """Counts since the start."""
@@ -142,100 +153,118 @@ class LoaderFleet:
         asked, members = call.asked[k], self.members
         ranked = ranking(asked.run, members.keys, members.routes.of_source(asked.source))
         order = [members.all[members.names[m]] for m in ranked]
-        return next((one for one in order if one.endpoint not in call.avoided[k]), order[0])
+        able = [one for one in order if one.endpoint not in call.failures[k]] or order
+        return next((one for one in able if one.endpoint not in call.avoided[k]), able[0])
 
     def _send(self, call: _Call, k: int, one: FleetMember) -> bool:
         asked = call.asked[k]
         self._number += 1
         message = PieceRequest(
             number=self._number,
-            settled_bytes=one.settled_bytes,
             patience_ms=int(self.members.patience.reply_s * 1000),
             forms=forms_of(asked.arrays),
         )
-        if not self.members.links.send(one.endpoint, message, asked.arrays):
+        checksum = self.members.links.send(one.endpoint, message, asked.arrays)
+        if checksum is None:
             return False
+        call.num_asked[k] += 1
+        if call.num_asked[k] > MOST_ASKED:
+            raise LoaderLost(f"a request was asked {MOST_ASKED} times without a reply, of {one.endpoint} last")
         now = self.members.clock()
         if not one.in_flight:
             one.heard_s = max(one.heard_s, now)
         one.in_flight[self._number] = now
         one.in_flight_bytes += asked.num_bytes
-        call.flights[self._number] = (k, one)
+        call.flights[self._number] = _Flight(k, one, checksum)
         self._counts["requests"] += 1
         return True
 
-    def _settle(self, call: _Call, said: Said) -> tuple[int, Arrays] | None:
-        """A reply that was waited for; None for all else."""
+    def _settle(self, call: _Call, said: Said) -> None:
+        """Take note of a reply that was waited for, or that none will come."""
         one = self.members.all[said.endpoint]
         if said.news == "gone":
             self._ask_others(call, list(one.in_flight))
-            return None
+            return
         if said.news == "damaged":  # if it was a reply, the next pong shows that it is missing
             self._counts["damaged"] += 1
             logger.warning("loader %s: %s", one.endpoint, said.reason)
-            return None
+            return
         if isinstance(said.message, LoaderPong):
             if said.message.owed == 0:
                 is_last = said.message.number == one.num_pings - 1
                 lost = [number for number, sent_s in one.in_flight.items() if is_last and sent_s < one.pinged_s]
-                self._ask_others(call, lost, again=True)
-            return None
+                self._ask_others(call, lost)
+            return
         if isinstance(said.message, LoaderRefusal):  # it has forgotten this client
-            self._ask_others(call, list(one.in_flight), again=True)
-            return None
+            self._ask_others(call, list(one.in_flight))
+            return
         message = said.message
         assert isinstance(message, PieceReply | FailureReply | BusyReply)
         flight = call.flights.get(message.number)
-        if flight is None or flight[1] is not one or call.is_done[flight[0]]:
+        if flight is None or flight.one is not one or call.is_done[flight.k]:
             self._counts["duplicates"] += 1
-            return None
-        k = flight[0]
-        sent_s = self._land(call, message.number, is_settled=not isinstance(message, BusyReply))
+            return
+        k = flight.k
+        sent_s = self._land(call, message.number)
         if isinstance(message, BusyReply):
             self._counts["busy"] += 1
             call.num_busy[k] += 1
             wait_s = min(MOST_BUSY_S, BUSY_S * 2 ** min(call.num_busy[k], 8))
             call.not_before_s[k] = self.members.clock() + wait_s
+            if call.num_busy[k] >= MOST_BUSY:
+                call.avoided[k].add(one.endpoint)
+            call.num_asked[k] -= 1  # it is asked in vain as long as loaders are busy
             call.waiting.append(k)
-            return None
+            return
         if isinstance(message, FailureReply):
-            self._counts["failed"] += 1
-            error = message.error.error()
-            is_first = not call.failed[k]
-            call.failed[k] = True
-            call.avoided[k].add(one.endpoint)
-            if not (isinstance(error, CatalogError) and is_first and len(self.members.names) > 1):
-                raise error
-            logger.warning("loader %s: %s; another one is asked", one.endpoint, error)
-            self._counts["reasked"] += 1
-            call.waiting.append(k)
-            return None
+            self._fail(call, k, one, message.error.error())
+            return
+        try:
+            if message.request != flight.checksum:
+                raise WireError("what came is the reply to another request")
+            call.take(k, said.arrays)
+        except WireError as error:
+            self._fail(call, k, one, error)
+            return
         one.reply_s += 0.1 * (self.members.clock() - sent_s - one.reply_s)
-        for number in [number for number, (other, _) in call.flights.items() if other == k]:
-            self._land(call, number, is_settled=True)
+        for number in [number for number, other in call.flights.items() if other.k == k]:
+            self._land(call, number)
         call.is_done[k] = True
         call.num_left -= 1
-        return k, said.arrays
 
-    def _land(self, call: _Call, number: int, *, is_settled: bool) -> float:
+    def _fail(self, call: _Call, k: int, one: FleetMember, error: Exception) -> None:
+        """A loader has failed at a request: ask the next one, or raise."""
+        self._counts["failed"] += 1
+        logger.warning("loader %s cannot answer a request: %s", one.endpoint, error)
+        failures = call.failures[k]
+        is_told_twice = any(isinstance(other, CatalogError) for other in failures.values())
+        failures[one.endpoint] = error
+        is_last = failures.keys() >= set(self.members.names)
+        if isinstance(error, CatalogError) and (is_told_twice or is_last):
+            raise error
+        if is_last:
+            words = "; ".join(f"{endpoint}: {type(one).__name__}: {one}" for endpoint, one in failures.items())
+            raise LoaderLost(f"no loader can answer a request: {words}") from error
+        self._ask_again(call, k)
+
+    def _ask_again(self, call: _Call, k: int) -> None:
+        if not any(other.k == k for other in call.flights.values()):
+            self._counts["reasked"] += 1
+            call.waiting.append(k)
+
+    def _land(self, call: _Call, number: int) -> float:
         """Wait for a request no more; when it was sent."""
-        k, one = call.flights.pop(number)
-        num_bytes = call.asked[k].num_bytes
-        one.in_flight_bytes -= num_bytes
-        if is_settled:
-            one.settled_bytes += num_bytes
+        k, one, _ = call.flights.pop(number)
+        one.in_flight_bytes -= call.asked[k].num_bytes
         return one.in_flight.pop(number)
 
-    def _ask_others(self, call: _Call, numbers: Sequence[int], *, again: bool = False) -> None:
-        """Ask the next owners for requests that no reply comes to; with `again` the same loaders may be asked."""
+    def _ask_others(self, call: _Call, numbers: Sequence[int]) -> None:
+        """Ask the next owners for requests that no reply comes to."""
         for number in numbers:
-            k, one = call.flights[number]
-            self._land(call, number, is_settled=True)
-            if not again:
-                call.avoided[k].add(one.endpoint)
-            if not any(other == k for other, _ in call.flights.values()):
-                self._counts["reasked"] += 1
-                call.waiting.append(k)
+            k, one, _ = call.flights[number]
+            self._land(call, number)
+            call.avoided[k].add(one.endpoint)
+            self._ask_again(call, k)
 
     def _watch(self, call: _Call) -> None:
         """Ping loaders that owe something, and ask others where one is silent or slow."""
@@ -246,7 +275,7 @@ class LoaderFleet:
             is_due = now - max(one.heard_s, one.pinged_s) > PING_S if is_owing else now - one.pinged_s > NEWS_S
             if is_due and one.state in ("ready", "silent"):
                 one.pinged_s = now
-                self.members.links.send(one.endpoint, LoaderPing(number=one.num_pings, settled_bytes=one.settled_bytes))
+                self.members.links.send(one.endpoint, LoaderPing(number=one.num_pings))
                 one.num_pings += 1
             if not one.in_flight:
                 continue
@@ -256,33 +285,46 @@ class LoaderFleet:
                 continue
             slow_s = max(SLOW_S, SLOW_TIMES * one.reply_s)
             for number, sent_s in list(one.in_flight.items()):
-                if now - sent_s > slow_s and len(self.members.names) > 1:
-                    self._hedge(call, call.flights[number][0], one)
+                if now - sent_s > self.members.patience.reply_s:  # a loader that keeps its word has dropped it
+                    self._ask_others(call, [number])
+                elif now - sent_s > slow_s and len(self.members.names) > 1:
+                    self._hedge(call, call.flights[number].k, one)
 
     def _hedge(self, call: _Call, k: int, one: FleetMember) -> None:
         """Ask one more loader for what a slow one owes, within bounds."""
         is_too_much = self._counts["hedged"] + 1 > 1 + EXTRA_REQUESTS * self._counts["requests"]
-        if is_too_much or sum(other == k for other, _ in call.flights.values()) > 1:
+        if is_too_much or sum(other.k == k for other in call.flights.values()) > 1:
             return
         call.avoided[k].add(one.endpoint)
         if self._send(call, k, self._next_owner(call, k)):
             self._counts["hedged"] += 1
 
 
+class _Flight(NamedTuple):
+    """A request that is under way."""
+
+    k: int
+    one: FleetMember
+    checksum: int
+    """What the frames carry."""
+
+
 class _Call:
     """The requests of one `fetch`."""
 
-    def __init__(self, asked: Sequence[Asked]) -> None:
-        self.asked = asked
+    def __init__(self, asked: Sequence[Asked], take: Callable[[int, Arrays], None]) -> None:
+        self.asked, self.take = asked, take
         self.num_left = len(asked)
         self.waiting = deque(range(len(asked)))
         self.is_put_off = False
         """Whether a request waits because a loader was busy."""
         self.is_done = [False] * len(asked)
-        self.failed = [False] * len(asked)
+        self.failures: list[dict[str, Exception]] = [{} for _ in asked]
+        """What loaders have failed with."""
+        self.num_asked = [0] * len(asked)
         self.avoided: list[set[str]] = [set() for _ in asked]
         """Loaders that others are asked instead of."""
         self.num_busy = [0] * len(asked)
         self.not_before_s = [0.0] * len(asked)
-        self.flights: dict[int, tuple[int, FleetMember]] = {}
-        """By number: the place of the request, and who was asked."""
+        self.flights: dict[int, _Flight] = {}
+        """By number."""

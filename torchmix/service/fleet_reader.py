@@ -28,7 +28,7 @@ from torchmix.reader.pieces.piece_copy import OtherRows, PieceCopy, Scratch, Tok
 from torchmix.reader.pieces.unlabelled import tables_without_labels, unlabelled_places
 from torchmix.reader.protocol import StepImages
 from torchmix.service.fleet import Asked, LoaderFleet
-from torchmix.service.messages import TARGET_BYTES, PieceColumns, planned_bytes, rows_of
+from torchmix.service.messages import TARGET_BYTES, Arrays, PieceColumns, planned_bytes, rows_of
 from torchmix.service.routing import owners, run_keys, run_pages, source_keys
 from torchmix.service.row_lists import others_of
 
@@ -154,11 +154,15 @@ class FleetReader:
             for some in requests
         ]
         others: list[OtherRows] = []
-        for k, arrays in self._fleet.fetch(asked):
+
+        def take(k: int, arrays: Arrays) -> None:
             values = rows_of(arrays, "ids", wanted[requests[k]])
+            found = others_of(arrays, at.order[piece[requests[k]]])  # both are looked at before any is used
             self._bytes_received += values.nbytes
             _copy(copy, values, requests[k], wanted)
-            others += others_of(arrays, at.order[piece[requests[k]]])
+            others.extend(found)
+
+        self._fleet.fetch(asked, take)
         self._bytes_served += copy.num_bytes
         behind = np.array(copy.successors, np.int64)[parts.last]
         if self._ids is not None:
@@ -179,7 +183,7 @@ class FleetReader:
         self._tell(source, page_ids, is_over=False)
 
     def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
-        """Nothing: loaders keep what is left of the documents that they were asked for in part."""
+        """Nothing: loaders keep the documents that they were asked for in part."""
 
     def forget(self, source: int, page_ids: Int64Array) -> None:
         """Let the owners of pages drop them, once no client needs them."""

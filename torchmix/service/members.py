@@ -75,8 +75,8 @@ class Links(Protocol):
         """End a connection."""
         ...
 
-    def send(self, endpoint: str, message: FromClient, arrays: Mapping[str, NDArray[Any]] | None = None) -> bool:
-        """Send a message."""
+    def send(self, endpoint: str, message: FromClient, arrays: Mapping[str, NDArray[Any]] | None = None) -> int | None:
+        """Send a message; the checksum of its frames, or None."""
         ...
 
     def wait(self, timeout_s: float) -> list[Said]:
@@ -99,7 +99,6 @@ class FleetMember(msgspec.Struct, eq=False):
     reason: str = ""
     has_answered: bool = False
     window_bytes: int = WINDOW_BYTES
-    settled_bytes: int = 0
     in_flight: dict[int, float] = msgspec.field(default_factory=dict)
     """Number of each request that it owes, and when it was sent."""
     in_flight_bytes: int = 0
@@ -250,7 +249,6 @@ class FleetMembers:
         """Whether it was news of a loader alone."""
         one = self.all[said.endpoint]
         if said.news == "connected":
-            one.settled_bytes = 0
             self.links.send(one.endpoint, self._hello)
             return True
         if said.news == "denied":
@@ -268,7 +266,6 @@ class FleetMembers:
             self.set_state(one, "ready")
         elif isinstance(said.message, LoaderRefusal):
             if said.message.is_unknown:
-                one.settled_bytes = 0
                 self.links.send(one.endpoint, self._hello)
                 return False
             self.set_state(one, "refused", said.message.reason)

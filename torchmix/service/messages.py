@@ -39,6 +39,9 @@ MOST_REQUEST_BYTES = TARGET_BYTES + (64 << 10)
 """Most bytes of a frame that a client sends: pieces, with what lies between arrays and what a connection adds."""
 WINDOW_BYTES = 16 << 20
 """Planned bytes that a client may have asked of a loader, and not got."""
+MOST_PAGES = 1 << 15
+"""Pages of a message, and pages ahead that a loader keeps in mind for a client."""
+MOST_EPOCH = 1 << 31
 MOST_NAMES = 1 << 16
 MOST_ARRAYS = 8
 """Arrays of a message."""
@@ -67,9 +70,6 @@ class PieceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     number: _Count
     """The request's number; its reply carries it."""
-    settled_bytes: _Count
-    """Planned bytes of all earlier requests of this connection that were accepted, and that the client waits for no
-    more."""
     patience_ms: _Count
     """After this time nobody waits for the reply."""
     forms: _Forms
@@ -78,7 +78,6 @@ class PieceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class PagesAhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, tag="ahead"):
     """The client's progress: pages to decode ahead of need, or that it needs no more. Array: `page` int64 [n]."""
 
-    settled_bytes: _Count
     source: _Count
     is_over: bool
     """Whether the pages are needed no more."""
@@ -89,7 +88,6 @@ class LoaderPing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Is anybody there?"""
 
     number: _Count
-    settled_bytes: _Count
 
 
 class LoaderWelcome(
@@ -117,6 +115,8 @@ class PieceReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The rows of a request as named ragged arrays; their tokens are `ids`."""
 
     number: _Count
+    request: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    """The checksum of the request's frames, so that what was asked for is what comes."""
     forms: _Forms
 
 
@@ -213,6 +213,11 @@ def checksum_of(header: bytes | memoryview, body: bytes | memoryview) -> int:
     return zlib.crc32(memoryview(body)[whole * 8 * _ROW_WORDS :], checksum)
 
 
+def checksum_in(header: bytes | memoryview) -> int:
+    """The checksum that the first frame of a message carries."""
+    return int.from_bytes(header[_HEAD - 4 : _HEAD], "little")
+
+
 def decode_of_client(frames: Sequence[bytes | memoryview]) -> tuple[FromClient, Arrays]:
     """What a client says, with its arrays as views into the second frame.
 
@@ -255,7 +260,21 @@ def pieces_of(arrays: Arrays) -> PieceColumns:
     most = MOST_BODY_BYTES // 8
     if tokens.min() < 0 or tokens.max() > most or planned_bytes(len(tokens), int(tokens.sum())) > TARGET_BYTES:
         _refuse("a request for more than 2 MiB of ids")
+    if columns.epoch.min() < 0 or columns.epoch.max() > MOST_EPOCH:
+        _refuse(f"a request for epoch {columns.epoch.min()} or {columns.epoch.max()}")
     return columns
+
+
+def pages_of(arrays: Arrays) -> NDArray[np.int64]:
+    """The pages that a message of progress names.
+
+    Raises:
+        WireError: They are no pages, or too many.
+    """
+    pages = arrays.get("page")
+    if len(arrays) != 1 or pages is None or pages.ndim != 1 or pages.dtype != np.int64 or len(pages) > MOST_PAGES:
+        _refuse("progress without pages, or with too many")
+    return pages
 
 
 def rows_of(arrays: Arrays, name: str, lengths: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
@@ -285,7 +304,7 @@ def _decode(
     version = header[len(TAG)]
     if version != LOADERS_VERSION:
         _refuse(f"version {version} of the wire, this torchmix has {LOADERS_VERSION}; run one torchmix everywhere")
-    if checksum_of(header[_HEAD:], body) != int.from_bytes(header[_HEAD - 4 : _HEAD], "little"):
+    if checksum_of(header[_HEAD:], body) != checksum_in(header):
         _refuse("its checksum does not fit: it was damaged on its way")
     try:
         message = decoder.decode(header[_HEAD:])

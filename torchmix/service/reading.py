@@ -1,8 +1,9 @@
 """A loader's reading thread: requests one after the other, and pages ahead of need where none waits.
 
 In: requests that were accepted, pages to decode or drop. Out: frames of replies, for the thread of the socket to send.
-Must hold: what a request fails with is its client's to raise; a request that nobody waits for any more is not read.
-Cost: that of the reader; a lock for each request.
+Must hold: clients take turns, so that one waits for a request of each other client at most; what a request fails with
+is its client's to raise; a request that nobody waits for any more is not read. Cost: that of the reader, and a lock for
+each request.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from torchmix.array_types import Int64Array
 from torchmix.parallel.error_form import ErrorForm
-from torchmix.service.messages import Arrays, FailureReply, PieceReply, encode, forms_of
+from torchmix.service.messages import MOST_PAGES, Arrays, FailureReply, PieceReply, encode, forms_of
 from torchmix.service.served import ServedCatalogs
 
 logger = logging.getLogger(__name__)
@@ -26,12 +28,29 @@ COUNT_S = 0.25
 _LOOK_S = 1.0
 
 
+class Asker(msgspec.Struct, eq=False):
+    """A client of a loader."""
+
+    sender: bytes
+    """Its connection."""
+    catalog: str
+    heard_s: float
+    num_owed: int = 0
+    """Requests that were accepted, and are not done with."""
+    owed_bytes: int = 0
+    """Planned bytes of requests whose replies have not left."""
+    leaving: deque[tuple[Any, int]] = msgspec.field(default_factory=deque)
+    """Replies that were sent and may not have left: how to know, and their planned bytes."""
+
+
 class Work(msgspec.Struct, kw_only=True, eq=False):
     """What is done next: a request, or pages to decode ahead or to drop."""
 
+    asker: Asker
     catalog: str
-    sender: bytes = b""
     number: int = 0
+    checksum: int = 0
+    """What the request's frames carry."""
     arrays: Arrays = msgspec.field(default_factory=dict)
     num_bytes: int = 0
     """Planned."""
@@ -53,15 +72,12 @@ class ReadingThread:
             wake: Called after each request, so that its reply is taken.
         """
         self._served, self._wake = served, wake
-        self._asked: deque[Work] = deque()
-        self._ahead: deque[Work] = deque()
+        self._asked, self._ahead = _Turns(), _Turns()
         self._came = threading.Condition()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="torchmix-read", daemon=True)
-        self.done: deque[tuple[bytes, tuple[bytes, memoryview] | None]] = deque()
-        """Senders of requests that are done with, and their replies; None where nobody waits for one."""
-        self.waiting_bytes = 0
-        """Planned bytes of all requests that are not done with."""
+        self.done: deque[tuple[Work, tuple[bytes, memoryview] | None]] = deque()
+        """Requests that are done with, and their replies; None where nobody waits for one."""
         self._since_s = self._counted_s = 0.0
         self.figures: dict[str, int | float] = {}
         """The readers' figures, summed."""
@@ -77,12 +93,12 @@ class ReadingThread:
     @property
     def num_waiting(self) -> int:
         """Requests that wait."""
-        return len(self._asked)
+        return self._asked.num
 
     @property
     def is_asked(self) -> bool:
         """Whether a request is not done yet."""
-        return bool(self._asked) or self._since_s > 0
+        return self._asked.num > 0 or self._since_s > 0
 
     @property
     def at_hand_s(self) -> float:
@@ -101,12 +117,13 @@ class ReadingThread:
             self._came.notify_all()
         self._thread.join()
 
-    def add(self, *several: Work) -> None:
-        """Have something done."""
+    def add(self, work: Work) -> None:
+        """Have something done. Pages ahead are left out where MOST_PAGES of the client wait."""
         with self._came:
-            for work in several:
-                self.waiting_bytes += work.num_bytes
-                (self._asked if work.pages is None else self._ahead).append(work)
+            if work.pages is None:
+                self._asked.add(work)
+            elif self._ahead.num_pages(work.asker) + len(work.pages) <= MOST_PAGES:
+                self._ahead.add(work)
             self._came.notify()
 
     def _run(self) -> None:
@@ -117,14 +134,12 @@ class ReadingThread:
                 continue
             if time.monotonic() > work.until_s:
                 self.num_late += 1
-                self.done.append((work.sender, None))
+                self.done.append((work, None))
             else:
                 self._since_s = time.monotonic()
-                self.done.append((work.sender, self._read(work)))
+                self.done.append((work, self._read(work)))
                 self._since_s = 0.0
-                self._count(is_now=not self._asked)
-            with self._came:
-                self.waiting_bytes -= work.num_bytes
+                self._count(is_now=not self._asked.num)
             self._wake()
 
     def _count(self, *, is_now: bool = True) -> None:
@@ -135,16 +150,17 @@ class ReadingThread:
 
     def _next(self) -> Work | None:
         with self._came:
-            while not self._is_stopping and not self._asked and not self._ahead:
+            while not self._is_stopping and not self._asked.num and not self._ahead.num:
                 self._came.wait(_LOOK_S)
             if self._is_stopping:
                 return None
-            return self._asked.popleft() if self._asked else self._ahead.popleft()
+            return self._asked.take() if self._asked.num else self._ahead.take()
 
     def _read(self, work: Work) -> tuple[bytes, memoryview]:
         try:
             arrays = self._served.read(work.catalog, work.arrays)
-            return encode(PieceReply(number=work.number, forms=forms_of(arrays)), arrays)
+            reply = PieceReply(number=work.number, request=work.checksum, forms=forms_of(arrays))
+            return encode(reply, arrays)
         except Exception as error:  # the edge of a process: carried to the client
             self.num_failures += 1
             logger.warning("a request of a client failed: %s", error)
@@ -155,7 +171,39 @@ class ReadingThread:
             if work.num_clients:
                 self._served.forget(work.catalog, work.source, pages, num_clients=work.num_clients)
             else:
-                self._served.warm(work.catalog, work.source, pages)
+                at_once = self._served.pages_at_once(work.catalog, work.source)
+                if len(pages) > at_once:  # requests come first
+                    with self._came:
+                        self._ahead.add(msgspec.structs.replace(work, pages=pages[at_once:]), is_first=True)
+                self._served.warm(work.catalog, work.source, pages[:at_once])
             self._count()
         except Exception as error:  # the request that needs the page raises it
             logger.warning("met while reading ahead: %s", error)
+
+
+class _Turns:
+    """What clients wait for, one of each client in turn."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, deque[Work]] = {}
+        self.num = 0
+
+    def add(self, work: Work, *, is_first: bool = False) -> None:
+        """Behind all else of its client; or before it."""
+        queue = self._of.setdefault(id(work.asker), deque())
+        (queue.appendleft if is_first else queue.append)(work)
+        self.num += 1
+
+    def take(self) -> Work:
+        """The next; its client comes last then."""
+        asker = next(iter(self._of))
+        queue = self._of.pop(asker)
+        work = queue.popleft()
+        if queue:
+            self._of[asker] = queue
+        self.num -= 1
+        return work
+
+    def num_pages(self, asker: Asker) -> int:
+        """Pages that wait for a client."""
+        return sum(1 + len(work.pages) for work in self._of.get(id(asker), ()) if work.pages is not None)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,9 +19,8 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
-from torchmix.errors import TorchmixError, WireError
+from torchmix.errors import PlanError, TorchmixError, WireError
 from torchmix.reader.images.patches import PatchReader
-from torchmix.reader.pieces.page_starts import ROW_BITS
 from torchmix.reader.pieces.piece_copy import Scratch
 from torchmix.reader.reader import Reader
 from torchmix.service.messages import ALIGNED_BYTES, Arrays, LoaderHello, PieceColumns, pieces_of
@@ -35,9 +33,10 @@ LOOK_S = 0.2
 MOST_CATALOGS = 16
 """Catalogs that one loader serves, at most, before it is started again."""
 MOST_OPEN = 4096
-"""Documents that are kept because requests are to go on with them; those asked last."""
-MOST_FORGETTING = 1 << 20
-"""Pages that some clients need no more and others may."""
+"""Documents that are kept because others may ask for the rest of them; those asked last."""
+_ID_BYTES = 8
+"""Bytes of an id, at most: open documents have as many bytes as the cache of pages."""
+_NO_TOKENS = np.zeros(0, np.int32)
 
 
 def transforms_digest(catalog: Catalog, seed: int) -> bytes:
@@ -147,28 +146,33 @@ class ServedCatalogs:
 
         Raises:
             WireError: The request is none.
-            CatalogError, PlanError: As `Reader.read`.
+            PlanError: It asks for what the catalog does not have.
+            CatalogError: As `Reader.read`.
         """
         return self._parts[catalog].read(arrays)
 
     def warm(self, catalog: str, source: int, pages: Int64Array) -> None:
-        """Decode pages ahead of need; pages or sources that do not exist are passed over."""
-        part = self._parts[catalog]
-        known = part.known(source, pages)
-        if len(known):
-            part.reader.warm(source, known)
+        """Decode pages ahead of need."""
+        self._parts[catalog].reader.warm(source, pages)
+
+    def check_pages(self, catalog: str, source: int, pages: Int64Array) -> None:
+        """Look whether there are such pages.
+
+        Raises:
+            WireError: There are not.
+        """
+        self._parts[catalog].check_pages(source, pages)
 
     def pages_at_once(self, catalog: str, source: int) -> int:
-        """How many pages one `warm` should have at most."""
-        part = self._parts[catalog]
-        return part.reader.pages_at_once(source) if source < part.num_sources else 1
+        """How many pages one `warm` should have at most, 1 or more."""
+        return self._parts[catalog].reader.pages_at_once(source)
 
     def forget(self, catalog: str, source: int, pages: Int64Array, *, num_clients: int) -> None:
         """Note that one more client needs pages no more; drop those that none of `num_clients` does."""
         part = self._parts[catalog]
-        over = [page for page in part.known(source, pages).tolist() if part.is_over(source, page, num_clients)]
-        if over:
-            part.reader.forget(source, np.array(over, np.int64))
+        over = part.over(source, pages, num_clients)
+        if len(over):
+            part.reader.forget(source, over)
 
     def stats(self) -> dict[str, int | float]:
         """Figures of all readers since they were made; ratios are those of the part that read most."""
@@ -187,49 +191,36 @@ class ServedCatalogs:
 
 
 class OpenRows:
-    """The documents of which some tokens were asked for, of whichever client, and others were not."""
+    """The documents that were asked for in part, of whichever client: they are kept for who asks for the rest."""
 
-    def __init__(self, num_tokens: Sequence[NDArray[np.integer[Any]]]) -> None:
-        """`num_tokens`: tokens of each row of each source."""
-        self._num_tokens = num_tokens
-        self._asked: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-        """Source, row and epoch: the stretches that were asked for, ascending and apart."""
+    def __init__(self, most_tokens: int) -> None:
+        """Nothing is open yet; documents that are have at most `most_tokens` together, but for one."""
+        self._most_tokens = most_tokens
+        self._num_tokens = 0
+        self._asked: dict[tuple[int, int], tuple[int, int]] = {}
+        """By source and row: tokens that were asked for, and those of the document; who was asked last is last."""
 
-    def follow(self, pieces: PieceColumns) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Note a request; which documents are open after it: source, row and the first token to be asked for."""
-        total = np.empty(len(pieces.row), np.int64)
-        for s in np.unique(pieces.source).tolist():
-            chosen = pieces.source == s
-            known = self._num_tokens[s]
-            # Rows that do not exist are refused by the reader.
-            total[chosen] = known[np.clip(pieces.row[chosen], 0, len(known) - 1)] if len(known) else 0
-        for k in np.flatnonzero((pieces.start > 0) | (pieces.start + pieces.tokens < total)).tolist():
-            key = (int(pieces.source[k]), int(pieces.row[k]), int(pieces.epoch[k]))
-            start = int(pieces.start[k])
-            asked = _joined([*self._asked.pop(key, []), (start, start + int(pieces.tokens[k]))])
-            if asked[0][0] > 0 or asked[0][1] < total[k]:
-                self._asked[key] = asked
-        while len(self._asked) > MOST_OPEN:
-            del self._asked[next(iter(self._asked))]
-        first: dict[tuple[int, int], int] = {}
-        for (source, row, _), asked in self._asked.items():
-            if 0 <= row < 1 << ROW_BITS:
-                # The last token asked for may have been the successor of a piece, which begins the next one.
-                begin = 0 if asked[0][0] > 0 else asked[0][1] - 1
-                first[source, row] = min(begin, first.get((source, row), begin))
-        table = np.array([(*place, begin) for place, begin in first.items()], np.int64).reshape(-1, 3).T
-        return table[0], table[1], table[2]
+    def follow(self, pieces: PieceColumns, totals: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Note a request that asks for what there is; which documents are open after it: source and row.
 
-
-def _joined(stretches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Stretches, ascending and apart, with those that touch made one."""
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted(stretches):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
-        else:
-            found.append((start, stop))
-    return found
+        Args:
+            pieces: [n] what is asked for.
+            totals: [n] tokens of the document of each.
+        """
+        in_part = np.flatnonzero((pieces.tokens > 0) & (pieces.tokens < totals))
+        columns = (column[in_part].tolist() for column in (pieces.source, pieces.row, pieces.tokens, totals))
+        for source, row, tokens, total in zip(*columns, strict=True):
+            asked, known = self._asked.pop((source, row), (0, 0))
+            self._num_tokens -= known
+            # A piece that goes on is asked for with its successor, and some are asked for twice: so a document may
+            # count as over early, which costs another look into its page.
+            if asked + tokens < total:
+                self._asked[source, row] = asked + tokens, total
+                self._num_tokens += total
+        while len(self._asked) > MOST_OPEN or (self._num_tokens > self._most_tokens and len(self._asked) > 1):
+            self._num_tokens -= self._asked.pop(next(iter(self._asked)))[1]
+        table = np.array(list(self._asked), np.int64).reshape(-1, 2).T
+        return table[0], table[1]
 
 
 class _ServedPart:
@@ -246,23 +237,21 @@ class _ServedPart:
             )
         self.transforms = transforms_digest(catalog, part.seed)
         self.masked = part.masked
+        self._names = list(catalog.sources)
         self._pages = [source.pages.num_pages for source in catalog.sources.values()]
+        self._tokens = [source.sizes.tokens for source in catalog.sources.values()]
         self._scratch = Scratch()
-        self._over: dict[tuple[int, int], int] = {}
+        self._over: dict[int, NDArray[np.int32]] = {}
+        """By source: how many clients need each page no more."""
         self._is_cut = part.is_cut
-        self._open = OpenRows([source.sizes.tokens for source in catalog.sources.values()])
-
-    @property
-    def num_sources(self) -> int:
-        """Sources of the catalog."""
-        return len(self._pages)
+        self._open = OpenRows(cache_bytes // _ID_BYTES)
 
     def read(self, arrays: Arrays) -> Arrays:
         pieces = pieces_of(arrays)
-        if pieces.source.min() < 0 or pieces.source.max() >= self.num_sources:
-            raise WireError(f"a request for source {pieces.source.max()}, of {self.num_sources}")
+        totals = self._totals(pieces)  # before anything is kept
         if self._is_cut:
-            self.reader.hold(*self._open.follow(pieces))
+            source, row = self._open.follow(pieces, totals)
+            self.reader.hold(source, row, np.zeros_like(row))
         ends = np.cumsum(pieces.tokens)
         read = self.reader.read(
             pieces.source,
@@ -280,14 +269,45 @@ class _ServedPart:
         num_bytes = sum(array.nbytes + ALIGNED_BYTES for array in ids.values())
         return ids | dict(arrays_of_others(read.others, len(pieces.row), ids_bytes=num_bytes))
 
-    def known(self, source: int, pages: Int64Array) -> Int64Array:
-        if source >= self.num_sources:
-            return pages[:0]
-        return pages[(pages >= 0) & (pages < self._pages[source])]
+    def _totals(self, pieces: PieceColumns) -> Int64Array:
+        """[n] tokens of the document of each piece.
 
-    def is_over(self, source: int, page: int, num_clients: int) -> bool:
-        count = self._over.pop((source, page), 0) + 1
-        if count >= num_clients or len(self._over) >= MOST_FORGETTING:
-            return True
-        self._over[source, page] = count
-        return False
+        Raises:
+            PlanError: The catalog has no such source, row or tokens.
+        """
+        totals = np.empty(len(pieces.row), np.int64)
+        for s in np.unique(pieces.source).tolist():
+            chosen = np.flatnonzero(pieces.source == s)
+            rows = pieces.row[chosen]
+            known = self._tokens[s] if 0 <= s < len(self._tokens) else _NO_TOKENS
+            if rows.min() < 0 or rows.max() >= len(known):
+                name = self._names[s] if 0 <= s < len(self._names) else s
+                raise PlanError(
+                    f"source {name!r}: rows {rows.min()} to {rows.max()} are asked for, the catalog has {len(known)}"
+                )
+            totals[chosen] = known[rows]
+        outside = (pieces.start < 0) | (pieces.start > totals) | (pieces.tokens > totals - pieces.start)
+        if outside.any():
+            k = int(outside.argmax())
+            raise PlanError(
+                f"source {self._names[pieces.source[k]]!r}: {pieces.tokens[k]} tokens from token {pieces.start[k]} of "
+                f"row {pieces.row[k]} are asked for, which has {totals[k]}"
+            )
+        return totals
+
+    def check_pages(self, source: int, pages: Int64Array) -> None:
+        """Raise WireError where the catalog has no such pages."""
+        if source >= len(self._pages):
+            raise WireError(f"pages of source {source}, of {len(self._pages)}")
+        if len(pages) and (pages.min() < 0 or pages.max() >= self._pages[source]):
+            raise WireError(f"pages {pages.min()} to {pages.max()} of source {source}, which has {self._pages[source]}")
+
+    def over(self, source: int, pages: Int64Array, num_clients: int) -> Int64Array:
+        """Those of some pages that so many clients need no more; from now on they may be needed again."""
+        if source not in self._over:
+            self._over[source] = np.zeros(self._pages[source], np.int32)
+        counts, pages = self._over[source], np.unique(pages)
+        counts[pages] += 1
+        found: Int64Array = pages[counts[pages] >= num_clients]
+        counts[found] = 0
+        return found

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import msgspec
 import zmq
 import zmq.utils.z85
 
@@ -40,31 +39,26 @@ from torchmix.service.messages import (
     LoaderWelcome,
     PagesAhead,
     PieceRequest,
+    checksum_in,
     decode_of_client,
     encode,
+    pages_of,
     pieces_of,
     planned_bytes,
 )
-from torchmix.service.reading import ReadingThread, Work
+from torchmix.service.reading import Asker, ReadingThread, Work
 from torchmix.service.served import ServedCatalogs
 
 logger = logging.getLogger(__name__)
 
-WAITING_BYTES = 256 << 20
-"""Planned bytes of requests that wait to be read, of all clients together."""
+OWED_BYTES = 256 << 20
+"""Planned bytes of requests whose replies have not left, of all clients together; beyond it each client gets one reply
+after the other."""
 SILENT_CLIENT_S = 120.0
 """A client that has said nothing for so long says hello again."""
 _ZAP = "inproc://zeromq.zap.01"
 _DOMAIN = b"torchmix"
 _LOOK_S = 0.1
-
-
-class _Client(msgspec.Struct, eq=False):
-    catalog: str
-    heard_s: float
-    accepted_bytes: int = 0
-    settled_bytes: int = 0
-    num_owed: int = 0
 
 
 class LoaderServer:
@@ -78,7 +72,7 @@ class LoaderServer:
         keys: ServerKeys | None = None,
         near: str = "",
         window_bytes: int = WINDOW_BYTES,
-        waiting_bytes: int = WAITING_BYTES,
+        owed_bytes: int = OWED_BYTES,
         words: Callable[[], tuple[str, ...]] = tuple,
         most_clients: int = 4096,
     ) -> None:
@@ -89,8 +83,9 @@ class LoaderServer:
             bind: `ipc:///path` in a folder of this user alone, or `tcp://address:port`; with port 0 the system chooses.
             keys: Its pair and its clients' public keys; may be left out on this machine only.
             near: `ipc:///path`, where processes of this user on this machine need no keys; empty: nowhere.
-            window_bytes: Planned bytes that a client may have asked for and not got.
-            waiting_bytes: Planned bytes of all requests that wait.
+            window_bytes: Planned bytes that a client may have asked for and not got. Twice as many are accepted, since
+                a client may have got what is not known here to have left.
+            owed_bytes: Planned bytes of all requests whose replies have not left, but for one of each client.
             words: Its last warnings.
             most_clients: Clients that it serves at a time.
 
@@ -104,7 +99,7 @@ class LoaderServer:
             )
         for each in (bind, near):
             check_ipc(each)
-        self._served, self._window_bytes, self._most_waiting = served, window_bytes, waiting_bytes
+        self._served, self._window_bytes, self._most_owed = served, window_bytes, owed_bytes
         self._allowed, self._words, self._most_clients = keys, words, most_clients
         self._known_keys: frozenset[str] = frozenset()
         self._context = zmq.Context()
@@ -118,7 +113,8 @@ class LoaderServer:
         except BaseException:
             self._close_sockets()
             raise
-        self._clients: dict[bytes, _Client] = {}
+        self._clients: dict[bytes, Asker] = {}
+        self._owed_bytes = 0
         self._reading = ReadingThread(served, self._poke)
         self._is_stopping = False
         self.num_turns = 0  # times that it woke up
@@ -182,7 +178,7 @@ class LoaderServer:
             "requests_late": self._reading.num_late,
             "bytes_sent": self._bytes_sent,
             "clients": len(self._clients),
-            "waiting_bytes": self._reading.waiting_bytes,
+            "owed_bytes": self._owed_bytes,
         }
 
     def _bind(self, bind: str, keys: ServerKeys | None, near: str) -> None:
@@ -262,17 +258,15 @@ class LoaderServer:
                 self._connections.hear(frames)
             try:
                 message, arrays = decode_of_client([frame.buffer for frame in frames])
-                self._answer(sender.bytes, message, arrays)
+                self._answer(sender.bytes, message, arrays, checksum_in(frames[0].buffer))
             except WireError as error:
                 self._counts["bad_messages"] += 1
                 logger.debug("dropped what is no message: %s", error)
 
-    def _answer(self, sender: bytes, message: FromClient, arrays: Arrays) -> None:
-        client, now = self._clients.get(sender), time.monotonic()
+    def _answer(self, sender: bytes, message: FromClient, arrays: Arrays, checksum: int) -> None:
+        client = self._clients.get(sender)
         if client is not None:
-            client.heard_s = now
-            if not isinstance(message, LoaderHello):
-                client.settled_bytes = max(client.settled_bytes, min(message.settled_bytes, client.accepted_bytes))
+            client.heard_s = time.monotonic()
         if isinstance(message, LoaderHello):
             self._greet(sender, message)
         elif isinstance(message, LoaderPing):
@@ -288,70 +282,100 @@ class LoaderServer:
         elif client is None:
             self._send(sender, encode(LoaderRefusal(reason="say hello first", is_unknown=True)))
         elif isinstance(message, PieceRequest):
-            self._accept(sender, client, message, arrays)
+            self._accept(client, message, arrays, checksum)
         else:
             self._look_ahead(client, message, arrays)
 
     def _greet(self, sender: bytes, hello: LoaderHello) -> None:
         now = time.monotonic()
-        for one in [one for one, client in self._clients.items() if now - client.heard_s > SILENT_CLIENT_S]:
-            del self._clients[one]
+        for one in [one for one in self._clients.values() if now - one.heard_s > SILENT_CLIENT_S]:
+            del self._clients[one.sender]
+            while one.leaving:
+                self._owe_less(one, one.leaving.popleft()[1])
         reason = self._served.refusal(hello)
-        if not reason and len(self._clients) >= self._most_clients:
+        if not reason and sender not in self._clients and len(self._clients) >= self._most_clients:
             reason = f"this loader serves {len(self._clients)} clients, all that its open files allow; raise ulimit -n"
         if reason:
             self._counts["refused"] += 1
             logger.warning("client %s is refused: %s", hello.client, reason)
             self._send(sender, encode(LoaderRefusal(reason=reason[:4096])))
             return
-        self._clients[sender] = _Client(catalog=hello.catalog, heard_s=now)
+        # Who says hello again owes no less for it.
+        self._clients.setdefault(sender, Asker(sender, hello.catalog, now)).catalog = hello.catalog
         self._send(sender, encode(LoaderWelcome(loader=self._name, window_bytes=self._window_bytes)))
 
-    def _accept(self, sender: bytes, client: _Client, message: PieceRequest, arrays: Arrays) -> None:
+    def _accept(self, client: Asker, message: PieceRequest, arrays: Arrays, checksum: int) -> None:
         tokens = pieces_of(arrays).tokens
         num_bytes = planned_bytes(len(tokens), int(tokens.sum()))
-        is_full = client.accepted_bytes - client.settled_bytes + num_bytes > self._window_bytes
-        if is_full or self._reading.waiting_bytes + num_bytes > self._most_waiting:
+        for one in self._clients.values() if self._owed_bytes + num_bytes > self._most_owed else [client]:
+            self._settle(one)
+        is_full = client.owed_bytes + num_bytes > 2 * self._window_bytes
+        if is_full or (client.owed_bytes and self._owed_bytes + num_bytes > self._most_owed):
             self._counts["busy"] += 1
-            self._send(sender, encode(BusyReply(number=message.number)))
+            self._send(client.sender, encode(BusyReply(number=message.number)))
             return
         self._counts["accepted"] += 1
-        client.accepted_bytes += num_bytes
+        client.owed_bytes += num_bytes
+        self._owed_bytes += num_bytes
         client.num_owed += 1
-        work = Work(catalog=client.catalog, sender=sender, number=message.number, arrays=arrays, num_bytes=num_bytes)
-        work.until_s = time.monotonic() + message.patience_ms / 1000
-        self._reading.add(work)
-
-    def _look_ahead(self, client: _Client, message: PagesAhead, arrays: Arrays) -> None:
-        pages = arrays.get("page")
-        if pages is None or pages.ndim != 1 or pages.dtype.name != "int64":
-            raise WireError("progress without pages")
-        num_clients = sum(one.catalog == client.catalog for one in self._clients.values()) if message.is_over else 0
-        step = len(pages) if message.is_over else self._served.pages_at_once(client.catalog, message.source)
-        parts = (pages[start : start + step].copy() for start in range(0, len(pages), max(1, step)))
         self._reading.add(
-            *(
-                Work(catalog=client.catalog, source=message.source, pages=part, num_clients=num_clients)
-                for part in parts
+            Work(
+                asker=client,
+                catalog=client.catalog,
+                number=message.number,
+                checksum=checksum,
+                arrays=arrays,
+                num_bytes=num_bytes,
+                until_s=time.monotonic() + message.patience_ms / 1000,
             )
         )
 
-    def _send(self, sender: bytes, frames: tuple[bytes, memoryview]) -> None:
+    def _settle(self, client: Asker) -> None:
+        """Owe a client no more what has left."""
+        while client.leaving and client.leaving[0][0].done:
+            self._owe_less(client, client.leaving.popleft()[1])
+
+    def _owe_less(self, client: Asker, num_bytes: int) -> None:
+        client.owed_bytes -= num_bytes
+        self._owed_bytes -= num_bytes
+
+    def _look_ahead(self, client: Asker, message: PagesAhead, arrays: Arrays) -> None:
+        pages = pages_of(arrays)
+        self._served.check_pages(client.catalog, message.source, pages)
+        num_clients = sum(one.catalog == client.catalog for one in self._clients.values()) if message.is_over else 0
+        self._reading.add(
+            Work(
+                asker=client,
+                catalog=client.catalog,
+                source=message.source,
+                pages=pages.copy(),
+                num_clients=num_clients,
+            )
+        )
+
+    def _send(self, sender: bytes, frames: tuple[bytes, memoryview]) -> Any:
+        """Send a message; what tells whether it has left, None where nobody takes it."""
         try:
-            self._socket.send_multipart([sender, *frames], zmq.NOBLOCK, copy=False)
+            tracker = self._socket.send_multipart([sender, *frames], zmq.NOBLOCK, copy=False, track=True)
             self._bytes_sent += len(frames[1])
+            return tracker
         except zmq.ZMQError:
             # It has gone, or takes nothing: it asks again if it comes back.
             self._counts["dropped"] += 1
+            return None
 
     def _send_done(self) -> None:
         while self._reading.done:
-            sender, frames = self._reading.done.popleft()
-            if frames is not None:
+            work, frames = self._reading.done.popleft()
+            client, tracker = work.asker, None
+            client.num_owed -= 1
+            if frames is not None and self._clients.get(client.sender) is client:
                 self._counts["replies"] += 1
-                self._send(sender, frames)
-            if (client := self._clients.get(sender)) is not None:
-                client.num_owed = max(0, client.num_owed - 1)
+                tracker = self._send(client.sender, frames)
+            if tracker is None:
+                self._owe_less(client, work.num_bytes)
+            else:
+                client.leaving.append((tracker, work.num_bytes))
 
 
 def new_pair() -> KeyPair:

@@ -140,12 +140,13 @@ class Locator:
         tokens: Int64Array,
         document_tokens: NDArray[np.int32],
     ) -> None:
-        outside = (starts < 0) | (tokens < 0) | (starts + tokens > document_tokens)
+        outside = (starts < 0) | (tokens < 0) | (starts > document_tokens) | (tokens > document_tokens - starts)
         if outside.any():
             i = int(np.argmax(outside))
+            stop = int(starts[i]) + int(tokens[i])
             raise PlanError(
-                f"source {self._names[source[i]]!r}: a plan asks for tokens {starts[i]} to {starts[i] + tokens[i]} of "
-                f"row {rows[i]}, which has {document_tokens[i]}; it is of another catalog"
+                f"source {self._names[source[i]]!r}: a plan asks for tokens {starts[i]} to {stop} of row {rows[i]}, "
+                f"which has {document_tokens[i]}; it is of another catalog"
             )
 
 
