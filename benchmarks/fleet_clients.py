@@ -45,7 +45,7 @@ from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.members import FleetMembers, FleetPatience
 from torchmix.service.messages import LoaderHello
 from torchmix.service.served import PartToServe, ServedCatalogs, transforms_digest
-from torchmix.service.server import WAITING_BYTES, LoaderServer
+from torchmix.service.server import OWED_BYTES, LoaderServer
 
 DOCUMENTS, TOKENS, PAGE_BYTES = 8192, 512, 64 << 10
 RANKS_OF_NODE, DOCUMENTS_OF_RANK = 8, 8
@@ -83,7 +83,7 @@ def catalog_in(folder: Path) -> Catalog:
 
 
 @contextmanager
-def loaders(folder: Path, count: int, *, waiting_bytes: int) -> Iterator[list[LoaderServer]]:
+def loaders(folder: Path, count: int, *, owed_bytes: int) -> Iterator[list[LoaderServer]]:
     """Loaders in threads."""
     with ExitStack() as stack:
         servers = []
@@ -91,7 +91,7 @@ def loaders(folder: Path, count: int, *, waiting_bytes: int) -> Iterator[list[Lo
             part = PartToServe(catalog=catalog_in(folder), seed=1)
             served = ServedCatalogs({"train": part}, folder, cache_bytes=64 << 20)
             stack.callback(served.close)
-            server = LoaderServer(served, bind="tcp://127.0.0.1:0", waiting_bytes=waiting_bytes)
+            server = LoaderServer(served, bind="tcp://127.0.0.1:0", owed_bytes=owed_bytes)
             thread = threading.Thread(target=server.run)
             thread.start()
             stack.callback(thread.join)
@@ -196,8 +196,8 @@ def measure(
     """One way; with `processes` 0 the clients are threads of this process."""
     ranks_of_client = RANKS_OF_NODE if way == "nodes" else 1
     clients = list(range(ranks // ranks_of_client))
-    waiting = BUSY_BYTES if way == "busy" else WAITING_BYTES
-    with loaders(folder, num_loaders, waiting_bytes=waiting) as servers:
+    owed = BUSY_BYTES if way == "busy" else OWED_BYTES
+    with loaders(folder, num_loaders, owed_bytes=owed) as servers:
         asked = {
             "folder": str(folder),
             "endpoints": [server.endpoint for server in servers],

@@ -204,13 +204,14 @@ def of_equal_lengths(world: World) -> list[Pieces]:
 def asking(
     trick: Trick, world: World, catalog: Catalog, folder: Path, monkeypatch: pytest.MonkeyPatch, *, num_honest: int
 ) -> Iterator[tuple[FleetReader, str]]:
-    monkeypatch.setattr(module, "MOST_ASKED", 4)
+    if not num_honest:
+        monkeypatch.setattr(module, "MOST_ASKED", 4)
     monkeypatch.setattr(module, "BUSY_S", 0.001)
     monkeypatch.setattr("torchmix.service.fleet_reader.TARGET_BYTES", 300)  # many requests
     monkeypatch.setattr("torchmix.service.members.PING_S", 0.01)
     monkeypatch.setattr(module, "PING_S", 0.01)
     folder.chmod(0o700)
-    patience = replace(PATIENT, reply_s=0.2)
+    patience = replace(PATIENT, reply_s=0.5 if num_honest else 0.1)
     with (
         lying(trick, catalog, world, f"ipc://{folder}/liar") as liar,
         several(world, catalog, folder / "s", num_honest) as honest,

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 MOST_UNHEARD_BYTES = 2 * WINDOW_BYTES
 """Bytes that a connection may have sent, and that were not received as messages: all that a client may ask for, and as
 much again for pages ahead and what the kernel holds."""
+MOST_OF_ALL_BYTES = 8 * MOST_UNHEARD_BYTES
+"""Such bytes that all connections together may have sent; beyond it those end that are furthest ahead."""
 GROWN_BYTES = 16 << 20
 LOOK_S = 1.0
 OPTIONS: tuple[tuple[int, int], ...] = (
@@ -85,27 +87,37 @@ class Connections:
         if now - self._looked_s < LOOK_S and memory - self._memory < GROWN_BYTES:
             return
         self._looked_s, self._memory = now, memory
+        unheard: list[tuple[int, int]] = []
         for descriptor, heard in list(self._heard.items()):
             try:
-                with socket.socket(fileno=os.dup(descriptor)) as connection:
-                    content = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    [received] = _RECEIVED.unpack_from(content, _RECEIVED_AT)
-                    # What frames add is bounded from above; nobody gets credit for it.
-                    self._heard[descriptor] = min(heard, received)
-                    if received - heard > MOST_UNHEARD_BYTES:
-                        connection.shutdown(socket.SHUT_RDWR)
-                        self.num_cut += 1
-                        logger.warning(
-                            "a client's connection is ended: it has sent %d bytes of which no message came",
-                            received - heard,
-                        )
+                received = _received(descriptor)
             except (OSError, AttributeError, struct.error):  # it has ended, is no TCP, or this is no Linux
                 del self._heard[descriptor]
+                continue
+            # What frames add is bounded from above; nobody gets credit for it.
+            self._heard[descriptor] = min(heard, received)
+            unheard.append((max(0, received - heard), descriptor))
+        total = sum(num_bytes for num_bytes, _ in unheard)
+        for num_bytes, descriptor in sorted(unheard, reverse=True):
+            if num_bytes <= MOST_UNHEARD_BYTES and total <= MOST_OF_ALL_BYTES:
+                break
+            total -= num_bytes
+            self.num_cut += 1
+            logger.warning("a client's connection is ended: it has sent %d bytes of which no message came", num_bytes)
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Hear no more of it; before the socket is closed."""
         self._link.disable_monitor()
         self.events.close(0)
+
+
+def _received(descriptor: int) -> int:
+    """Bytes that the kernel has received of a TCP connection."""
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        content = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    return int(_RECEIVED.unpack_from(content, _RECEIVED_AT)[0])
 
 
 def own_memory() -> int:

@@ -154,7 +154,10 @@ class LoaderFleet:
         ranked = ranking(asked.run, members.keys, members.routes.of_source(asked.source))
         order = [members.all[members.names[m]] for m in ranked]
         able = [one for one in order if one.endpoint not in call.failures[k]] or order
-        return next((one for one in able if one.endpoint not in call.avoided[k]), able[0])
+        free = [one for one in able if one.endpoint not in call.avoided[k]]
+        if not free:  # all were asked in vain: from the first one again
+            call.avoided[k].clear()
+        return (free or able)[0]
 
     def _send(self, call: _Call, k: int, one: FleetMember) -> bool:
         asked = call.asked[k]

@@ -178,6 +178,7 @@ class LoaderServer:
             "requests_late": self._reading.num_late,
             "bytes_sent": self._bytes_sent,
             "clients": len(self._clients),
+            "connections_ended": self._connections.num_cut,
             "owed_bytes": self._owed_bytes,
         }
 
