@@ -175,7 +175,7 @@ def test_rows_that_changed_are_no_edit_of_shares(tmp_path: Path) -> None:
     make_tokens_file(tmp_path / "a.parquet", [[7] * TOKENS for _ in range(DOCUMENTS)])
     edited = write(tmp_path, "{a: 60%, b: 40%}")
     with pytest.raises(StateMismatch, match="does not have the rows that 'a' had"):
-        go_on(edited, first.state, 1)
+        run_job(edited, ALONE, steps=1, state=first.state)
 
 
 def test_an_edit_begins_with_a_step(tmp_path: Path) -> None:

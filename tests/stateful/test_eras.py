@@ -265,7 +265,7 @@ def test_a_child_is_added_to_a_flat(tmp_path: Path) -> None:
     to_the_end(path, after.state, counts, numbers)
     write(tmp_path, lines.replace(source("c", "c/0.parquet"), ""), "{z: 1, f: {share: 3, flat: [d, e]}}")
     with pytest.raises(StateMismatch, match="flat 'f' had c"):
-        go_on(path, after.state, 1)
+        run_job(path, ALONE, steps=1, state=after.state)
 
 
 def test_files_that_were_altered_are_no_era(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_files_that_were_altered_are_no_era(tmp_path: Path) -> None:
     make_file(tmp_path, "a/1.parquet", ROWS)
     write(tmp_path, lines, "{a: 100%}")
     with pytest.raises(StateMismatch, match="does not have the rows that 'a' had"):
-        go_on(path, first.state, 1)
+        run_job(path, ALONE, steps=1, state=first.state)
 
 
 def test_a_split_is_not_moved_by_added_files(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_split_is_not_moved_by_added_files(tmp_path: Path) -> None:
     make_file(tmp_path, "a/1.parquet", ROWS)
     write(tmp_path, lines, "{a: 100%}", more="split: [90, 10]")
     with pytest.raises(StateMismatch, match="between training and validation"):
-        go_on(path, first.state, 1)
+        run_job(path, ALONE, steps=1, state=first.state)
 
 
 @pytest.mark.parametrize("shuffle", ["page", "row"])

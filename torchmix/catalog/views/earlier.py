@@ -16,6 +16,7 @@ from torchmix.catalog.manifest import ViewEntry, read_manifest, source_fingerpri
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import ARRAYS_FOLDER, ROWS_OF_VIEW, Catalog, View
+from torchmix.errors import StateMismatch
 
 
 class EarlierRows:
@@ -32,6 +33,25 @@ class EarlierRows:
         self._catalog, self._settings, self._part = catalog, settings, part
         self._entries: dict[str, list[ViewEntry]] | None = None
         self._sizes: dict[tuple[str, str], SourceSizes | None] = {}
+
+    def num_rows(self, source: str) -> int:
+        """Rows that a source has now."""
+        return self._catalog.sources[source].sizes.num_documents
+
+    def found(self, member: str, fingerprint: str) -> tuple[str, SourceSizes, View | None]:
+        """As `rows`.
+
+        Raises:
+            StateMismatch: The catalog does not have these rows.
+        """
+        found = self.rows(member, fingerprint)
+        if found is None:
+            raise StateMismatch(
+                f"the catalog does not have the rows that {member!r} had when the state was saved (fingerprint "
+                f"{fingerprint}): files were changed or removed, or its rows were chosen too often. Files may "
+                f"be added; restore the others, or start a new run"
+            )
+        return found
 
     def rows(self, member: str, fingerprint: str) -> tuple[str, SourceSizes, View | None] | None:
         """Source, sizes and view of rows; the view is None for all rows of a source. None: the catalog has none such.

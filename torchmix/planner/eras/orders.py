@@ -41,7 +41,7 @@ class EditedOrders:
             fingerprints: Of each source and view; empty: not known.
             earlier: Rows that these had before.
         """
-        self._part, self._orders = part, orders
+        self._part, self._orders, self.earlier = part, orders, earlier
         self.members: dict[str, Members] = {
             name: tuple((one, fingerprints[one]) for one in stream.members) if fingerprints else ()
             for name, stream in sorted(part.streams.items())
@@ -54,10 +54,6 @@ class EditedOrders:
     def rows(self, stream: str, members: Members) -> StreamRows:
         """A version of a stream; see `Versions.rows`."""
         return self._versions.rows(stream, members)
-
-    def num_rows(self, members: Members) -> dict[str, int]:
-        """Rows that the sources of members had; see `Versions.num_rows`."""
-        return self._versions.num_rows(members)
 
     def sources_of(self, members: Members) -> set[str]:
         """Sources of members, as far as the part still has them."""

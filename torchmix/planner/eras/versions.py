@@ -68,12 +68,8 @@ class Versions:
 
     def sources_of(self, members: tuple[tuple[str, str], ...]) -> set[str]:
         """Sources of members, of those whose rows the catalog has."""
-        return set(self.num_rows(members))
-
-    def num_rows(self, members: tuple[tuple[str, str], ...]) -> dict[str, int]:
-        """Source -> rows that it had, of members whose rows the catalog has."""
         found = [] if self._earlier is None else [self._earlier.rows(*member) for member in members]
-        return {one[0]: one[1].num_documents for one in found if one is not None}
+        return {one[0] for one in found if one is not None}
 
     def rows(self, stream: str, members: tuple[tuple[str, str], ...]) -> StreamRows:
         """A version of a stream.
@@ -93,14 +89,9 @@ class Versions:
         spaces: list[Space] = []
         sources, first, kept, end = dict[str, str](), dict[str, int](), dict[str, Mask](), 0
         for name, fingerprint in members:
-            found = None if self._earlier is None else self._earlier.rows(name, fingerprint)
-            if found is None:
-                raise StateMismatch(
-                    f"the catalog does not have the rows that {name!r} had when the state was saved (fingerprint "
-                    f"{fingerprint}): files were changed or removed, or its rows were chosen too often. Files may "
-                    f"be added; restore the others, or start a new run"
-                )
-            source, sizes, view = found
+            if self._earlier is None:
+                raise StateMismatch(f"without a catalog, the rows that {name!r} had before an edit are not known")
+            source, sizes, view = self._earlier.found(name, fingerprint)
             mask = np.zeros(self._sizes[source].num_documents, np.bool_)
             spaces.append(space_of_rows(self._part, source, sizes, view))
             start, stop = rows_of(self._part.sources[source], sizes.num_documents)

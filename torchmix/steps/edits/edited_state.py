@@ -9,12 +9,13 @@ where rows were changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import msgspec
 import numpy as np
 
+from torchmix.catalog.views.earlier import EarlierRows
 from torchmix.errors import StateMismatch
 from torchmix.mixture.denied import are_denied
 from torchmix.mixture.shares.places import BegunStage
@@ -23,6 +24,7 @@ from torchmix.planner.eras.records import Eras, StreamBefore
 from torchmix.planner.eras.replay import Members
 from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner
 from torchmix.recipe.build import listed
+from torchmix.recipe.parts import Part
 from torchmix.recipe.source.documents import rows_of
 from torchmix.recipe.streams import row_sets_of
 from torchmix.steps.boundary import states_of_eras
@@ -46,7 +48,7 @@ def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderS
     prints = dict(zip(planner.streams, planner.fingerprints, strict=True))
     changed = [name for name, stream in found.items() if name in prints and prints[name] != stream.fingerprint]
     before = {name: members_before(state, stream) for name, stream in found.items()}
-    _check_changes(changed, before, planner)
+    check_changes(state, changed, planner.part, planner.edits.earlier)
     eras = eras_of_state(state)
     edit = _edit(state, changed, before, planner, eras)
     counts = {stream.name: stream.era + (stream.name in changed) for stream in state.streams}
@@ -162,19 +164,32 @@ def _still_known(eras: Eras, planner: Planner) -> Eras:
     return Eras(edits=tuple(filter(None, edits)), counts=eras.counts)
 
 
-def _check_changes(changed: list[str], before: Mapping[str, Members], planner: Planner) -> None:
-    """Refuse changes of rows that would lose or repeat some."""
+def check_changes(state: LoaderState, changed: Sequence[str], part: Part, earlier: EarlierRows | None) -> None:
+    """Refuse changes of rows that would lose or repeat some.
+
+    Args:
+        state: Before the edit.
+        changed: Streams of the state and of the part whose rows changed.
+        part: Of the edited recipe.
+        earlier: The rows that its sources and views have and had; None: not known, and only members are looked at.
+
+    Raises:
+        StateMismatch: Names the stream or the source, and what to do.
+    """
+    before = {stream.name: members_before(state, stream) for stream in state.streams if stream.name in changed}
     for name in changed:
-        now = [member for member, _ in planner.edits.members[name]]
-        gone = [member for member, _ in before[name] if member not in now]
+        gone = [member for member, _ in before[name] if member not in part.streams[name].members]
         if gone:
             raise StateMismatch(
                 f"flat {name!r} had {listed(gone, MOST_KEYS)} when the state was saved. An edit may add children to a "
                 f"flat, and not take them out; put them back, and name their documents in a deny-list"
             )
-        for source, had in planner.edits.num_rows(before[name]).items():
-            rows = planner.sizes[planner.sources.index(source)].num_documents
-            if rows != had and rows_of(planner.part.sources[source], rows) != (0, rows):
+        if earlier is None:
+            continue
+        for member, fingerprint in before[name]:
+            source, had, _ = earlier.found(member, fingerprint)
+            rows = earlier.num_rows(source)
+            if rows != had.num_documents and rows_of(part.sources[source], rows) != (0, rows):
                 raise StateMismatch(
                     f"source {source!r} has other rows than when the state was saved, and `documents` or `split` cuts "
                     f"it by their number: rows would move between training and validation. Restore its files"

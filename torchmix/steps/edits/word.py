@@ -18,7 +18,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog
+from torchmix.catalog.views.earlier import EarlierRows
 from torchmix.errors import StateMismatch
 from torchmix.mixture.denied import denied_fingerprint
 from torchmix.planner.stream_order import stream_fingerprint
@@ -26,6 +28,7 @@ from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import adds_stages, differing_keys, recipe_fingerprint, recipe_keys
 from torchmix.recipe.mixture.dynamic import dynamic_of
 from torchmix.recipe.parts import Part
+from torchmix.steps.edits.edited_state import check_changes
 from torchmix.steps.state import (
     MOST_KEYS,
     LoaderState,
@@ -91,6 +94,8 @@ class RowFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprint of the rows of each stream."""
     denied: str
     """Fingerprint of the denied rows; empty where there are none."""
+    earlier: EarlierRows | None = None
+    """The rows that its sources and views have and had; None: not known."""
 
 
 def row_facts(part: Part, catalog: Catalog) -> RowFacts:
@@ -100,6 +105,7 @@ def row_facts(part: Part, catalog: Catalog) -> RowFacts:
     return RowFacts(
         streams={name: stream_fingerprint(stream, prints) for name, stream in part.streams.items()},
         denied=denied_fingerprint(catalog.denied_rows),
+        earlier=EarlierRows(catalog, settings_of(part.sources, part.shuffle), part.name),
     )
 
 
@@ -142,6 +148,7 @@ def state_for(
     Raises:
         StateVersion: Another version of the format.
         StateMismatch: Saved with another recipe; where that is an edit that can be accepted, the message has its word.
+            Or rows changed that no edit may change.
         StateError: Not a state, or damaged.
     """
     state = read_state(data)
@@ -165,6 +172,8 @@ def state_for(
             f"it decides those of {listed(deciding.children, MOST_KEYS)}: what it has learned is of other children. "
             f"Restore these at `dynamic.at`, or start a new run"
         )
+    if rows is not None:
+        check_changes(state, [name for name, *_ in changed if name], part, rows.earlier)
     if not is_accepted:
         given = f"accept_edit={accept_edit!r} accepts another edit. " if accept_edit is not None else ""
         saved = f"recipe {state.recipe}, this recipe is {fingerprint}" if not is_same else "other rows of this recipe"
