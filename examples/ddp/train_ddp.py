@@ -7,6 +7,9 @@ float additions. Cost: that of a toy; it runs on a CPU.
 
     torchmix init --demo demo
     torchrun --nproc-per-node 2 examples/ddp/train_ddp.py demo/recipe.yaml --steps 4
+
+With --endpoints and --keys it asks the loaders of torchmix serve, as the jobs in examples/kubernetes and examples/slurm
+do.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=257)
     parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint at the end, and go on from one")
     parser.add_argument("--prometheus", type=Path, metavar="FOLDER", help="write a file of figures for each rank")
+    parser.add_argument("--endpoints", help="ask the loaders that register in this folder, or listen at this address")
+    parser.add_argument("--keys", help="keys of a client of these loaders")
     arguments = parser.parse_args()
     recipe = torchmix.load_recipe(arguments.recipe)
 
@@ -43,8 +48,13 @@ def main() -> None:
     model = DistributedDataParallel(TinyGPT(vocab=arguments.vocab, length=recipe.batch.length).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
+    asked = {"endpoints": arguments.endpoints, "keys": arguments.keys}
+    asked = {name: value for name, value in asked.items() if value is not None}
     with torchmix.build_loader(
-        arguments.recipe, micro_batch_size=arguments.micro_batch_size, loaders="in_process", max_steps=arguments.steps
+        arguments.recipe,
+        micro_batch_size=arguments.micro_batch_size,
+        loaders={"where": "remote", **asked} if asked else "in_process",
+        max_steps=arguments.steps,
     ) as loader:
         if arguments.save is not None and arguments.save.exists():
             saved = torch.load(arguments.save, map_location=device, weights_only=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from torchmix.errors import OptionError
-from torchmix.service.keys import KeyPair, client_keys, server_keys, write_keys
+from torchmix.service.keys import KeyPair, client_keys, mode_fault, server_keys, write_keys
 
 
 @pytest.fixture
@@ -42,6 +44,32 @@ def test_keys_are_not_replaced(folder):
         write_keys(folder, lambda: KeyPair(public="", secret=""), num_clients=1)
 
 
+@pytest.mark.parametrize(
+    ("mode", "is_own", "group", "is_taken"),
+    [
+        (0o600, True, 5, True),
+        (0o400, True, 5, True),
+        (0o440, True, 5, False),  # of this user: it can mend the mode
+        (0o440, False, 5, True),  # as a Secret of Kubernetes with fsGroup
+        (0o640, False, 5, True),
+        (0o440, False, 6, False),
+        (0o460, False, 5, False),
+        (0o444, False, 5, False),
+        (0o404, False, 5, False),
+    ],
+)
+def test_a_secret_is_of_its_owner_or_of_a_group_of_ours_that_may_only_read(
+    folder, monkeypatch, mode, is_own, group, is_taken
+):
+    status = (folder / "server.secret").stat()
+    monkeypatch.setattr("os.geteuid", lambda: status.st_uid if is_own else status.st_uid + 1)
+    monkeypatch.setattr("os.getegid", lambda: 7)
+    monkeypatch.setattr("os.getgroups", lambda: [5])
+    fields = list(status)
+    fields[0], fields[5] = stat.S_IFREG | mode, group
+    assert (mode_fault(os.stat_result(fields)) is None) is is_taken
+
+
 @pytest.mark.parametrize("text", ["", "short", "x" * 41, "é" * 40, "\0" * 40])
 def test_what_is_no_key_is_refused_by_its_path(folder, text):
     (folder / "server.public").write_text(text, encoding="utf-8")
@@ -58,3 +86,18 @@ def test_missing_keys_are_named(folder, tmp_path):
         path.unlink()
     with pytest.raises(OptionError, match="nobody could ask"):
         server_keys(folder)
+
+
+def test_keys_of_clients_are_those_that_are_there_now(folder, caplog):
+    ours = server_keys(folder)
+    [first, second] = sorted(ours.allowed())
+    (folder / "client-0.public").unlink()
+    assert ours.allowed() == {second}
+    (folder / "client-2.public").write_text(first)
+    (folder / "client-3.public").write_text("half a k")  # being written
+    assert ours.allowed() == {first, second} == ours.allowed()
+    assert caplog.text.count("client-3.public holds no key") == 1, "a fault is told once"
+    folder.rename(folder.with_name("elsewhere"))
+    assert ours.allowed() == {first, second}, "a disk that is away takes no key"
+    folder.mkdir()
+    assert not ours.allowed()

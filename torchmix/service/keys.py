@@ -1,8 +1,9 @@
 """Keys of CURVE in a folder: who may ask loaders, and how clients know that it is their loaders that they ask.
 
 In: a folder. Out: the pair of a server with the public keys that it lets in; the pair of a client with the public key
-of its server. Must hold: secrets are files of mode 0600 in a folder of mode 0700, and others are refused; no secret is
-in a command line or an environment. Cost: a few small files. Keys are text of 40 characters (Z85).
+of its server. Must hold: nobody but this process' user, or a group of this process for a file of somebody else's, may
+read a secret, and other modes are refused; no secret is in a command line or an environment; a client whose public key
+is removed is let in no more. Cost: a few small files. Keys are text of 40 characters (Z85).
 
     server.secret, server.public          of all loaders
     client-K.secret, client-K.public      of clients; loaders let in whoever has one of the public keys
@@ -13,7 +14,10 @@ and the public keys.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +25,8 @@ from pathlib import Path
 import msgspec
 
 from torchmix.errors import OptionError
+
+logger = logging.getLogger(__name__)
 
 KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """Z85 of 32 bytes."""
@@ -39,7 +45,7 @@ class ServerKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     own: KeyPair
     allowed: Callable[[], frozenset[str]]
-    """The public keys of clients, as they are now: more may be added at any time."""
+    """The public keys of clients, as they are now: they may be added and removed at any time."""
 
 
 class ClientKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +92,13 @@ def server_keys(folder: Path) -> ServerKeys:
     Raises:
         OptionError: They are missing, damaged, or readable for others; or no client may come.
     """
-    found = ServerKeys(own=_pair(folder / "server.secret"), allowed=lambda: _public_keys(folder))
-    if not found.allowed():
+    own = _pair(folder / "server.secret")
+    paths = _public_paths(folder)
+    if not paths:
         raise OptionError(f"{folder} has no client-K.public: nobody could ask; make keys with torchmix keys DIR")
-    return found
+    for path in paths:
+        _key(path, _text(path))
+    return ServerKeys(own=own, allowed=_PublicKeys(folder).now)
 
 
 def client_keys(place: Path) -> ClientKeys:
@@ -108,17 +117,71 @@ def client_keys(place: Path) -> ClientKeys:
     return ClientKeys(own=_pair(secrets[0]), server=_key(folder / "server.public", _text(folder / "server.public")))
 
 
-def _public_keys(folder: Path) -> frozenset[str]:
-    return frozenset(_key(path, _text(path)) for path in sorted(folder.glob("client-*.public")))
+class _PublicKeys:
+    """The public keys of clients in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._last = frozenset[str]()
+        self._faults: list[str] = []
+
+    def now(self) -> frozenset[str]:
+        """Those that are there. A file without a key lets nobody in; a folder that cannot be listed alters nothing."""
+        found, faults = set[str](), []
+        try:
+            for path in _public_paths(self._folder):
+                try:
+                    found.add(_key(path, _text(path)))
+                except OptionError as error:
+                    faults.append(str(error))
+            self._last = frozenset(found)
+        except OSError as error:
+            faults.append(f"the keys of clients cannot be looked at, and stay as they were: {error}")
+        for fault in faults:
+            if fault not in self._faults:
+                logger.warning("%s", fault)
+        self._faults = faults
+        return self._last
+
+
+def _public_paths(folder: Path) -> list[Path]:
+    """Files of clients' public keys.
+
+    Raises:
+        OSError: The folder cannot be listed.
+    """
+    return sorted(path for path in folder.iterdir() if re.fullmatch(r"client-.+\.public", path.name))
 
 
 def _pair(path: Path) -> KeyPair:
     lines = _text(path).split("\n")
     if len(lines) != 2:
         raise OptionError(f"{path} holds no pair of keys; make keys with torchmix keys DIR")
-    if path.stat().st_mode & 0o077:
-        raise OptionError(f"{path} is a secret, and others than its owner may read it: chmod 600 {path}")
+    if (fault := mode_fault(path.stat())) is not None:
+        raise OptionError(f"{path} is a secret, and {fault}")
     return KeyPair(public=_key(path, lines[0]), secret=_key(path, lines[1]))
+
+
+def mode_fault(status: os.stat_result) -> str | None:
+    """Why a secret of this owner, group and mode is not one; None where it is.
+
+    A Secret of Kubernetes is root's, and of the group `fsGroup` with mode 0440: there the user of the pod reads it by
+    the group, and cannot change the mode.
+    """
+    uid, mode = os.geteuid(), stat.S_IMODE(status.st_mode)
+    if not mode & 0o077:
+        return None
+    is_ours = status.st_uid == uid
+    groups = {os.getegid(), *os.getgroups()}
+    if not is_ours and not mode & 0o037 and status.st_gid in groups:
+        return None
+    if is_ours:
+        return f"its mode is {mode:04o}, so that others than its owner may reach it; run chmod 600 on it"
+    return (
+        f"its mode is {mode:04o}, of user {status.st_uid} and group {status.st_gid}, while this process is user {uid}: "
+        "such a file is taken where the group is one of this process, may only read, and nobody else may do anything; "
+        "in Kubernetes set fsGroup, and defaultMode: 0440"
+    )
 
 
 def _text(path: Path) -> str:
