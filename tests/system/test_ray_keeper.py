@@ -41,7 +41,7 @@ def test_a_keeper_that_is_killed_is_replaced_with_its_loaders(tmp_path: Path, mo
     recipe, temporary = write_job_of(tmp_path, monkeypatch, "remote_map_of_keeper")
 
     def program(loader: StatefulDataLoader, rank: Rank) -> None:
-        [folder] = temporary.glob("torchmix-loaders-*")
+        [folder] = temporary.glob("torchmix-*")
         for number, microbatch in enumerate(loader):
             rank.microbatches.append(microbatch)
             if number == 5:
@@ -76,7 +76,7 @@ def test_a_keeper_that_cannot_be_started_again_is_tried_again(tmp_path: Path, mo
         return whole(*words, **options)
 
     def program(loader: StatefulDataLoader, rank: Rank) -> None:
-        [folder] = temporary.glob("torchmix-loaders-*")
+        [folder] = temporary.glob("torchmix-*")
         rank.microbatches.append(next(iter(loader)))
         before = {one.endpoint for one in registered(folder)}
         tried.append(True)

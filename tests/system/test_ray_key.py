@@ -55,7 +55,7 @@ def write_job_of(tmp_path: Path, module: str) -> Path:
 
 def folder_of(temporary: Path) -> Path:
     """Where the loaders of the only run are registered."""
-    [found] = temporary.glob("torchmix-loaders-*")
+    [found] = temporary.glob("torchmix-*")
     return found
 
 
