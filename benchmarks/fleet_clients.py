@@ -2,13 +2,11 @@
 
     python -m benchmarks.fleet_clients --ranks 256 --loaders 16
 
-In: numbers of ranks and loaders. Out: a JSON object for each way: connections, requests, bytes, times that a loader
-said that it is busy, pages decoded, and how long the clients took. `ranks`: each rank asks for its own documents.
-`nodes`: a worker asks for those of 8 ranks, once. `busy`: as `ranks`, and loaders have room for a few requests at a
-time. All documents that all ranks ask for are the same in all ways, and are compared with the files. The loaders are
-threads of this process, the clients of others, 8 of each asking at a time, and all share the machine: counts are exact,
-times are not. This is the
-comparison of connections of MegaScale-Data (arXiv 2504.09844, Figure 20), without its GPUs.
+In: numbers of ranks and loaders. Out: a JSON object for each way: connections, requests, bytes, pages decoded, and how
+long the clients took. `ranks`: each rank asks for its own documents. `nodes`: a worker asks for those of 8 ranks, once.
+All documents that all ranks ask for are the same in both ways, and are compared with the files. The loaders are threads
+of this process, the clients of others, 8 of each asking at a time, and all share the machine: counts are exact, times
+are not. This is the comparison of connections of MegaScale-Data (arXiv 2504.09844, Figure 20), without its GPUs.
 """
 
 from __future__ import annotations
@@ -45,15 +43,13 @@ from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.members import FleetMembers, FleetPatience
 from torchmix.service.messages import LoaderHello
 from torchmix.service.served import PartToServe, ServedCatalogs, transforms_digest
-from torchmix.service.server import OWED_BYTES, LoaderServer
+from torchmix.service.server import LoaderServer
 
 DOCUMENTS, TOKENS, PAGE_BYTES = 8192, 512, 64 << 10
 RANKS_OF_NODE, DOCUMENTS_OF_RANK = 8, 8
 AT_ONCE = 8
 """Clients of a process that ask at a time."""
-BUSY_BYTES = 32 << 10
-"""What a loader has room for in the way `busy`, of all clients together."""
-WAYS = {"ranks": "ranks", "nodes": "node workers", "busy": "ranks, little room"}
+WAYS = {"ranks": "ranks", "nodes": "node workers"}
 """What the table calls each."""
 PATIENCE = FleetPatience(silence_s=600.0, join_s=600.0, lost_s=600.0)
 """Counts of a machine that is busy with the clients themselves, in which nobody is given up."""
@@ -83,7 +79,7 @@ def catalog_in(folder: Path) -> Catalog:
 
 
 @contextmanager
-def loaders(folder: Path, count: int, *, owed_bytes: int) -> Iterator[list[LoaderServer]]:
+def loaders(folder: Path, count: int) -> Iterator[list[LoaderServer]]:
     """Loaders in threads."""
     with ExitStack() as stack:
         servers = []
@@ -91,7 +87,7 @@ def loaders(folder: Path, count: int, *, owed_bytes: int) -> Iterator[list[Loade
             part = PartToServe(catalog=catalog_in(folder), seed=1)
             served = ServedCatalogs({"train": part}, folder, cache_bytes=64 << 20)
             stack.callback(served.close)
-            server = LoaderServer(served, bind="tcp://127.0.0.1:0", owed_bytes=owed_bytes)
+            server = LoaderServer(served, bind="tcp://127.0.0.1:0")
             thread = threading.Thread(target=server.run)
             thread.start()
             stack.callback(thread.join)
@@ -196,8 +192,7 @@ def measure(
     """One way; with `processes` 0 the clients are threads of this process."""
     ranks_of_client = RANKS_OF_NODE if way == "nodes" else 1
     clients = list(range(ranks // ranks_of_client))
-    owed = BUSY_BYTES if way == "busy" else OWED_BYTES
-    with loaders(folder, num_loaders, owed_bytes=owed) as servers:
+    with loaders(folder, num_loaders) as servers:
         asked = {
             "folder": str(folder),
             "endpoints": [server.endpoint for server in servers],
@@ -223,7 +218,6 @@ def measure(
         "connections": figures["clients"],
         "connections_of_a_loader": figures["clients"] // num_loaders,
         "requests": figures["requests_accepted"],
-        "busy": figures["requests_busy"],
         "MiB": round(figures["bytes_sent"] / 2**20, 1),
         "MiB_of_ids": round(len(every) * TOKENS * 4 / 2**20, 1),
         "decode_amplification": round(figures["decode_amplification"] / num_loaders, 2),
@@ -277,7 +271,7 @@ def main() -> None:
         rows: list[dict[str, Any]] = []
         ids = write_world(Path(name))
         print(
-            "who asks | clients | connections | requests | busy | asked twice | MiB sent over MiB of ids | "
+            "who asks | clients | connections | requests | asked twice | MiB sent over MiB of ids | "
             "pages decoded over pages | slowest client over median"
         )
         for way, title in WAYS.items():
@@ -290,7 +284,7 @@ def main() -> None:
                 steps=options.steps,
                 processes=options.processes,
             )
-            figures = [f"{found[key]:,}" for key in ("clients", "connections", "requests", "busy", "asked_twice")]
+            figures = [f"{found[key]:,}" for key in ("clients", "connections", "requests", "asked_twice")]
             figures.append(f"{found['MiB'] / found['MiB_of_ids']:.2f}")
             figures += [str(found[key]) for key in ("decode_amplification", "slowest_client_over_median")]
             rows.append({"way": way, **found})

@@ -13,7 +13,7 @@ def test_workers_of_nodes_take_an_eighth_of_the_connections_and_every_client_is_
     ids = write_world(tmp_path)
     found = {
         way: measure(way, tmp_path, ids, ranks=RANKS, num_loaders=LOADERS, steps=STEPS, processes=0)
-        for way in ("ranks", "nodes", "busy")
+        for way in ("ranks", "nodes")
     }
     assert found["ranks"]["clients"] == RANKS_OF_NODE * found["nodes"]["clients"] == RANKS
     assert found["ranks"]["connections"] >= RANKS_OF_NODE * found["nodes"]["clients"] * LOADERS
