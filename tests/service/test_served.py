@@ -25,10 +25,12 @@ def after(opened: OpenRows, *pieces: Piece) -> list[tuple[int, int]]:
 
 def test_a_document_is_open_until_all_of_it_was_asked_for() -> None:
     opened = OpenRows(1000)
-    assert after(opened, (0, 0, 0, 40), (0, 1, 0, 10)) == [(0, 0)]
+    # A piece that goes on is asked for with its successor, which is the first token of the next one.
+    assert after(opened, (0, 0, 0, 41), (0, 1, 0, 10)) == [(0, 0)]
     assert after(opened, (1, 0, 0, 50)) == [(0, 0)]
-    assert after(opened, (0, 0, 80, 20)) == [(0, 0)]
-    assert after(opened, (0, 0, 40, 40)) == []
+    assert after(opened, (0, 0, 81, 19)) == [(0, 0)]
+    assert after(opened, (0, 0, 40, 41)) == [(0, 0)]
+    assert after(opened, (0, 0, 80, 2)) == []
 
 
 def test_documents_asked_last_are_kept(monkeypatch) -> None:
@@ -51,5 +53,5 @@ def test_every_other_token_of_a_row_is_one_document() -> None:
     opened = OpenRows(1000)
     for _ in range(10):
         assert after(opened, *[(0, 0, 2 * k, 0) for k in range(50)]) == []
-        assert after(opened, *[(0, 2, 2 * k, 1) for k in range(50)]) == [(0, 2)]
-        assert after(opened, *[(0, 2, 2 * k, 1) for k in range(50)]) == []
+        assert after(opened, *[(0, 2, 2 * k, 2) for k in range(49)]) == [(0, 2)]
+        assert after(opened, *[(0, 2, 2 * k, 2) for k in range(49)], (0, 2, 98, 2)) == []

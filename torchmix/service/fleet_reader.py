@@ -28,12 +28,9 @@ from torchmix.reader.pieces.piece_copy import OtherRows, PieceCopy, Scratch, Tok
 from torchmix.reader.pieces.unlabelled import tables_without_labels, unlabelled_places
 from torchmix.reader.protocol import StepImages
 from torchmix.service.fleet import Asked, LoaderFleet
-from torchmix.service.messages import TARGET_BYTES, Arrays, PieceColumns, planned_bytes, rows_of
+from torchmix.service.messages import MOST_TOKENS, TARGET_BYTES, Arrays, PieceColumns, planned_bytes, rows_of
 from torchmix.service.routing import owners, run_keys, run_pages, source_keys
 from torchmix.service.row_lists import others_of
-
-MOST_TOKENS = TARGET_BYTES // 8 - 16
-"""Most tokens of a part of a piece."""
 
 
 class FleetReader:

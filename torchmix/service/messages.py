@@ -32,6 +32,8 @@ ALIGNED_BYTES = 64
 TARGET_BYTES = 33 << 16
 """What a request asks for at most, 2 MiB of ids and their lengths: with much more, tails of latency grow; with much
 less, the cost of each message."""
+MOST_TOKENS = TARGET_BYTES // 8 - 16
+"""A longer piece is asked for in parts of so many tokens; some have no successor."""
 MOST_HEADER_BYTES = 512 << 10
 MOST_BODY_BYTES = 6 << 20
 """A request asks for at most 2 MiB at 4 bytes a token; ids of 8 bytes, and gaps, come on top."""

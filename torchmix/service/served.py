@@ -23,7 +23,7 @@ from torchmix.errors import PlanError, TorchmixError, WireError
 from torchmix.reader.images.patches import PatchReader
 from torchmix.reader.pieces.piece_copy import Scratch
 from torchmix.reader.reader import Reader
-from torchmix.service.messages import ALIGNED_BYTES, Arrays, LoaderHello, PieceColumns, pieces_of
+from torchmix.service.messages import ALIGNED_BYTES, MOST_TOKENS, Arrays, LoaderHello, PieceColumns, pieces_of
 from torchmix.service.row_lists import arrays_of_others
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ MOST_CATALOGS = 16
 """Catalogs that one loader serves, at most, before it is started again."""
 MOST_OPEN = 4096
 """Documents that are kept because others may ask for the rest of them; those asked last."""
-_ID_BYTES = 8
-"""Bytes of an id, at most: open documents have as many bytes as the cache of pages."""
+OPEN_BYTES = 256 << 20
+"""Open documents have as many bytes as the cache of pages, at least so many, with ids of 8 bytes."""
 _NO_TOKENS = np.zeros(0, np.int32)
 
 
@@ -208,18 +208,19 @@ class OpenRows:
             totals: [n] tokens of the document of each.
         """
         in_part = np.flatnonzero((pieces.tokens > 0) & (pieces.tokens < totals))
-        columns = (column[in_part].tolist() for column in (pieces.source, pieces.row, pieces.tokens, totals))
+        new = pieces.tokens - (pieces.start + pieces.tokens < totals)  # one that goes on comes with its successor
+        columns = (column[in_part].tolist() for column in (pieces.source, pieces.row, new, totals))
         for source, row, tokens, total in zip(*columns, strict=True):
             asked, known = self._asked.pop((source, row), (0, 0))
             self._num_tokens -= known
-            # A piece that goes on is asked for with its successor, and some are asked for twice: so a document may
-            # count as over early, which costs another look into its page.
-            if asked + tokens < total:
+            # Where a piece is asked for in parts, some come without a successor. What is asked for twice may let a
+            # document count as over early, which costs another look into its page.
+            if asked + tokens + total // MOST_TOKENS < total:
                 self._asked[source, row] = asked + tokens, total
                 self._num_tokens += total
         while len(self._asked) > MOST_OPEN or (self._num_tokens > self._most_tokens and len(self._asked) > 1):
             self._num_tokens -= self._asked.pop(next(iter(self._asked)))[1]
-        table = np.array(list(self._asked), np.int64).reshape(-1, 2).T
+        table = np.array([*self._asked], np.int64).reshape(-1, 2).T
         return table[0], table[1]
 
 
@@ -244,7 +245,7 @@ class _ServedPart:
         self._over: dict[int, NDArray[np.int32]] = {}
         """By source: how many clients need each page no more."""
         self._is_cut = part.is_cut
-        self._open = OpenRows(cache_bytes // _ID_BYTES)
+        self._open = OpenRows(max(cache_bytes, OPEN_BYTES) // 8)
 
     def read(self, arrays: Arrays) -> Arrays:
         pieces = pieces_of(arrays)
