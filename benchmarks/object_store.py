@@ -32,6 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import write_recipe, write_tokens
 
+from torchmix.catalog.open_part import open_part
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.layout import Layout
 from torchmix.reader.source_pages import SourcePages
@@ -40,9 +41,10 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.service.client import LoaderLinks
 from torchmix.service.main import LoaderStart
-from torchmix.service.messages import LoaderPing, LoaderPong
+from torchmix.service.messages import LoaderHello, LoaderPing, LoaderPong
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.pool import LoaderPool
+from torchmix.service.served import transforms_digest
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.replica_steps import StreamSettings
 
@@ -137,15 +139,21 @@ def running_loader(recipe_path: Path) -> Iterator[LoaderPool]:
             pool.close()
 
 
-def figures_of(endpoint: str) -> Mapping[str, int | float]:
-    """What a loader counts."""
+def figures_of(endpoint: str, recipe_path: Path) -> Mapping[str, int | float]:
+    """What a loader of a recipe counts."""
+    recipe = load_recipe(recipe_path)
+    catalog = open_part(recipe_path.parent / recipe.catalog, part_of(recipe, "train"))
+    hello = LoaderHello(
+        client="benchmark", catalog=catalog.fingerprint, transforms=transforms_digest(catalog, recipe.seed)
+    )
     links, deadline_s = LoaderLinks(), time.monotonic() + 60
     links.open(endpoint)
     try:
         while time.monotonic() < deadline_s:
             for said in links.wait(1.0):
                 if said.news == "connected":
-                    links.send(endpoint, LoaderPing(number=0, settled_bytes=0))
+                    links.send(endpoint, hello)
+                    links.send(endpoint, LoaderPing(number=0))
                 elif isinstance(said.message, LoaderPong):
                     return said.message.figures
         raise TimeoutError(f"{endpoint} says nothing")
@@ -157,7 +165,7 @@ def through_loader_s(recipe_path: Path, num_steps: int) -> tuple[list[float], fl
     """Seconds of each step that a loader reads, and the share of pages that it had at hand when they were asked for."""
     with running_loader(recipe_path) as pool:
         seconds = stream_s(recipe_path, num_steps, FleetSettings(endpoints=pool.endpoints, lost_s=60.0))
-        figures = figures_of(pool.endpoints[0])
+        figures = figures_of(pool.endpoints[0], recipe_path)
     return seconds, figures["cache_hits"] / (figures["cache_hits"] + figures["cache_misses"])
 
 

@@ -23,7 +23,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import LoaderLost, OptionError, PlanError
 from torchmix.service.client import LoaderLinks
 from torchmix.service.fleet_reader import FleetReader
-from torchmix.service.keys import client_keys, server_keys, write_keys
+from torchmix.service.keys import ClientKeys, client_keys, server_keys, write_keys
 from torchmix.service.main import clients_within
 from torchmix.service.messages import (
     MOST_BODY_BYTES,
@@ -63,9 +63,9 @@ def folder(tmp_path) -> Path:
 class Caller:
     """A client that says what the test likes."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: ClientKeys | None = None) -> None:
         self.endpoint = endpoint
-        self.links = LoaderLinks()
+        self.links = LoaderLinks(keys)
         self.links.open(endpoint)
         self.next(lambda said: said.news == "connected")
 
@@ -106,8 +106,8 @@ def caller(world, catalog, folder) -> Iterator[Caller]:
 
 
 def test_a_client_says_hello_first_and_again_when_it_is_forgotten(caller, catalog):
-    refusal = caller.request(1)
-    assert isinstance(refusal, LoaderRefusal) and refusal.is_unknown
+    for refusal in (caller.request(1), caller.ask(LoaderPing(number=0))):
+        assert isinstance(refusal, LoaderRefusal) and refusal.is_unknown
     assert isinstance(caller.ask(hello_of(catalog)), LoaderWelcome)
     assert isinstance(caller.request(1), PieceReply)
 
@@ -294,6 +294,41 @@ def test_a_client_whose_key_is_added_later_is_let_in(world, catalog, key_folders
         (tmp_path / "k" / "client-new.secret").chmod(0o600)
         with fleet_reader(catalog, [loader.endpoint], keys=client_keys(tmp_path / "k" / "client-new.secret")) as reader:
             assert reader.stats()["loaders_ready"] == 1
+
+
+def test_a_client_whose_key_is_removed_is_asked_no_more(world, catalog, tmp_path):
+    keys = tmp_path / "k"
+    write_keys(keys, new_pair, num_clients=2)
+    with running(catalog, world.directory, "tcp://127.0.0.1:0", keys=server_keys(keys)) as loader:
+        others = Caller(loader.endpoint, client_keys(keys / "client-0.secret"))
+        ours = Caller(loader.endpoint, client_keys(keys / "client-1.secret"))
+        with contextlib.closing(others.links), contextlib.closing(ours.links):
+            for one in (others, ours):
+                assert isinstance(one.ask(hello_of(catalog)), LoaderWelcome)
+                assert isinstance(one.request(1), PieceReply)
+            (keys / "client-1.public").unlink()
+            answers = []
+            began_s = time.monotonic()
+            while not answers or not isinstance(answers[-1], LoaderRefusal):
+                assert time.monotonic() - began_s < LONG_S
+                answers.append(ours.request(1, number=2 + len(answers)))
+            assert "was removed from the loader's keys" in answers[-1].reason and not answers[-1].is_unknown
+            assert isinstance(others.request(1, number=2), PieceReply)
+            # Whoever connects again is not let in.
+            ours.links.shut(loader.endpoint)
+            ours.links.open(loader.endpoint)
+            assert "does not know the public key" in ours.next(lambda said: said.news == "denied").reason
+            # What it says over a connection that it has kept is not looked at, and not answered.
+            assert loader.figures()["clients"] == 1 and loader.figures()["requests_denied"] >= 2
+
+
+def test_what_a_client_says_forges_no_line_of_a_log(caller, catalog, caplog):
+    forged = "me\n12:00:00 CRITICAL all data is lost\x1b[2J\u202e"
+    assert isinstance(caller.ask(hello_of(catalog, client=forged, catalog=forged)), LoaderRefusal)
+    [text] = [record.getMessage() for record in caplog.records if "is refused" in record.getMessage()]
+    assert "\n" not in text and text.isprintable() and r"me\n12:00:00 CRITICAL" in text
+    caller.ask(hello_of(catalog, client="x" * 4096, catalog="y" * 4096))
+    assert len(caplog.records[-1].getMessage()) < 3000
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["a folder of this user", "a folder that others write"])

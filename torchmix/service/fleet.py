@@ -27,6 +27,7 @@ from torchmix.errors import CatalogError, LoaderLost, WireError
 from torchmix.service.members import PING_S, FleetMember, FleetMembers
 from torchmix.service.messages import (
     MOST_PAGES,
+    MOST_REASON,
     Arrays,
     BusyReply,
     FailureReply,
@@ -37,6 +38,7 @@ from torchmix.service.messages import (
     PieceReply,
     PieceRequest,
     forms_of,
+    one_line,
 )
 from torchmix.service.routing import ranking
 
@@ -238,7 +240,7 @@ class LoaderFleet:
     def _fail(self, call: _Call, k: int, one: FleetMember, error: Exception) -> None:
         """A loader has failed at a request: ask the next one, or raise."""
         self._counts["failed"] += 1
-        logger.warning("loader %s cannot answer a request: %s", one.endpoint, error)
+        logger.warning("loader %s cannot answer a request: %s", one.endpoint, one_line(str(error), MOST_REASON))
         failures = call.failures[k]
         is_told_twice = any(isinstance(other, CatalogError) for other in failures.values())
         failures[one.endpoint] = error

@@ -23,12 +23,14 @@ from torchmix.errors import LoaderLost
 from torchmix.reader.protocol import StoppedWaiting
 from torchmix.service.endpoints import Endpoints
 from torchmix.service.messages import (
+    MOST_REASON,
     WINDOW_BYTES,
     FromClient,
     LoaderHello,
     LoaderPong,
     LoaderRefusal,
     LoaderWelcome,
+    one_line,
 )
 from torchmix.service.routing import SourceRoutes, loader_keys
 
@@ -268,12 +270,12 @@ class FleetMembers:
             if said.message.is_unknown:
                 self.links.send(one.endpoint, self._hello)
                 return False
-            self.set_state(one, "refused", said.message.reason)
+            self.set_state(one, "refused", one_line(said.message.reason, MOST_REASON))
             return True
         elif one.state == "silent":
             self.set_state(one, "ready")
         if isinstance(said.message, LoaderPong):
-            one.figures, one.words = dict(said.message.figures), said.message.words
+            one.figures, one.words = dict(said.message.figures), tuple(map(one_line, said.message.words))
         return isinstance(said.message, LoaderWelcome)
 
     def set_state(self, one: FleetMember, state: State, reason: str = "") -> None:

@@ -45,6 +45,8 @@ MOST_PAGES = 1 << 15
 """Pages of a message, and pages ahead that a loader keeps in mind for a client."""
 MOST_EPOCH = 1 << 31
 MOST_NAMES = 1 << 16
+MOST_REASON = 2000
+"""Characters of a refusal, or of an error, in a log."""
 MOST_ARRAYS = 8
 """Arrays of a message."""
 
@@ -166,6 +168,17 @@ _ROW_WORDS = 512
 """Words of 8 bytes in a row of the checksum."""
 _NAME_OF_DTYPE = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
 _COLUMN_DTYPES = [np.dtype(np.int32), *[np.dtype(np.int64)] * 4]
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """What another process has said, for a log: one line without control characters, which could forge others.
+
+    Args:
+        text: Of any length.
+        most: Characters that are kept, before they are escaped.
+    """
+    kept = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in kept)
 
 
 def planned_bytes(num_pieces: int, num_tokens: int) -> int:

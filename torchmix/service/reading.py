@@ -19,7 +19,16 @@ import msgspec
 
 from torchmix.array_types import Int64Array
 from torchmix.parallel.error_form import ErrorForm
-from torchmix.service.messages import MOST_PAGES, Arrays, FailureReply, PieceReply, encode, forms_of
+from torchmix.service.messages import (
+    MOST_PAGES,
+    MOST_REASON,
+    Arrays,
+    FailureReply,
+    PieceReply,
+    encode,
+    forms_of,
+    one_line,
+)
 from torchmix.service.served import ServedCatalogs
 
 logger = logging.getLogger(__name__)
@@ -163,7 +172,7 @@ class ReadingThread:
             return encode(reply, arrays)
         except Exception as error:  # the edge of a process: carried to the client
             self.num_failures += 1
-            logger.warning("a request of a client failed: %s", error)
+            logger.warning("a request of a client failed: %s", one_line(str(error), MOST_REASON))
             return encode(FailureReply(number=work.number, error=ErrorForm.of(error)))
 
     def _prepare(self, work: Work, pages: Int64Array) -> None:
@@ -178,7 +187,7 @@ class ReadingThread:
                 self._served.warm(work.catalog, work.source, pages[:at_once])
             self._count()
         except Exception as error:  # the request that needs the page raises it
-            logger.warning("met while reading ahead: %s", error)
+            logger.warning("met while reading ahead: %s", one_line(str(error), MOST_REASON))
 
 
 class _Turns:

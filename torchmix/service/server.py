@@ -27,6 +27,7 @@ from torchmix.service.connections import OPTIONS, Connections
 from torchmix.service.endpoints import check_ipc, is_beyond_this_machine
 from torchmix.service.keys import KeyPair, ServerKeys
 from torchmix.service.messages import (
+    MOST_REASON,
     MOST_REQUEST_BYTES,
     WINDOW_BYTES,
     Arrays,
@@ -42,6 +43,7 @@ from torchmix.service.messages import (
     checksum_in,
     decode_of_client,
     encode,
+    one_line,
     pages_of,
     pieces_of,
     planned_bytes,
@@ -56,6 +58,10 @@ OWED_BYTES = 256 << 20
 after the other."""
 SILENT_CLIENT_S = 120.0
 """A client that has said nothing for so long says hello again."""
+KNOWN_S = 1.0
+"""Between two looks whether the key of a message is still a client's."""
+UNKNOWN_S = 0.1
+"""Between two looks for new keys while unknown ones come."""
 _ZAP = "inproc://zeromq.zap.01"
 _DOMAIN = b"torchmix"
 _LOOK_S = 0.1
@@ -102,6 +108,7 @@ class LoaderServer:
         self._served, self._window_bytes, self._most_owed = served, window_bytes, owed_bytes
         self._allowed, self._words, self._most_clients = keys, words, most_clients
         self._known_keys: frozenset[str] = frozenset()
+        self._looked_s = -KNOWN_S
         self._context = zmq.Context()
         self._socket: Any = None
         self._zap: Any = None
@@ -232,18 +239,34 @@ class LoaderServer:
         except ValueError:
             return
         key = zmq.utils.z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else ""
-        assert self._allowed is not None
-        if key not in self._known_keys:
-            try:
-                self._known_keys = self._allowed.allowed()
-            except OptionError as error:
-                logger.warning("keys of clients cannot be read: %s", error)
-        is_known = domain == _DOMAIN and key in self._known_keys
+        is_known = domain == _DOMAIN and self._is_known(key)
         if not is_known:
             self._counts["denied"] += 1
             logger.warning("a client with the unknown public key %s was turned away", key)
         answer = [b"200", b"OK", key.encode()] if is_known else [b"400", b"unknown key", b""]
         self._zap.send_multipart([*frames[:cut], b"1.0", number, *answer, b""])
+
+    def _is_known(self, key: str) -> bool:
+        """Whether a public key is a client's, or was a moment ago."""
+        assert self._allowed is not None
+        if time.monotonic() - self._looked_s >= (KNOWN_S if key in self._known_keys else UNKNOWN_S):
+            self._known_keys, self._looked_s = self._allowed.allowed(), time.monotonic()
+        return key in self._known_keys
+
+    def _is_let_in(self, sender: bytes, frame: Any) -> bool:
+        """Whether who sent a frame may still ask: its key may have been removed since it came."""
+        try:
+            key = str(frame.get("User-Id"))
+        except zmq.ZMQError:  # it came in without one, where none is needed
+            return True
+        if self._is_known(key):
+            return True
+        if (client := self._clients.pop(sender, None)) is not None:
+            self._forget(client)
+            self._counts["denied"] += 1
+            logger.warning("a client is turned away: its public key %s was removed", key)
+            self._send(sender, encode(LoaderRefusal(reason=f"the public key {key} was removed from the loader's keys")))
+        return False
 
     def _poke(self) -> None:
         with suppress(OSError):  # it is awake, or gone
@@ -257,6 +280,8 @@ class LoaderServer:
                 return
             if frames:
                 self._connections.hear(frames)
+                if not self._is_let_in(sender.bytes, frames[0]):
+                    continue
             try:
                 message, arrays = decode_of_client([frame.buffer for frame in frames])
                 self._answer(sender.bytes, message, arrays, checksum_in(frames[0].buffer))
@@ -270,18 +295,18 @@ class LoaderServer:
             client.heard_s = time.monotonic()
         if isinstance(message, LoaderHello):
             self._greet(sender, message)
+        elif client is None:
+            self._send(sender, encode(LoaderRefusal(reason="say hello first", is_unknown=True)))
         elif isinstance(message, LoaderPing):
             pong = LoaderPong(
                 number=message.number,
-                owed=0 if client is None else client.num_owed,
+                owed=client.num_owed,
                 waiting=self._reading.num_waiting,
                 at_hand_s=self._reading.at_hand_s,
                 figures=self.figures(),
                 words=self._words(),
             )
             self._send(sender, encode(pong))
-        elif client is None:
-            self._send(sender, encode(LoaderRefusal(reason="say hello first", is_unknown=True)))
         elif isinstance(message, PieceRequest):
             self._accept(client, message, arrays, checksum)
         else:
@@ -290,15 +315,13 @@ class LoaderServer:
     def _greet(self, sender: bytes, hello: LoaderHello) -> None:
         now = time.monotonic()
         for one in [one for one in self._clients.values() if now - one.heard_s > SILENT_CLIENT_S]:
-            del self._clients[one.sender]
-            while one.leaving:
-                self._owe_less(one, one.leaving.popleft()[1])
+            self._forget(self._clients.pop(one.sender))
         reason = self._served.refusal(hello)
         if not reason and sender not in self._clients and len(self._clients) >= self._most_clients:
             reason = f"this loader serves {len(self._clients)} clients, all that its open files allow; raise ulimit -n"
         if reason:
             self._counts["refused"] += 1
-            logger.warning("client %s is refused: %s", hello.client, reason)
+            logger.warning("client %s is refused: %s", one_line(hello.client), one_line(reason, MOST_REASON))
             self._send(sender, encode(LoaderRefusal(reason=reason[:4096])))
             return
         # Who says hello again owes no less for it.
@@ -330,6 +353,11 @@ class LoaderServer:
                 until_s=time.monotonic() + message.patience_ms / 1000,
             )
         )
+
+    def _forget(self, client: Asker) -> None:
+        """Owe nothing to a client that is known no more."""
+        while client.leaving:
+            self._owe_less(client, client.leaving.popleft()[1])
 
     def _settle(self, client: Asker) -> None:
         """Owe a client no more what has left."""
