@@ -400,6 +400,31 @@ def connections(siege: Siege, mib: int) -> None:
         time.sleep(3.0)
 
 
+def endless_messages(siege: Siege, mib: int) -> None:
+    """Messages of many frames over many connections, each within its own bound."""
+    frame = bytes(1 << 20)
+    with ExitStack() as stack, suppress(zmq.Again):
+        links = [stack.enter_context(siege.foe()) for _ in range(max(2, mib // 25))]
+        for link in links:
+            for k in range(24):
+                link.send(frame, zmq.SNDMORE if k < 23 else 0, copy=False)
+        for link in links:
+            link.send(frame, zmq.SNDMORE, copy=False)
+        _until_sent(siege, links[0])
+
+
+def one_identity(siege: Siege, _: int) -> None:
+    """Two connections that say they are the same client, each with requests; and hellos over and over."""
+    asked = siege.pieces(random.Random(siege.seed), 5)
+    for _ in range(20):
+        with siege.foe(ROUTING_ID=b"client") as one, siege.foe(ROUTING_ID=b"client") as other:
+            for number in range(50):
+                for link in (one, other):
+                    message = PieceRequest(number=number, patience_ms=600_000, forms=forms_of(asked))
+                    link.send_multipart(encode(message, asked))
+                    link.send_multipart(encode(siege.hello()))
+
+
 Floods = tuple[Callable[[Siege, int], None], ...]
 FLOODS: Floods = (
     pings_unread,
@@ -410,6 +435,8 @@ FLOODS: Floods = (
     pages_ahead,
     replies_unread,
     endless_message,
+    endless_messages,
+    one_identity,
 )
 
 
