@@ -30,6 +30,7 @@ KINDS = (
     "shares",
     "schedule",
     "stage",
+    "epochs",
     "add_source",
     "remove_source",
     "add_file",
@@ -314,6 +315,13 @@ class World:
             begin = max(state.step, last["from_step"] + 1) + draw.randint(0, 6)
             length = last.get("length", LENGTH) * draw.choice([1, 2])
             self.stages.append({"from_step": begin, "samples": draw.randint(2, 8), "length": min(length, 4 * LENGTH)})
+        elif kind == "epochs":
+            name = draw.choice([name for name in sorted(self.weights) if name not in (UNTOUCHED, "talk")])
+            if name in self.ends and draw.random() < 0.3:
+                del self.ends[name]
+            else:
+                epoch = next((one.epoch for one in state.streams if one.name == name), 0)
+                self.ends[name] = max(epoch + draw.randint(0, 1), self.ends.get(name, 0)) + 1
         elif kind == "add_source":
             name = f"n{len(self.rows)}"
             self.add_file(name)

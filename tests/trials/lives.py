@@ -187,7 +187,8 @@ class Ledger:
         self._open_lanes()
         drawn = self.drawn(state)
         # A stream that has run out stands at the end of its last epoch, where new rows come once.
-        last = {name: count - 1 for name, count in (self.world.ends | self.ends).items()}
+        left = {name: count for name, count in self.ends.items() if name not in self.world.streams()}
+        last = {name: count - 1 for name, count in (left | self.world.ends).items()}
         epochs = {one.name: min(one.epoch, last.get(one.name, one.epoch)) for one in state.streams}
         self.ends = dict(self.world.ends)
         homes = {key: stream for key, stream in self.world.homes().items() if key[0] not in self.world.denied}
