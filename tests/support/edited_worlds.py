@@ -20,11 +20,14 @@ import yaml
 
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe
+from torchmix.recipe.parts import with_all_sources
 from torchmix.steps.state import LoaderState
 
 LENGTH = 64
 UNTOUCHED = "z"
 """A source that no edit touches."""
+VALIDATION = "v"
+"""A source of validation alone."""
 KINDS = (
     "shares",
     "shares",
@@ -219,6 +222,9 @@ class World:
             recipe["hold_out"] = {"validation": {name: f"{part:.0%}" for name, part in self.held.items()}}
         if self.split:
             recipe["split"] = list(self.split)
+        if VALIDATION in self.rows:
+            own = {"path": f"{VALIDATION}/*.parquet", "tokens": "ids"}
+            recipe["validation"] = {"sources": {VALIDATION: own}, "mixture": {VALIDATION: 1}}
         named = sorted(number for number in self.denied if self.documents[number].source in self.sources())
         if named:
             table = {
@@ -229,7 +235,7 @@ class World:
             recipe["deny"] = ["deny.parquet"]
         path = self.folder / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-        index_recipe(load_recipe(path), self.folder)
+        index_recipe(with_all_sources(load_recipe(path)), self.folder)
         return path
 
     def held_out(self) -> set[int]:
@@ -432,7 +438,8 @@ def make_world(draw: random.Random, folder: Path) -> World:
     overflow = draw.choice(["split", "split", "truncate", "drop"])
     world.extra = {
         "shuffle": {"method": draw.choice(["page", "page", "row", "none"]), "window_pages": draw.randint(1, 4)},
-        "packing": {"method": method, "overflow": overflow},
+        "packing": {"method": method, "overflow": overflow, "align_tokens": draw.choice([1, 8, 8, 16])},
+        "unit": "documents" if draw.random() < 0.15 and (method, overflow) != ("pad", "split") else "tokens",
         "ids": draw.random() < 0.5,
     }
     for name in (UNTOUCHED, "a", "b"):
@@ -473,6 +480,8 @@ def make_world(draw: random.Random, folder: Path) -> World:
         world.split = (9, 1)
     elif cut < 0.4:
         world.held = {name: draw.choice([0.1, 0.4]) for name in ("b", UNTOUCHED) if name == "b" or draw.random() < 0.5}
+    elif cut < 0.55:
+        world.add_file(VALIDATION)
     while not world.is_whole():
         for one in world.selections.values():
             one.least = draw.randint(1, 8)

@@ -40,7 +40,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tests.support.book_shares import mean_shares
-from tests.support.edited_worlds import KINDS, LENGTH, UNTOUCHED, World, make_world
+from tests.support.edited_worlds import KINDS, LENGTH, UNTOUCHED, VALIDATION, World, make_world
 from tests.support.loaders import Rank, run_job, write_job
 from torchmix.catalog.open_part import open_part
 from torchmix.catalog.store import Catalog
@@ -283,7 +283,7 @@ class Life:
 
     def write(self) -> None:
         self.path = self.world.write()
-        held = self.world.held_out() - self.world.denied
+        held = {*self.world.held_out(), *self.world.rows.get(VALIDATION, ())} - self.world.denied
         if held:
             self.check_validation(held)
 
@@ -422,8 +422,11 @@ class Life:
 
     def _judge_owed(self, planner: Planner, new: Pieces, asked: Counts, gone: frozenset[str], length: int) -> None:
         drawn = np.zeros(len(planner.streams), np.int64)
-        np.add.at(drawn, new.stream, new.tokens)
         most = length if self.world.extra["packing"]["method"] != "pad" else 8 * length
+        cost = new.tokens
+        if self.world.extra["unit"] == "documents":
+            cost, most = 64 * (cost > 0), 64 * most // length
+        np.add.at(drawn, new.stream, cost)
         for name, more, less in zip(planner.streams, asked.tolist(), drawn.tolist(), strict=True):
             owed = self.run.owed[name] = 0 if name in gone else self.run.owed[name] + more - less
             assert 2 * abs(owed) <= most, f"{self.name} step {self.run.step}: {name} is owed {owed} tokens"
