@@ -26,16 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 from planning import make_planner
 
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import in_hash_order, in_rows, report
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.graph.strategy import backbone_cost
-from torchmix.planner.methods.dealing import equal_counts, zigzag
-from torchmix.planner.methods.karmarkar_karp import karmarkar_karp
-from torchmix.planner.methods.lpt import lpt
+from torchmix.planner.methods import equal_counts, karmarkar_karp, lpt, zigzag
 from torchmix.planner.plan import ModulePlan, StepPlan, plan_digest
 from torchmix.planner.planner import Planner
-from torchmix.planner.simulation.rivals import bins_of, by_rank_sums, next_fit
+from torchmix.planner.simulation import bins_of, by_rank_sums, next_fit
 
 Items = NDArray[np.int64]
 PER_TOKEN = 55_296

@@ -31,8 +31,7 @@ import pyarrow.parquet as pq
 import zmq
 from numpy.typing import NDArray
 
-from torchmix.catalog.open_part import open_part
-from torchmix.catalog.store import Catalog
+from torchmix.catalog.store import Catalog, open_part
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of

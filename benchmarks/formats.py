@@ -87,7 +87,7 @@ def make_documents(kind: str, num_tokens: int, seed: int) -> list[Any]:
 
 def write_files(folder: Path, kind: str, suffix: str, options: argparse.Namespace) -> None:
     """The documents in files of one format and compression."""
-    from torchmix.formats.jsonl.reframe import reframe
+    from torchmix.formats.jsonl.frames import reframe
 
     for i in range(options.files):
         path = folder / f"{kind}-{i:02d}.{suffix}"

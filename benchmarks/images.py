@@ -28,15 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.parallel.layout import Layout
-from torchmix.planner.balance import in_hash_order
-from torchmix.planner.cost import encoder_cost
+from torchmix.parallel.place_tree import Layout
+from torchmix.planner.balance import encoder_cost, in_hash_order
 from torchmix.planner.graph.items import ItemBalance, place_items
-from torchmix.planner.items import Items
-from torchmix.planner.methods.lpt import lpt
-from torchmix.planner.plan import ItemPlan
-from torchmix.recipe.balance.structs import EncoderModel
-from torchmix.transform.images.dynamic import DynamicRule
+from torchmix.planner.methods import lpt
+from torchmix.planner.plan import ItemPlan, Items
+from torchmix.recipe.structs import EncoderModel
+from torchmix.transform.images.rules import DynamicRule
 
 LENGTH = 8192
 SAMPLES_OF_RANK = 4

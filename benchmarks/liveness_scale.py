@@ -20,11 +20,11 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from torchmix.parallel.liveness import host_watch, pulse, ring
-from torchmix.parallel.liveness.evidence import Evidence, RankIdentity
-from torchmix.parallel.liveness.known_loss import KnownLoss
-from torchmix.parallel.liveness.patience import Patience
-from torchmix.parallel.liveness.records import Records
+from torchmix.parallel.liveness import guard as host_watch
+from torchmix.parallel.liveness import guard as pulse
+from torchmix.parallel.liveness import ring
+from torchmix.parallel.liveness.evidence import Evidence, Patience, RankIdentity, Records
+from torchmix.parallel.liveness.guard import KnownLoss
 
 QUIET_S, LONGEST_S = 120.0, 120.0
 

@@ -28,10 +28,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from process_trees import Contestant, memory_mib, reply
 
-from torchmix.catalog.file_table import PageColumns, table_of_file
-from torchmix.catalog.lock import catalog_lock
+from torchmix.catalog.page_table import PageColumns, table_of_file
 from torchmix.catalog.parts import FilePart
-from torchmix.catalog.publish import publish, write_source
+from torchmix.catalog.publish import catalog_lock, publish, write_source
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.planner.planner import open_planner

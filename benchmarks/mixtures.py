@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from torchmix.catalog.properties.expression import kept_rows
+from torchmix.catalog.properties import kept_rows
 from torchmix.catalog.sizes import SourceSizes, window_units_of_view
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.spaces.space import SourceSpace
-from torchmix.mixture.spaces.view import ViewSpace
+from torchmix.mixture.spaces import SourceSpace, ViewSpace
 from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of

@@ -71,7 +71,7 @@ def write_sources(folder: Path, count: int, tokens: int) -> list[Path]:
 
 def write_job(folder: Path, paths: list[Path], cache_mib: int) -> Path:
     """A recipe over these sources, indexed."""
-    from torchmix.indexing.index import index
+    from torchmix.indexing.scan import index
 
     names = [path.stem.replace("-", "") for path in paths]
     sources = "\n".join(

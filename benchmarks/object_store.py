@@ -32,11 +32,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import write_recipe, write_tokens
 
-from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import open_part
 from torchmix.indexing.scan import index_recipe
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.reader.source_pages import SourcePages
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.service.client import LoaderLinks

@@ -18,13 +18,12 @@ from fractions import Fraction
 import numpy as np
 
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.planner import Planner
-from torchmix.recipe.balance.structs import Balance, Model
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.recipe.structs import Batch, Packing, Recipe, Source
-from torchmix.stateful.ahead import Ahead
+from torchmix.recipe.structs import Balance, Batch, Model, Packing, Recipe, Source
+from torchmix.stateful.feed import Ahead
 
 
 def make_sizes(num_documents: int, longest: int, salt: int) -> SourceSizes:

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import write_recipe, write_tokens
 
 from torchmix.indexing.scan import index_recipe
-from torchmix.parallel.layout import Layout
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.parallel.place_tree import Layout
+from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.stateful.stream import StepStream

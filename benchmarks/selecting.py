@@ -20,10 +20,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from torchmix.catalog.properties.expression import kept_rows
+from torchmix.catalog.properties import kept_rows
 from torchmix.catalog.sizes import SourceSizes, window_units_of_view
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.spaces.view import ViewSpace
+from torchmix.mixture.spaces import ViewSpace
 
 LANGUAGES = ["en", "de", "fr", "sv"]
 WHERE = "lang = 'de' and quality >= 0.6"

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from torchmix.catalog.sizes import DECODED_TOKEN_BYTES
 from torchmix.catalog.store import Catalog
-from torchmix.cli.check.findings import sources_findings
+from torchmix.cli.findings import sources_findings
 from torchmix.indexing.scan import index_recipe
 from torchmix.planner.planner import open_planner
 from torchmix.reader.reader import Reader

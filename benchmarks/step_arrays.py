@@ -22,10 +22,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from torchmix.constructor.arrays import StepMemory
 from torchmix.constructor.build import ReplicaPieces, build
-from torchmix.constructor.context_parallel import cp_slices, share_of
-from torchmix.constructor.fields import StepTensors
-from torchmix.constructor.memory import StepMemory
+from torchmix.constructor.fields import StepTensors, cp_slices, share_of
 from torchmix.parallel.place_tree import Role
 from torchmix.recipe.structs import Packing
 

@@ -49,22 +49,16 @@ ROOMS = (
 RE_EXPORTING = ("torchmix", "torchmix.parallel", "torchmix.stateful", "torchmix.megatron_adapter")
 FIRST_ROOM_WITH_TORCH = "constructor"
 TORCH_FILES_ABOVE = (
-    "parallel/modules/route.py",
+    "parallel/routes.py",
     "parallel/groups.py",
-    "parallel/shares/share.py",
     "parallel/fan_out.py",
     "parallel/liveness/open.py",
 )
 TORCH_FREE_FILES_BELOW = (
     "constructor/arrays.py",
-    "constructor/memory.py",
-    "constructor/ramps.py",
-    "constructor/boundaries.py",
+    "constructor/spans.py",
     "constructor/build.py",
-    "constructor/row_arrays.py",
-    "constructor/joined_steps.py",
-    "constructor/modules/routes.py",
-    "constructor/modules/arrays.py",
+    "constructor/modules.py",
 )
 TORCH_FREE_ROOMS_BELOW = ("steps", "lineage")
 """What a worker process or the command line imports."""

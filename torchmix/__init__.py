@@ -64,21 +64,23 @@ from torchmix.errors import (
 
 if TYPE_CHECKING:
     from torchmix.constructor.fields import Microbatch
-    from torchmix.indexing.index import index
-    from torchmix.pages.open import open_pages
-    from torchmix.pages.pages import Pages
+    from torchmix.indexing.scan import index
+    from torchmix.pages import Pages, open_pages
     from torchmix.parallel.place_tree import ClientPlaceTree
     from torchmix.parallel.topology import Topology
     from torchmix.planner.plan import StepPlan
     from torchmix.planner.plans import plan
-    from torchmix.recipe.balance.structs import Balance, EncoderModel, Model, Module
     from torchmix.recipe.load import check_recipe, load_recipe
     from torchmix.recipe.structs import (
+        Balance,
         Batch,
         Change,
+        EncoderModel,
         Evaluation,
         Group,
         Loaders,
+        Model,
+        Module,
         Packing,
         PathProperty,
         Quantiles,
@@ -92,7 +94,7 @@ if TYPE_CHECKING:
     from torchmix.stateful.loader import StatefulDataLoader
     from torchmix.stateful.metrics import flat_stats, prometheus_text
     from torchmix.stateful.open import build_loader
-    from torchmix.steps.worker.early import start_worker
+    from torchmix.steps.worker.open_node import start_worker
 
 __version__ = "0.1.0"
 __all__ = [
@@ -161,19 +163,19 @@ __all__ = [
 ]
 
 _HOME_OF_LAZY_NAME = {
-    "Balance": "torchmix.recipe.balance.structs",
+    "Balance": "torchmix.recipe.structs",
     "Batch": "torchmix.recipe.structs",
     "Change": "torchmix.recipe.structs",
     "ClientPlaceTree": "torchmix.parallel.place_tree",
-    "EncoderModel": "torchmix.recipe.balance.structs",
+    "EncoderModel": "torchmix.recipe.structs",
     "Evaluation": "torchmix.recipe.structs",
     "Group": "torchmix.recipe.structs",
     "Loaders": "torchmix.recipe.structs",
     "Microbatch": "torchmix.constructor.fields",
-    "Model": "torchmix.recipe.balance.structs",
-    "Module": "torchmix.recipe.balance.structs",
+    "Model": "torchmix.recipe.structs",
+    "Module": "torchmix.recipe.structs",
     "Packing": "torchmix.recipe.structs",
-    "Pages": "torchmix.pages.pages",
+    "Pages": "torchmix.pages",
     "PathProperty": "torchmix.recipe.structs",
     "Quantiles": "torchmix.recipe.structs",
     "RampStage": "torchmix.recipe.structs",
@@ -188,12 +190,12 @@ _HOME_OF_LAZY_NAME = {
     "build_loader": "torchmix.stateful.open",
     "check_recipe": "torchmix.recipe.load",
     "flat_stats": "torchmix.stateful.metrics",
-    "index": "torchmix.indexing.index",
+    "index": "torchmix.indexing.scan",
     "load_recipe": "torchmix.recipe.load",
-    "open_pages": "torchmix.pages.open",
+    "open_pages": "torchmix.pages",
     "plan": "torchmix.planner.plans",
     "prometheus_text": "torchmix.stateful.metrics",
-    "start_worker": "torchmix.steps.worker.early",
+    "start_worker": "torchmix.steps.worker.open_node",
 }
 
 

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import torchmix
-from torchmix.cli.plan.report.figures import heat_maps
-from torchmix.cli.plan.report.numbers import ReportNumbers
-from torchmix.planner.cost import cost_model
+from torchmix.cli.plan.report import ReportNumbers, heat_maps
+from torchmix.planner.balance import cost_model
 from torchmix.planner.graph.drawing import drawing_of
 
 LENGTH = 32_768

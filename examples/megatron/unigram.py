@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from torchmix.recipe.mixture.shares_of_part import parse_shares
+from torchmix.recipe.changes import parse_shares
 from torchmix.recipe.structs import Recipe, Source
 
 END_OF_DOCUMENT = 256

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import torchmix
-from torchmix.constructor.fields import Microbatch
-from torchmix.constructor.modules.batch import ModuleBatch
+from torchmix.constructor.fields import Microbatch, ModuleBatch
 from torchmix.parallel import HeldRows, Topology, place_rows, route
 
 WIDTH, HEADS, LAYERS = 64, 4, 2

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from torchmix.boards.last_words import MOST_CHARACTERS, MOST_LINES, LastWords
+from torchmix.boards.board import MOST_CHARACTERS, MOST_LINES, LastWords
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmix.boards.leftovers import Leftover, clean, leftovers
+from torchmix.boards.find import Leftover, clean, leftovers
 from torchmix.boards.socket_folders import socket_folder
 from torchmix.parallel.liveness.evidence import identity_of_this_process
 

@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchmix.catalog import file_table
-from torchmix.catalog.file_table import PageColumns, table_of_file
-from torchmix.catalog.page_table import PageTable
+from torchmix.catalog import page_table as file_table
+from torchmix.catalog.page_table import PageColumns, PageTable, table_of_file
 
 
 def table_of(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchmix.catalog.first_rows import FirstRows
+from torchmix.catalog.page_table import FirstRows
 
 
 def make(rows_of_chunk: list[list[int]]) -> tuple[FirstRows, np.ndarray]:
@@ -26,8 +26,8 @@ def random_chunks(seed: int) -> list[list[int]]:
 )
 @pytest.mark.parametrize(("whole_pages", "most_slices"), [(1000, 0), (0, -1000), (0, 16)])
 def test_entries_and_searches_are_those_of_the_array(rows_of_chunk, whole_pages, most_slices, monkeypatch):
-    monkeypatch.setattr("torchmix.catalog.first_rows.WHOLE_PAGES", whole_pages)
-    monkeypatch.setattr("torchmix.catalog.first_rows.MOST_SLICES", most_slices)
+    monkeypatch.setattr("torchmix.catalog.page_table.WHOLE_PAGES", whole_pages)
+    monkeypatch.setattr("torchmix.catalog.page_table.MOST_SLICES", most_slices)
     first_rows, whole = make(rows_of_chunk)
     assert len(first_rows) == len(whole)
     assert first_rows.tolist() == whole.tolist() == np.asarray(first_rows).tolist()
@@ -50,7 +50,7 @@ def test_entries_and_searches_are_those_of_the_array(rows_of_chunk, whole_pages,
 
 @pytest.mark.parametrize("whole_pages", [0, 1000])
 def test_rows_beyond_32_bits_of_the_source_are_found(whole_pages, monkeypatch):
-    monkeypatch.setattr("torchmix.catalog.first_rows.WHOLE_PAGES", whole_pages)
+    monkeypatch.setattr("torchmix.catalog.page_table.WHOLE_PAGES", whole_pages)
     first_rows = FirstRows(
         chunk_page=np.array([0, 2, 4]),
         chunk_row=np.array([0, 5_000_000_000, 9_000_000_000]),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.deadlines import LONG_S
 from tests.support.processes import wait_until
-from torchmix.catalog.lock import catalog_lock
+from torchmix.catalog.publish import catalog_lock
 from torchmix.errors import CatalogError
 
 

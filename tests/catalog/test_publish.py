@@ -10,9 +10,8 @@ import pytest
 from tests.support.catalogs import open_catalog
 from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
-from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import CATALOG_VERSION, MANIFEST_NAME, Manifest, read_manifest
-from torchmix.catalog.publish import publish, remove_leftovers, with_settings
+from torchmix.catalog.publish import catalog_lock, publish, remove_leftovers, with_settings
 from torchmix.catalog.settings import settings_of
 
 RECIPE = make_recipe({"peps": "30%", "web": "70%"})

@@ -10,8 +10,7 @@ from tests.support.catalogs import open_catalog
 from tests.support.parts import make_part, publish_parts
 from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import MOST_ID, IdRange
-from torchmix.catalog.store import Catalog
-from torchmix.catalog.vocabulary import ANY_MODEL, check_vocabulary, id_limit, vocabulary_misfits
+from torchmix.catalog.store import ANY_MODEL, Catalog, check_vocabulary, id_limit, vocabulary_misfits
 from torchmix.errors import RecipeError
 from torchmix.recipe.structs import Recipe
 

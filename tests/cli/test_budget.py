@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from tests.support.recipes import make_recipe
-from torchmix.cli.budget import budget_of
+from torchmix.cli.run import budget_of
 from torchmix.recipe.structs import Loaders
-from torchmix.service.scale.bounds import budget_of_cluster
+from torchmix.service.scale.loads import budget_of_cluster
 from torchmix.steps.memory_budget import loader_budget
 
 GIB = 1 << 30

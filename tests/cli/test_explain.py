@@ -9,12 +9,11 @@ import pytest
 
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.projects import make_indexed_project
-from torchmix.cli import index
-from torchmix.cli.check import command as check
+from torchmix.cli import check, index
+from torchmix.cli import show as show_step
 from torchmix.cli.init import from_files, megatron
 from torchmix.cli.main import main
-from torchmix.cli.plan import summary as plan_summary
-from torchmix.cli.show import step as show_step
+from torchmix.cli.plan import command as plan_summary
 
 RECIPE = "recipe.yaml"
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from torchmix.cli.terminal import at_least, count_text, percent_text, print_table, progress_bar
-from torchmix.recipe.byte_sizes import bytes_text
+from torchmix.recipe.amounts import bytes_text
 
 
 class Screen(io.StringIO):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchmix.constructor.boundaries import boundaries_of_documents, boundaries_of_samples
+from torchmix.constructor.spans import boundaries_of_documents, boundaries_of_samples
 
 
 def test_each_sample_is_a_segment() -> None:

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from tests.support.plans import EXPANDED, Piece, build_tensors, expanded, make_plan, random_plan, values_of
-from torchmix.constructor.arrays import NO_LOSS
+from torchmix.constructor.arrays import NO_LOSS, StepMemory
 from torchmix.constructor.build import build, pieces_of_replica
 from torchmix.constructor.fields import StepTensors
-from torchmix.constructor.memory import StepMemory
 from torchmix.errors import CorruptPage
 from torchmix.planner.plan import StepPlan
 from torchmix.recipe.structs import Packing

@@ -8,8 +8,7 @@ import torch
 
 from tests.support.plans import EXPANDED, Piece, build_tensors, expanded, make_plan, random_plan, values_of
 from torchmix.constructor.build import pieces_of_replica
-from torchmix.constructor.context_parallel import check_context_parallel, cp_slices, share_of
-from torchmix.constructor.fields import StepTensors
+from torchmix.constructor.fields import StepTensors, check_context_parallel, cp_slices, share_of
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
 from torchmix.recipe.structs import Packing

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchmix.constructor.memory import KEPT_ARRAYS, RECENT_CALLS, StepMemory
+from torchmix.constructor.arrays import KEPT_ARRAYS, RECENT_CALLS, StepMemory
 
 
 def address(array: np.ndarray) -> int:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchmix.constructor.ramps import fill_ramps
+from torchmix.constructor.arrays import fill_ramps
 
 
 @pytest.mark.parametrize("slope", [0, 1])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.plans import Piece, build_tensors, expanded, make_plan, random_plan, values_of
 from torchmix.constructor.build import build, pieces_of_replica
-from torchmix.constructor.resets import NO_RESET, cut_pieces, find_resets
+from torchmix.constructor.spans import NO_RESET, cut_pieces, find_resets
 from torchmix.planner.plan import StepPlan
 from torchmix.recipe.structs import Packing
 

@@ -7,10 +7,9 @@ import pyarrow as pa
 import torch
 
 from tests.support.plans import Piece, make_plan
-from torchmix.constructor.build import pieces_of_replica
-from torchmix.constructor.row_arrays import arrays_of_rows
-from torchmix.constructor.row_batch import rows_of_microbatches
-from torchmix.reader.pieces.piece_copy import OtherRows
+from torchmix.constructor.build import arrays_of_rows, pieces_of_replica
+from torchmix.constructor.fields import rows_of_microbatches
+from torchmix.reader.piece_copy import OtherRows
 
 DOCUMENTS = {(0, number): [number] * 3 for number in range(4)}
 PLAN = make_plan(

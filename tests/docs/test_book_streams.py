@@ -16,7 +16,7 @@ from tests.support.book_steps import steps
 from tests.support.book_streams import BookStream, flat_of, selection_of, stream_of, window_pages_of
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import View
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import book_cells
 from tests.support.selections import make_selected
-from torchmix.recipe.mixture.fit import fit_cells
+from torchmix.recipe.fit import fit_cells
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs" / "vectors.json").read_text(encoding="utf-8"))
 

@@ -18,13 +18,13 @@ from tests.support.plans import build_tensors, values_of
 from torchmix.catalog.manifest import FileEntry, source_fingerprint
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.constructor.build import ReplicaPieces
-from torchmix.constructor.context_parallel import cp_slices, share_of
+from torchmix.constructor.fields import cp_slices, share_of
 from torchmix.mixture.keys import hash_columns, keyed_order, mix64, named_key, order_by
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.permutation import permute
-from torchmix.mixture.shares.integers import integer_shares
+from torchmix.mixture.shares import integer_shares
 from torchmix.parallel.place_tree import Role
-from torchmix.parallel.shares.wire import (
+from torchmix.parallel.wire import (
     STAGES,
     Block,
     Envelope,
@@ -37,7 +37,7 @@ from torchmix.planner.pack import Pieces, piece_hashes
 from torchmix.planner.plan import name_hash
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.source.documents import PARTS, documents_of_split, rows_of
+from torchmix.recipe.sources import PARTS, documents_of_split, rows_of
 from torchmix.recipe.structs import (
     Packing,
     Source,

@@ -14,7 +14,7 @@ import pytest
 from tests.support.arrow_files import write_arrow
 from tests.support.book_pages import ends_hash, line_pages, row_pages
 from torchmix.formats.arrow.source import ArrowSource
-from torchmix.formats.jsonl.pages import GZIP
+from torchmix.formats.jsonl.lines import GZIP
 from torchmix.formats.jsonl.source import JsonLinesSource
 from torchmix.storage.random_access import LocalFile
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from torchmix.megatron_adapter import extra_args
-from torchmix.megatron_adapter.refusals import _REFUSALS
+from torchmix.megatron_adapter.flags import _REFUSALS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "megatron.md").read_text(encoding="utf-8")
 

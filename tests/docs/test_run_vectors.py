@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.docs.test_formats import SOURCES, VECTORS, sizes_of
 from torchmix.catalog.store import View
 from torchmix.errors import SourceExhausted
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.plan import START_DIGEST
 from torchmix.planner.planner import Planner
 from torchmix.recipe.load import check_recipe

@@ -17,8 +17,8 @@ from tests.support.recipes import make_recipe
 from torchmix.catalog.manifest import CATALOG_VERSION, FileEntry, Manifest, SourceEntry, ViewEntry
 from torchmix.constructor.arrays import SEQUENCE_DTYPES, SEQUENCE_FIELDS, SPAN_FIELDS
 from torchmix.constructor.fields import Microbatch
-from torchmix.parallel.array_form import DTYPES
-from torchmix.parallel.shares.wire import ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
+from torchmix.parallel.forms import DTYPES
+from torchmix.parallel.wire import ENVELOPE_FIELDS, STAGES, WIRE_VERSION, Envelope
 from torchmix.planner.plan import ORDER_VERSION
 from torchmix.recipe.load import check_recipe, load_recipe
 from torchmix.recipe.structs import (
@@ -34,11 +34,9 @@ from torchmix.recipe.structs import (
     Shuffle,
     Source,
 )
-from torchmix.steps.boundary import POSITION_FIELDS, Boundary
 from torchmix.steps.header import StepHeader
-from torchmix.steps.replay.manifest import PlanManifest
-from torchmix.steps.replay.tables import SCHEMAS
-from torchmix.steps.state import STATE_VERSION, LoaderState, PoolState, StreamState
+from torchmix.steps.replay import SCHEMAS, PlanManifest
+from torchmix.steps.state import POSITION_FIELDS, STATE_VERSION, Boundary, LoaderState, PoolState, StreamState
 
 TEXT = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
 

@@ -13,8 +13,7 @@ import torch
 from tests.support.deadlines import LONG_S
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.processes import ROOT, Processes
-from torchmix.pages.open import open_pages
-from torchmix.pages.pages import Pages
+from torchmix.pages import Pages, open_pages
 
 SCRIPT = ROOT / "examples" / "reading" / "dataset.py"
 DOCUMENTS = random_tokens(1, 1500, mean_tokens=30)

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from torchmix.formats.checksum import join_checksums
+from torchmix.formats.decompress import join_checksums
 
 
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (5, 0), (1, 1), (3, 70_000), (65_536, 65_536), (9, 1_048_577)])

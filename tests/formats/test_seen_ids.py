@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from torchmix.catalog.manifest import MOST_ID, IdRange
-from torchmix.formats.seen_ids import OutsideId, SeenIds, join_seen, see_ids
+from torchmix.formats.source import OutsideId, SeenIds, join_seen, see_ids
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])

@@ -22,15 +22,14 @@ from tests.support.json_lines import frame_of
 from tests.support.reading import expected, random_pieces, read_with_successors, whole_documents
 from tests.support.recipes import make_recipe
 from tests.support.toy_format.source import add_toy_format, write_toy
-from torchmix.cli.init.data_files import find_groups
-from torchmix.cli.init.look import look_at
+from torchmix.cli.init.from_files import find_groups, look_at
 from torchmix.errors import CatalogError, CorruptPage, RecipeError, SourceChanged, SourceUnreadable
-from torchmix.formats.arrow import slices as arrow_slices
-from torchmix.formats.jsonl import pages as jsonl_pages
+from torchmix.formats.arrow import column as arrow_slices
+from torchmix.formats.jsonl import lines as jsonl_pages
 from torchmix.formats.table import READ_AS
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
-from torchmix.recipe.source.format import FORMATS
+from torchmix.recipe.sources import FORMATS
 
 
 @pytest.fixture

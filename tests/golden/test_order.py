@@ -13,7 +13,7 @@ import msgspec
 
 from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
-from torchmix.mixture.window_rows import Method
+from torchmix.mixture.windows import Method
 from torchmix.recipe.structs import Recipe, Shuffle
 
 STEPS = 72

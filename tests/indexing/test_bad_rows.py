@@ -17,11 +17,11 @@ from tests.support.catalogs import open_catalog
 from tests.support.files import make_tokens_file, write_file
 from tests.support.json_lines import write_lines
 from tests.support.split_rows import make_split_file
-from torchmix.catalog.bad_rows import MOST_LISTED
+from torchmix.catalog.manifest import MOST_LISTED
 from torchmix.errors import CatalogError, CatalogStale, CorruptPage, RecipeError, SourceUnreadable, TooManyBadRows
 from torchmix.indexing.scan import index_recipe, index_sources
 from torchmix.recipe.structs import Recipe
-from torchmix.transform.encoder import PROBE
+from torchmix.transform.tokenizer import PROBE
 
 TEXTS = [f"text number {i}" for i in range(40)]
 GARBAGE = (b"not JSON at all", b'{"text": "cut', b'{"other": 1}', b'{"text": 7}', b"\xff\xfe\x00", b'{"text": "\xff"}')

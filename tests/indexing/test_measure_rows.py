@@ -22,7 +22,7 @@ from torchmix.indexing import measure_rows
 from torchmix.indexing.scan import index_recipe, index_sources
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.source.row_map import maps_of
+from torchmix.recipe.sources import maps_of
 from torchmix.recipe.structs import Recipe
 
 TEXTS: list[str | None] = ["one", "two three", None, "", "ünï", *random_texts(3, 300)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmix.indexing.progress_lines import ProgressLines, duration_text
+from torchmix.indexing.file_changes import ProgressLines, duration_text
 
 MIB = 1 << 20
 

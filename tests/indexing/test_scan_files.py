@@ -13,8 +13,8 @@ from tests.support.files import make_tokens_file, random_tokens
 from tests.support.indexing import assert_lengths, counts, indexed, names_in, two_files
 from tests.support.processes import wait_until
 from torchmix.catalog import parts
-from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import MANIFEST_NAME
+from torchmix.catalog.publish import catalog_lock
 from torchmix.errors import CatalogError, CorruptPage, SourceChanged, SourceUnreadable
 from torchmix.formats.megatron.source import IndexedSource
 from torchmix.formats.parquet.source import ParquetSource

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.files import make_text_file, random_texts
-from torchmix.catalog.lock import LOCK_NAME
+from torchmix.catalog.publish import LOCK_NAME
 from torchmix.cli.main import main
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe

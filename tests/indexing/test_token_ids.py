@@ -24,7 +24,7 @@ from torchmix.errors import SourceUnreadable
 from torchmix.formats.parquet import scan
 from torchmix.indexing import scan_files
 from torchmix.indexing.scan import index_recipe
-from torchmix.pages.open import open_pages
+from torchmix.pages import open_pages
 
 LONG = pa.list_(pa.int64())
 

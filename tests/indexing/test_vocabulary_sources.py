@@ -18,7 +18,7 @@ from tests.support.files import make_text_file, random_texts
 from tests.support.indexing import counts
 from tests.support.json_lines import plain_lines
 from tests.support.vocabularies import END, TINY, install_tiny_encoding, make_tokenizer
-from torchmix.cli.check.file_findings import file_findings
+from torchmix.cli.findings import file_findings
 from torchmix.errors import CatalogStale, CorruptPage, SourceUnreadable
 from torchmix.indexing.scan import index_recipe, index_sources
 from torchmix.reader.reader import Reader

@@ -11,9 +11,9 @@ import torch
 from tests.support.fake_megatron import FIELDS_OF_CORE, NEWER_KEYS, default_args, installed, script_of
 from tests.support.microbatches import make_microbatch
 from torchmix.megatron_adapter import batch, get_batch
-from torchmix.megatron_adapter.losses.source_loss import SourceLosses
+from torchmix.megatron_adapter.batch import Needs
+from torchmix.megatron_adapter.losses import SourceLosses
 from torchmix.megatron_adapter.microbatches import Item, item_of
-from torchmix.megatron_adapter.places import Needs
 
 ALL = Needs(tokens=True, labels=True)
 

@@ -12,10 +12,10 @@ from tests.support.fake_megatron import default_args, file_of_core
 from torchmix.errors import RecipeError, StateMismatch
 from torchmix.megatron_adapter.batch_sizes import (
     check_batch_sizes,
+    check_training,
     validation_micro_batch_size,
     validation_samples,
 )
-from torchmix.megatron_adapter.counts import check_training
 from torchmix.recipe.structs import Batch, RampStage
 
 

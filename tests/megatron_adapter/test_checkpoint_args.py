@@ -11,14 +11,14 @@ import torch
 
 from tests.support.fake_megatron import default_args, modules_of
 from torchmix.errors import StateError, StateMismatch
-from torchmix.megatron_adapter.checkpoint_args import (
+from torchmix.megatron_adapter.checkpoint import (
     LoadedCheckpoint,
     RunStart,
     remember,
     start_of_run,
     watch_checkpoints,
 )
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.recipe.structs import Batch, RampStage
 from torchmix.steps.state import encode_state, start_state
 

@@ -14,7 +14,7 @@ from tests.support.provider_jobs import SAMPLES, Run, args_for, job_of_one_rank,
 from torchmix import megatron_adapter as tmx
 from torchmix.errors import HistoryMissing, RecipeError, StateError, StateMismatch
 from torchmix.megatron_adapter.batch import losses_of_part
-from torchmix.mixture.policies.log import StepRecord, records_of_branch
+from torchmix.mixture.policy_log import StepRecord, records_of_branch
 from torchmix.steps.decisions import last_branch
 
 

@@ -18,7 +18,7 @@ from tests.support.fake_megatron import default_args, installed, script_of
 from tests.support.loaders import write_job
 from torchmix import megatron_adapter as tmx
 from torchmix.errors import CatalogError, RecipeError
-from torchmix.megatron_adapter.distillation import LOGITS_FLAGS, identify_data
+from torchmix.megatron_adapter.checkpoint import LOGITS_FLAGS, identify_data
 from torchmix.recipe.load import load_recipe
 
 

@@ -15,7 +15,7 @@ from torchmix.errors import RecipeError
 from torchmix.megatron_adapter.evaluation import Passes, first_step, recipe_of_evaluation, recipe_of_set, steps_of_pass
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Evaluation

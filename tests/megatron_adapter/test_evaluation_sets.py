@@ -11,7 +11,7 @@ import pytest
 from tests.support.fake_megatron import Lines, installed
 from tests.support.provider_jobs import SAMPLES, args_for, job_of_one_rank, write_recipes
 from torchmix import megatron_adapter as tmx
-from torchmix.constructor.expand import expand_source_index
+from torchmix.constructor.fields import expand_source_index
 from torchmix.errors import RecipeError, StateMismatch
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tests.support.fake_megatron import default_args, installed
 from torchmix.errors import TopologyError
-from torchmix.megatron_adapter.places import Needs, needs_of_chunk, tree_of_job
+from torchmix.megatron_adapter.batch import Needs, needs_of_chunk, tree_of_job
 from torchmix.parallel.topology import Topology
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.fake_megatron import default_args
 from torchmix.errors import RecipeError
-from torchmix.megatron_adapter.refusals import check_refusals
+from torchmix.megatron_adapter.flags import check_refusals
 from torchmix.recipe.structs import Batch, Evaluation, Packing, Recipe, Source
 
 SOURCE = Source(path="web.parquet", tokens="input_ids")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.fake_megatron import FIELDS_OF_CORE, get_batch, script_of
 from torchmix.errors import RecipeError
-from torchmix.megatron_adapter.script_fields import fields_of_script
+from torchmix.megatron_adapter.arguments import fields_of_script
 
 
 @pytest.mark.parametrize("layout", FIELDS_OF_CORE)

@@ -11,7 +11,7 @@ from torchmix.mixture import coming as coming_module
 from torchmix.mixture.coming import KEPT, ComingPieces, Given
 from torchmix.mixture.draw import Position, draw
 from torchmix.mixture.order import SourceOrder
-from torchmix.mixture.shares.integers import SHARE_ONE
+from torchmix.mixture.shares import SHARE_ONE
 
 NUM_SOURCES = 40
 

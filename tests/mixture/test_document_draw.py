@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.sizes import synthetic_sizes
 from torchmix.array_types import Int64Array
-from torchmix.mixture.document_draw import draw_documents
-from torchmix.mixture.draw import Draw, Position
+from torchmix.mixture.draw import Draw, Position, draw_documents
 from torchmix.mixture.order import SourceOrder, StreamOrder
 
 ONE = 1 << 32

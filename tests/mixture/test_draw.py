@@ -12,10 +12,9 @@ from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingPieces
-from torchmix.mixture.draw import MAX_ASKED_TOKENS, Position, draw, exhausted_error
+from torchmix.mixture.draw import MAX_ASKED_TOKENS, Position, Stretches, draw, exhausted_error
 from torchmix.mixture.order import SourceOrder, StreamOrder
-from torchmix.mixture.shares.integers import SHARE_ONE, integer_shares
-from torchmix.mixture.stretches import Stretches
+from torchmix.mixture.shares import SHARE_ONE, integer_shares
 
 ENDLESS = 1 << 40
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
-from torchmix.mixture.next_windows import A_STEP, NextWindows
+from torchmix.mixture.draw import A_STEP, NextWindows
 from torchmix.mixture.order import StreamOrder
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner

@@ -8,7 +8,7 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.keys import named_key
 from torchmix.mixture.order import SourceOrder
 from torchmix.mixture.permutation import permute
-from torchmix.mixture.window import Window
+from torchmix.mixture.windows import Window
 
 MASK = (1 << 64) - 1
 
@@ -239,7 +239,7 @@ def test_neighbours_on_disk_are_no_neighbours_in_time():
 
 @pytest.mark.parametrize("most", [0, 1 << 10])
 def test_windows_that_are_permuted_alone_are_those_permuted_together(monkeypatch, most):
-    monkeypatch.setattr("torchmix.mixture.page_windows.PERMUTED_WINDOWS", most)
+    monkeypatch.setattr("torchmix.mixture.windows.PERMUTED_WINDOWS", most)
     sizes = paged([3] * 50, 4)
     for epoch, window in [(0, 0), (0, 12), (1, 5), (0, 12), (2, 1)] * 2:
         made = SourceOrder("web", sizes, seed=3).window(epoch, window).rows

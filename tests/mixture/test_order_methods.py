@@ -10,8 +10,7 @@ from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.draw import Position, draw
 from torchmix.mixture.order import SourceOrder
-from torchmix.mixture.row_windows import WINDOW_ROWS
-from torchmix.mixture.window_rows import Method
+from torchmix.mixture.windows import WINDOW_ROWS, Method
 
 METHODS: tuple[Method, ...] = ("row", "none")
 

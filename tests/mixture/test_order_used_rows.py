@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.mixture import row_windows
+from torchmix.mixture import windows as row_windows
 from torchmix.mixture.draw import Draw, Position, draw
 from torchmix.mixture.order import SourceOrder
-from torchmix.mixture.window_rows import Method
+from torchmix.mixture.windows import Method
 
 METHODS: tuple[Method, ...] = ("page", "row", "none")
 ALL, UNLIMITED = np.array([1 << 32], np.int64), np.array([1 << 62], np.int64)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from torchmix.mixture.stretches import Stretches, joined
+from torchmix.mixture.draw import Stretches, joined
 
 NAMES = ("stream", "epoch", "row", "start", "tokens", "document_tokens")
 

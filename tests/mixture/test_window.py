@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from torchmix.mixture.window import Taken, Window
+from torchmix.mixture.windows import Taken, Window
 
 SIZE = 16
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from torchmix.pages.arrow_rows import text_rows, token_rows
+from torchmix.pages import text_rows, token_rows
 
 TEXTS = ["", "a", None, "naïve 日本語", None, "\x00\xff"]
 

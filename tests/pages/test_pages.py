@@ -19,9 +19,7 @@ from tests.support.json_lines import plain_lines
 from tests.support.processes import ROOT
 from tests.support.vocabularies import make_tokenizer
 from torchmix.errors import CatalogStale, CorruptPage, LoaderClosed, OptionError, SourceChanged, SourceUnreadable
-from torchmix.pages.open import open_pages
-from torchmix.pages.pages import Pages
-from torchmix.pages.wording import COMMAND
+from torchmix.pages import COMMAND, Pages, open_pages
 
 TOKENS = [*random_tokens(1, 700), None, []]
 TEXTS = [*random_texts(2, 500), None, "", "end"]

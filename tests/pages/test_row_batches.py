@@ -11,9 +11,7 @@ import pytest
 
 from tests.support.files import flip_byte, make_tokens_file, random_tokens
 from torchmix.errors import CorruptPage, OptionError
-from torchmix.pages.open import open_pages
-from torchmix.pages.pages import Pages
-from torchmix.pages.row_batches import Place, RowBatch
+from torchmix.pages import Pages, Place, RowBatch, open_pages
 
 DOCUMENTS = random_tokens(1, 900, mean_tokens=40)
 

@@ -10,12 +10,11 @@ import torch
 
 from tests.support.worlds import run_ranks
 from torchmix.errors import CorruptPage, PlanDiverged, RankLost, TooManyBadRows, TopologyError, WireError
-from torchmix.parallel.array_form import DTYPES
-from torchmix.parallel.comparison import Masked
-from torchmix.parallel.fan_out import FanOut, local_world, open_fan_out
+from torchmix.parallel.agreement import Masked
+from torchmix.parallel.fan_out import OWN, FanOut, Share, local_world, open_fan_out
+from torchmix.parallel.forms import DTYPES
 from torchmix.parallel.local_groups import open_local_groups
 from torchmix.parallel.place_tree import ClientPlaceTree, Role
-from torchmix.parallel.shares.share import OWN, Share
 from torchmix.parallel.topology import Topology
 
 LAYOUTS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchmix.errors import TopologyError
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 
 
 def test_each_rank_has_its_microbatches_of_a_step() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from torchmix.errors import TopologyError
-from torchmix.parallel.place_tree import ClientPlaceTree, Role
-from torchmix.parallel.places.leaders import LeaderChoice
+from torchmix.parallel.place_tree import ClientPlaceTree, LeaderChoice, Role
 from torchmix.parallel.topology import Topology
 
 LAYOUTS = [

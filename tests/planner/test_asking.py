@@ -10,7 +10,7 @@ from tests.support.recipes import make_recipe
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture import draw as draw_module
 from torchmix.planner import drawing
-from torchmix.planner.asking import MOST_ALIGNED, DrawnTokens, ask_less
+from torchmix.planner.drawing import MOST_ALIGNED, DrawnTokens, ask_less
 from torchmix.planner.pack import aligned
 from torchmix.planner.planner import Planner
 

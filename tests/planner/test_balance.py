@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from torchmix.errors import TopologyError
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import Placement, in_hash_order, in_rows, report
 
 LAYOUTS = [(1, 1, 1), (1, 4, 3), (2, 1, 5), (4, 1, 8), (3, 2, 4), (8, 4, 2), (2, 8, 1), (16, 1, 1)]

@@ -7,10 +7,10 @@ import pytest
 from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
-from torchmix.planner.cost import CostModel, cost_model, encoder_cost
+from torchmix.planner.balance import CostModel, cost_model, encoder_cost
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.planner import Planner
-from torchmix.recipe.balance.structs import Balance, EncoderModel, Model
+from torchmix.recipe.structs import Balance, EncoderModel, Model
 
 LLAMA_8B = Model(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128_256)
 

@@ -13,17 +13,17 @@ from tests.support.book_shares import still_begun
 from tests.support.mixtures import SIZES, forecast_of, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.errors import RecipeError, StateError
-from torchmix.mixture.shares.places import BegunStage, StagePlaces
+from torchmix.mixture.shares import BegunStage, StagePlaces
 from torchmix.planner.cursor import Cursor, Decision
-from torchmix.planner.forecast.figures import StageForecast
+from torchmix.planner.forecast import StageForecast
 from torchmix.planner.planner import Planner
+from torchmix.recipe.changes import Stage
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.mixture.changes import Stage
-from torchmix.recipe.mixture.tree import Node
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.structs import Batch, EpochPlace, Recipe
+from torchmix.recipe.tree import Node
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 
 LENGTH = 256

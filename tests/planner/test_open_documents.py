@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.mixtures import PACKINGS, SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
-from torchmix.planner.open_documents import BegunDocuments
+from torchmix.planner.planner import BegunDocuments
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

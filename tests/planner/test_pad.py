@@ -21,7 +21,7 @@ from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
-from torchmix.steps.cursor_bounds import check_cursor
+from torchmix.steps.state import check_cursor
 
 LENGTH = 256
 

@@ -11,13 +11,11 @@ from msgspec.structs import replace
 
 from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
-from torchmix.catalog.items import ItemTable
-from torchmix.catalog.sizes import SourceSizes
+from torchmix.catalog.sizes import ItemTable, SourceSizes
 from torchmix.errors import PlanError, RecipeError
 from torchmix.planner.plan import ItemPlan, StepPlan
-from torchmix.recipe.balance.structs import EncoderModel, Module
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import EncoderModel, Module, Recipe
 
 VIT = EncoderModel(layers=2, hidden=8, ffn=16, heads=2)
 JOB = {"dp": 2, "tp": 2, "cp": 2}

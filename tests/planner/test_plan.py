@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.pieces import name_hashes, pieces_of
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import Placement, in_hash_order
 from torchmix.planner.pack import Packed, Pieces
 from torchmix.planner.plan import START_DIGEST, name_hash, order_digest, plan_digest

@@ -15,11 +15,11 @@ from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError, TopologyError
 from torchmix.mixture.draw import Position
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import in_hash_order
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.plan import StepPlan
-from torchmix.recipe.balance.modules import BACKBONE
+from torchmix.recipe.modules import BACKBONE
 from torchmix.recipe.structs import Recipe
 
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (4, 4), (16, 1), (1, 16), (8, 2)]

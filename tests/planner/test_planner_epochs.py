@@ -17,12 +17,12 @@ from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.draw import draw
 from torchmix.mixture.order import SourceOrder
-from torchmix.mixture.shares.integers import SHARE_ONE, integer_shares
+from torchmix.mixture.shares import SHARE_ONE, integer_shares
 from torchmix.planner.cursor import Cursor, Decision
 from torchmix.planner.pack import Pieces
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
-from torchmix.recipe.mixture.shares_of_part import parse_shares
+from torchmix.recipe.changes import parse_shares
 from torchmix.recipe.structs import Recipe
 
 Span = tuple[int, int]

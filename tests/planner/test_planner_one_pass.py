@@ -11,7 +11,7 @@ from torchmix.errors import SourceExhausted
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.recipe.parts import Part, part_of
-from torchmix.recipe.source.documents import rows_of
+from torchmix.recipe.sources import rows_of
 
 SOURCES = {name: {"documents": ("50%", "100%")} for name in SHARES if name != "one"}
 

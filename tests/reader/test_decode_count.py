@@ -12,9 +12,9 @@ from tests.support.catalogs import make_world
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.loaders import write_job
 from tests.support.reading import pieces, read_with_successors
-from torchmix.pages.open import open_pages
+from torchmix.pages import open_pages
 from torchmix.parallel.topology import Topology
-from torchmix.reader.decode_count import DecodeCount
+from torchmix.reader.page_cache import DecodeCount
 from torchmix.reader.reader import Reader
 from torchmix.stateful.open import build_loader
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from torchmix.formats.source import Documents
-from torchmix.reader.decoded_page import cut_documents
+from torchmix.reader.page_cache import cut_documents
 
 
 def documents_of(values: np.ndarray, lengths: list[int]) -> Documents:

@@ -17,8 +17,8 @@ from tests.support.reading import expected, random_pieces, read_with_successors
 from torchmix.catalog.store import Catalog
 from torchmix.errors import RecipeError, SourceChanged, SourceUnreadable
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader import coming_pages
-from torchmix.reader.range_requests import RangeFetch
+from torchmix.reader import page_store as coming_pages
+from torchmix.reader.open_files import RangeFetch
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 

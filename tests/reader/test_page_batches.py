@@ -12,7 +12,7 @@ from tests.support.catalogs import make_world
 from tests.support.files import random_tokens
 from tests.support.split_rows import make_split_file
 from torchmix.catalog.page_table import PageTable
-from torchmix.reader.page_batches import batches, plan_runs
+from torchmix.reader.source_pages import batches, plan_runs
 
 
 def table_of(folder: Path, *, split: bool) -> PageTable:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.deadlines import LONG_S
 from torchmix.errors import SourceUnreadable
-from torchmix.reader import range_requests
-from torchmix.reader.range_requests import RangeFetch, RequestPool, Wanted, plan_requests
+from torchmix.reader import open_files as range_requests
+from torchmix.reader.open_files import RangeFetch, RequestPool, Wanted, plan_requests
 
 FILE_BYTES = 200_000
 

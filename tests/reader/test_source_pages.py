@@ -15,9 +15,8 @@ from torchmix.errors import CorruptPage
 from torchmix.formats.parquet.source import ParquetSource
 from torchmix.formats.source import Documents, PageRun
 from torchmix.reader import source_pages
-from torchmix.reader.decoded_page import DecodedPage
 from torchmix.reader.open_files import Descriptors, OpenFiles
-from torchmix.reader.page_cache import PageCache
+from torchmix.reader.page_cache import DecodedPage, PageCache
 from torchmix.reader.source_pages import SourcePages
 
 SOURCE = ParquetSource(name="web", column="input_ids", kind="tokens")

@@ -8,8 +8,8 @@ import pytest
 
 from torchmix.errors import RecipeError
 from torchmix.recipe.build import build, nearest
+from torchmix.recipe.load import parse_yaml
 from torchmix.recipe.structs import Batch, Evaluation, RampStage, Recipe, Source
-from torchmix.recipe.yaml_lines import parse_yaml
 
 
 def test_settings_are_shared_by_anchor_and_merge() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.amounts import parse_bytes
 
 
 @pytest.mark.parametrize(

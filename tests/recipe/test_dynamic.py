@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from torchmix.errors import RecipeError
+from torchmix.recipe.changes import dynamic_of, shares_in_group, tree_of_part, with_decided
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.mixture.dynamic import dynamic_of, shares_in_group, with_decided
-from torchmix.recipe.mixture.shares_of_part import tree_of_part
-from torchmix.recipe.mixture.tree import stream_shares
 from torchmix.recipe.structs import Recipe
+from torchmix.recipe.tree import stream_shares
 
 MIXTURE = {"text": {"share": "80%", "children": {"web": "75%", "german": "25%"}}, "code": "20%"}
 

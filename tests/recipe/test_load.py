@@ -8,9 +8,8 @@ import pytest
 
 from tests.support.recipe_text import TEXT, edited, load_text, small_recipe
 from torchmix.errors import RecipeError
-from torchmix.recipe.balance.structs import Balance, Model
 from torchmix.recipe.load import check_recipe, load_recipe, recipe_directory
-from torchmix.recipe.structs import Batch, Packing, Read, Recipe, Shuffle, Source
+from torchmix.recipe.structs import Balance, Batch, Model, Packing, Read, Recipe, Shuffle, Source
 
 
 def test_the_whole_recipe_loads_as_the_same_structs_written_in_python(tmp_path: Path) -> None:

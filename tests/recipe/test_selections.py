@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.recipe_text import load_text
 from torchmix.errors import RecipeError
+from torchmix.recipe.changes import parse_shares
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.parts import has_part, part_of
-from torchmix.recipe.source.properties import columns_of, path_properties_of
+from torchmix.recipe.sources import columns_of, path_properties_of
 from torchmix.recipe.streams import row_sets_of
 from torchmix.recipe.structs import Recipe, Selection
 

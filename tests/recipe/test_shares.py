@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.recipe_text import small_recipe
 from torchmix.errors import RecipeError
-from torchmix.recipe.mixture.shares_of_part import parse_shares
-from torchmix.recipe.shares import parse_fraction, percent_text
+from torchmix.recipe.amounts import parse_fraction, percent_text
+from torchmix.recipe.changes import parse_shares
 from torchmix.recipe.structs import Evaluation, Source
 
 

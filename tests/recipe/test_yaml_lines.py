@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from torchmix.errors import RecipeError
-from torchmix.recipe import yaml_lines
-from torchmix.recipe.yaml_lines import line_of, parse_yaml
+from torchmix.recipe import load as yaml_lines
+from torchmix.recipe.load import line_of, parse_yaml
 
 TEXT = """\
 version: 1

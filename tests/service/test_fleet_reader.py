@@ -19,7 +19,7 @@ from tests.support.formats import format_world
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.reading import expected, pieces, random_pieces, read_with_successors, whole_documents
 from tests.support.recipes import make_recipe
-from torchmix.catalog.vocabulary import IdLimit
+from torchmix.catalog.store import IdLimit
 from torchmix.errors import LoaderLost, SourceUnreadable
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader

@@ -10,7 +10,7 @@ import numpy as np
 from tests.support.deadlines import LONG_S
 from tests.support.processes import wait_until
 from torchmix.service.messages import MOST_PAGES
-from torchmix.service.reading import Asker, ReadingThread, Work
+from torchmix.service.served import Asker, ReadingThread, Work
 
 
 class Slow:

@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 
 from torchmix.errors import SourceUnreadable, WireError
-from torchmix.reader.pieces.piece_copy import OtherRows
-from torchmix.service.messages import MOST_BODY_BYTES
-from torchmix.service.row_lists import arrays_of_others, others_of
+from torchmix.reader.piece_copy import OtherRows
+from torchmix.service.messages import MOST_BODY_BYTES, arrays_of_others, others_of
 
 
 def others(piece: list[int], lists: list[list[int]], name: str = "raw") -> OtherRows:

@@ -40,7 +40,7 @@ from torchmix.service.messages import (
     encode,
     forms_of,
 )
-from torchmix.service.reading import Asker
+from torchmix.service.served import Asker
 from torchmix.service.server import LoaderServer, new_pair
 
 

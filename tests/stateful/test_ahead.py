@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.deadlines import LONG_S
-from torchmix.stateful.ahead import Ahead
+from torchmix.stateful.feed import Ahead
 
 
 def test_items_come_in_order_and_end() -> None:

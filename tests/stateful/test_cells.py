@@ -17,7 +17,7 @@ import pytest
 from tests.support.loaders import run_job, same_microbatches
 from torchmix.cli.main import main
 from torchmix.errors import RecipeError
-from torchmix.indexing.index import index
+from torchmix.indexing.scan import index
 from torchmix.parallel.topology import Topology
 from torchmix.planner.plans import plan
 

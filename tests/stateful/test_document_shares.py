@@ -17,10 +17,10 @@ import pytest
 
 from tests.support.loaders import Rank, run_job, same_microbatches
 from tests.support.mixtures import forecast_of
-from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import open_part
 from torchmix.cli.main import main
 from torchmix.errors import StateMismatch
-from torchmix.indexing.index import index
+from torchmix.indexing.scan import index
 from torchmix.parallel.topology import Topology
 from torchmix.planner.plans import plan
 from torchmix.recipe.load import load_recipe

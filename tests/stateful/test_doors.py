@@ -15,11 +15,10 @@ from tests.support.loaders import run_job, same_microbatches, write_job
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import open_catalog
 from torchmix.errors import PlanError, TopologyError
-from torchmix.parallel.layout import Layout
-from torchmix.parallel.place_tree import Role
+from torchmix.parallel.place_tree import Layout, Role
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner, open_planner
-from torchmix.planner.raw import DEFERRED, Summary, cursor_after, placement_of, plan_raw, summary_buffer
+from torchmix.planner.plans import DEFERRED, Summary, cursor_after, placement_of, plan_raw, summary_buffer
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of

@@ -21,7 +21,7 @@ from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.steps.edits.word import state_for
+from torchmix.steps.edits import state_for
 
 ALONE = Topology()
 LENGTH, DOCUMENTS = 64, 4000

@@ -13,7 +13,7 @@ from tests.stateful.test_edits import go_on
 from tests.stateful.test_eras import ALONE, ROWS, given, make_file, source, stream_of, write
 from tests.support.fleets import running
 from tests.support.loaders import run_job, same_microbatches
-from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import open_part
 from torchmix.errors import LoaderLost
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of

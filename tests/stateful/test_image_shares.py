@@ -13,7 +13,7 @@ import yaml
 from tests.support.catalogs import open_catalog
 from tests.support.image_oracle import check, write_project
 from tests.support.image_world import records, steps_of_ranks
-from torchmix.constructor.modules.batch import ModuleBatch
+from torchmix.constructor.fields import ModuleBatch
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.local_groups import LocalGroups
 from torchmix.parallel.topology import Topology

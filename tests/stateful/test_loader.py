@@ -26,8 +26,7 @@ from torchmix.errors import (
     StateMismatch,
     TopologyError,
 )
-from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.parallel.places.leaders import LeaderChoice
+from torchmix.parallel.place_tree import ClientPlaceTree, LeaderChoice
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of

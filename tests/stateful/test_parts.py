@@ -18,10 +18,10 @@ from torchmix.cli.main import main
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import OptionError, RecipeError, SourceExhausted, StateMismatch
 from torchmix.parallel.topology import Topology
-from torchmix.planner.one_pass import steps_of_one_pass
 from torchmix.planner.planner import Planner
+from torchmix.planner.plans import steps_of_one_pass
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.sources import PARTS
 from torchmix.stateful.loader import StatefulDataLoader
 from torchmix.stateful.open import build_loader
 

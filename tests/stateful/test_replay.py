@@ -18,9 +18,9 @@ from torchmix.errors import OptionError, PlanFilesError, StateMismatch
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import Planner
 from torchmix.stateful.open import build_loader
-from torchmix.steps.replay.manifest import file_of_plan
+from torchmix.steps.replay import file_of_plan
 from torchmix.steps.state import encode_state, read_state
-from torchmix.storage import file_ends
+from torchmix.storage import random_access as file_ends
 
 STEPS = 6
 ALONE = Topology()

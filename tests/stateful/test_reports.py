@@ -15,7 +15,7 @@ import pytest
 from tests.support.loaders import Rank, run_job, write_job
 from torchmix.errors import OptionError, PlanError, RecipeError, StateMismatch
 from torchmix.parallel.topology import Topology
-from torchmix.planner.shares_of_step import SharesOfStep
+from torchmix.planner.drawing import SharesOfStep
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.stateful.loader import StatefulDataLoader

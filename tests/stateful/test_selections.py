@@ -17,11 +17,11 @@ import yaml
 from tests.support.loaders import run_job, same_microbatches
 from tests.support.selections import make_rows, write_rows
 from torchmix.errors import StateMismatch
-from torchmix.indexing.index import index
+from torchmix.indexing.scan import index
 from torchmix.parallel.topology import Topology
 from torchmix.planner.plans import plan
+from torchmix.recipe.changes import parse_shares
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.parts import part_of
 
 ROWS = 800

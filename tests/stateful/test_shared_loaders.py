@@ -25,10 +25,10 @@ from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Loaders, Read, Recipe
 from torchmix.service.main import LoaderStart
 from torchmix.service.open_fleet import FleetSettings
-from torchmix.stateful import shared_loaders
-from torchmix.stateful.shared_loaders import job_loaders, remote_loaders, with_own_sources
+from torchmix.stateful import open as shared_loaders
+from torchmix.stateful.open import job_loaders, remote_loaders, with_own_sources
 from torchmix.steps.memory_budget import memory_budget
-from torchmix.steps.worker.early import options_of
+from torchmix.steps.worker.open_node import options_of
 
 MODES: dict[str, dict[str, Any]] = {
     "in_process": {},

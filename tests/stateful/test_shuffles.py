@@ -11,13 +11,13 @@ import pytest
 from tests.support.catalogs import open_catalog
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.loaders import run_job, write_job
-from torchmix.cli.check.findings import sources_findings
+from torchmix.cli.findings import sources_findings
 from torchmix.indexing.scan import index_recipe
-from torchmix.mixture import row_windows
+from torchmix.mixture import windows as row_windows
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
 from torchmix.reader.reader import Reader
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.steps.windows_ahead import WindowsAhead

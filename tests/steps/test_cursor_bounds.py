@@ -12,11 +12,11 @@ from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import SourceExhausted, StateError
-from torchmix.planner.asking import DrawnTokens
 from torchmix.planner.cursor import Cursor, Decision
+from torchmix.planner.drawing import DrawnTokens
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Planner
-from torchmix.steps.cursor_bounds import MAX_STEPS, check_cursor, pieces_of_columns
+from torchmix.steps.state import MAX_STEPS, check_cursor, pieces_of_columns
 
 SHARES = {"alpha": "60%", "beta": "39.9%", "gamma": "0.1%"}
 COLUMNS = ("stream", "source", "row", "epoch", "start", "tokens", "drawn_step")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmix.steps.node_limits import memory_bytes, processors
+from torchmix.steps.memory_budget import memory_bytes, processors
 
 OURS = Path("/proc/self/cgroup").read_text() if Path("/proc/self/cgroup").exists() else ""
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from tests.support.catalogs import World, random_world
 from tests.support.files import make_tokens_file, random_tokens
 from tests.support.mixtures import plan_steps
-from torchmix.constructor.memory import StepMemory
+from torchmix.constructor.arrays import StepMemory
 from torchmix.errors import CorruptPage
 from torchmix.indexing.scan import index_recipe
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.parallel.topology import Topology
 from torchmix.planner.planner import open_planner
-from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.reader.piece_copy import Tokens
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of

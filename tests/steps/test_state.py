@@ -13,16 +13,23 @@ from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.errors import StateError, StateMismatch, StateVersion
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.planner import Planner
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part, part_of
-from torchmix.steps.boundary import Boundary, boundary_of_cursor
-from torchmix.steps.cursor_bounds import MAX_STEPS
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, encode_header
-from torchmix.steps.state import MAX_STATE_BYTES, check_layout, decode_state, encode_state, start_state
+from torchmix.steps.state import (
+    MAX_STATE_BYTES,
+    MAX_STEPS,
+    Boundary,
+    boundary_of_cursor,
+    check_layout,
+    decode_state,
+    encode_state,
+    start_state,
+)
 
 RECIPE, CATALOG = "0123456789abcdef", "fedcba9876543210"
 

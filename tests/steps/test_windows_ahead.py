@@ -19,7 +19,7 @@ from torchmix.planner.cursor import Cursor
 from torchmix.planner.planner import Planner
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.recipe.source.documents import rows_of
+from torchmix.recipe.sources import rows_of
 from torchmix.stateful.open import build_loader
 from torchmix.steps.windows_ahead import WindowsAhead, _Present, _Window, phases
 

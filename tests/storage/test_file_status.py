@@ -19,9 +19,8 @@ from torchmix.formats.megatron.source import IndexedSource
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.open_files import Descriptors, OpenFiles
 from torchmix.recipe.structs import Recipe
-from torchmix.storage import file_status
-from torchmix.storage.file_status import settled_statuses, statuses
-from torchmix.storage.random_access import LocalFile
+from torchmix.storage import random_access as file_status
+from torchmix.storage.random_access import LocalFile, settled_statuses, statuses
 
 
 def recipe_of(name: str) -> Recipe:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from torchmix.errors import SourceChanged, SourceUnreadable
-from torchmix.storage.store_errors import STORE_WAITS_S, try_again
+from torchmix.storage.store_file import STORE_WAITS_S, try_again
 
 
 class StatusError(Exception):

@@ -9,8 +9,7 @@ import fsspec
 import pytest
 
 from torchmix.errors import SourceChanged, SourceUnreadable
-from torchmix.storage.open_path import opened
-from torchmix.storage.store_file import StoreFile
+from torchmix.storage.store_file import StoreFile, opened
 
 CONTENT = bytes(range(256)) * 40
 URI = "memory://bucket/a.bin"

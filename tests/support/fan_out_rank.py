@@ -15,10 +15,8 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from torchmix.parallel.fan_out import FanOut, open_fan_out
-from torchmix.parallel.place_tree import ClientPlaceTree, Role, Stage
-from torchmix.parallel.places.leaders import LeaderChoice
-from torchmix.parallel.shares.share import Share
+from torchmix.parallel.fan_out import FanOut, Share, open_fan_out
+from torchmix.parallel.place_tree import ClientPlaceTree, LeaderChoice, Role, Stage
 from torchmix.parallel.topology import Topology
 
 STAGES: tuple[Stage, ...] = ("only", "first", "middle", "last")

@@ -12,8 +12,7 @@ import msgspec
 
 from tests.support.catalogs import World
 from tests.support.deadlines import LONG_S
-from torchmix.catalog.store import Catalog
-from torchmix.catalog.vocabulary import IdLimit
+from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.service.client import LoaderLinks
 from torchmix.service.endpoints import Endpoints
 from torchmix.service.fleet import LoaderFleet

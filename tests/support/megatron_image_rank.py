@@ -30,11 +30,9 @@ with warnings.catch_warnings():
 
 import torchmix
 from tests.support.example import example_module
-from torchmix.constructor.modules.batch import ModuleBatch
-from torchmix.megatron_adapter.batch import fields_of
-from torchmix.megatron_adapter.images_around import place_images, with_images
-from torchmix.megatron_adapter.microbatches import SharedMicrobatches
-from torchmix.megatron_adapter.packed_seq import params_of_boundaries
+from torchmix.constructor.fields import ModuleBatch
+from torchmix.megatron_adapter.batch import fields_of, params_of_boundaries
+from torchmix.megatron_adapter.microbatches import SharedMicrobatches, place_images, with_images
 from torchmix.parallel import Topology
 from torchmix.recipe.load import load_recipe
 

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import msgspec
 
-from torchmix.recipe.source.format import paths_of
+from torchmix.recipe.sources import paths_of
 from torchmix.recipe.structs import Recipe
 
 

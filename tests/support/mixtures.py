@@ -10,11 +10,9 @@ from msgspec.structs import replace
 
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.cursor import Cursor
-from torchmix.planner.forecast.figures import Forecast
-from torchmix.planner.forecast.run_ahead import forecast
-from torchmix.planner.forecast.simulation import patient
+from torchmix.planner.forecast import Forecast, forecast, patient
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.recipe.parts import Part, part_of

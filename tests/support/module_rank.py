@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 
 import torchmix
-from torchmix.constructor.fields import Microbatch
-from torchmix.constructor.modules.batch import ModuleBatch
+from torchmix.constructor.fields import Microbatch, ModuleBatch
 from torchmix.parallel import HeldRows, Topology, place_rows, route
 
 VOCAB, WIDTH, INNER = 1000, 8, 12

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
 from torchmix.transform.bytes_tokenizer import END_OF_DOCUMENT
-from torchmix.transform.row_encoder import RowsToEncode, row_array
+from torchmix.transform.tokenizer import RowsToEncode, row_array
 
 
 def page_runs(path: Path, scan: FileScan, *, most_pages: int = 1) -> Iterator[PageRun]:

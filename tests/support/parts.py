@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from torchmix.catalog.file_table import PageColumns, table_of_file
-from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import IdRange, Manifest
-from torchmix.catalog.page_table import PageTable
+from torchmix.catalog.page_table import PageColumns, PageTable, table_of_file
 from torchmix.catalog.parts import FilePart
-from torchmix.catalog.publish import publish, write_source
+from torchmix.catalog.publish import catalog_lock, publish, write_source
 from torchmix.catalog.settings import settings_of
 from torchmix.recipe.structs import Recipe
 

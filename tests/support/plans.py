@@ -14,11 +14,11 @@ import torch
 
 from torchmix.constructor.build import ReplicaPieces, build
 from torchmix.constructor.fields import StepTensors
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.pack import Pieces
 from torchmix.planner.plan import ModulePlan, StepPlan
-from torchmix.recipe.balance.modules import BACKBONE
+from torchmix.recipe.modules import BACKBONE
 
 EXPANDED = ("tokens", "labels", "loss_mask", "position_ids", "source_index")
 """What a microbatch makes of what it holds, a value per token."""

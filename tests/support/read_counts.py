@@ -14,10 +14,9 @@ from tests.support.files import make_tokens_file, random_texts, random_tokens
 from tests.support.json_lines import framed, json_lines
 from tests.support.read_notes import note_all
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.decode_count import DecodeCount
-from torchmix.reader.page_cache import PageCache
+from torchmix.reader.page_cache import DecodeCount, PageCache
 from torchmix.recipe.load import load_recipe
-from torchmix.transform.row_encoder import TextEncoder
+from torchmix.transform.tokenizer import TextEncoder
 
 HOOK = """
 from tests.support.read_notes import note_all

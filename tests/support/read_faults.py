@@ -116,7 +116,7 @@ def install() -> None:
     """In a new interpreter that has the variable: let go wrong what it says."""
     import tempfile
 
-    from torchmix.reader.rows import kept_ids
+    from torchmix.reader import row_encoding as kept_ids
     from torchmix.storage.random_access import LocalFile
 
     faults = ReadFaults(**json.loads(os.environ[VARIABLE]))

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torchmix.reader.decode_count import DecodeCount
-from torchmix.reader.page_cache import PageCache
-from torchmix.transform.row_encoder import TextEncoder
+from torchmix.reader.page_cache import DecodeCount, PageCache
+from torchmix.transform.tokenizer import TextEncoder
 
 
 def note_all() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchmix.recipe.balance.structs import Balance, Model
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.structs import Batch, Packing, RampStage, Recipe, Source
+from torchmix.recipe.structs import Balance, Batch, Model, Packing, RampStage, Recipe, Source
 
 
 def make_recipe(

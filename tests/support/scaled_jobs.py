@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
-from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import open_part
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.service.scale.loads import ComingLoads
+from torchmix.service.scale.loads import ComingLoads, SourceProfile, profile_of, read_profile, write_profile
 from torchmix.service.scale.partition import SourceLoad
-from torchmix.service.scale.profile import SourceProfile, profile_of, read_profile, write_profile
 from torchmix.service.scale.rule import RunNote
 
 MAP = """\

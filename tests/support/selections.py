@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from torchmix.catalog.manifest import Manifest, ViewEntry, read_manifest
 from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import Catalog, open_catalog
-from torchmix.catalog.views.wanted import views_of
+from torchmix.catalog.store import Catalog, open_catalog, views_of
 from torchmix.indexing.scan import IndexReport, index_sources
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of, with_all_sources

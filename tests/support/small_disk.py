@@ -23,8 +23,8 @@ from tests.support.forks import ROOT
 from tests.support.loaders import write_job
 from tests.support.step_hashes import hashes_of_steps
 from torchmix.errors import CatalogError
-from torchmix.formats.kept_ids.ids_file import KEPT_FOLDER
-from torchmix.indexing.index import index
+from torchmix.formats.kept_ids import KEPT_FOLDER
+from torchmix.indexing.scan import index
 from torchmix.parallel.topology import Topology
 from torchmix.stateful.open import build_loader
 

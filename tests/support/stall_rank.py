@@ -30,7 +30,7 @@ import torchmix
 from tests.support.faulty_road import FaultyRoad
 from tests.support.node_rank import hash_of
 from tests.support.processes import workers_of_this_process
-from torchmix.service.job import open_job
+from torchmix.service import open_job
 from torchmix.service.open_fleet import FleetSettings
 
 LONG_WAIT_S = 0.1

@@ -25,7 +25,7 @@ from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import NUM_LINES, ReadCounts, write_reading
 from tests.support.scaled_jobs import write_scaled_job
 from torchmix.boards.board import own_board
-from torchmix.boards.leftovers import clean, leftovers
+from torchmix.boards.find import clean, leftovers
 from torchmix.boards.socket_folders import socket_folder
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
@@ -182,7 +182,7 @@ def test_the_number_of_loaders_by_the_profile(tmp_path: Path, monkeypatch: pytes
         began.extend(starts)
         return LoaderPool(starts, near=near)
 
-    monkeypatch.setattr("torchmix.service.job.open_job.LoaderPool", pool_of)
+    monkeypatch.setattr("torchmix.service.open_job.LoaderPool", pool_of)
     options = {"max_steps": 3}
     assert planned(recipe, Topology(dp=2), loaders="job,processes=auto,cpu=4", **options) == planned(
         recipe, Topology(dp=2), **options

@@ -14,9 +14,9 @@ import pytest
 from tests.support.forks import MEGATRON
 from tests.support.layouts import Layout, write_bytes_job
 from tests.support.processes import Processes
-from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import open_part
 from torchmix.indexing.scan import index_recipe
-from torchmix.mixture.policies.log import records_of_branch
+from torchmix.mixture.policy_log import records_of_branch
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of

@@ -16,7 +16,7 @@ from tests.support.processes import Child, Processes, wait_until
 from tests.support.read_counts import ReadCounts, write_reading
 from tests.support.selections import write_rows
 from tests.support.worlds import run_ranks
-from torchmix.indexing.index import index
+from torchmix.indexing.scan import index
 from torchmix.parallel.fan_out import local_world
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology

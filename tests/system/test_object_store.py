@@ -24,7 +24,7 @@ from tests.support.recipes import make_recipe
 from tests.support.s3_server import DROP, Asked, Proxy, S3Server, proxy, s3_server
 from tests.support.store_fleet import hash_all
 from torchmix.parallel.topology import Topology
-from torchmix.reader.range_requests import GAP_BYTES
+from torchmix.reader.open_files import GAP_BYTES
 from torchmix.recipe.structs import Recipe
 
 pytestmark = pytest.mark.system

@@ -25,9 +25,8 @@ from tests.system.test_job_loaders import given, planned
 from torchmix.errors import CatalogMissing, OptionError
 from torchmix.parallel.topology import Topology
 from torchmix.service.endpoints import registered
-from torchmix.service.scale.bounds import budget_of_cluster
-from torchmix.service.scale.progress import PROGRESS_NAME, notes_of
-from torchmix.service.scale.rule import ScaleBounds, replay
+from torchmix.service.scale.loads import budget_of_cluster
+from torchmix.service.scale.rule import PROGRESS_NAME, ScaleBounds, notes_of, replay
 from torchmix.service.scale.scaling import decisions_of_log
 from torchmix.stateful.loader import StatefulDataLoader
 

@@ -23,7 +23,7 @@ from tests.support.loaders import run_job, same_microbatches, take, write_job
 from tests.support.ports import free_port
 from tests.support.processes import COMMAND_LINE, Child, Processes, wait_until
 from torchmix.errors import LoaderLost, OptionError
-from torchmix.parallel.liveness.patience import Patience
+from torchmix.parallel.liveness.evidence import Patience
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.service.keys import write_keys
@@ -92,7 +92,7 @@ def test_a_run_goes_on_with_loaders_and_without(job, trainer, keys, fleet):
 def test_where_no_loader_answers_files_are_read_if_they_are_seen(job, trainer, tmp_path):
     loaders = {"where": "remote", "endpoints": "nowhere"}
     with pytest.MonkeyPatch().context() as patch:
-        patch.setattr("torchmix.stateful.shared_loaders.LOST_S", 0.5)
+        patch.setattr("torchmix.stateful.open.LOST_S", 0.5)
         one = run_job(job, Topology(), steps=2, loaders=loaders)[0]
         assert same_microbatches(one.microbatches, run_job(job, Topology(), steps=2)[0].microbatches)
         with pytest.raises(LoaderLost, match=r"no loader answers at .*nowhere.*cannot read in their place"):

@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.loaders import write_job
 from tests.support.processes import Child, Processes, wait_until
-from torchmix.boards.find import board_of
-from torchmix.boards.leftovers import leftovers
+from torchmix.boards.find import board_of, leftovers
 from torchmix.cli.main import main
 
 pytestmark = pytest.mark.system

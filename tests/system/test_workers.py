@@ -23,10 +23,10 @@ from tests.support.files import flip_byte
 from tests.support.loaders import Rank, run_job, same_microbatches, write_job
 from tests.support.processes import wait_until, workers_of_this_process
 from torchmix.errors import CorruptPage, SourceChanged
-from torchmix.parallel.children.interpreter import start_interpreter
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.children import start_interpreter
+from torchmix.parallel.place_tree import Layout
 from torchmix.parallel.topology import Topology
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.stateful.loader import StatefulDataLoader

@@ -16,11 +16,10 @@ from tokenizers import Tokenizer
 from tests.support.files import random_texts
 from tests.support.vocabularies import END, TINY, install_tiny_encoding, make_tokenizer
 from torchmix.errors import SourceUnreadable
-from torchmix.transform import text_batches
-from torchmix.transform.encoder import PROBE
-from torchmix.transform.huggingface import HuggingFaceEncoder
+from torchmix.transform import tokenizer as text_batches
 from torchmix.transform.open_tokenizer import Tokenizers
-from torchmix.transform.tiktoken_encoding import TiktokenEncoder
+from torchmix.transform.tokenizer import PROBE
+from torchmix.transform.vocabulary_tokenizer import HuggingFaceEncoder, TiktokenEncoder
 
 TEXTS = ["", None, "a", f"quick {END} brown <user>", "日本語 🙂", None, "the  the\n\n1234567", "naïve\x00"]
 Encode = Callable[[str], list[int]]

@@ -43,7 +43,7 @@ from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.service import open_fleet
 from torchmix.service.endpoints import register
-from torchmix.service.here.cpu_share import CpuShare
+from torchmix.service.here import CpuShare
 from torchmix.service.keys import ServerKeys, server_keys, write_keys
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.service.server import LoaderServer, new_pair

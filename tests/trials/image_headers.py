@@ -22,8 +22,7 @@ from PIL import Image, ImageOps
 from tests.support.synthetic_images import SyntheticImage, make_image, xmp_block
 from torchmix.errors import ImageUnreadable
 from torchmix.transform.images.decode import decode_image
-from torchmix.transform.images.header import header_of
-from torchmix.transform.images.orientation import orientation_of
+from torchmix.transform.images.header import header_of, orientation_of
 
 BOUND = 1 << 16
 

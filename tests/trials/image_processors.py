@@ -18,9 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from torchmix.transform.images.anyres import AnyresRule
-from torchmix.transform.images.dynamic import DynamicRule
-from torchmix.transform.images.tiles import TilesRule
+from torchmix.transform.images.rules import AnyresRule, DynamicRule, TilesRule
 
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 NOT_INSTALLED = "transformers is not installed"

@@ -26,7 +26,7 @@ from tests.support.image_sources import ImageRow, make_image_rows, write_source
 from torchmix.catalog.store import Catalog
 from torchmix.errors import ImageUnreadable, TorchmixError
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.images.image_reader import ImageReader
+from torchmix.reader.images import ImageReader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Recipe
 from torchmix.transform.images.decode import decode_image

@@ -42,11 +42,10 @@ import pyarrow.parquet as pq
 from tests.support.book_shares import mean_shares
 from tests.support.edited_worlds import KINDS, LENGTH, UNTOUCHED, VALIDATION, World, make_world
 from tests.support.loaders import Rank, run_job, write_job
-from torchmix.catalog.open_part import open_part
-from torchmix.catalog.store import Catalog
+from torchmix.catalog.store import Catalog, open_part
 from torchmix.cli.main import main as torchmix
 from torchmix.errors import PlanError, SourceExhausted, StateMismatch
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.parallel.topology import Topology
 from torchmix.planner.cursor import gone_by
 from torchmix.planner.pack import Packed, Pieces
@@ -56,10 +55,8 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of_step
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
-from torchmix.steps.edits.word import row_facts, state_for
-from torchmix.steps.history.entries import RunHistory
-from torchmix.steps.history.run_fold import RunFold, Segment
-from torchmix.steps.history.segments import segments_of_state
+from torchmix.steps.edits import row_facts, state_for
+from torchmix.steps.history import RunFold, RunHistory, Segment, segments_of_state
 from torchmix.steps.state import LoaderState, encode_state, read_state, start_state
 
 Counts = np.ndarray[Any, np.dtype[np.int64]]

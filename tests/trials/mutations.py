@@ -36,13 +36,13 @@ from tests.support.mutated_files import Base, Refused, Rows, change, make_bases,
 from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
 from torchmix.errors import TorchmixError
-from torchmix.formats.arrow import slices
-from torchmix.formats.jsonl import pages as jsonl_pages
-from torchmix.formats.megatron import documents
+from torchmix.formats.arrow import column as slices
+from torchmix.formats.jsonl import lines as jsonl_pages
+from torchmix.formats.megatron import source as documents
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
 from torchmix.recipe.structs import Recipe
-from torchmix.storage import file_ends
+from torchmix.storage import random_access as file_ends
 
 MODULE = "tests.trials.mutations"
 TIME_S = 120.0

@@ -33,7 +33,7 @@ from torchmix.mixture.order import SourceOrder
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import Planner
-from torchmix.recipe.source.documents import rows_of
+from torchmix.recipe.sources import rows_of
 from torchmix.recipe.structs import Recipe, Shuffle
 from torchmix.steps.cursor_state import cursor_of_state, state_of_cursor
 from torchmix.steps.state import decode_state, encode_state

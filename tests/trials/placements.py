@@ -27,13 +27,11 @@ import numpy as np
 from tests.support import book_placement as book
 from tests.support.mixtures import make_planner
 from tests.support.recipes import make_recipe
-from torchmix.catalog.items import ItemTable
-from torchmix.catalog.sizes import SourceSizes
+from torchmix.catalog.sizes import ItemTable, SourceSizes
 from torchmix.errors import PlanError
 from torchmix.planner.plan import ItemPlan, StepPlan
-from torchmix.recipe.balance.structs import Balance, EncoderModel, FittedCost, Model, Module
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import Balance, EncoderModel, FittedCost, Model, Module, Recipe
 
 OWN = "tests.support.strategies:in_turn"
 METHODS = ("none", "rows", "lpt", "zigzag", "karmarkar_karp", OWN)

@@ -26,7 +26,7 @@ import yaml
 
 from tests.support.selections import make_rows, write_rows
 from torchmix.errors import PlanError, RecipeError
-from torchmix.indexing.index import index
+from torchmix.indexing.scan import index
 from torchmix.planner.plans import plan
 
 Row = dict[str, Any]

@@ -26,10 +26,9 @@ import pyarrow.parquet as pq
 import yaml
 
 from torchmix.catalog.sizes import SourceSizes, window_units_of_view
-from torchmix.indexing.index import index
+from torchmix.indexing.scan import index
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.spaces.space import SourceSpace
-from torchmix.mixture.spaces.view import ViewSpace
+from torchmix.mixture.spaces import SourceSpace, ViewSpace
 
 SHARES = (0.001, 0.01, 0.1)
 LAYOUTS = ("scattered", "clustered")

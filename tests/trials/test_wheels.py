@@ -24,4 +24,4 @@ def test_what_runs_before_training_is_imported_without_torch() -> None:
     script = hidden + wheels.scripts_of(with_torch=False)["imports"]
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG_S, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 300
+    assert int(done.stdout) > 200

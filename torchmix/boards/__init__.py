@@ -1,8 +1,7 @@
 """What the processes of a user's runs show of themselves, to `torchmix top` and `torchmix doctor`. In reading order:
 
-board.py           what one process shows
-find.py            the boards of this machine, and what the kernel says of their processes
-socket_folders.py  where processes of a run meet, and such folders of dead runs
-leftovers.py       what dead runs have left behind
-last_words.py      the last warnings of a process
+board.py           what a process shows of itself: a page of memory that other processes of its user can read
+socket_folders.py  folders in which processes of a run meet, made so that those of dead runs can be told from living
+                   ones
+find.py            the boards of this machine, what the kernel says of their processes, and what dead runs have left
 """

@@ -1,14 +1,8 @@
-"""What a process shows of itself: a page of memory that other processes of its user can read.
-
-In: figures, at most twice a second, and single events. Out: a `BoardText` in memory without a name, which `find.py`
-comes to through /proc. Must hold: nothing is left behind however the process ends, since the memory has no name;
-nobody of another user can read it, as the kernel keeps /proc/PID/fd from them; what is read is whole, or of an earlier
-moment. Cost: some 20 microseconds a write, 64 KiB of memory and a descriptor a process. Elsewhere than on Linux nothing
-is shown.
-"""
+"""What a process shows of itself: a page of memory that other processes of its user can read."""
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
@@ -22,6 +16,38 @@ from contextlib import contextmanager
 import msgspec
 
 from torchmix.parallel.liveness.evidence import RankIdentity, identity_of_process
+
+# --- The last warnings of a process, kept for whoever asks what it said before it was lost.
+#
+# At most `MOST_LINES` lines of `MOST_CHARACTERS`, whatever is logged; a line may be read by another thread at any
+# time. Cost: of a warning, its text.
+
+MOST_LINES = 5
+MOST_CHARACTERS = 300
+
+
+class LastWords(logging.Handler):
+    """Keeps the last warnings and errors."""
+
+    def __init__(self) -> None:
+        """Nothing has been said yet."""
+        super().__init__(logging.WARNING)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        self._lines: deque[str] = deque(maxlen=MOST_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self._lines.append(self.format(record).strip().partition("\n")[0][:MOST_CHARACTERS])
+
+    def lines(self) -> tuple[str, ...]:
+        """The last lines, oldest first."""
+        return tuple(self._lines)
+
+
+# --- What a process shows of itself: a page of memory that other processes of its user can read.
+#
+# Cost: some 20 microseconds a write, 64 KiB of memory and a descriptor a process. Elsewhere than on Linux nothing is
+# shown.
 
 NAME = "torchmix-board"
 """The name that the memory has in /proc/PID/fd."""

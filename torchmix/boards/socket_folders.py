@@ -1,10 +1,9 @@
 """Folders in which processes of a run meet, made so that those of dead runs can be told from living ones.
 
-In: the folder of temporary files. Out: a fresh folder that only its user may enter; those that dead runs have left.
-Must hold: who makes one holds a lock on it for as long as it is in use, which the kernel lets go however the process
-ends; so a folder is left over once anybody else gets its lock, also where processes do not see each other, as in
-containers that share a disk. None is removed but by who holds its lock. Cost: a look at the names in the folder, and
-making one removes those that are left over.
+Who makes one holds a lock on it for as long as it is in use, which the kernel lets go however the process ends; so a
+folder is left over once anybody else gets its lock, also where processes do not see each other, as in containers that
+share a disk. None is removed but by who holds its lock. Cost: a look at the names in the folder, and making one removes
+those that are left over.
 """
 
 from __future__ import annotations

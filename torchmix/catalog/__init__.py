@@ -1,20 +1,17 @@
-"""What data exists. Files in reading order:
+"""What data exists. In reading order:
 
-bad_rows.py      rows that could not be read when they were indexed
-first_rows.py    where pages begin, in rows, from 4 bytes a page
-items.py         other sizes, and items inside documents, by named columns
-sizes.py         tokens of each document, rows of each page: all that planning needs
-settings.py      what sources are indexed and opened for
-page_table.py    where pages lie in files
-file_table.py    the page table of one file, from its scan
-lock.py          one writer at a time
-array_files.py   arrays on disk, each with its size and checksum
-manifest.py      everything else on disk: one JSON file
-denied/          rows that deny-lists name
-kept_manifests.py manifests that runs had
-store.py         sources, open; fingerprints
-open_part.py     a part of a recipe with its views
-vocabulary.py    ids of sources against those that the model has
-parts.py         what is kept of a scanned file until it is published
-publish.py       fresh arrays, then the manifest in one step
+page_table.py   where the pages of a source lie: a struct of arrays, memory-mapped from the catalog
+sizes.py        sizes of the documents of a source, and of the items inside them: all that planning needs to know of
+                the data
+settings.py     the settings of sources that a catalog is built for and opened with
+array_files.py  arrays on disk: one file for the arrays of a source, or of many small ones; the manifest holds sizes
+                and checksums
+manifest.py     the manifest: all that a catalog knows except its arrays, as one JSON file that a person can read
+store.py        the open catalog: which data exists, in which order, with sizes ready for planning
+earlier.py      rows that a source or a view had before files were added or other rows were chosen
+parts.py        the part of the catalog from one data file: the result of a scan, kept until the whole catalog is
+                published
+publish.py      writing the catalog: arrays in fresh files, then the manifest in one step
+properties.py   properties of rows: their files, the tables that join them, and SQL over them
+views.py        the rows of a source that a selection, a cell, a child of a split or a hold-out keeps
 """

@@ -1,10 +1,8 @@
 """Arrays on disk: one file for the arrays of a source, or of many small ones; the manifest holds sizes and checksums.
 
-In: one-dimensional arrays by name, in parts. Out: an `ArrayEntry` for each array; with it the array is opened
-read-only, mostly mapped. Each array is a whole .npy file inside the file, at a multiple of 64 bytes. Must hold: a file
-that is shorter, or holds other arrays, than its entries say is an error when it is opened, and never a crash when it is
-read; no descriptor stays open. Cost: opening takes some 30 microseconds a file and 3 an array; `check_content` reads
-all of it, at about 1 GB/s.
+A file that is shorter, or holds other arrays, than its entries say is an error when it is opened, and never a crash
+when it is read; no descriptor stays open. Cost: opening takes some 30 microseconds a file and 3 an array;
+`check_content` reads all of it, at about 1 GB/s.
 """
 
 from __future__ import annotations

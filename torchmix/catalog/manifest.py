@@ -1,27 +1,133 @@
-"""The manifest: all that a catalog knows except its arrays, as one JSON file that a person can read.
-
-In: a folder. Out: `Manifest`, checked against its types. Must hold: all files that the manifest names are on disk
-before the manifest is. So replacing this one file publishes a catalog, and a crash before that publishes nothing. Cost:
-about 200 bytes of JSON per data file.
-"""
+"""The manifest: all that a catalog knows except its arrays, as one JSON file that a person can read."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+import secrets
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from torchmix.catalog.array_files import ArrayEntry
-from torchmix.catalog.bad_rows import BadRow
 from torchmix.catalog.settings import MapEntry
-from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
-from torchmix.recipe.source.image_structs import Images
-from torchmix.recipe.source.layout_structs import RowLayout
+from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, HistoryMissing, TooManyBadRows
+from torchmix.recipe.structs import Images, RowLayout
+
+# --- Rows that could not be read when their file was indexed: how many, the first few with what was wrong, and the
+# bound.
+#
+# A catalog whose source has more bad rows than its recipe allows is neither published nor opened. Cost: 8 bytes a bad
+# row while its file is scanned, and some 100 bytes in the catalog for each listed row.
+
+MOST_LISTED = 10
+"""Most bad rows of a file that are listed; the others are only counted."""
+MOST_REASON = 200
+"""Most characters of a reason."""
+
+
+class BadRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
+    """A row that could not be read; a list in JSON."""
+
+    row: int
+    """Row of the file, from 0."""
+    reason: str
+
+
+class BadRows:
+    """The bad rows of one file, as a scan meets them."""
+
+    def __init__(self) -> None:
+        self.rows = array("q")
+        """Row in the file of each bad row."""
+        self._listed: list[BadRow] = []
+
+    def add(self, row: int, reason: str) -> None:
+        """Add a bad row. The same row twice in succession is one row, in which the scan met another bad part."""
+        if self.rows and self.rows[-1] == row:
+            return
+        self.rows.append(row)
+        if len(self._listed) < MOST_LISTED:
+            self._listed.append(BadRow(row=row, reason=reason[:MOST_REASON]))
+
+    def extend(self, others: BadRows) -> None:
+        """Add bad rows that were collected separately."""
+        self.rows.extend(others.rows)
+        self._listed += others._listed[: MOST_LISTED - len(self._listed)]
+
+    @property
+    def listed(self) -> tuple[BadRow, ...]:
+        """The first ones, at most MOST_LISTED."""
+        return tuple(sorted(self._listed))
+
+
+class IndexedFile(Protocol):
+    """What the check needs to know of an indexed file."""
+
+    @property
+    def num_bad_rows(self) -> int:
+        """Rows that could not be read."""
+
+    @property
+    def bad_rows(self) -> tuple[BadRow, ...]:
+        """The first of these rows."""
+
+
+def listed_text(files: Sequence[tuple[str, IndexedFile]], most: int) -> str:
+    """The first bad rows of files, as `PATH row 5: reason; PATH row 9: reason`; `files` with their paths."""
+    listed = [f"{path} row {bad.row}: {bad.reason}" for path, file in files for bad in file.bad_rows]
+    more = sum(file.num_bad_rows for _, file in files) - len(listed[:most])
+    return "; ".join(listed[:most]) + (f"; and {more} more" if more else "")
+
+
+def check_bad_rows(
+    name: str,
+    files: Sequence[tuple[str, IndexedFile]],
+    *,
+    num_rows: int,
+    is_masked: bool,
+    max_bad: Fraction,
+    is_fresh: bool = False,
+) -> None:
+    """Refuse a source with bad rows that its recipe does not allow.
+
+    Args:
+        name: The source.
+        files: Its files, with their paths.
+        num_rows: Rows of all of them, bad ones included.
+        is_masked: Whether the recipe masks bad rows.
+        max_bad: Part of all rows that may be bad.
+        is_fresh: Whether the files were indexed just now.
+
+    Raises:
+        CatalogStale: Bad rows are an error now, but were masked when the source was indexed.
+        TooManyBadRows: More rows are bad than `max_bad` allows.
+    """
+    num_bad = sum(file.num_bad_rows for _, file in files)
+    if not num_bad:
+        return
+    fact = f"source {name!r}: {num_bad} of {num_rows} rows {'cannot be read' if is_fresh else 'could not be indexed'}"
+    if not is_masked:
+        raise CatalogStale(
+            f"{fact} ({listed_text(files, 1)}), and they are an error now; write bad_rows: mask, or mend them and "
+            "run torchmix index"
+        )
+    if num_bad > max_bad * num_rows:
+        raise TooManyBadRows(
+            f"{fact}, which is {num_bad / num_rows:.4%}, and max_bad is {float(max_bad):.4%}: {listed_text(files, 3)}. "
+            "Mend them and run torchmix index, or raise max_bad"
+        )
+
+
+# --- The manifest: all that a catalog knows except its arrays, as one JSON file that a person can read.
+#
+# All files that the manifest names are on disk before the manifest is. So replacing this one file publishes a catalog,
+# and a crash before that publishes nothing. Cost: about 200 bytes of JSON per data file.
 
 CATALOG_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -321,3 +427,103 @@ def digest_of(content: Mapping[str, object]) -> str:
     """16 hex digits: the head of the SHA-256 of compact ASCII JSON with sorted keys."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
+# --- Manifests that runs had, kept beside the present one, so that a run's earlier steps can be planned after an
+# edit.
+#
+# A file appears whole or not at all and is never altered; what it names stays in `arrays` while it is there. Cost:
+# about 200 bytes of JSON per data file, once for runs of equal manifests.
+#
+# Runs write without the catalog's lock: what a run has opened is in the present manifest or the one before, so an
+# index run keeps the arrays until the file is there.
+
+HISTORY_FOLDER = "history"
+MANIFEST_SUFFIX = ".manifest.json"
+_MANIFEST = msgspec.json.Decoder(Manifest)
+
+
+def manifest_of_run(manifest: Manifest, *, part: str, sources: Collection[str]) -> bytes:
+    """What a run has of a manifest, as JSON: its sources, their views and denied rows, and what decides their order."""
+    entries = {}
+    for name in sorted(sources):
+        entry = manifest.sources[name]
+        files = tuple(msgspec.structs.replace(file, status=()) for file in entry.files)
+        entries[name] = msgspec.structs.replace(entry, files=files)
+    denied = {name: one for name, one in manifest.denied.items() if name in entries}
+    views = {name: view for name, view in manifest.views.get(part, {}).items() if view.source in entries}
+    kept = msgspec.structs.replace(
+        manifest,
+        sources=entries,
+        superseded=(),
+        properties={},
+        views={part: views} if views else {},
+        denied=denied,
+        earlier_views={},
+    )
+    return msgspec.json.format(msgspec.json.encode(kept), indent=1)
+
+
+def keep_file(catalog_folder: Path, content: bytes, suffix: str) -> str:
+    """Keep a content in `history`; the 16 hex digits of its name.
+
+    Raises:
+        OSError: The folder is not writable or the disk is full.
+    """
+    folder = catalog_folder / HISTORY_FOLDER
+    path = folder / f"{name_of(content)}{suffix}"
+    if path.exists():
+        return name_of(content)
+    folder.mkdir(exist_ok=True)
+    aside = folder / f".{path.name}.{secrets.token_hex(4)}"
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    flush_folder(folder)
+    return name_of(content)
+
+
+def kept_file(catalog_folder: Path, name: str, suffix: str) -> bytes:
+    """A content that was kept.
+
+    Raises:
+        HistoryMissing: The file is gone, or is another one.
+    """
+    path = catalog_folder / HISTORY_FOLDER / f"{name}{suffix}"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise HistoryMissing(
+            f"{path}: {error.strerror}. The history of the run is not whole; bring the file back"
+        ) from None
+    if name_of(content) != name:
+        raise HistoryMissing(
+            f"{path} was altered: its name is a hash of its content; bring the file back, or remove it"
+        )
+    return content
+
+
+def kept_manifest(catalog_folder: Path, name: str) -> Manifest:
+    """A manifest that was kept; errors as `kept_file`."""
+    content = kept_file(catalog_folder, name, MANIFEST_SUFFIX)
+    try:
+        return _MANIFEST.decode(content)
+    except msgspec.MsgspecError as error:
+        path = catalog_folder / HISTORY_FOLDER / f"{name}{MANIFEST_SUFFIX}"
+        raise HistoryMissing(f"{path} is of another version of torchmix ({error}); remove it") from None
+
+
+def kept_manifests(catalog_folder: Path) -> Iterator[Manifest]:
+    """All manifests that were kept; errors as `kept_file`."""
+    for path in sorted((catalog_folder / HISTORY_FOLDER).glob(f"*{MANIFEST_SUFFIX}")):
+        yield kept_manifest(catalog_folder, path.name.removesuffix(MANIFEST_SUFFIX))
+
+
+def name_of(content: bytes) -> str:
+    """16 hex digits over a content."""
+    return hashlib.sha256(content).hexdigest()[:16]

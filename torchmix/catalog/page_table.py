@@ -1,26 +1,144 @@
-"""Where the pages of a source lie: a struct of arrays, memory-mapped from the catalog.
-
-In: tables of single files, as a scan found them. Out: one `PageTable` over all files of a source. Must hold: pages are
-in file order, then row order; the pages of a chunk are consecutive, and so are the chunks of a file. Pages of a chunk
-lie end to end in the file, so one offset describes a page. A column chunk whose pages do not, or that exceeds 2^31
-bytes or rows, is several chunks here. Cost: 8 bytes a page, 4 more where rows are split over pages, 4 more for a
-checksum, and 53 to 57 bytes a chunk; finding pages is a binary search over chunks.
-
-P is pages, C chunks, F files of one source. A format without chunks or companions has one chunk per file.
-"""
+"""Where the pages of a source lie: a struct of arrays, memory-mapped from the catalog."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.first_rows import FirstRows
 from torchmix.errors import CatalogError
+
+# --- The first row of each page, stored as 4 bytes a page; only small tables become an array of int64.
+#
+# Equal to that array in both. Cost: up to WHOLE_PAGES pages that of the array, which is made when it is first needed.
+# Beyond that, two binary searches, over chunks and over the pages of a chunk: some ten calls of numpy, and one for
+# each change of the chunk along the request. They need no memory beyond the result, even for the pages of a trillion
+# tokens.
+
+WHOLE_PAGES = 1 << 16
+"""Most pages for which the array is made: half a MiB. It serves jobs that need few rows from hundreds of sources."""
+MOST_SLICES = 16
+"""Up to this many chunks are searched one by one, however few the rows; more are searched together."""
+
+
+class FirstRows:
+    """Where pages begin, in rows of the source; entry P is the number of rows."""
+
+    __slots__ = ("_chunk_page", "_chunk_page_stop", "_chunk_row", "_chunk_row_stop", "_page_row", "_whole")
+
+    def __init__(
+        self, *, chunk_page: NDArray[np.int64], chunk_row: NDArray[np.int64], page_row: NDArray[np.uint32]
+    ) -> None:
+        """Take arrays of a `PageTable`; see its fields."""
+        self._chunk_page, self._chunk_page_stop = chunk_page, chunk_page[1:]
+        self._chunk_row, self._chunk_row_stop = chunk_row, chunk_row[1:]
+        self._page_row = page_row
+        self._whole: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self._page_row)
+
+    @overload
+    def __getitem__(self, pages: int | np.integer[Any]) -> np.int64: ...
+    @overload
+    def __getitem__(self, pages: slice | NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
+    def __getitem__(
+        self, pages: int | np.integer[Any] | slice | NDArray[np.integer[Any]]
+    ) -> np.int64 | NDArray[np.int64]:
+        whole = self._as_array()
+        if whole is not None:
+            entries: np.int64 | NDArray[np.int64] = whole[pages]
+            return entries
+        at = np.arange(len(self))[pages] if isinstance(pages, slice) else np.asarray(pages)
+        return self._entries(np.where(at < 0, at + len(self), at))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+    def tolist(self) -> list[int]:
+        """All entries."""
+        return list(map(int, self[:]))
+
+    def find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Page of each row, and the first row of that page; every row must lie in a page."""
+        whole = self._as_array()
+        if whole is not None:
+            page = whole.searchsorted(rows, side="right")
+            page -= 1
+            return page, whole.take(page)
+        chunk = self._chunk_row_stop.searchsorted(rows, side="right")
+        before = self._chunk_row[chunk]
+        page = self._stop_in_chunks(chunk, rows - before) - 1
+        return page, before + self._page_row[page]
+
+    def searchsorted(self, rows: Any, side: Literal["left", "right"] = "left") -> Any:
+        """How many entries are below each row, or with `right` not above it; like `numpy.ndarray.searchsorted`."""
+        whole = self._as_array()
+        if whole is not None:
+            return whole.searchsorted(rows, side=side)
+        wanted = np.asarray(rows, np.int64) - (side == "left")  # whole numbers
+        inside = np.clip(wanted.reshape(-1), 0, max(0, int(self._chunk_row[-1]) - 1))
+        found = np.zeros(len(inside), np.int64)
+        if len(self._chunk_row) > 1:
+            chunk = self._chunk_row_stop.searchsorted(inside, side="right").clip(max=len(self._chunk_page) - 2)
+            found = self._stop_in_chunks(chunk, inside - self._chunk_row[chunk])
+        found[wanted.reshape(-1) < 0] = 0
+        found[wanted.reshape(-1) >= self._chunk_row[-1]] = len(self)
+        return found.reshape(wanted.shape)[()]
+
+    def _as_array(self) -> NDArray[np.int64] | None:
+        if self._whole is None and len(self) <= WHOLE_PAGES:
+            self._whole = self._entries(np.arange(len(self)))
+        return self._whole
+
+    def _entries(self, pages: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        entries: NDArray[np.int64]
+        entries = self._chunk_row[self._chunk_page_stop.searchsorted(pages, side="right")] + self._page_row[pages]
+        return entries
+
+    def _stop_in_chunks(self, chunk: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One more than the last page of its chunk that begins at or before a row; rows count from its first."""
+        narrow = rows.astype(np.uint32)  # the pages' dtype: numpy would otherwise convert all pages
+        borders = np.flatnonzero(np.diff(chunk, prepend=-1))
+        first, stop = self._chunk_page[chunk[borders]], self._chunk_page_stop[chunk[borders]]
+        if len(borders) > MOST_SLICES + len(rows) // 8:
+            lengths = np.diff(borders, append=len(rows))
+            return self._stop_by_halves(np.repeat(first, lengths), np.repeat(stop, lengths), narrow)
+        found = np.empty(len(rows), np.int64)
+        spans = pairwise([*borders.tolist(), len(rows)])
+        for (begin, end), page, page_stop in zip(spans, first.tolist(), stop.tolist(), strict=True):
+            found[begin:end] = self._page_row[page:page_stop].searchsorted(narrow[begin:end], side="right")
+            found[begin:end] += page
+        return found
+
+    def _stop_by_halves(
+        self, start: NDArray[np.int64], stop: NDArray[np.int64], rows: NDArray[np.uint32]
+    ) -> NDArray[np.int64]:
+        """As `_stop_in_chunks`, for all rows at once, among pages `start` to `stop`, half-open."""
+        while True:
+            is_open = start < stop
+            if not is_open.any():
+                return start
+            middle = (start + stop) >> 1
+            is_behind = self._page_row[middle] <= rows
+            start = np.where(is_open & is_behind, middle + 1, start)
+            stop = np.where(is_open & ~is_behind, middle, stop)
+
+
+# --- Where the pages of a source lie: a struct of arrays, memory-mapped from the catalog.
+#
+# Pages are in file order, then row order; the pages of a chunk are consecutive, and so are the chunks of a file. Pages
+# of a chunk lie end to end in the file, so one offset describes a page. A column chunk whose pages do not, or that
+# exceeds 2^31 bytes or rows, is several chunks here. Cost: 8 bytes a page, 4 more where rows are split over pages, 4
+# more for a checksum, and 53 to 57 bytes a chunk; finding pages is a binary search over chunks.
+#
+# P is pages, C chunks, F files of one source. A format without chunks or companions has one chunk per file.
 
 MOST_IN_CHUNK = 1 << 31
 """Most bytes, and most rows, before the last page of a chunk."""
@@ -290,3 +408,101 @@ def _join_optional(parts: Sequence[NDArray[np.uint32]], lengths: Sequence[int]) 
         return np.zeros(0, np.uint32)
     filled = [part if len(part) else np.zeros(length, np.uint32) for part, length in zip(parts, lengths, strict=True)]
     return np.concatenate(filled)
+
+
+# --- The page table of one file, from what its scan found.
+#
+# A chunk of the table has pages of one column chunk that lie end to end, of fewer than MOST_IN_CHUNK bytes and rows
+# before its last page; column chunks without pages are left out. Cost: O(P).
+
+
+class PageColumns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Pages of one file as its scan found them: P pages in row order, over C column chunks in file order."""
+
+    chunk_of_page: NDArray[np.integer]
+    """[P], in 0 ... C - 1, never falls."""
+    page_offset: Int64Array
+    """[P], the first byte of the page in the file."""
+    page_bytes: Int64Array
+    """[P], bytes of the page."""
+    page_rows: Int64Array
+    """[P], rows that begin in the page, at least 1."""
+    tail_bytes: Int64Array | None = None
+    """[P], bytes behind the page that must be read with it because its last row ends there, in the first of the
+    writer's pages of the next page; 0 where it ends in the page itself. None if it does so in all."""
+    page_crc: NDArray[np.uint32] | None = None
+    """[P], CRC-32 of the bytes of each page and its tail, which is compared when they are read; None for a format whose
+    pages are not decoded."""
+    kind: NDArray[np.int8]
+    """[C], how the pages of the chunk are decoded, in numbers of the format: with Parquet the compression."""
+    companion_offset: Int64Array | None = None
+    """[C], the first byte of what is read with any page of the chunk, as Parquet's dictionary; -1 if it has none. None
+    if no chunk has any."""
+    companion_bytes: Int64Array | None = None
+    """[C], 0 if it has none; None as above."""
+    companion_crc: NDArray[np.uint32] | None = None
+    """[C], CRC-32 of each companion, which is compared as that of a page; None as above, or where pages have none."""
+
+
+def table_of_file(pages: PageColumns) -> PageTable:
+    """Make the table; column chunks without pages are left out."""
+    offset, num_bytes, rows = pages.page_offset, pages.page_bytes, pages.page_rows
+    none = np.zeros(len(pages.kind), np.int64)
+    companion_offset = none - 1 if pages.companion_offset is None else pages.companion_offset
+    companion_bytes = none if pages.companion_bytes is None else pages.companion_bytes
+    first_row = np.cumsum(rows) - rows
+    first = _first_pages(pages.chunk_of_page, offset, num_bytes, first_row)
+    column_chunk = pages.chunk_of_page[first]
+    with_tails = pages.tail_bytes is not None and pages.tail_bytes.any()
+    return PageTable(
+        page_start=_counted(_from_first(offset, first)),
+        page_row=_counted(_from_first(first_row, first)),
+        tail_bytes=_optional(pages.tail_bytes if with_tails else None),
+        page_crc=_optional(pages.page_crc),
+        chunk_page=np.append(first, len(offset)),
+        chunk_row=np.append(first_row[first], rows.sum(dtype=np.int64)),
+        chunk_offset=offset[first],
+        chunk_bytes=np.add.reduceat(num_bytes, first) if len(first) else np.zeros(0, np.int64),
+        file_of_chunk=np.zeros(len(first), np.int32),
+        companion_offset=companion_offset[column_chunk],
+        companion_bytes=companion_bytes[column_chunk],
+        companion_crc=_optional(None if pages.companion_crc is None else pages.companion_crc[column_chunk]),
+        kind=pages.kind[column_chunk],
+    )
+
+
+def _first_pages(
+    chunk_of_page: NDArray[np.integer], offset: Int64Array, num_bytes: Int64Array, first_row: Int64Array
+) -> Int64Array:
+    """The first page of each chunk of the table."""
+    if not len(offset):
+        return np.zeros(0, np.int64)
+    follows = offset[1:] == (offset + num_bytes)[:-1]
+    follows &= chunk_of_page[1:] == chunk_of_page[:-1]
+    if max(int(offset[-1] - offset[0]), int(first_row[-1])) < MOST_IN_CHUNK and follows.all():
+        return np.zeros(1, np.int64)
+    begins = np.ones(len(offset), np.bool_)
+    begins[1:] = ~follows
+    for place in (offset, first_row):  # places relative to a chunk's first page must fit 32 bits
+        relative = _from_first(place, np.flatnonzero(begins))
+        begins[1:] |= (np.diff(relative // MOST_IN_CHUNK) > 0) & ~begins[1:]
+    return np.flatnonzero(begins)
+
+
+def _from_first(places: Int64Array, first: Int64Array) -> Int64Array:
+    """Places of pages, relative to the first page of their chunk."""
+    if len(first) == 1:
+        counted: Int64Array = places - places[0]
+        return counted
+    return places - np.repeat(places[first], np.diff(first, append=len(places)))
+
+
+def _counted(values: Int64Array) -> NDArray[np.uint32]:
+    """Values below 2^32 as uint32, followed by a 0."""
+    counted = np.zeros(len(values) + 1, np.uint32)
+    counted[:-1] = values
+    return counted
+
+
+def _optional(values: NDArray[np.integer] | None) -> NDArray[np.uint32]:
+    return np.zeros(0, np.uint32) if values is None else values.astype(np.uint32)

@@ -1,8 +1,7 @@
 """The part of the catalog from one data file: the result of a scan, kept until the whole catalog is published.
 
-In: a scanned file, or one that the published catalog holds already. Out: `FilePart`, also from disk after a killed run,
-so that no file is scanned twice. Must hold: a part on disk belongs to exactly one file, column and transform, and is
-whole or missing; a damaged one counts as missing. Cost: 4 bytes a document and 61 a page, at most.
+A part on disk belongs to exactly one file, column and transform, and is whole or missing; a damaged one counts as
+missing. Cost: 4 bytes a document and 61 a page, at most.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import ArrayEntry, arrays_in, write_arrays
-from torchmix.catalog.bad_rows import BadRow
-from torchmix.catalog.items import Column, ItemTable, from_named_arrays, named_arrays
-from torchmix.catalog.manifest import IdRange, ListBytes
+from torchmix.catalog.manifest import BadRow, IdRange, ListBytes
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
+from torchmix.catalog.sizes import Column, ItemTable, from_named_arrays, named_arrays
 from torchmix.errors import CatalogError
 
 logger = logging.getLogger(__name__)

@@ -1,24 +1,17 @@
-"""Writing the catalog: arrays in fresh files, then the manifest in one step.
-
-In: the parts of all files of a source. Out: a `SourceEntry`, and the catalog on disk. Must hold: a crash, a full disk
-or a kill at any point leaves the previous catalog valid; the next run removes what such a run left. All of it runs
-under the catalog's lock. Cost: the arrays of each changed source are written once, unchanged arrays are kept.
-
-    catalog/
-        manifest.json                the only name that readers start from
-        arrays/<source>.<8 hex>      arrays of one index of one source, never altered
-        arrays/sources.<8 hex>       likewise, of small sources that were indexed together
-        parts/                       files scanned by a run that has not been published
-        history/                     manifests of training runs, whose arrays stay
-        .lock
-"""
+"""Writing the catalog: arrays in fresh files, then the manifest in one step."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import logging
+import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from torchmix.array_types import Int64Array
 from torchmix.catalog.array_files import SMALL_BYTES, ArrayEntry, ArrayWriter, flush_files, write_arrays
-from torchmix.catalog.items import joined_arrays, named_arrays
-from torchmix.catalog.kept_manifests import kept_manifests
 from torchmix.catalog.manifest import (
     CATALOG_VERSION,
     NEW_MANIFEST_NAME,
@@ -39,16 +31,119 @@ from torchmix.catalog.manifest import (
     SourceEntry,
     ViewEntry,
     flush_folder,
+    kept_manifests,
     source_fingerprint,
     write_manifest,
 )
 from torchmix.catalog.page_table import join_tables
 from torchmix.catalog.parts import FilePart, remove_parts
 from torchmix.catalog.settings import SourceSettings
-from torchmix.catalog.store import ARRAYS_FOLDER
-from torchmix.errors import HistoryMissing
+from torchmix.catalog.sizes import joined_arrays, named_arrays
+from torchmix.catalog.store import ARRAYS_FOLDER, ROWS, SourceCatalog
+from torchmix.errors import CatalogError, HistoryMissing
+
+# --- One writer of a catalog at a time, over processes and, where the file system supports it, over nodes.
+#
+# The lock ends with the process, however it ends, so a killed job leaves nothing to clean. Readers take no lock: they
+# see the last catalog that was published. Cost: one system call where nobody else holds it.
 
 logger = logging.getLogger(__name__)
+
+LOCK_NAME = ".lock"
+
+
+@contextmanager
+def catalog_lock(directory: Path, *, is_shared: bool = False) -> Iterator[None]:
+    """Hold the catalog's lock; waits, with one log message, while another process or thread holds it.
+
+    Args:
+        directory: The catalog's folder; it is made, with its parents, if it is missing.
+        is_shared: Others may hold the lock, too, who share it: they write files that only they know, and publish none.
+
+    Raises:
+        CatalogError: The folder cannot be made or written, or its file system has no locks.
+    """
+    path = directory / LOCK_NAME
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise CatalogError(
+            f"cannot write the catalog folder {directory}: {error.strerror}; name a writable one in the recipe's "
+            "catalog key"
+        ) from error
+    try:
+        _take(descriptor, path, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
+        # Names the holder to waiting processes. It outlives the holder, so nothing relies on it.
+        with suppress(OSError):  # a full disk is named by what needs more of it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)  # also releases the lock
+
+
+def _take(descriptor: int, path: Path, kind: int) -> None:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        return
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise CatalogError(
+                f"cannot lock {path}: {error.strerror}; put the catalog on a file system with flock"
+            ) from error
+    holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+    logger.warning("waiting for %s, which is writing the catalog %s", holder, path.parent)
+    fcntl.flock(descriptor, kind)
+
+
+# --- Denied rows -> their entries in the catalog, with arrays on disk.
+#
+# An entry is of one set of lists with their bytes, and of one set of files. Cost: 8 bytes a denied row.
+
+
+def denied_entry(folder: Path, source: SourceCatalog, rows: Int64Array, lists: Mapping[str, str]) -> DeniedEntry:
+    """Write the denied rows of a source, and describe them.
+
+    Args:
+        folder: The catalog's folder, locked by the caller.
+        source: The source, as it is to be published.
+        rows: [n] ascending, each once.
+        lists: Path of each deny-list to the hash of its bytes.
+
+    Raises:
+        OSError: The disk is full, or not writable.
+    """
+    name: str | None = None
+    arrays: dict[str, ArrayEntry] = {}
+    if len(rows):
+        path = folder / ARRAYS_FOLDER / f"{source.name}.{secrets.token_hex(4)}"
+        path.parent.mkdir(exist_ok=True)
+        name, arrays = path.name, write_arrays(path, {ROWS: [rows]})
+    return DeniedEntry(
+        lists=dict(sorted(lists.items())),
+        source_fingerprint=source.fingerprint,
+        fingerprint=hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()[:16] if len(rows) else "",
+        num_documents=len(rows),
+        num_tokens=int(np.asarray(source.sizes.tokens[rows]).sum(dtype=np.int64)),
+        file=name,
+        arrays=arrays,
+    )
+
+
+# --- Writing the catalog: arrays in fresh files, then the manifest in one step.
+#
+# A crash, a full disk or a kill at any point leaves the previous catalog valid; the next run removes what such a run
+# left. All of it runs under the catalog's lock. Cost: the arrays of each changed source are written once, unchanged
+# arrays are kept.
+#
+#     catalog/
+#         manifest.json                the only name that readers start from
+#         arrays/<source>.<8 hex>      arrays of one index of one source, never altered
+#         arrays/sources.<8 hex>       likewise, of small sources that were indexed together
+#         parts/                       files scanned by a run that has not been published
+#         history/                     manifests of training runs, whose arrays stay
+#         .lock
 
 SHARED_NAME = "sources"
 KEPT_VIEWS = 8

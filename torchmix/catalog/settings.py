@@ -1,8 +1,6 @@
 """The settings of sources that a catalog is built for and opened with.
 
-In: the sources of a recipe, or of one of its parts, and how they are shuffled. Out: for each source, exactly the
-settings that the catalog depends on. Must hold: two sources with equal settings and equal files have equal entries.
-Cost: none.
+Two sources with equal settings and equal files have equal entries.
 """
 
 from __future__ import annotations
@@ -15,14 +13,18 @@ import msgspec
 from msgspec.structs import replace
 
 from torchmix.catalog.sizes import window_pages_of
-from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.source.bad_rows import masks_bad_rows, max_bad_of
-from torchmix.recipe.source.chat import column_of, layout_of
-from torchmix.recipe.source.format import FORMATS, format_of, paths_of
-from torchmix.recipe.source.image_structs import Images
-from torchmix.recipe.source.layout_structs import RowLayout
-from torchmix.recipe.source.row_map import takes_of
-from torchmix.recipe.structs import Shuffle, Source
+from torchmix.recipe.amounts import parse_bytes
+from torchmix.recipe.sources import (
+    FORMATS,
+    column_of,
+    format_of,
+    layout_of,
+    masks_bad_rows,
+    max_bad_of,
+    paths_of,
+    takes_of,
+)
+from torchmix.recipe.structs import Images, RowLayout, Shuffle, Source
 
 
 class MapEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

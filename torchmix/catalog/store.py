@@ -1,42 +1,164 @@
-"""The open catalog: which data exists, in which order, with sizes ready for planning.
-
-In: the catalog's folder and the settings of sources. Out: `Catalog`: these sources, sorted by name, over memory-mapped
-arrays. Must hold: the catalog was published whole, for these settings; anything else is an error that says so. Opening
-does not touch data files; the reader checks that they are still the indexed ones. Cost: one read of the manifest and
-one mapping per array, whatever the size of the data.
-"""
+"""The open catalog: which data exists, in which order, with sizes ready for planning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.catalog.array_files import Content, open_arrays
-from torchmix.catalog.bad_rows import check_bad_rows
-from torchmix.catalog.denied.opened import Denied, open_denied
-from torchmix.catalog.items import from_named_arrays
 from torchmix.catalog.manifest import (
+    MOST_ID,
     FileEntry,
     IdRange,
     ListBytes,
     Manifest,
     SourceEntry,
+    check_bad_rows,
     digest_of,
     most_lists,
     read_manifest,
 )
 from torchmix.catalog.page_table import ARRAY_NAMES, PageTable
-from torchmix.catalog.settings import MapEntry, SourceSettings
-from torchmix.catalog.sizes import SourceSizes
-from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
-from torchmix.recipe.source.image_structs import Images
-from torchmix.recipe.source.images import order_of_images
-from torchmix.recipe.source.layout_structs import RowLayout
+from torchmix.catalog.settings import MapEntry, SourceSettings, settings_of
+from torchmix.catalog.sizes import SourceSizes, from_named_arrays
+from torchmix.errors import CatalogError, CatalogMissing, CatalogStale, RecipeError
+from torchmix.recipe.parts import Band, Part
+from torchmix.recipe.sources import columns_of, order_of_images, path_properties_of, paths_of
+from torchmix.recipe.streams import RowSet, row_sets_of
+from torchmix.recipe.structs import Images, RowLayout, Source
+
+# --- Denied rows of the catalog, opened.
+#
+# Rows that were found in other lists, or in other files of the source, are an error and never used. Cost: one mapping
+# a source.
+
+ROWS = "rows"
+"""The array of an entry."""
+
+
+class Denied(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Rows of one source that are not given."""
+
+    rows: NDArray[np.int64]
+    """[n] ascending, each once; mapped."""
+    num_tokens: int
+    """Tokens of these rows."""
+    fingerprint: str
+    """16 hex digits over the rows."""
+
+
+def open_denied(
+    folder: Path,
+    lists: Sequence[str],
+    sources: Mapping[str, str],
+    manifest: Manifest,
+    opened: dict[str | Path, Content],
+) -> dict[str, Denied]:
+    """The denied rows of sources, by name; sources without are left out.
+
+    Args:
+        folder: Of the catalog's arrays.
+        lists: Paths of the deny-lists, in the recipe's words.
+        sources: Fingerprint of each source.
+        manifest: What is published.
+        opened: As in `open_arrays`.
+
+    Raises:
+        CatalogMissing: A source was not indexed with deny-lists.
+        CatalogStale: It was indexed with other ones, or had other files then.
+    """
+    found: dict[str, Denied] = {}
+    for name, fingerprint in sources.items() if lists else ():
+        entry = manifest.denied.get(name)
+        if entry is None:
+            raise CatalogMissing(f"the catalog lacks the denied rows of source {name!r}; run torchmix index")
+        if sorted(entry.lists) != sorted(lists) or entry.source_fingerprint != fingerprint:
+            what = "had other files" if sorted(entry.lists) == sorted(lists) else "the recipe named other deny-lists"
+            raise CatalogStale(
+                f"the denied rows of source {name!r} were found when {what} ({', '.join(entry.lists)}); "
+                f"run torchmix index"
+            )
+        if entry.file is not None:
+            rows: NDArray[np.int64] = open_arrays(f"{folder}/{entry.file}", entry.arrays, opened)[ROWS]
+            found[name] = Denied(rows=rows, num_tokens=entry.num_tokens, fingerprint=entry.fingerprint)
+    return found
+
+
+# --- A part of a recipe -> the views that it needs of each source.
+#
+# Equal digests give equal rows from equal data. Cost: microseconds a source.
+
+VIEWS_FORMAT = 1
+"""Version of the rules by which views choose rows; part of every definition."""
+
+
+class SourceViews(msgspec.Struct, frozen=True, kw_only=True):
+    """The views that a part needs of one source."""
+
+    name: str
+    """The source."""
+    source: Source
+    """What the recipe says of it."""
+    row_sets: dict[str, RowSet]
+    """All that has a share of its rows, by sorted name; maybe the source itself."""
+    band: Band | None
+    """The hashes of its rows that the part has; None: all."""
+
+    @property
+    def definition(self) -> str:
+        """16 hex digits over all that decides the rows, beside the data."""
+        source = self.source
+        cells = {name: [one.cell.base, one.cell.values] for name, one in self.row_sets.items() if one.cell is not None}
+        content = {
+            "format": VIEWS_FORMAT,
+            "sets": {name: [one.where, one.child, one.overlap] for name, one in self.row_sets.items()},
+            "band": None if self.band is None else [source.id, *self.band],
+            "columns": columns_of(source),
+            "paths": path_properties_of(source),
+            "split_by": msgspec.to_builtins(source.split_by),
+            "patterns": paths_of(source),
+            **({"cells": cells} if cells else {}),
+        }
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
+class PartViews(msgspec.Struct, frozen=True, kw_only=True):
+    """The views that a part needs."""
+
+    part: str
+    """The part's name."""
+    sources: dict[str, SourceViews]
+    """By source, sorted; those without views are not in it."""
+    deny: tuple[str, ...] = ()
+    """Paths of deny-lists."""
+
+
+def views_of(part: Part) -> PartViews:
+    """The views that a part needs."""
+    by_source: dict[str, dict[str, RowSet]] = {}
+    for name, one in row_sets_of(part).items():
+        by_source.setdefault(one.source, {})[name] = one
+    wanted = {
+        source: SourceViews(name=source, source=part.sources[source], row_sets=row_sets, band=part.bands.get(source))
+        for source, row_sets in sorted(by_source.items())
+        if source in part.bands or list(row_sets) != [source]
+    }
+    return PartViews(part=part.name, sources=wanted, deny=part.deny)
+
+
+# --- The open catalog: which data exists, in which order, with sizes ready for planning.
+#
+# The catalog was published whole, for these settings; anything else is an error that says so. Opening does not touch
+# data files; the reader checks that they are still the indexed ones. Cost: one read of the manifest and one mapping
+# per array, whatever the size of the data.
 
 _SETTINGS = ("format", "column", "tokenizer", "begin_id", "end_id", "layout")
 ARRAYS_FOLDER = "arrays"
@@ -163,7 +285,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class WantedView(Protocol):
-    """Views of a source that a part of a recipe needs; see `views/wanted.py`."""
+    """Views of a source that a part of a recipe needs; see `store.py`."""
 
     @property
     def row_sets(self) -> Mapping[str, object]:
@@ -360,3 +482,105 @@ def catalog_fingerprint(sources: Iterable[SourceCatalog], views: Mapping[str, Vi
     return digest_of(
         {"sources": of_sources, "views": {name: [one.source, one.fingerprint] for name, one in views.items()}}
     )
+
+
+# --- Token ids of sources against the vocabulary of the model.
+#
+# The same for `check` and for a start.
+
+
+class IdLimit(NamedTuple):
+    """The bound that all ids of a model are below."""
+
+    size: int
+    """At most 2^31."""
+    reason: str
+    """Where the bound comes from, for example `vocab_size is 50257`."""
+
+
+class Misfit(NamedTuple):
+    """Two numbers that contradict each other."""
+
+    where: str
+    """Path of keys in the recipe."""
+    message: str
+    """Both numbers, and what to do."""
+
+
+ANY_MODEL = IdLimit(MOST_ID + 1, f"ids go from 0 to {MOST_ID}")
+
+
+def id_limit(vocab_size: int | None, padded_vocab_size: int | None = None) -> IdLimit:
+    """The bound of ids: `vocab_size`, else the rows of the model's embedding, else the range of 32 bits."""
+    if vocab_size is not None:
+        return IdLimit(vocab_size, f"vocab_size is {vocab_size}")
+    if padded_vocab_size is not None and padded_vocab_size <= MOST_ID:
+        return IdLimit(padded_vocab_size, f"the model's padded vocabulary has {padded_vocab_size}")
+    return ANY_MODEL
+
+
+def vocabulary_misfits(
+    vocab_size: int | None, catalog: Catalog | None, *, padded_vocab_size: int | None = None
+) -> Iterator[Misfit]:
+    """The sources that a model with this vocabulary cannot be trained on.
+
+    Args:
+        vocab_size: The recipe's `vocab_size`, if it has one.
+        catalog: The recipe's sources; None where they are not indexed yet.
+        padded_vocab_size: Rows of the model's embedding; None where they are not known.
+    """
+    if vocab_size is not None and padded_vocab_size is not None and vocab_size > padded_vocab_size:
+        yield Misfit(
+            "vocab_size",
+            f"{vocab_size} ids, but the model's padded vocabulary has {padded_vocab_size}: its embedding lacks some of "
+            "them; give the model the vocabulary of the data",
+        )
+    if catalog is None:
+        return
+    limit = id_limit(vocab_size, padded_vocab_size)
+    for name, source in catalog.sources.items():
+        yield from _ids_outside(source, limit)
+        if source.vocab_size is not None and source.vocab_size > limit.size:
+            yield Misfit(
+                f"sources.{name}.tokenizer",
+                f"{source.tokenizer} has ids up to {source.vocab_size - 1}, but {limit.reason}; name the tokenizer of "
+                "the model, or give the model all of its ids",
+            )
+
+
+def check_vocabulary(vocab_size: int | None, catalog: Catalog, *, padded_vocab_size: int | None = None) -> None:
+    """Raise an error if `vocabulary_misfits` finds anything.
+
+    Raises:
+        RecipeError: Some numbers contradict each other; names all of them.
+    """
+    found = list(vocabulary_misfits(vocab_size, catalog, padded_vocab_size=padded_vocab_size))
+    if found:
+        first, others = found[0], found[1:]
+        raise RecipeError("\n  ".join([first.message, *(f"{one.where}: {one.message}" for one in others)]), first.where)
+
+
+def _ids_outside(source: SourceCatalog, limit: IdLimit) -> Iterator[Misfit]:
+    """The file with the smallest id, if that is below 0, and the one with the largest, if that is too large."""
+    seen = [(file.ids, file.path) for file in source.files if file.ids is not None]
+    if not seen:
+        return
+    lowest, highest = min(seen, key=lambda one: one[0].smallest), max(seen, key=lambda one: one[0].largest)
+    for token, path, is_outside in (
+        (lowest[0].smallest, lowest[1], lowest[0].smallest < 0),
+        (highest[0].largest, highest[1], highest[0].largest >= limit.size),
+    ):
+        if is_outside:
+            yield Misfit(
+                f"sources.{source.name}",
+                f"{path} holds the token {token}, but {limit.reason}; the ids are of another vocabulary, or the column "
+                "holds something else",
+            )
+
+
+# --- The catalog of one part of a recipe, opened with its views.
+
+
+def open_part(catalog_folder: Path, part: Part) -> Catalog:
+    """Open the sources of a part, and the views that its streams need; errors as `open_catalog`."""
+    return open_catalog(catalog_folder, settings_of(part.sources, part.shuffle), views_of(part))

@@ -1,20 +1,31 @@
-"""The command line. Files in reading order; a folder for each verb that has several stands behind the second:
+"""The command line. In reading order:
 
-terminal.py  exit codes, counts, tables, JSON, progress: what every verb shares
-groups.py    what the groups of a mixture give together
-denied.py    what deny-lists take out of sources
-selections.py what rows of a source have shares of their own
-layout.py    the options that say how large a job is
-index.py     torchmix index: build the catalog
-query.py     torchmix query: SQL over properties
-properties.py torchmix properties add: a table of further properties
-profile.py   torchmix profile: what each source costs a loader
-budget.py    what the loaders of a recipe may take
-keys.py      torchmix keys: the keys of shared loaders and of their clients
-serve.py     torchmix serve: shared loaders
-diff.py      torchmix diff: what an edit changes, and the word that accepts it
-calibrate.py torchmix calibrate: the cost of a sample from timings
-reframe.py   torchmix reframe: a compressed file in small frames
-main.py      arguments, errors, exit codes
-start.py     the program: an interrupt while it imports is no error
+terminal.py            what every verb takes and prints: counts, tables for people, JSON for programs, progress, and
+                       the exit code
+streams.py             Selections, groups and deny-lists as rows of the tables that verbs print
+run.py                 the options by which a verb knows a run: its layout, its log of decisions, its state and history
+index.py               `torchmix index`: build the catalog, or bring it up to date
+query.py               `torchmix query`: SQL over the properties of a recipe's rows
+properties.py          `torchmix properties add`: join a table of further properties to the rows of a source
+profile.py             `torchmix profile RECIPE`: measure what each source costs a loader
+keys.py                `torchmix keys`: make the keys of loaders and of their clients
+serve.py               `torchmix serve`: loaders of a recipe, for the trainers of a job or of several
+diff.py                `torchmix diff`: what an edit of a recipe does to a run, and the word that accepts it
+calibrate.py           `torchmix calibrate`: the cost of a sample from timings of one's own
+reframe.py             `torchmix reframe`: write a compressed file of lines again, in frames that can be read one by
+                       one
+findings.py            what is wrong, or worth knowing, before a run starts: all findings of `torchmix check`
+init/                  torchmix init
+second_interpreter.py  a second interpreter plans a step again, to find strategies whose answer depends on the history
+                       of their process
+plan/                  torchmix plan
+check.py               `torchmix check`: will this recipe train as it says?
+show.py                `torchmix show`: the text or the tokens of what training will see, for a terminal or as a page
+                       of HTML
+trace.py               `torchmix trace`: in which steps a document was, or will be; and every document of a step
+watch/                 what runs on this machine, and what runs have left
+main.py                the command line: `torchmix check | index | plan | query | show RECIPE`, and verbs with
+                       arguments of their own
+start.py               the program `torchmix`, whose imports take half a second, and longer from a cold disk: Ctrl-C
+                       may come meanwhile
 """

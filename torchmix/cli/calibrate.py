@@ -1,8 +1,6 @@
 """`torchmix calibrate`: the cost of a sample from timings of one's own.
 
-In: a recipe, and a CSV file of timings with the columns `lengths` (tokens of the documents of a sample, with spaces
-between) and `seconds`. Out: two integers for `balance.cost`, and how far each timing lies from them. Must hold: no
-coefficient is below 0. Cost: one pass over the file.
+No coefficient is below 0. Cost: one pass over the file.
 
 Seconds are fitted by per_token x tokens + per_pair x sum(lengths^2), relative to each timing, so that short samples
 count as much as long ones. What a step takes beside its samples is not in it: time a forward and backward alone.

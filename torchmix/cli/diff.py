@@ -1,9 +1,8 @@
 """`torchmix diff`: what an edit of a recipe does to a run, and the word that accepts it.
 
-In: two recipes with their catalog, and a state if there is one. Out: which keys differ; for each stream what is asked
-of it in the next N steps, before and after, and where it runs out; the word. Must hold: figures are those of the
-planner, by the road that a loader takes, and what cannot be planned is said to be unknown; the word is the one that a
-loader asks for, of this state. Cost: planning of up to 1000 steps by each recipe; no data are read.
+Figures are those of the planner, by the road that a loader takes, and what cannot be planned is said to be unknown; the
+word is the one that a loader asks for, of this state. Cost: planning of up to 1000 steps by each recipe; no data are
+read.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from torchmix.catalog.open_part import open_part
-from torchmix.catalog.store import Catalog
-from torchmix.cli.run.steps import forecast_of_run
+from torchmix.catalog.store import Catalog, open_part
+from torchmix.cli.run import forecast_of_run
 from torchmix.cli.terminal import (
     ExitCode,
     add_explain,
@@ -31,14 +29,14 @@ from torchmix.cli.terminal import (
     progress_bar,
 )
 from torchmix.errors import CatalogError, HistoryMissing, PlanError, StateMismatch
-from torchmix.planner.forecast.figures import SIMULATED_STEPS, Forecast
+from torchmix.planner.forecast import SIMULATED_STEPS, Forecast
+from torchmix.recipe.changes import parse_shares, tree_of_part
 from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.mixture.shares_of_part import parse_shares, tree_of_part
-from torchmix.recipe.mixture.tree import Node
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.structs import EpochPlace, Recipe
-from torchmix.steps.edits.word import (
+from torchmix.recipe.tree import Node
+from torchmix.steps.edits import (
     Edit,
     Identity,
     RowFacts,
@@ -48,7 +46,7 @@ from torchmix.steps.edits.word import (
     row_facts_of_state,
     state_for,
 )
-from torchmix.steps.history.entries import catalog_of_state
+from torchmix.steps.history import catalog_of_state
 from torchmix.steps.state import LoaderState, encode_state, read_state, step_start
 
 HELP = "show what an edit of a recipe changes in the next steps of a run, and the word that accepts it"

@@ -1,8 +1,7 @@
 """`torchmix index`: build the catalog, or bring it up to date.
 
-In: a recipe. Out: the catalog of all its parts on disk, and a table of what each source holds. Must hold: only files
-that are new or changed are scanned; a run that is stopped loses at most the files it was at. Cost: one pass over the
-columns of those files, with rate and time left: a bar on a terminal, elsewhere a line every minute.
+Only files that are new or changed are scanned; a run that is stopped loses at most the files it was at. Cost: one pass
+over the columns of those files, with rate and time left: a bar on a terminal, elsewhere a line every minute.
 """
 
 from __future__ import annotations
@@ -17,28 +16,31 @@ from typing import Any
 from msgspec.structs import asdict
 
 from torchmix.catalog.manifest import ViewEntry, read_manifest
-from torchmix.catalog.open_part import open_part
 from torchmix.catalog.parts import num_parts
 from torchmix.catalog.settings import settings_of
-from torchmix.catalog.store import Catalog, SourceCatalog
-from torchmix.catalog.views.wanted import views_of
-from torchmix.cli.denied import denied_of_recipe, print_denied
-from torchmix.cli.selections import print_selections, selection_values
-from torchmix.cli.terminal import ExitCode, add_explain, at_least, count_text, print_json, print_table, progress_bar
+from torchmix.catalog.store import Catalog, SourceCatalog, open_part, views_of
+from torchmix.cli.streams import denied_of_recipe, print_denied, print_selections, selection_values
+from torchmix.cli.terminal import (
+    ExitCode,
+    add_explain,
+    at_least,
+    count_text,
+    print_json,
+    print_table,
+    progress_bar,
+)
 from torchmix.errors import OptionError
-from torchmix.formats.kept_ids.ids_file import kept_bytes
-from torchmix.formats.kept_ids.in_place_of import in_place_of
-from torchmix.indexing.progress_lines import ProgressLines
+from torchmix.formats.kept_ids import in_place_of, kept_bytes
+from torchmix.indexing.file_changes import ProgressLines
 from torchmix.indexing.scan import IndexReport, index_sources
-from torchmix.indexing.scan_shard import scan_shard
-from torchmix.indexing.scan_tasks import Shard
-from torchmix.recipe.byte_sizes import bytes_text
+from torchmix.indexing.source_work import Shard, scan_shard
+from torchmix.recipe.amounts import bytes_text
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of, with_all_sources
-from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.sources import PARTS
 from torchmix.recipe.structs import Recipe
-from torchmix.service.ray.connect import connected
+from torchmix.service.ray.seats import connected
 from torchmix.service.ray.shards import scan_shards
 
 COLUMNS = {

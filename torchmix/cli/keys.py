@@ -1,7 +1,6 @@
 """`torchmix keys`: make the keys of loaders and of their clients.
 
-In: a new folder, and how many clients there are. Out: files, as `service/keys.py` says. Must hold: no key is replaced,
-and no secret is printed. Cost: none.
+No key is replaced, and no secret is printed.
 """
 
 from __future__ import annotations

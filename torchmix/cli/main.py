@@ -1,8 +1,7 @@
 """The command line: `torchmix check | index | plan | query | show RECIPE`, and verbs with arguments of their own.
 
-In: arguments. Out: an exit code: 0 ok, 1 findings, 2 usage or recipe, 3 data. Must hold: an error that torchmix raises
-on purpose is one clear message on stderr, without a traceback; any other is a bug and keeps its traceback. Logging is
-set up here and nowhere else. Costs the import of pyarrow, not of torch.
+An error that torchmix raises on purpose is one clear message on stderr, without a traceback; any other is a bug and
+keeps its traceback. Logging is set up here and nowhere else. Costs the import of pyarrow, not of torch.
 """
 
 from __future__ import annotations
@@ -15,13 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchmix import __version__
-from torchmix.cli import calibrate, diff, index, keys, profile, properties, query, reframe, serve
-from torchmix.cli.check import command as check
+from torchmix.cli import calibrate, check, diff, index, keys, profile, properties, query, reframe, serve, show, trace
 from torchmix.cli.init import command as init
 from torchmix.cli.plan import command as plan
-from torchmix.cli.show import command as show
 from torchmix.cli.terminal import ExitCode, print_json
-from torchmix.cli.trace import command as trace
 from torchmix.cli.watch import doctor, top
 from torchmix.errors import OptionError, RecipeError, TopologyError, TorchmixError
 from torchmix.recipe.build import nearest

@@ -1,7 +1,6 @@
 """`torchmix profile RECIPE`: measure what each source costs a loader.
 
-In: a recipe with its catalog and files. Out: `profile.json` in the catalog's folder, and a table. Must hold: each
-source is measured in a process of its own, so that its memory is its own; nothing is written unless all could be
+Each source is measured in a process of its own, so that its memory is its own; nothing is written unless all could be
 measured. Cost: seconds a source, which `--seconds` bounds.
 """
 
@@ -17,17 +16,24 @@ from typing import Any
 
 import msgspec
 
-from torchmix.catalog.open_part import open_part
-from torchmix.cli.terminal import ExitCode, add_explain, at_least, count_text, print_json, print_table, progress_bar
+from torchmix.catalog.store import open_part
+from torchmix.cli.terminal import (
+    ExitCode,
+    add_explain,
+    at_least,
+    count_text,
+    print_json,
+    print_table,
+    progress_bar,
+)
 from torchmix.errors import OptionError, SourceUnreadable
+from torchmix.recipe.amounts import bytes_text
 from torchmix.recipe.build import nearest
-from torchmix.recipe.byte_sizes import bytes_text
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.parts import part_of
-from torchmix.recipe.source.bad_rows import masked_sources
-from torchmix.recipe.source.row_map import maps_of
+from torchmix.recipe.sources import maps_of, masked_sources
+from torchmix.service.scale.loads import SourceProfile, profile_of, write_profile
 from torchmix.service.scale.measure import MOST_TOKENS, measure_source
-from torchmix.service.scale.profile import SourceProfile, profile_of, write_profile
 
 HELP = "measure what each source costs a loader"
 COLUMNS = {

@@ -1,8 +1,4 @@
-"""`torchmix properties add`: join a table of further properties to the rows of a source.
-
-In: a recipe, a table and its key. Out: the catalog, with the table's other columns as properties. Must hold: as
-indexing/add_properties.py. Cost: as that.
-"""
+"""`torchmix properties add`: join a table of further properties to the rows of a source."""
 
 from __future__ import annotations
 

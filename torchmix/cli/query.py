@@ -1,7 +1,6 @@
 """`torchmix query`: SQL over the properties of a recipe's rows.
 
-In: a recipe that was indexed, and a query. Out: its rows, as a table or as JSON. Must hold: nothing on disk changes,
-and no data file is read. Cost: DuckDB's, over the columns that the query names.
+Cost: DuckDB's, over the columns that the query names.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ import argparse
 from typing import Any
 
 from torchmix.catalog.manifest import read_manifest
-from torchmix.catalog.open_part import open_part
-from torchmix.catalog.properties.query import run_query
+from torchmix.catalog.properties import run_query
+from torchmix.catalog.store import open_part
 from torchmix.cli.terminal import ExitCode, add_part, print_json, print_table
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import part_of

@@ -1,7 +1,6 @@
 """`torchmix reframe`: write a compressed file of lines again, in frames that can be read one by one.
 
-In: a file, plain or compressed in any way; the name of a new one. Out: the new file, with the same content, and a line
-about both. Must hold: as `formats/jsonl/reframe.py`. Cost: one pass, with a progress bar of rate and time left.
+Cost: one pass, with a progress bar of rate and time left.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from pathlib import Path
 
 from torchmix.cli.terminal import ExitCode, count_text, print_json, progress_bar
 from torchmix.errors import OptionError, RecipeError
-from torchmix.formats.jsonl.frames import MOST_FRAME_BYTES, codec_of_name
-from torchmix.formats.jsonl.reframe import FRAME_BYTES, LEVELS, LONG_LINES, reframe
-from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
+from torchmix.formats.jsonl.frames import FRAME_BYTES, LEVELS, LONG_LINES, MOST_FRAME_BYTES, codec_of_name, reframe
+from torchmix.recipe.amounts import bytes_text, parse_bytes
 
 HELP = "write a compressed file of JSON lines again, in frames that can be read one by one"
 

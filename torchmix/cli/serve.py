@@ -1,7 +1,7 @@
 """`torchmix serve`: loaders of a recipe, for the trainers of a job or of several.
 
-In: a recipe with its catalog and files. Out: loader processes that answer until Ctrl-C or SIGTERM. Must hold: one that
-ends by itself is started again; nothing is left behind. Cost: a reader each; they share the recipe's `read.cache`.
+One that ends by itself is started again; nothing is left behind. Cost: a reader each; they share the recipe's
+`read.cache`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from typing import Literal, cast
 import msgspec
 
 from torchmix.boards.board import own_board
-from torchmix.cli.budget import budget_of
+from torchmix.cli.run import budget_of
 from torchmix.cli.terminal import ExitCode, at_least, print_json
 from torchmix.errors import OptionError
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.parts import has_part, part_of
-from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.sources import PARTS
 from torchmix.recipe.structs import Autoscale, Recipe
 from torchmix.service.keys import server_keys
 from torchmix.service.main import LoaderStart
 from torchmix.service.pool import LoaderPool, starts_of
-from torchmix.service.ray.connect import connected
-from torchmix.service.ray.seats import RaySeats, check_bind
-from torchmix.service.scale.bounds import FIRST_STEPS, bounds_of, budget_of_cluster, coming_loads
-from torchmix.service.scale.loads import ComingLoads
-from torchmix.service.scale.local import LocalSeats
+from torchmix.service.ray.seats import RaySeats, check_bind, connected
+from torchmix.service.scale.loads import (
+    FIRST_STEPS,
+    ComingLoads,
+    bounds_of,
+    budget_of_cluster,
+    coming_loads,
+    shared_cache,
+)
 from torchmix.service.scale.partition import partition
 from torchmix.service.scale.rule import ScaleBounds
-from torchmix.service.scale.scaling import ScaledLoaders
-from torchmix.service.scale.shares import shared_cache
+from torchmix.service.scale.scaling import LocalSeats, ScaledLoaders
 
 FOLLOW_S = 0.5
 HELP = "run loaders that trainers ask for their documents"

@@ -1,9 +1,4 @@
-"""What every verb takes and prints: counts, tables for people, JSON for programs, progress, and the exit code.
-
-In: words of the command line, and values of finished work. Out: numbers; text on stdout, with `--json` one JSON object
-and nothing else there. Must hold: progress and messages go to stderr, so that stdout can be piped. Costs nothing beside
-the work it reports.
-"""
+"""What every verb takes and prints: counts, tables for people, JSON for programs, progress, and the exit code."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ import enum
 import json
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,41 @@ from typing import Any
 from tqdm import tqdm
 
 from torchmix.errors import OptionError
-from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.sources import PARTS
+
+# --- Text from files, made safe and short for a terminal.
+#
+# Cost: about 100 ns a character.
+
+UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Categories of Unicode: controls, formats, surrogates, private and unassigned characters, separators of lines."""
+JOINERS = frozenset("\u200c\u200d")
+"""Formats that words of some scripts, and many emoji, are written with."""
+
+
+def readable(text: str, *, keep: str = "") -> str:
+    """The text with unsafe characters as escapes, as `\\x1b` or `\\u202e`; those in `keep` stay."""
+    return "".join(character if _is_safe(character) or character in keep else _escape(character) for character in text)
+
+
+def excerpt(text: str, most: int) -> str:
+    """The text in one line, as `readable`: whole if it has up to 2 x `most` characters, else its two ends."""
+    if len(text) <= 2 * most:
+        return readable(text)
+    return f"{readable(text[:most])} ... {readable(text[-most:] if most else '')}"
+
+
+def _is_safe(character: str) -> bool:
+    return unicodedata.category(character) not in UNSAFE or character in JOINERS
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+# --- What every verb takes and prints: counts, tables for people, JSON for programs, progress, and the exit code.
+#
+# Progress and messages go to stderr, so that stdout can be piped. Costs nothing beside the work it reports.
 
 
 class ExitCode(enum.IntEnum):

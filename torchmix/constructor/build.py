@@ -1,38 +1,46 @@
-"""StepPlan + documents -> the microbatches of one replica, at full length.
-
-In: a step's plan, from which `pieces_of_replica` takes the replica's pieces in the order of their memory; then the
-reader's result: the tokens of each piece at its place, and the token that follows the piece in its document. Out:
-`StepArrays` with every field; tokens lie in samples at the plan's offsets.
-
-Must hold: a pure function of its arguments, so every leader that builds a piece builds the same bytes.
-
-Cost: 0.9 to 2.5 ns a token on one core for 8 bytes written (64 x 8192 tokens, pieces of 800 and of 60 tokens on
-average) in reused memory; fresh memory may cost three times as much. No Python loop runs over pieces or tokens, and
-only padding is addressed by an index per token.
-
-n is pieces, S samples of the replica, N = S * length tokens with padding, M microbatches, B the micro_batch_size.
-"""
+"""StepPlan + documents -> the microbatches of one replica, at full length."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
 from torchmix.catalog.manifest import MOST_ID
-from torchmix.constructor.arrays import NO_LOSS, SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays
-from torchmix.constructor.boundaries import Boundaries, boundaries_of_documents, boundaries_of_samples
-from torchmix.constructor.memory import StepMemory
-from torchmix.constructor.resets import NO_RESET, CutPieces, cut_pieces, find_resets
-from torchmix.constructor.spans import PADDING, Spans, spans_of_pieces
+from torchmix.constructor.arrays import NO_LOSS, SEQUENCE_DTYPES, SEQUENCE_FIELDS, StepArrays, StepMemory
+from torchmix.constructor.spans import (
+    NO_RESET,
+    PADDING,
+    Boundaries,
+    CutPieces,
+    Spans,
+    boundaries_of_documents,
+    boundaries_of_samples,
+    cut_pieces,
+    find_resets,
+    spans_of_pieces,
+)
 from torchmix.errors import CorruptPage
 from torchmix.planner.plan import StepPlan
-from torchmix.recipe.source.resets import masks_resets, resets_attention, resets_positions
+from torchmix.reader.piece_copy import OtherRows
+from torchmix.recipe.sources import masks_resets, resets_attention, resets_positions
 from torchmix.recipe.structs import Packing
+
+# --- StepPlan + documents -> the microbatches of one replica, at full length.
+#
+# A pure function of its arguments, so every leader that builds a piece builds the same bytes.
+#
+# Cost: 0.9 to 2.5 ns a token on one core for 8 bytes written (64 x 8192 tokens, pieces of 800 and of 60 tokens on
+# average) in reused memory; fresh memory may cost three times as much. No Python loop runs over pieces or tokens, and
+# only padding is addressed by an index per token.
+#
+# n is pieces, S samples of the replica, N = S * length tokens with padding, M microbatches, B the micro_batch_size.
 
 BLOCK_TOKENS = 1 << 15
 """Tokens copied at a time: their values, 64 to 256 KiB in the reader's dtype, fit the cache of one core."""
@@ -308,3 +316,182 @@ def _boundaries(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: P
     if not resets_attention(packing):
         return boundaries_of_samples(**sizes)
     return boundaries_of_documents(pieces.sample[parts.piece], parts.tokens, parts.padded_tokens, **sizes)
+
+
+# --- What maps give beside ids, as numpy arrays of a replica's step.
+#
+# Rows lie in the order of their first tokens, and each microbatch has those that begin in it; a row that goes on in
+# another microbatch, sample or step has its lists where it begins. Cost: copies of the lists.
+#
+#     NAME:values    [v]          the numbers of all rows, end to end
+#     NAME:lengths   int64 [k]    how many each row has
+#     NAME:places    int64 [k]    the row's first token in its microbatch of B * length tokens, before any CP slice
+#     NAME:stop      int64 [M]    where the rows of each microbatch end
+#
+# M is the microbatches of the step, B the micro_batch_size. Of several sources that give lists of one name, numbers
+# are of the type that holds all of them. Torch has no unsigned types beyond uint8 everywhere, so they become signed
+# ones.
+
+SEPARATOR = ":"
+"""No array of a step or of a module has it in its name."""
+PARTS = ("values", "lengths", "places", "stop")
+_SIGNED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
+
+
+def arrays_of_rows(others: Sequence[OtherRows], pieces: ReplicaPieces, length: int) -> dict[str, NDArray[Any]]:
+    """The arrays of a replica's step.
+
+    Args:
+        others: From the reader; pieces are numbered as the replica's.
+        pieces: The replica's.
+        length: Tokens of a sample.
+    """
+    of_name: dict[str, list[OtherRows]] = {}
+    for other in others:
+        of_name.setdefault(other.name, []).append(other)
+    found: dict[str, NDArray[Any]] = {}
+    tokens_of_microbatch = pieces.micro_batch_size * length
+    num_microbatches = pieces.num_samples // pieces.micro_batch_size
+    for name in sorted(of_name):
+        values, lengths, piece = _joined(of_name[name])
+        if not len(piece):
+            continue
+        places = pieces.places(length)[piece]
+        borders = np.arange(1, num_microbatches + 1) * tokens_of_microbatch
+        found |= {
+            f"{name}{SEPARATOR}values": values,
+            f"{name}{SEPARATOR}lengths": lengths,
+            f"{name}{SEPARATOR}places": places % tokens_of_microbatch,
+            f"{name}{SEPARATOR}stop": np.searchsorted(places, borders).astype(np.int64),
+        }
+    return found
+
+
+def cut_rows(arrays: Mapping[str, NDArray[Any]], borders: range) -> list[dict[str, NDArray[Any]]]:
+    """The arrays of parts of a step: of the microbatches between each two borders."""
+    found: list[dict[str, NDArray[Any]]] = [{} for _ in borders[:-1]]
+    for name in names_of_rows(arrays):
+        values, lengths, places, stop = (arrays[f"{name}{SEPARATOR}{part}"] for part in PARTS)
+        value_stop = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        for index, first in enumerate(borders[:-1]):
+            begin, end = int(stop[first - 1]) if first else 0, int(stop[first + borders.step - 1])
+            if begin == end:  # a name that no row of a step has is missing
+                continue
+            parts = (
+                values[value_stop[begin] : value_stop[end]],
+                lengths[begin:end],
+                places[begin:end],
+                stop[first : first + borders.step] - begin,
+            )
+            found[index] |= {f"{name}{SEPARATOR}{part}": array for part, array in zip(PARTS, parts, strict=True)}
+    return found
+
+
+def is_of_rows(name: str) -> bool:
+    """Whether an array is one of these, by its name."""
+    return SEPARATOR in name
+
+
+def names_of_rows(arrays: Mapping[str, Any]) -> list[str]:
+    """The maps' names for them."""
+    return list(dict.fromkeys(name.rpartition(SEPARATOR)[0] for name in arrays))
+
+
+def _joined(others: Sequence[OtherRows]) -> tuple[NDArray[Any], Int64Array, Int64Array]:
+    """Values, lengths and first pieces of rows, in the order of their pieces."""
+    piece = np.concatenate([other.piece for other in others])
+    order = np.argsort(piece, kind="stable")
+    parts = [_of_lists(other.values) for other in others]
+    lengths = np.concatenate([lengths for _, lengths in parts])
+    kind = np.result_type(*(values.dtype for values, _ in parts))
+    # Row by row: an index of all numbers would take 8 bytes of each, and a list may be the bytes of a picture.
+    rows = [row for values, of_rows in parts for row in _rows(values, of_rows)]
+    chosen = [rows[at] for at in order.tolist()] or [np.zeros(0, kind)]
+    values = np.concatenate(chosen, dtype=_SIGNED.get(kind, kind), casting="unsafe")
+    return values, lengths[order], piece[order]
+
+
+def _rows(values: NDArray[Any], lengths: Int64Array) -> list[NDArray[Any]]:
+    """A view of each row's numbers."""
+    stops = np.cumsum(lengths).tolist()
+    return [values[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+
+
+def _of_lists(lists: pa.Array) -> tuple[NDArray[Any], Int64Array]:
+    """Values end to end, and the length of each list; `lists` are large_list without nulls inside."""
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    values = lists.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
+    return values, np.diff(offsets)
+
+
+# --- Several steps of one replica as one, and cut again.
+#
+# Each step's arrays are those that it would have alone. Cost: copies of the columns of pieces; the arrays of steps are
+# views, so the memory of all of them returns together. A call of numpy costs about a microsecond, `build` makes some
+# hundred, and a step of 32,768 tokens has some 40 pieces.
+
+
+def join_pieces(steps: Sequence[ReplicaPieces]) -> ReplicaPieces:
+    """The pieces of all steps, whose samples follow each other; of steps with as many samples each."""
+    first = steps[0]
+    if len(steps) == 1:
+        return first
+
+    def of_all(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(step, name) for step in steps])
+
+    samples_before = np.repeat(np.arange(len(steps)) * first.num_samples, [len(step.row) for step in steps])
+    return ReplicaPieces(
+        step=first.step,
+        num_tokens_global=0,
+        num_samples=first.num_samples * len(steps),
+        micro_batch_size=first.micro_batch_size,
+        sample=of_all("sample") + samples_before,
+        sample_offset=of_all("sample_offset"),
+        source=of_all("source"),
+        row=of_all("row"),
+        start=of_all("start"),
+        tokens=of_all("tokens"),
+        ends_document=of_all("ends_document"),
+        epoch=None if first.epoch is None else of_all("epoch"),
+        source_names=first.source_names,
+    )
+
+
+def cut_steps(joined: StepArrays, steps: Sequence[ReplicaPieces]) -> list[StepArrays]:
+    """The arrays of each step.
+
+    Args:
+        joined: Built from `join_pieces(steps)`, with no token masked.
+        steps: The pieces of each.
+    """
+    fields = joined.fields
+    count = len(fields["max_seqlen"]) // len(steps)
+    borders = range(0, count * len(steps) + 1, count)
+    cut = {name: _by_microbatch(fields[name], borders) for name in ("tokens", "labels", "max_seqlen")}
+    cut["spans_stop"], cut["spans"] = _by_stop(fields["spans_stop"], [fields["spans"]], borders)
+    boundaries = [fields["cu_seqlens"], fields["cu_seqlens_padded"]]
+    cut["cu_seqlens_stop"], cut["cu_seqlens"], cut["cu_seqlens_padded"] = _by_stop(
+        fields["cu_seqlens_stop"], boundaries, borders
+    )
+    rows = cut_rows(joined.rows, borders)
+    return [
+        StepArrays(
+            step=step.step,
+            num_tokens_global=step.num_tokens_global,
+            fields={name: cut[name][index] for name in fields},
+            rows=rows[index],
+        )
+        for index, step in enumerate(steps)
+    ]
+
+
+def _by_microbatch(array: NDArray[Any], borders: range) -> list[NDArray[Any]]:
+    return [array[start : start + borders.step] for start in borders[:-1]]
+
+
+def _by_stop(stop: NDArray[np.int64], arrays: Sequence[NDArray[Any]], borders: range) -> list[list[NDArray[Any]]]:
+    """The stops of each step, counted from its own first entry, and its part of each array."""
+    ends = [0, *stop[borders.step - 1 :: borders.step].tolist()]
+    stops = [part - begin for part, begin in zip(_by_microbatch(stop, borders), ends[:-1], strict=True)]
+    return [stops, *([array[start:end] for start, end in pairwise(ends)] for array in arrays)]

@@ -1,51 +1,347 @@
-"""The tensors of one step and of one microbatch, as the trainer sees them.
-
-In: the arrays that `build` filled or that the fan-out delivered: ids and labels in int32, spans and boundaries. Out:
-`StepTensors`, all microbatches of one replica's step, and `Microbatch`, one of them as views. A microbatch makes the
-tensors of a model at first use, on its own device:
-
-    tokens        int64    id of the token; 0 in padding
-    labels        int64    the next token of its document, also across a split; 0 where there is no loss
-    loss_mask     float32  1 where the label is real, else 0
-    position_ids  int64    offset in its piece (positions of documents) or in its sample; 0 in padding
-    source_index  int32    number of its source, sources sorted by name; -1 in padding
-
-A role that does not need a field has None there. Boundaries run over the micro_batch_size * length tokens of a
-microbatch, sample after sample, and are never cut by context parallelism. With `boundaries: document` each piece is a
-segment, and so is the padding at a sample's end, with a true length of 0; with `none` each sample is one segment. As
-the recipe says, a source's `reset_id` inside a piece begins another segment, restarts positions and has no label.
-
-    cu_seqlens         int32  0, then cumulative true lengths of the segments, without padding
-    cu_seqlens_padded  int32  0, then cumulative lengths with padding: where segments lie; ends at their total
-
-Must hold: all sequence tensors of a step share one shape, since pipeline stages agree on shapes once. Cost: no copies
-until a field is first used; then the cost of `expand.py`, once.
-
-M is the microbatches of the step, B the micro_batch_size, T the length / cp.
-"""
+"""The tensors of one step and of one microbatch, as the trainer sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+from msgspec.structs import replace
 
-from torchmix.constructor.arrays import FIELDS, StepArrays
-from torchmix.constructor.expand import (
-    expand_labels,
-    expand_loss_mask,
-    expand_position_ids,
-    expand_source_index,
-    expand_tokens,
-)
-from torchmix.constructor.modules.batch import ModuleBatch, modules_of_microbatches
-from torchmix.constructor.modules.mrope import mrope_position_ids
-from torchmix.constructor.row_arrays import is_of_rows
-from torchmix.constructor.row_batch import RowLists, rows_of_microbatches
-from torchmix.errors import OptionError
+from torchmix.array_types import Int64Array
+from torchmix.constructor.arrays import FIELDS, StepArrays, StepMemory, fill_ramps
+from torchmix.constructor.build import PARTS, SEPARATOR, is_of_rows, names_of_rows
+from torchmix.constructor.modules import CP_RANK, IMAGES, cut_for_ranks, module_names, of_module, slice_align
+from torchmix.constructor.spans import PADDING, Spans, slice_spans
+from torchmix.errors import OptionError, TopologyError
+from torchmix.parallel.place_tree import Role
+from torchmix.parallel.routes import Routes
+from torchmix.recipe.structs import Packing
+
+# --- Tensors as a step holds them -> tensors for a model: int64 ids and labels, loss mask, positions, sources.
+#
+# Values are those that `Microbatch` documents; nothing waits for a GPU. Cost for a microbatch of 8192 tokens on one
+# core: 0.3 ns a token for ids, 0.6 for labels, 1.5 for the mask, 3 for sources and 6 for positions.
+
+Tensor = torch.Tensor
+
+
+def expand_tokens(tokens: Tensor) -> Tensor:
+    """int32 [B, T] ids -> int64."""
+    return _placed_as(tokens, tokens.long())
+
+
+def expand_labels(labels: Tensor) -> Tensor:
+    """int32 [B, T] labels -> int64, 0 where there is no loss."""
+    return _placed_as(labels, labels.long().clamp_(min=0))
+
+
+def expand_loss_mask(labels: Tensor) -> Tensor:
+    """int32 [B, T] labels -> float32, 1 where there is a loss, else 0."""
+    return _placed_as(labels, (labels >= 0).float())
+
+
+def expand_position_ids(spans: Tensor, shape: torch.Size) -> Tensor:
+    """int32 [k, 3] spans of a microbatch -> int64 [B, T] positions, 0 in padding."""
+    num_tokens = shape.numel()
+    start, position, source = spans.unbind(1)
+    # A position is the token's place plus a level per span. The level of padding makes every position negative.
+    level = torch.where(source == PADDING, -num_tokens, position - start)
+    places = torch.arange(num_tokens, dtype=torch.int32, device=spans.device)
+    positions = places.add_(_repeated(level, start, num_tokens)).clamp_(min=0).long()
+    return _placed_as(spans, positions.view(shape))
+
+
+def expand_source_index(spans: Tensor, shape: torch.Size) -> Tensor:
+    """int32 [k, 3] spans of a microbatch -> int32 [B, T] numbers of sources, PADDING in padding."""
+    return _placed_as(spans, _repeated(spans[:, 2], spans[:, 0], shape.numel()).view(shape))
+
+
+def _repeated(value: Tensor, start: Tensor, num_tokens: int) -> Tensor:
+    """Each span's value at each of its tokens, [num_tokens]."""
+    count = torch.diff(start, append=start.new_full((1,), num_tokens))
+    # With the size given, torch need not wait for the GPU to learn it.
+    return torch.repeat_interleave(value, count, output_size=num_tokens)
+
+
+def _placed_as(held: Tensor, expanded: Tensor) -> Tensor:
+    """Pin the result if the input is pinned, so that a copy to the GPU can be asynchronous."""
+    return expanded.pin_memory() if held.is_pinned() else expanded
+
+
+# --- What maps give beside ids, as tensors of one microbatch.
+#
+# The same on all ranks of a replica, whatever their stage and CP slice. Cost: views.
+
+
+class RowLists(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Lists of numbers of the rows that begin in a microbatch; there may be none."""
+
+    values: torch.Tensor
+    """[v] the numbers of all rows, end to end; of the map's type, unsigned ones beyond uint8 as the next signed one."""
+    lengths: torch.Tensor
+    """int64 [k] how many each row has."""
+    places: torch.Tensor
+    """int64 [k] the row's first token among the micro_batch_size * length tokens, ascending; before any CP slice."""
+
+    def rows(self) -> list[torch.Tensor]:
+        """The numbers of each row."""
+        return list(self.values.split_with_sizes(self.lengths.tolist()))
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> RowLists:
+        """The same on another device."""
+        moved = {
+            name: getattr(self, name).to(device, non_blocking=non_blocking) for name in ("values", "lengths", "places")
+        }
+        return RowLists(**moved)
+
+
+def rows_of_microbatches(tensors: Mapping[str, torch.Tensor], num_microbatches: int) -> list[dict[str, RowLists]]:
+    """The lists of each microbatch, by name.
+
+    Args:
+        tensors: By `NAME:PART`.
+        num_microbatches: M of the step.
+    """
+    found: list[dict[str, RowLists]] = [{} for _ in range(num_microbatches)]
+    for name in names_of_rows(tensors):
+        values, lengths, places, stop = (tensors[f"{name}{SEPARATOR}{part}"] for part in PARTS)
+        counts = stop.diff(prepend=stop.new_zeros(1)).tolist()
+        lengths_of, places_of = lengths.split_with_sizes(counts), places.split_with_sizes(counts)
+        values_of = values.split_with_sizes([int(one.sum()) for one in lengths_of])
+        for index, parts in enumerate(zip(values_of, lengths_of, places_of, strict=True)):
+            found[index][name] = RowLists(values=parts[0], lengths=parts[1], places=parts[2])
+    return found
+
+
+# --- Positions in three dimensions of the tokens of a microbatch, as Qwen2-VL's rotary embeddings take them.
+#
+# A text token has three equal positions, each one more than the largest before it; an image of h x w tokens begins at
+# such a position t, and its token in row r and column c has (t, t + r, t + c); what follows goes on at t + max(h, w).
+# Positions restart where those of the text do, which need not be where attention stops: a token of position p has its
+# stretch begin p tokens before it. Cost: a few operations on the tokens.
+#
+# The rule is `get_rope_index` of Qwen2-VL in transformers, for images: there two images without a token between them
+# are taken for one, here they are two.
+
+COLUMNS = ("microbatch", "token", "tokens", "rows", "columns")
+"""The table of images: first token in the microbatch at full length, tokens, and their grid; 0 x 0 where the size
+rule cuts tiles."""
+
+
+def mrope_position_ids(
+    position_ids: torch.Tensor, cu_seqlens_padded: torch.Tensor, images: torch.Tensor, *, cp_rank: int
+) -> torch.Tensor:
+    """Positions of a rank's tokens.
+
+    Args:
+        position_ids: int64 [B, T], counted from any token on, 0 in padding; T is a slice of a CP rank, or all.
+        cu_seqlens_padded: int32 [segments + 1] at full length; context parallelism slices each of them.
+        images: int32 [k, 5], see COLUMNS, of this microbatch, by their tokens.
+        cp_rank: Which slice it is.
+
+    Returns:
+        int64 [3, B, T].
+
+    Raises:
+        OptionError: An image has no grid of tokens.
+    """
+    flat = position_ids.reshape(-1)
+    if not len(images):
+        return position_ids.expand(3, *position_ids.shape).clone()
+    _, first, tokens, rows, columns = images.to(flat.device, torch.int64).T.contiguous().unbind(0)
+    if bool((rows == 0).any()):
+        raise OptionError(
+            "mrope_position_ids: an image has no grid of tokens, since its source cuts tiles; remove tiles or anyres "
+            "from the source, or use position_ids"
+        )
+    place = _places(cu_seqlens_padded.to(flat.device, torch.int64), len(flat), cp_rank)
+    stretch = place - flat
+    gained = tokens - torch.maximum(rows, columns)  # by which positions run ahead less than tokens do
+    total = torch.cat([gained.new_zeros(1), torch.cumsum(gained, 0)])  # of the images before each
+    num_before_stretch = torch.searchsorted(first, stretch)
+    num_begun = torch.searchsorted(first, place, right=True)
+    image = (num_begun - 1).clamp(min=0)
+    local = place - first[image]
+    is_inside = (num_begun > num_before_stretch) & (local < tokens[image])
+    before = total[torch.where(is_inside, image, num_begun)] - total[num_before_stretch]
+    text = flat - before
+    start = text - local
+    across = columns[image]
+    found = [start, start + local // across, start + local % across]
+    return torch.stack([torch.where(is_inside, axis, text) for axis in found]).reshape(3, *position_ids.shape)
+
+
+def _places(borders: torch.Tensor, num_tokens: int, cp_rank: int) -> torch.Tensor:
+    """[num_tokens] where each token of a slice stands in the microbatch at full length."""
+    token = torch.arange(num_tokens, device=borders.device)
+    cp = int(borders[-1]) // num_tokens
+    if cp == 1:
+        return token
+    segment = torch.searchsorted(borders // cp, token, right=True) - 1
+    chunk = borders.diff()[segment] // (2 * cp)
+    local = token - borders[segment] // cp
+    skipped = torch.where(local < chunk, cp_rank, 2 * (cp - 1) - cp_rank)  # chunks of other ranks before it
+    return borders[segment] + skipped * chunk + local
+
+
+# --- What a rank computes of a module in a microbatch, or in a whole step, as tensors.
+#
+# Items are in one order in all of its tensors, and the module's output has their rows in this order. Cost: views;
+# boundaries are summed at first use.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModuleBatch:
+    """The items of one module that one rank computes together; there may be none."""
+
+    units: torch.Tensor
+    """int32 [n] units of each item: tokens of a document, patches of an image."""
+    rows: torch.Tensor
+    """int32 [n] rows that the module gives for each item."""
+    arrays: Mapping[str, torch.Tensor]
+    """By name: per item `source`, `row` and `number`, of documents also `start`; per unit `tokens` of documents."""
+    routes: Routes
+    """Where the rows go, for `torchmix.parallel.route`."""
+    images: torch.Tensor | None = None
+    """int32 [k, 5] images in the texts of this replica's step, see `mrope.COLUMNS`; None where items are documents."""
+    cp_rank: int = 0
+    """This rank's CP slice, where items are images."""
+    _moved: dict[str, ModuleBatch] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def cu_seqlens(self) -> torch.Tensor:
+        """int32, 0 and cumulative units: the segments within which units attend to each other.
+
+        A segment is an item, [n + 1]. An image has a segment for each tile or frame that `grid_thw` counts.
+        """
+        grid = self.arrays.get("grid_thw")
+        if grid is None:
+            return _cumulative(self.units)
+        return _cumulative((grid[:, 1] * grid[:, 2]).repeat_interleave(grid[:, 0]))
+
+    @cached_property
+    def cu_rows(self) -> torch.Tensor:
+        """int32 [n + 1], 0 and cumulative rows of the output."""
+        return _cumulative(self.rows)
+
+    @cached_property
+    def max_seqlen(self) -> int:
+        """Units of the largest segment; 0 without items."""
+        return int(self.cu_seqlens.diff().max()) if len(self.units) else 0
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> ModuleBatch:
+        """The same on another device; routes stay on the CPU. Batches of a whole step are moved once."""
+        key = str(device)
+        if key not in self._moved:
+
+            def moved(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor.to(device, non_blocking=non_blocking)
+
+            arrays = {name: moved(tensor) for name, tensor in self.arrays.items()}
+            self._moved[key] = dataclasses.replace(
+                self, units=moved(self.units), rows=moved(self.rows), arrays=arrays, _moved={}
+            )
+        return self._moved[key]
+
+
+def modules_of_microbatches(tensors: Mapping[str, torch.Tensor], num_microbatches: int) -> list[dict[str, ModuleBatch]]:
+    """The modules of each microbatch of one rank; those of a whole step are the same object in all of them.
+
+    Args:
+        tensors: By `MODULE.ARRAY`, of one rank.
+        num_microbatches: M of the step.
+    """
+    found: list[dict[str, ModuleBatch]] = [{} for _ in range(num_microbatches)]
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    for module in module_names(tensors):
+        mine = {name: tensors[f"{module}.{name}"] for name in of_module(arrays, module)}
+        assert len(mine["consumer_of_rank"]) == 1, "a rank's own share"
+        batches = _batches(mine)
+        for index, modules in enumerate(found):
+            modules[module] = batches[index if len(batches) > 1 else 0]
+    return found
+
+
+def share_of_ranks(tensors: Mapping[str, torch.Tensor], ranks: list[int]) -> dict[str, torch.Tensor]:
+    """`cut_for_ranks` on tensors; nothing is copied where the share is all there is."""
+    if not tensors:
+        return {}
+    names = [name for name in tensors if name.endswith(".consumer_of_rank")]
+    if all(ranks == list(range(len(tensors[name]))) for name in names):
+        return dict(tensors)
+    cut = cut_for_ranks({name: tensor.numpy() for name, tensor in tensors.items()}, ranks)
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in cut.items()}
+
+
+def modules_by_sharing(
+    tensors: Mapping[str, torch.Tensor], ranks: list[int]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The arrays of modules of which all these ranks compute the same items, and those of the others."""
+    joint: dict[str, torch.Tensor] = {}
+    single: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        consumers = tensors[f"{name.partition('.')[0]}.consumer_of_rank"][ranks]
+        (joint if bool((consumers == consumers[0]).all()) else single)[name] = tensor
+    return joint, single
+
+
+def _batches(tensors: Mapping[str, torch.Tensor]) -> list[ModuleBatch]:
+    items_stop = tensors["items_stop"].tolist()
+    units = torch.cat([tensors["units"].new_zeros(1, dtype=torch.int64), tensors["units"].cumsum(0)])
+    roads_stop = {name: [0, *tensors[f"{name}_stop"].tolist()] for name in ("sends", "receives")}
+    batches, images = [], tensors.get(IMAGES)
+    cp_rank = int(tensors[CP_RANK]) if CP_RANK in tensors else 0
+    for number, (start, stop) in enumerate(zip([0, *items_stop[:-1]], items_stop, strict=True)):
+        first, last = int(units[start]), int(units[stop])
+        arrays = {name[5:]: tensor[start:stop] for name, tensor in tensors.items() if name.startswith("item/")}
+        arrays |= {name[5:]: tensor[first:last] for name, tensor in tensors.items() if name.startswith("unit/")}
+        rows = tensors["rows"][start:stop]
+        sends, receives = (tensors[name][stops[number] : stops[number + 1]] for name, stops in roads_stop.items())
+        routes = Routes(sends=sends, receives=receives, num_rows=int(rows.sum()))
+        batches.append(
+            ModuleBatch(
+                units=tensors["units"][start:stop],
+                rows=rows,
+                arrays=arrays,
+                routes=routes,
+                images=images,
+                cp_rank=cp_rank,
+            )
+        )
+    return batches
+
+
+def _cumulative(counts: torch.Tensor) -> torch.Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
+
+
+# --- The tensors of one step and of one microbatch, as the trainer sees them.
+#
+#     tokens        int64    id of the token; 0 in padding
+#     labels        int64    the next token of its document, also across a split; 0 where there is no loss
+#     loss_mask     float32  1 where the label is real, else 0
+#     position_ids  int64    offset in its piece (positions of documents) or in its sample; 0 in padding
+#     source_index  int32    number of its source, sources sorted by name; -1 in padding
+#
+# A role that does not need a field has None there. Boundaries run over the micro_batch_size * length tokens of a
+# microbatch, sample after sample, and are never cut by context parallelism. With `boundaries: document` each piece is
+# a segment, and so is the padding at a sample's end, with a true length of 0; with `none` each sample is one segment.
+# As the recipe says, a source's `reset_id` inside a piece begins another segment, restarts positions and has no label.
+#
+#     cu_seqlens         int32  0, then cumulative true lengths of the segments, without padding
+#     cu_seqlens_padded  int32  0, then cumulative lengths with padding: where segments lie; ends at their total
+#
+# All sequence tensors of a step share one shape, since pipeline stages agree on shapes once. Cost: no copies until a
+# field is first used; then the cost of `fields.py`, once.
+#
+# M is the microbatches of the step, B the micro_batch_size, T the length / cp.
 
 
 class Microbatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True, dict=True):
@@ -176,9 +472,9 @@ class StepTensors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     max_seqlen: torch.Tensor
     """int32 [M]."""
     modules: Mapping[str, torch.Tensor] = msgspec.field(default_factory=dict)
-    """By `MODULE.ARRAY`, see `modules/arrays.py`; empty for a recipe without modules."""
+    """By `MODULE.ARRAY`, see `modules.py`; empty for a recipe without modules."""
     rows: Mapping[str, torch.Tensor] = msgspec.field(default_factory=dict)
-    """By `NAME:PART`, see `row_arrays.py`; empty where no map gives more than ids."""
+    """By `NAME:PART`, see `build.py`; empty where no map gives more than ids."""
     header: bytes = b""
     """The loader's header, opaque here."""
 
@@ -270,3 +566,158 @@ def _sizes(stop: torch.Tensor) -> list[int]:
     """Number of entries of each microbatch."""
     sizes: list[int] = stop.diff(prepend=stop.new_zeros(1)).tolist()
     return sizes
+
+
+# --- The share of each role: the fields that its stage needs, and its zigzag slice of the sequence.
+#
+# With cp ranks, a stretch of tokens is cut into 2 * cp equal chunks. Rank r takes chunks r and 2 * cp - 1 - r: one
+# early and one late, so that all ranks have the same work under a causal mask. Where documents are aligned (`best_fit`
+# with `boundaries: document`) a stretch is a segment of cu_seqlens_padded, and a sample's tail of padding is one too.
+# Otherwise a stretch is a whole sample. cu_seqlens and its companions stay whole, as Transformer Engine and Megatron
+# expect them.
+#
+# The slices of all cp ranks partition the tokens, and each sample gives each rank length / cp tokens, in order.
+#
+# Sources: Megatron-LM `get_batch_on_this_cp_rank` (whole samples); Transformer Engine `thd_get_partitioned_indices`
+# (packed documents, by cu_seqlens_padded).
+
+
+class CpSlices(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The tokens of a step that each CP rank takes, as c chunks. Computed once a step; empty arrays for cp = 1."""
+
+    cp: int
+    """Context-parallel ranks."""
+    chunk_tokens: Int64Array
+    """[c] tokens of each chunk."""
+    chunk_start_in_slice: Int64Array
+    """[c] first token of each chunk in a rank's slice, ascending."""
+    chunk_start_of_rank: Int64Array
+    """[cp, c] first token of each chunk in the step."""
+
+
+def check_context_parallel(cp: int, *, length: int, packing: Packing, resetting: Sequence[str] = ()) -> None:
+    """Refuse sizes that do not divide every stretch into 2 * cp equal chunks.
+
+    Args:
+        cp: Context-parallel ranks.
+        length: Tokens of a sample.
+        packing: The recipe's packing.
+        resetting: Names of sources with a `reset_id`.
+
+    Raises:
+        TopologyError: `length` is no multiple of 2 * cp. Or each document is cut, and `align_tokens` is no multiple of
+            2 * cp, or a `reset_id` ends documents at places that the plan does not know.
+    """
+    if cp == 1:
+        return
+    chunks = 2 * cp
+    if length % chunks:
+        raise TopologyError(
+            f"context parallelism of cp={cp} cuts a sample into {chunks} equal chunks, but batch.length is {length}; "
+            f"set length: {math.ceil(length / chunks) * chunks}, or choose a cp of which the double divides {length}"
+        )
+    if _slices_documents(packing) and resetting:
+        raise TopologyError(
+            f"context parallelism of cp={cp} cuts each document into {chunks} equal chunks, but documents of "
+            f"{', '.join(resetting)} also end at each reset_id inside a row, where nothing is aligned; give each text "
+            f"a row of its own, remove reset_id, write packing.boundaries: none, or use cp=1"
+        )
+    if _slices_documents(packing) and packing.align_tokens % chunks:
+        raise TopologyError(
+            f"context parallelism of cp={cp} cuts each document into {chunks} equal chunks, but packing.align_tokens "
+            f"is {packing.align_tokens}; set align_tokens: {math.lcm(packing.align_tokens, chunks)} (it alters the "
+            f"order of the data), or choose a cp of which the double divides {packing.align_tokens}"
+        )
+
+
+def cp_slices(tensors: StepTensors, cp: int, *, length: int, packing: Packing) -> CpSlices:
+    """Slice all stretches of a step.
+
+    Args:
+        tensors: A step from `build`.
+        cp: Context-parallel ranks.
+        length: Tokens of a sample.
+        packing: The recipe's packing, which decides whether documents or samples are stretches.
+
+    Raises:
+        TopologyError: As in `check_context_parallel`, which a loader calls before any data is read.
+    """
+    check_context_parallel(cp, length=length, packing=packing)
+    if cp == 1:
+        none = np.zeros(0, np.int64)
+        return CpSlices(cp=1, chunk_tokens=none, chunk_start_in_slice=none, chunk_start_of_rank=none.reshape(1, 0))
+    cu_seqlens, stop = tensors.cu_seqlens_padded.numpy().astype(np.int64), tensors.cu_seqlens_stop.numpy()
+    if _slices_documents(packing):
+        # The end of one microbatch and the 0 of the next one are neighbours, but they bound no stretch.
+        stretch_tokens = np.delete(np.diff(cu_seqlens), stop[:-1] - 1)
+    else:
+        stretch_tokens = np.full(int(cu_seqlens[stop - 1].sum()) // length, length, np.int64)
+    assert not (stretch_tokens % (2 * cp)).any(), "aligned documents and their tail divide into chunks"
+    stretch_start = np.cumsum(stretch_tokens) - stretch_tokens
+    chunk_tokens = stretch_tokens // (2 * cp)
+    chunk_start_in_slice = np.repeat(stretch_start // cp, 2)
+    chunk_start_in_slice[1::2] += chunk_tokens
+    cp_rank = np.arange(cp)[:, None]
+    early, late = (stretch_start + chunk * chunk_tokens for chunk in (cp_rank, 2 * cp - 1 - cp_rank))
+    return CpSlices(
+        cp=cp,
+        chunk_tokens=np.repeat(chunk_tokens, 2),
+        chunk_start_in_slice=chunk_start_in_slice,
+        chunk_start_of_rank=np.stack([early, late], axis=2).reshape(cp, -1),
+    )
+
+
+def share_of(tensors: StepTensors, role: Role, slices: CpSlices, *, memory: StepMemory | None = None) -> StepTensors:
+    """The share of a step that the ranks of one role get.
+
+    First stages get tokens, last stages labels, a single stage both, middle stages neither. Spans, boundaries and
+    header go to all.
+
+    Args:
+        tensors: A step from `build`, [M, B, length].
+        role: The role; its cp_rank is in [0, slices.cp).
+        slices: From `cp_slices` of the same step.
+        memory: Lends memory to the slices; fresh memory if None.
+
+    Returns:
+        Tensors [M, B, length / cp]. With cp = 1 they share memory with `tensors`.
+    """
+    tokens = tensors.tokens if role.is_first_stage else None
+    labels = tensors.labels if role.is_last_stage else None
+    if slices.cp == 1:
+        return replace(tensors, tokens=tokens, labels=labels)
+    chunk_start = slices.chunk_start_of_rank[role.cp_rank]
+    num_tokens = int(slices.chunk_tokens.sum())
+    memory = memory or StepMemory()
+    index = memory.empty(num_tokens, np.int64)
+    if role.is_first_stage or role.is_last_stage:
+        fill_ramps(slices.chunk_start_in_slice, chunk_start, slope=1, out=index)
+
+    def slice_of(field: torch.Tensor | None) -> torch.Tensor | None:
+        if field is None:
+            return None
+        part = memory.empty(num_tokens, field.numpy().dtype)
+        np.take(field.numpy().reshape(-1), index, out=part, mode="clip")  # every other mode fills a copy first
+        return torch.from_numpy(part).view(*field.shape[:2], -1)
+
+    num_microbatches = tensors.num_microbatches
+    tokens_of_microbatch = num_tokens // num_microbatches
+    whole = Spans.from_array(tensors.spans.numpy(), tensors.spans_stop.numpy(), tokens_of_microbatch * slices.cp)
+    spans, spans_stop = slice_spans(
+        whole,
+        chunk_start=chunk_start,
+        chunk_tokens=slices.chunk_tokens,
+        chunk_start_in_slice=slices.chunk_start_in_slice,
+    ).to_array(num_microbatches, tokens_of_microbatch)
+    return replace(
+        tensors,
+        tokens=slice_of(tokens),
+        labels=slice_of(labels),
+        spans=torch.from_numpy(spans),
+        spans_stop=torch.from_numpy(spans_stop),
+    )
+
+
+def _slices_documents(packing: Packing) -> bool:
+    """Whether stretches are documents: packing aligns them, and boundaries stop attention at them."""
+    return slice_align(packing) is not None

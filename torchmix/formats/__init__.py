@@ -1,19 +1,17 @@
-"""What the files of each format say, and how their pages become documents. Files in reading order:
+"""What the files of each format say, and how their pages become documents. In reading order:
 
-placed.py      images whose places in a list of texts stand beside them
-seen_ids.py    token ids of rows -> the smallest, the largest, and what no model has
-seen_lists.py  lists of rows that a map gives beside ids -> the most bytes of them
-source.py      the seam: what every format gives: scans of files, documents of pages
-checksum.py    checksums of parts -> of the whole
-decompress.py  compressed bytes -> as many as they should be
-array_rows.py  rows of an Arrow array, by what they hold
-column.py      an Arrow array -> documents
-column_source.py  what sources of one column share
-found_column.py  what a look at a file finds
-good_rows.py   the same where some rows cannot be read
-
-Then a folder each: parquet/, megatron/, jsonl/, arrow/, webdataset/; kept_ids/, which index runs write; and for any
-of them images/, and documents/, of rows that are more than a text or ids.
-
-table.py       which format reads which files
+source.py      what every kind of source gives: a scan of each file, and the documents of a run of pages
+images.py      the images of a source: their column, their headers, their places in lists of texts
+documents.py   rows that become documents by a template, a list of texts and images, or a mask of loss, as a source
+decompress.py  compressed bytes -> exactly as many bytes as their format says they hold, or an error; and their CRC-32
+column.py      what a column may hold, and the rows of Arrow arrays as documents
+look.py        what seems to be text, tokens, conversations and images in a file that nobody has described
+good_rows.py   rows as documents, where some rows cannot be read; and how large the lists are that maps give
+parquet/       Parquet
+megatron/      Megatron's .bin and .idx
+jsonl/         JSON lines
+arrow/         Arrow's IPC files, Feather files and streams
+webdataset/    WebDataset: samples as consecutive members of tar files
+kept_ids.py    ids that the index keeps of texts: their files, and the source that reads them in place of the texts
+table.py       the table of formats: how files of each are found, scanned and read
 """

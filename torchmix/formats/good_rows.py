@@ -1,26 +1,23 @@
-"""Rows as documents, where some rows cannot be read: those have no tokens.
-
-In: Arrow arrays of a column, as `column.py`. Out: the same, with bad rows noted by whom the index asks, and passed over
-by whom pages are decoded for. Must hold: a row is bad or not by itself, whatever rows are beside it; a page decodes to
-the lengths that the index found. Cost: that of `column.py` where no row is bad; to find a bad one among n rows, about
-three times that; an array operation for each row that is passed over.
-"""
+"""Rows as documents, where some rows cannot be read; and how large the lists are that maps give."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from torchmix.array_types import Int32Array, Int64Array
-from torchmix.catalog.bad_rows import BadRows
-from torchmix.catalog.manifest import MOST_ID
+from torchmix.catalog.manifest import MOST_ID, BadRows, ListBytes
 from torchmix.errors import CatalogError, SourceUnreadable
 from torchmix.formats.column import Kind, count_tokens, see_rows, to_documents
-from torchmix.formats.seen_ids import SeenIds, join_seen
-from torchmix.formats.source import Documents, PageRun
+from torchmix.formats.source import Documents, PageRun, SeenIds, join_seen
 from torchmix.transform.tokenizer import Tokenizer
+
+# --- Rows as documents, where some rows cannot be read: those have no tokens.
+#
+# A row is bad or not by itself, whatever rows are beside it; a page decodes to the lengths that the index found.
 
 
 def look_at_rows(
@@ -110,3 +107,32 @@ def _with_tokens(tokens: Int32Array) -> list[tuple[int, int]]:
     """Ranges of consecutive rows that have tokens."""
     borders = np.flatnonzero(np.diff(tokens > 0, prepend=False, append=False)).tolist()
     return list(zip(borders[::2], borders[1::2], strict=True))
+
+
+# --- How large the lists are that maps give beside ids.
+#
+# A step of T tokens in S samples, of a source whose lists are so large, has at most T x `of_token` + S x `of_row`
+# bytes of lists, since a row that begins in a sample ends in it, or is the one that goes on. Cost: some array
+# operations a list.
+
+ROW_BYTES = 16
+"""A row's length and place, int64 each, in each of the lists."""
+
+
+def see_lists(lists: Mapping[str, pa.Array], tokens: Int64Array) -> ListBytes | None:
+    """Look at the lists of some rows.
+
+    Args:
+        lists: By name, [n] lists of numbers.
+        tokens: [n] tokens of each row; one without any is in no step.
+    """
+    has_tokens = tokens > 0
+    if not lists or not has_tokens.any():
+        return None
+    num_bytes = np.full(len(tokens), ROW_BYTES * len(lists), np.int64)
+    for array in lists.values():
+        kind = np.dtype(array.type.value_type.to_pandas_dtype())
+        is_widened = kind.kind == "u" and kind.itemsize in (2, 4)  # torch has no such types everywhere
+        num_bytes += np.diff(array.offsets.to_numpy()) * (kind.itemsize << is_widened)
+    found = num_bytes[has_tokens]
+    return ListBytes(of_row=int(found.max()), of_token=int((-(-found // tokens[has_tokens])).max()))

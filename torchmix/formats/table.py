@@ -1,11 +1,9 @@
 """The table of formats: how files of each are found, scanned and read.
 
-In: a source's name, and what the recipe or the catalog says of it. Out: paths of files, and a `FormatSource`. Must
-hold: a format that cannot be read is named before anything is opened. Cost: none beside listing folders; the recipe's
-`format` and names alone decide, and a file of an unknown name is taken for Parquet, whose reader checks it.
+A format that cannot be read is named before anything is opened.
 
-A new format is a folder whose `source.py` implements `source.Source`, and a row of the table: its half in the recipe's
-`source_format.py` says what a recipe needs to know, its half here the rest.
+A new format is a folder whose `source.py` implements `FormatSource`, and a row of the table: its half in
+`recipe/sources.py` says what a recipe needs to know, its half here the rest.
 """
 
 from __future__ import annotations
@@ -19,38 +17,32 @@ import numpy as np
 
 from torchmix.catalog.settings import IMAGE_BYTES, MapEntry, SourceSettings
 from torchmix.errors import CatalogStale, SourceUnreadable
-from torchmix.formats.arrow.look import look as look_at_arrow
 from torchmix.formats.arrow.source import ArrowSource
+from torchmix.formats.arrow.source import look as look_at_arrow
 from torchmix.formats.column import Kind
-from torchmix.formats.documents.loss_mask import LossMasked
-from torchmix.formats.documents.text import LaidOutTexts
-from torchmix.formats.found_column import FoundColumn
-from torchmix.formats.images.column import ImageColumn
-from torchmix.formats.images.tables import ImageTables
-from torchmix.formats.jsonl.look import look as look_at_lines
+from torchmix.formats.documents import ImageTables, LaidOutTexts, LossMasked
+from torchmix.formats.images import ImageColumn, placed_column
 from torchmix.formats.jsonl.source import JsonLinesSource
-from torchmix.formats.kept_ids.source import FORMAT as KEPT_IDS
+from torchmix.formats.jsonl.source import look as look_at_lines
+from torchmix.formats.kept_ids import FORMAT as KEPT_IDS
+from torchmix.formats.look import FoundColumn
 from torchmix.formats.megatron.files import find_datasets, index_path
-from torchmix.formats.megatron.look import look as look_at_dataset
 from torchmix.formats.megatron.source import IndexedSource, dtype_of_schema
-from torchmix.formats.parquet.look import look as look_at_parquet
+from torchmix.formats.megatron.source import look as look_at_dataset
 from torchmix.formats.parquet.source import ParquetSource
-from torchmix.formats.placed import placed_column
+from torchmix.formats.parquet.source import look as look_at_parquet
 from torchmix.formats.source import FormatSource
-from torchmix.formats.webdataset.look import look as look_at_shard
 from torchmix.formats.webdataset.source import WebDatasetSource
-from torchmix.recipe.source.format import DEFAULT_FORMAT, FORMATS, converted_csv
-from torchmix.recipe.source.image_structs import Images
-from torchmix.recipe.source.layout_structs import RowLayout
+from torchmix.formats.webdataset.source import look as look_at_shard
+from torchmix.recipe.sources import DEFAULT_FORMAT, FORMATS, converted_csv
+from torchmix.recipe.structs import Images, RowLayout
 from torchmix.storage.find_files import find_files
 from torchmix.storage.stores import place_of
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.documents.loss_flags import LossFlags
-from torchmix.transform.documents.open_layout import open_layout
-from torchmix.transform.images.open_rule import rule_of
-from torchmix.transform.images.raw_bytes import RawBytes
-from torchmix.transform.maps.map_encoder import MapEncoder
-from torchmix.transform.maps.row_map import RowMap
+from torchmix.transform.documents.layout import LossFlags, open_layout
+from torchmix.transform.images.decode import RawBytes
+from torchmix.transform.images.rules import rule_of
+from torchmix.transform.maps import MapEncoder, RowMap
 from torchmix.transform.open_tokenizer import Tokenizers
 from torchmix.transform.tokenizer import Tokenizer
 

@@ -1,18 +1,12 @@
-"""Files -> their catalog. Files in reading order:
+"""Files -> their catalog. In reading order:
 
-file_changes.py    which files are known, new, changed, moved or gone
-log_lines.py       what a run says of changed files, and of costly ones
-progress_lines.py  progress as lines, for logs
-measure_rows.py    rows that must be encoded -> their lengths
+file_changes.py    which files of a source are new, changed or gone, and what an index run says and refuses of them
+measure_rows.py    lengths of rows that must be encoded, measured by encoding them: a second pass over a file whose
+                   pages are known
 scan_files.py      files -> their shares of the catalog, many at once
-property_files.py  properties of new files
-deny_lists.py      deny-lists -> the rows that they name
-wanted_rows.py     what a recipe says of rows -> properties and views
-source_work.py     sources against the catalog before
-scan_tasks.py      sources against the catalog -> the files to scan, also of one shard
-part_checks.py     what is refused or said of a source's files
-scan_shard.py      a shard of the files -> their parts, for a later run to publish
-scan.py            sources -> their catalog
-add_properties.py  a table of further properties
-index.py           a recipe -> its catalog, for programs
+deny_lists.py      Deny-lists -> the rows of each source that they name
+properties.py      what a recipe says of rows -> properties and views of its catalog
+source_work.py     sources as they are to be, against the catalog before -> the files to scan, and those of one shard
+scan.py            sources -> their catalog: find files, scan what is new, publish
+add_properties.py  a table of further properties -> the catalog of a recipe
 """

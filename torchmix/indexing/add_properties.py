@@ -1,8 +1,7 @@
 """A table of further properties -> the catalog of a recipe.
 
-In: a recipe that has an `id`, and a table with a column of these ids. Out: the catalog, with the table's other columns
-as properties of the rows, and with views that follow from them. Must hold: neither data nor fingerprints of sources
-change; a wrong table changes nothing at all. Cost: the table is read and kept once; joining is a look-up for each row.
+Neither data nor fingerprints of sources change; a wrong table changes nothing at all. Cost: the table is read and kept
+once; joining is a look-up for each row.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
-from torchmix.catalog.properties.side_tables import check_keys
+from torchmix.catalog.properties import check_keys
 from torchmix.catalog.settings import settings_of
 from torchmix.errors import OptionError, SideTableError, SourceUnreadable
+from torchmix.indexing.properties import AddedTable, wanted_rows, with_table
 from torchmix.indexing.scan import update_catalog
-from torchmix.indexing.wanted_rows import AddedTable, wanted_rows, with_table
 from torchmix.recipe.build import listed, nearest
 from torchmix.recipe.parts import with_all_sources
 from torchmix.recipe.structs import Recipe

@@ -1,7 +1,6 @@
 """Deny-lists -> the rows of each source that they name.
 
-In: Parquet files with columns `source` and `row`, or `id` and maybe `source`. Out: ascending rows by source. Must hold:
-every line names a document that the sources have; a line that does not is an error, since whoever wrote it counts on
+Every line names a document that the sources have; a line that does not is an error, since whoever wrote it counts on
 it. Cost: a list is read whole; ids are looked up in the ids that the catalog keeps, at one look a row.
 """
 
@@ -20,7 +19,7 @@ from torchmix.array_types import Int64Array
 from torchmix.catalog.manifest import read_manifest
 from torchmix.errors import CatalogStale, DenyListError
 from torchmix.recipe.build import nearest
-from torchmix.storage.open_path import opened
+from torchmix.storage.store_file import opened
 from torchmix.storage.stores import is_uri
 
 Ids = Callable[[str], pa.ChunkedArray | None]

@@ -1,19 +1,87 @@
-"""Which files of a source are known, new, changed, moved or gone since it was indexed.
-
-In: the files that are there now, with their identities, and those of the catalog. Out: the files in the order in which
-rows are to be counted, each with the catalog's entry whose rows it still has. Must hold: rows that are still there keep
-their order, new files come after all others, and the same files give the same order, however they were found. Pure.
-"""
+"""Which files of a source are new, changed or gone, and what an index run says and refuses of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Literal
 
 import msgspec
 
-from torchmix.catalog.manifest import FileEntry, FileStatus
+from torchmix.catalog.manifest import FileEntry, FileStatus, check_bad_rows, listed_text
+from torchmix.catalog.parts import FilePart
+from torchmix.catalog.settings import SourceSettings
+from torchmix.errors import SourceUnreadable
+from torchmix.recipe.amounts import bytes_text
+
+# --- The progress of an index run as lines, for logs and where nobody watches.
+#
+# A run that takes less than a minute says nothing if `only_long` is set. Cost: one read of the clock for each call.
+
+INTERVAL_S = 60.0
+
+
+class ProgressLines:
+    """A `Progress` that says lines; calls come from several threads, but one at a time."""
+
+    def __init__(
+        self, say: Callable[[str], None], *, only_long: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Say nothing yet.
+
+        Args:
+            say: Takes a line, without its end.
+            only_long: Say nothing within the first minute, and of the end only if something was said before.
+            clock: Seconds, from anywhere.
+        """
+        self._say, self._only_long, self._clock = say, only_long, clock
+        self._began_s: float | None = None
+        self._said_s = 0.0
+        self._said_bytes = self._done_bytes = self._all_bytes = 0
+        self._has_said = False
+
+    def __call__(self, done_bytes: int, all_bytes: int, source: str, file: str) -> None:
+        """Bytes done and in all, of all files to scan, and what is at hand."""
+        now_s = self._clock()
+        self._done_bytes, self._all_bytes = done_bytes, all_bytes
+        if self._began_s is None:
+            self._began_s = self._said_s = now_s
+            self._said_bytes = done_bytes
+            if not self._only_long:
+                self._tell(f"indexing {bytes_text(all_bytes)}")
+        elif now_s - self._said_s >= INTERVAL_S:
+            rate = (done_bytes - self._said_bytes) / (now_s - self._said_s)
+            left = f"{duration_text((all_bytes - done_bytes) / rate)} left" if rate > 0 else "no byte since"
+            share = 100 * done_bytes // max(1, all_bytes)
+            done = f"{bytes_text(done_bytes)} of {bytes_text(all_bytes)} ({share} %)"
+            self._tell(f"indexing: {done}, {bytes_text(rate)}/s, {left}; now {source}: {file}")
+            self._said_s, self._said_bytes = now_s, done_bytes
+
+    def end(self) -> None:
+        """The run has scanned all."""
+        if self._began_s is None or (self._only_long and not self._has_said):
+            return
+        took_s = self._clock() - self._began_s
+        rate = bytes_text(self._done_bytes / max(took_s, 1e-9))
+        self._tell(f"scanned {bytes_text(self._done_bytes)} in {duration_text(took_s)}, {rate}/s")
+
+    def _tell(self, line: str) -> None:
+        self._has_said = True
+        self._say(line)
+
+
+def duration_text(seconds: float) -> str:
+    """0:01:05, in hours, minutes and seconds."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+# --- Which files of a source are known, new, changed, moved or gone since it was indexed.
+#
+# Rows that are still there keep their order, new files come after all others, and the same files give the same order,
+# however they were found. Pure.
 
 
 class FoundFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +94,7 @@ class FoundFile(msgspec.Struct, frozen=True, kw_only=True):
     footer_hash: str
     """Hash of its last bytes."""
     status: tuple[FileStatus, ...] = ()
-    """Status of the file and of files beside it, taken before hashing; see file_status.py."""
+    """Status of the file and of files beside it, taken before hashing; see random_access.py."""
 
 
 class WantedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,3 +160,73 @@ def match_files(
             changes.append(FileChange(source=source, path=file.path, change="added"))
             wanted.append(WantedFile(found=file, entry=None))
     return tuple(wanted), (*changes, *removed)
+
+
+# --- What is refused or said of a source's files before they are published.
+#
+# A source without tokens, or with more bad rows than its recipe allows, is not published. Cost: one pass over the
+# parts, and over lengths up to the first token.
+
+logger = logging.getLogger(__name__)
+
+SHOWN_ROWS = 3
+"""Bad rows of a source that a message names."""
+
+
+def check_parts(
+    name: str, settings: SourceSettings, files: Sequence[tuple[str, FilePart]], *, may_be_empty: bool = False
+) -> None:
+    """Check a source's files; `files` are its paths with their parts.
+
+    Raises:
+        TooManyBadRows: More rows could not be read than `max_bad` allows.
+        SourceUnreadable: No document has tokens.
+    """
+    num_rows = sum(len(part.tokens) for _, part in files)
+    check_bad_rows(
+        name, files, num_rows=num_rows, is_masked=settings.masks_bad_rows, max_bad=settings.max_bad, is_fresh=True
+    )
+    if num_bad := sum(part.num_bad_rows for _, part in files):
+        listed = listed_text(files, SHOWN_ROWS)
+        logger.warning("source %r: %d of %d rows cannot be read: %s", name, num_bad, num_rows, listed)
+    if not may_be_empty and not any(part.tokens.any() for _, part in files):
+        what = f"{num_rows} documents, all without tokens" if num_rows else "no documents"
+        column = f"column {settings.column!r} of " if settings.column is not None else ""
+        raise SourceUnreadable(
+            f"source {name!r}: {column}{', '.join(settings.patterns)} holds {what}; remove the source, or name another "
+            "file or column"
+        )
+
+
+# --- What an index run says of files: how they differ from the catalog before, and what makes them costly to read.
+#
+# A line names few files, however many there are.
+
+SHOWN_FILES = 5
+"""Files of one kind of change that a message names."""
+
+
+def log_changes(name: str, changes: Sequence[FileChange]) -> None:
+    """One line for each kind of change."""
+    for kind in sorted({change.change for change in changes}):
+        paths = [change.path for change in changes if change.change == kind]
+        more = f" and {len(paths) - SHOWN_FILES} more" if len(paths) > SHOWN_FILES else ""
+        logger.warning("source %r, since it was indexed: %s %s%s", name, kind, ", ".join(paths[:SHOWN_FILES]), more)
+
+
+def log_costly_files(name: str, files: Sequence[tuple[str, FilePart]]) -> None:
+    """One line for files whose rows are split over pages, and one for those that can only be read in large chunks."""
+    for paths, what in (
+        (
+            [path for path, part in files if part.split_pages],
+            "rows are split over pages, so pages are read on to where their last row ends; writing them again with a "
+            "page index would save that",
+        ),
+        (
+            [path for path, part in files if part.whole_chunks],
+            "chunks of many rows can only be read whole; writing them again in smaller ones makes single pages "
+            "readable",
+        ),
+    ):
+        if paths:
+            logger.warning("source %r: in %d of %d files, as %s, %s", name, len(paths), len(files), paths[0], what)

@@ -1,10 +1,8 @@
 """Lengths of rows that must be encoded, measured by encoding them: a second pass over a file whose pages are known.
 
-In: a file, and a scan of its rows as they are. Out: the same scan with the lengths and ids of what the rows become; the
-ids themselves, if they are to be kept. Must hold: rows are encoded as they are when they are read, so that lengths are
-true; a row that cannot be encoded is an error, or a bad row, as in a scan. A map is tried on a few rows of each file
-with another epoch and seed: their lengths must stay, and unless it says that it is random, their tokens. Cost: decoding
-the file once more, and encoding each row once.
+Rows are encoded as they are when they are read, so that lengths are true; a row that cannot be encoded is an error, or
+a bad row, as in a scan. A map is tried on a few rows of each file with another epoch and seed: their lengths must stay,
+and unless it says that it is random, their tokens. Cost: decoding the file once more, and encoding each row once.
 """
 
 from __future__ import annotations
@@ -18,18 +16,15 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.bad_rows import BadRows
-from torchmix.catalog.manifest import ListBytes, most_lists
+from torchmix.catalog.manifest import BadRows, ListBytes, most_lists
 from torchmix.errors import SourceUnreadable, where_of
-from torchmix.formats.good_rows import reason_of
-from torchmix.formats.seen_ids import SeenIds, join_seen, see_ids
-from torchmix.formats.seen_lists import see_lists
-from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
-from torchmix.storage.open_path import opened
+from torchmix.formats.good_rows import reason_of, see_lists
+from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun, SeenIds, join_seen, see_ids
 from torchmix.storage.random_access import RandomAccessFile
+from torchmix.storage.store_file import opened
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.maps.map_encoder import MapEncoder
-from torchmix.transform.row_encoder import EncodedRows, RowEncoder, RowsToEncode, join_encoded, row_array
+from torchmix.transform.maps import MapEncoder
+from torchmix.transform.tokenizer import EncodedRows, RowEncoder, RowsToEncode, join_encoded, row_array
 
 RUN_BYTES = 1 << 20
 """Most bytes of pages that are decoded together; a larger page is decoded alone."""

@@ -1,11 +1,4 @@
-"""Sources -> their catalog: find files, scan what is new, publish.
-
-In: a recipe and its folder, or the settings of sources. Out: the catalog, opened. Must hold: only new and changed files
-are scanned; a run that is killed loses at most the files it was scanning; the catalog that was there stays valid until
-the new one is whole; the result is the same whichever runs led to it, save that new files come after those known
-before. Other sources stay in the catalog. Cost: the footers of all files are read, the catalog's arrays are read once
-to check them, and the columns of new files are decoded.
-"""
+"""Sources -> their catalog: find files, scan what is new, publish."""
 
 from __future__ import annotations
 
@@ -13,33 +6,32 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from torchmix.catalog.lock import catalog_lock
 from torchmix.catalog.manifest import Manifest, SourceEntry, read_manifest
 from torchmix.catalog.parts import FilePart, remove_parts
-from torchmix.catalog.properties.files import remove_tables
-from torchmix.catalog.publish import SharedFile, publish, remove_leftovers, with_settings, write_source
+from torchmix.catalog.properties import remove_tables
+from torchmix.catalog.publish import SharedFile, catalog_lock, publish, remove_leftovers, with_settings, write_source
 from torchmix.catalog.settings import SourceSettings, settings_of, settings_of_images
-from torchmix.catalog.store import (
-    Catalog,
-    SourceCatalog,
-    WantedViews,
-    open_catalog,
-    open_manifest,
-)
+from torchmix.catalog.store import Catalog, SourceCatalog, WantedViews, open_catalog, open_manifest
 from torchmix.errors import CatalogError, CatalogMissing
-from torchmix.formats.images.tables import ImageTables
-from torchmix.indexing.file_changes import FileChange
-from torchmix.indexing.log_lines import log_costly_files
-from torchmix.indexing.part_checks import check_parts
-from torchmix.indexing.progress_lines import ProgressLines
+from torchmix.formats.documents import ImageTables
+from torchmix.indexing.file_changes import FileChange, ProgressLines, check_parts, log_costly_files
+from torchmix.indexing.properties import WantedRows, denied_of, properties_and_views, wanted_rows
 from torchmix.indexing.scan_files import Progress, ScannedFile, scan_files
-from torchmix.indexing.scan_tasks import ToScan, files_to_scan, remove_stale_ids
-from torchmix.indexing.source_work import SourceWork, compare
-from torchmix.indexing.wanted_rows import WantedRows, denied_of, properties_and_views, wanted_rows
+from torchmix.indexing.source_work import SourceWork, ToScan, compare, files_to_scan, remove_stale_ids
+from torchmix.recipe.load import recipe_and_directory
+from torchmix.recipe.parts import with_all_sources
 from torchmix.recipe.structs import Recipe
+
+# --- Sources -> their catalog: find files, scan what is new, publish.
+#
+# Only new and changed files are scanned; a run that is killed loses at most the files it was scanning; the catalog
+# that was there stays valid until the new one is whole; the result is the same whichever runs led to it, save that new
+# files come after those known before. Other sources stay in the catalog. Cost: the footers of all files are read, the
+# catalog's arrays are read once to check them, and the columns of new files are decoded.
 
 logger = logging.getLogger(__name__)
 
@@ -333,3 +325,32 @@ def _held_part(held: SourceCatalog, file: int) -> FilePart:
         sizes={name: column[start:stop] for name, column in held.sizes.columns.items()},
         items={kind: table.of_rows(start, stop) for kind, table in held.sizes.items.items()},
     )
+
+
+# --- index: bring the catalog of a recipe up to date, as `torchmix index` does.
+
+
+def index(
+    recipe: str | Path | Recipe | Mapping[str, Any],
+    *,
+    force: bool = False,
+    keep_tokens: bool = False,
+    directory: str | Path | None = None,
+) -> Catalog:
+    """Index the sources of all parts of a recipe, or bring their index up to date.
+
+    Args:
+        recipe: A YAML file, a `Recipe` or a mapping with its keys.
+        force: Scan every file again.
+        keep_tokens: Keep the ids of all rows that are tokenized or go through a map, so that reading makes none.
+        directory: What paths in a `Recipe` are relative to; the current directory if not given.
+
+    Returns:
+        The catalog, opened.
+
+    Raises:
+        RecipeError: The recipe is wrong.
+        CatalogError: A file is missing, unreadable or damaged, or the catalog's folder cannot be written.
+    """
+    checked, folder = recipe_and_directory("index", recipe, directory)
+    return index_recipe(with_all_sources(checked), folder, force=force, keep_tokens=keep_tokens)

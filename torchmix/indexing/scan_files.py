@@ -1,9 +1,8 @@
 """Files -> their shares of the catalog, many at once.
 
-In: files with the sources they are of. Out: identities, or parts, in the same order. Must hold: a scanned file is kept
-on disk as soon as it is done, so that a run that is killed or fails is continued by the next; a file that was altered
-while it was scanned is an error. The first error ends all threads within one step of their progress. Cost: the column
-of each file is read and decoded once, in as many threads as the process has processors.
+A scanned file is kept on disk as soon as it is done, so that a run that is killed or fails is continued by the next; a
+file that was altered while it was scanned is an error. The first error ends all threads within one step of their
+progress. Cost: the column of each file is read and decoded once, in as many threads as the process has processors.
 """
 
 from __future__ import annotations
@@ -20,19 +19,17 @@ from typing import TypeVar
 
 import msgspec
 
-from torchmix.catalog.bad_rows import BadRows
-from torchmix.catalog.file_table import table_of_file
-from torchmix.catalog.manifest import MOST_ID
+from torchmix.catalog.manifest import MOST_ID, BadRows
+from torchmix.catalog.page_table import table_of_file
 from torchmix.catalog.parts import FilePart, load_part, save_part
 from torchmix.errors import SourceChanged, SourceUnreadable, where_of
-from torchmix.formats.kept_ids.ids_file import IdsWriter, read_kept
-from torchmix.formats.kept_ids.in_place_of import identity_of
+from torchmix.formats.kept_ids import IdsWriter, identity_of, read_kept
 from torchmix.formats.source import FileScan, FormatSource
 from torchmix.formats.table import READ_AS, files_beside
 from torchmix.indexing.file_changes import FoundFile
 from torchmix.indexing.measure_rows import scan_and_measure
-from torchmix.storage.file_status import settled_statuses
-from torchmix.storage.open_path import opened
+from torchmix.storage.random_access import settled_statuses
+from torchmix.storage.store_file import opened
 from torchmix.storage.stores import is_uri, place_of
 
 logger = logging.getLogger(__name__)

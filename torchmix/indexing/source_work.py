@@ -1,31 +1,34 @@
-"""Sources as they are to be, against the catalog before.
-
-In: settings of sources, their files on disk, and what the catalog says of them. Out: for each source which files stay,
-and which are new or changed. Must hold: kept files were read as they would be read now; their arrays are whole. Cost:
-the footers of all files, and one read of the catalog's arrays.
-"""
+"""Sources as they are to be, against the catalog before -> the files to scan, and those of one shard."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from torchmix.catalog.array_files import check_content
-from torchmix.catalog.manifest import SourceEntry
+from torchmix.catalog.manifest import SourceEntry, read_manifest
+from torchmix.catalog.parts import part_path
+from torchmix.catalog.publish import catalog_lock
 from torchmix.catalog.settings import SourceSettings
 from torchmix.catalog.store import ARRAYS_FOLDER, SourceCatalog, open_source
-from torchmix.errors import CatalogError
-from torchmix.formats.images.tables import ImageTables
+from torchmix.errors import CatalogError, RecipeError
+from torchmix.formats.documents import ImageTables
+from torchmix.formats.kept_ids import identity_of, kept_path, read_kept, remove_stale
 from torchmix.formats.source import FormatSource
 from torchmix.formats.table import choose_source, find_source_files
-from torchmix.indexing.file_changes import FileChange, WantedFile, match_files
-from torchmix.indexing.log_lines import log_changes
-from torchmix.indexing.scan_files import fingerprint_files
-from torchmix.transform.maps.row_map import open_maps
+from torchmix.indexing.file_changes import FileChange, WantedFile, log_changes, match_files
+from torchmix.indexing.scan_files import Progress, ScanTask, fingerprint_files, scan_files
+from torchmix.transform.maps import MapEncoder, open_maps
 from torchmix.transform.open_tokenizer import Tokenizers
+
+# --- Sources as they are to be, against the catalog before.
+#
+# Kept files were read as they would be read now; their arrays are whole. Cost: the footers of all files, and one read
+# of the catalog's arrays.
 
 logger = logging.getLogger(__name__)
 
@@ -109,3 +112,152 @@ def _held(folder: Path, name: str, entry: SourceEntry) -> SourceCatalog | None:
     except CatalogError as error:
         logger.warning("source %r: %s - all is scanned", name, error)
         return None
+
+
+# --- Sources against the catalog before -> the files to scan, and those of one shard of several.
+#
+# The same sources and catalog give the same tasks and the same shards on every machine; each task is of one shard.
+# Cost: the end of each file of ids where ids are kept.
+
+
+class Shard(NamedTuple):
+    """One of several runs that scan files together."""
+
+    number: int
+    """From 1 to `of`."""
+    of: int
+
+
+class ToScan(NamedTuple):
+    """A file to scan."""
+
+    source: SourceWork
+    file: WantedFile
+    task: ScanTask
+
+
+def files_to_scan(
+    folder: Path, work: Sequence[SourceWork], *, ids_only: bool, keep_tokens: bool = False
+) -> list[ToScan]:
+    """The files that a run must scan.
+
+    Args:
+        folder: The catalog's.
+        work: Its sources.
+        ids_only: Whether integers that are no token ids are an error.
+        keep_tokens: Whether ids are kept of all sources whose rows are encoded; else of those whose recipe says so.
+
+    Raises:
+        RecipeError: Ids of a random map are to be kept.
+    """
+    found: list[ToScan] = []
+    for source in work:
+        keeps = _keeps_ids(source, keep_tokens=keep_tokens)
+        for file in source.files:
+            task = _task(folder, source, file, ids_only=ids_only, keeps_ids=keeps)
+            is_new = file.entry is None or source.held is None
+            if is_new or (task.kept is not None and read_kept(task.kept, _identity(source, file)) is None):
+                found.append(ToScan(source, file, task))
+    return found
+
+
+def of_shard(files: Sequence[ToScan], shard: Shard) -> list[ToScan]:
+    """The files of one shard: the largest first, each is given to the shard that has the fewest bytes."""
+    num_bytes = [0] * shard.of
+    mine: list[ToScan] = []
+    for one in sorted(files, key=lambda one: (-one.file.found.num_bytes, one.source.name, one.file.found.path)):
+        least = num_bytes.index(min(num_bytes))
+        num_bytes[least] += one.file.found.num_bytes
+        if least == shard.number - 1:
+            mine.append(one)
+    return mine
+
+
+def remove_stale_ids(folder: Path, work: Sequence[SourceWork]) -> None:
+    """Remove ids of files and transforms that these sources no longer have."""
+    current = [path for source in work for path in _kept_paths(folder, source)]
+    remove_stale(folder, current, [source.name for source in work])
+
+
+def _kept_paths(folder: Path, source: SourceWork) -> Iterator[Path]:
+    for file in source.files:
+        yield kept_path(folder, source.name, _identity(source, file))
+
+
+def _keeps_ids(source: SourceWork, *, keep_tokens: bool) -> bool:
+    encoder = source.source.row_encoder
+    if encoder is None or not (keep_tokens or source.settings.keeps_tokens):
+        return False
+    if isinstance(encoder, MapEncoder) and encoder.map.is_random:
+        if not source.settings.keeps_tokens:
+            return False  # all sources were meant for which it can be
+        raise RecipeError(
+            f"the map {encoder.map.words} is random, so a row has other ids in each epoch; remove the key",
+            f"sources.{source.name}.keep",
+        )
+    return True
+
+
+def _identity(source: SourceWork, file: WantedFile) -> tuple[int, str, str, str]:
+    found = file.found
+    return identity_of(found.num_bytes, found.footer_hash, source.settings.column, source.source.transform_id)
+
+
+def _task(folder: Path, source: SourceWork, file: WantedFile, *, ids_only: bool, keeps_ids: bool) -> ScanTask:
+    found, settings = file.found, source.settings
+    identity = (found.path, found.num_bytes, found.footer_hash)
+    reading = (settings.column or "", source.source.transform_id, settings.masks_bad_rows)
+    return ScanTask(
+        source=source.source,
+        found=found,
+        part=part_path(folder, source.name, identity, reading),
+        column=settings.column,
+        ids_only=ids_only,
+        masks_bad_rows=settings.masks_bad_rows,
+        kept=kept_path(folder, source.name, _identity(source, file)) if keeps_ids else None,
+    )
+
+
+# --- One shard of the files of sources -> their parts, for a later index run to publish.
+#
+# Cost: the footers of all files, and the columns of the shard's.
+
+
+class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one shard did."""
+
+    files_of_shard: int
+    """Files of the shard."""
+    files_in_all: int
+    """Files that all shards scan together."""
+    resumed_files: int
+    """Files of the shard that had been scanned before."""
+
+
+def scan_shard(
+    catalog_folder: Path,
+    settings: Mapping[str, SourceSettings],
+    base: Path,
+    shard: Shard,
+    *,
+    progress: Progress | None = None,
+    keep_tokens: bool = False,
+) -> ShardReport:
+    """Scan the files of a shard; arguments and errors as those of `scan.update_catalog`."""
+    with catalog_lock(catalog_folder, is_shared=True):
+        try:
+            sources = read_manifest(catalog_folder).sources
+        except CatalogError:
+            sources = {}
+        try:
+            work = compare(catalog_folder, settings, base, sources)
+            files = files_to_scan(catalog_folder, work, ids_only=True, keep_tokens=keep_tokens)
+            mine = of_shard(files, shard)
+            scanned = scan_files([one.task for one in mine], base, progress)
+        except OSError as error:
+            raise CatalogError(
+                f"cannot write the catalog at {catalog_folder}: {error}; mend that, then index again"
+            ) from error
+    return ShardReport(
+        files_of_shard=len(mine), files_in_all=len(files), resumed_files=sum(file.resumed for file in scanned)
+    )

@@ -2,22 +2,19 @@
 
 In reading order:
 
-    arguments.py         flags on Megatron's command line
-    data_flags.py        what becomes of each flag of Megatron about data
-    refusals.py          flags of Megatron that cannot work, and why
-    batch_sizes.py       Megatron's sizes and ramp-up against the recipe's
-    places.py            parallel_state -> place tree; what each model chunk needs   (torch)
-    distillation.py      the identity of the data, for logits of a teacher
-    checkpoint_args.py   the state of the data in Megatron's checkpoint; where a run begins
-    packed_seq.py        boundaries as Megatron's PackedSeqParams                    (torch)
-    microbatches.py      one stream for all model chunks of a rank                   (torch)
-    images_around.py     the images of a step around Megatron's schedule             (torch)
-    losses/              the loss of each source; a warning where tokens weigh unequal (torch)
-    script_fields.py     which fields a script's batch has, in which order
-    batch.py             `get_batch`, in the layout of the script                    (torch)
-    evaluation.py        validation and test                                         (torch)
-    counts.py            Megatron's counts against the plan's, and steps it skips    (torch)
-    datasets.py          `provider`: iterators for train, validation and test        (torch)
+    arguments.py     the flags that torchmix adds to Megatron's command line, and the fields that a script expects
+    flags.py         what becomes of each flag of Megatron that concerns data, and which are refused, with the reason
+    batch_sizes.py   Megatron's sizes and counts against the recipe's: length, micro-batch, global batch, consumed
+                     samples
+    checkpoint.py    the state of the data inside Megatron's checkpoint, and where a run begins
+    microbatches.py  one stream of microbatches for every model chunk of a rank, and the images around Megatron's
+                     schedule
+    losses.py        the loss of each source, into Megatron's logs and to the policy of the recipe
+    batch.py         `get_batch`: a microbatch as the installed pretrain_gpt wants it, for the place of this rank
+    evaluation.py    validation and test: parts of the recipe, read again from where Megatron's own count of samples
+                     says
+    datasets.py      the provider of train, validation and test data: what Megatron calls instead of a builder of
+                     datasets
 
 A script is moved to torchmix in four lines; `docs/megatron.md` shows them. The names below are imported when they are
 first used: they need torch, and Megatron when they are called.
@@ -30,10 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchmix.megatron_adapter.arguments import enabled, extra_args
-    from torchmix.megatron_adapter.batch import get_batch
+    from torchmix.megatron_adapter.batch import get_batch, packed_seq_params
     from torchmix.megatron_adapter.datasets import close, provider
-    from torchmix.megatron_adapter.images_around import place_images, with_images
-    from torchmix.megatron_adapter.packed_seq import packed_seq_params
+    from torchmix.megatron_adapter.microbatches import place_images, with_images
 
 __all__ = [
     "close",
@@ -51,10 +47,10 @@ _HOME_OF_LAZY_NAME = {
     "enabled": "torchmix.megatron_adapter.arguments",
     "extra_args": "torchmix.megatron_adapter.arguments",
     "get_batch": "torchmix.megatron_adapter.batch",
-    "packed_seq_params": "torchmix.megatron_adapter.packed_seq",
-    "place_images": "torchmix.megatron_adapter.images_around",
+    "packed_seq_params": "torchmix.megatron_adapter.batch",
+    "place_images": "torchmix.megatron_adapter.microbatches",
     "provider": "torchmix.megatron_adapter.datasets",
-    "with_images": "torchmix.megatron_adapter.images_around",
+    "with_images": "torchmix.megatron_adapter.microbatches",
 }
 
 

@@ -1,49 +1,227 @@
-"""`get_batch`: a microbatch as the installed `pretrain_gpt.py` wants it.
-
-In: the script's own names (`globals()`), and microbatches from the iterators of `datasets.py`. Out: a function with the
-signature and result of the script's `get_batch`. Must hold: every call takes one microbatch, on every stage and rank
-alike, and none waits for another rank: a collective here would deadlock with the pipeline, since later stages wait for
-activations before they ask for data.
-
-    core                     fields of a batch
-    0.16, 0.17               tokens, labels, loss_mask, attention_mask, position_ids, packed_seq_params
-    dev                      the same, and padding_mask
-    0.18, 0.19, 0.20, main   in alphabetical order, with cu_seqlens; `forward_step` makes PackedSeqParams of them
-
-Which one is read off the script (`script_fields.py`), not off a version. Packed (`boundaries: document`) all samples of
-a microbatch are one row, [1, micro_batch_size * length / cp]; dense (`none`) they are [micro_batch_size, length / cp]
-without boundaries. There is no attention mask. Each stage gets what it needs, and boundaries go to all.
-
-Boundaries are those *with padding*, as Transformer Engine cuts documents under context parallelism, and also where it
-asks for those without: then no kernel must leave gaps between documents. Padding comes last in its document, so under
-causal attention no real token sees it, and its own loss is masked. (Megatron does likewise: "a bug forcing cu_seqlens
-to be cu_seqlens_padded".) The list has the true boundaries at `cu_seqlens`, from which Megatron counts FLOPs.
-
-Cost: copies to the GPU of 4 bytes a token, or 8 where one stage has all, without waiting, from pinned memory; what the
-model takes is made there.
-"""
+"""`get_batch`: a microbatch as the installed `pretrain_gpt.py` wants it, for the place of this rank."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
+import torch.distributed as dist
 
-from torchmix.constructor.expand import (
+from torchmix.constructor.fields import (
+    Microbatch,
     expand_labels,
     expand_loss_mask,
     expand_position_ids,
     expand_source_index,
     expand_tokens,
 )
-from torchmix.megatron_adapter.checkpoint_args import watch_checkpoints
-from torchmix.megatron_adapter.distillation import identify_data
-from torchmix.megatron_adapter.losses.source_loss import MicrobatchSources, SourceLosses, attach, with_source_losses
+from torchmix.errors import TopologyError
+from torchmix.megatron_adapter.arguments import PARAMS, fields_of_script
+from torchmix.megatron_adapter.checkpoint import identify_data, watch_checkpoints
+from torchmix.megatron_adapter.losses import MicrobatchSources, SourceLosses, attach, with_source_losses
 from torchmix.megatron_adapter.microbatches import Item
-from torchmix.megatron_adapter.packed_seq import params_of_boundaries
-from torchmix.megatron_adapter.places import Needs, needs_of_chunk
-from torchmix.megatron_adapter.script_fields import PARAMS, fields_of_script
+from torchmix.parallel.place_tree import ClientPlaceTree, Role
+from torchmix.parallel.topology import Topology
+
+if TYPE_CHECKING:
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+# --- Where this rank stands, in Megatron's words: `parallel_state` and arguments -> a place tree.
+#
+# The tree is the same on every rank, except for the rank itself; this rank's place in it is compared with
+# `parallel_state`, so that a layout unknown to torchmix is refused and does not get the data of another rank.
+#
+#     stage of a chunk          needs
+#     first                     tokens, position_ids
+#     last                      labels, loss_mask, source_index
+#     multi-token prediction    all of them: it embeds tokens and computes a loss, on whatever stage it lies
+#     any other                 none
+#
+# With virtual stages only chunk 0 of the first rank is first, and only the last chunk of the last rank is last.
+# Boundaries go to all. Cost: some integers, once.
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that a model chunk works with."""
+
+    tokens: bool
+    """tokens and position_ids."""
+    labels: bool
+    """labels, loss_mask and source_index."""
+
+
+def tree_of_job(args: Any) -> ClientPlaceTree:
+    """The place tree of the job that Megatron has started.
+
+    Args:
+        args: Megatron's arguments.
+
+    Raises:
+        TopologyError: Megatron has an axis, or an order of ranks, that torchmix does not know; or leaders of nodes are
+            asked for, and the nodes are not known.
+    """
+    from megatron.core import parallel_state
+
+    topology = Topology(
+        tp=parallel_state.get_tensor_model_parallel_world_size(),
+        cp=parallel_state.get_context_parallel_world_size(),
+        pp=parallel_state.get_pipeline_model_parallel_world_size(),
+        dp=parallel_state.get_data_parallel_world_size(),
+        order="tp-cp-pp-dp" if getattr(args, "use_tp_pp_dp_mapping", False) else "tp-cp-dp-pp",
+    )
+    sizes = f"tp {topology.tp} x cp {topology.cp} x pp {topology.pp} x dp {topology.dp}"
+    if topology.world_size != dist.get_world_size():
+        raise TopologyError(
+            f"Megatron's {sizes} makes {topology.world_size} ranks, the job has {dist.get_world_size()}: it has an "
+            f"axis that torchmix does not know (such as that of --tensor-parallel-num-weight-shards); run without it"
+        )
+    topology = topology.with_rank(dist.get_rank())
+    place = topology.coordinates
+    expected = (place.tp, place.cp, place.pp, place.dp)
+    found = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_context_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
+    )
+    if found != expected:
+        raise TopologyError(
+            f"rank {topology.rank} is at (tp, cp, pp, dp) = {found} for Megatron, and at {expected} where ranks of "
+            f"{sizes} are numbered {topology.order}; torchmix knows this order and that of --use-tp-pp-dp-mapping"
+        )
+    roles = _prediction_roles(topology, args)
+    return ClientPlaceTree.from_topology(topology, leaders=args.data_leaders, roles=roles)
+
+
+def _prediction_roles(topology: Topology, args: Any) -> dict[int, Role]:
+    """The ranks of stages with multi-token prediction; with one stage there is nothing to add."""
+    if not getattr(args, "mtp_num_layers", None) or topology.pp == 1:
+        return {}
+    from megatron.core.transformer.multi_token_prediction import get_mtp_ranks
+    from megatron.training.arguments import core_transformer_config_from_args
+
+    config = core_transformer_config_from_args(args)
+    stages = set(get_mtp_ranks(list(range(topology.pp)), config))
+    places = {rank: topology.with_rank(rank).coordinates for rank in range(topology.world_size)}
+    return {rank: Role(stage="only", cp_rank=place.cp) for rank, place in places.items() if place.pp in stages}
+
+
+def needs_of_chunk(args: Any, vp_stage: int | None) -> Needs:
+    """What one model chunk of this rank works with.
+
+    Args:
+        args: Megatron's arguments.
+        vp_stage: The virtual stage of the chunk; None without virtual stages.
+    """
+    from megatron.core import parallel_state
+
+    virtual: dict[str, Any] = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
+    predicts = _predicts(args, vp_stage)
+    return Needs(
+        tokens=predicts or parallel_state.is_pipeline_first_stage(**virtual),
+        labels=predicts or parallel_state.is_pipeline_last_stage(**virtual),
+    )
+
+
+def _predicts(args: Any, vp_stage: int | None) -> bool:
+    """Whether a chunk holds layers of multi-token prediction."""
+    if not getattr(args, "mtp_num_layers", None):
+        return False
+    from megatron.core.transformer.multi_token_prediction import mtp_on_this_rank
+    from megatron.training.arguments import core_transformer_config_from_args
+
+    config = core_transformer_config_from_args(args)
+    what: dict[str, Any] = {"config": config}
+    if "config" not in inspect.signature(mtp_on_this_rank).parameters:  # core 0.17 and newer
+        what = {"layout": config.pipeline_model_parallel_layout, "mtp_num_layers": config.mtp_num_layers}
+    return bool(mtp_on_this_rank(**what, ignore_virtual=False, vp_stage=vp_stage))
+
+
+# --- The boundaries of a microbatch as Megatron's `PackedSeqParams`, for attention that stays inside documents.
+#
+# `cu_seqlens` (true lengths) and `cu_seqlens_padded` (where documents lie) go over the whole microbatch, not cut by
+# context parallelism, as Megatron and Transformer Engine expect. Queries and keys have the same boundaries. Only
+# fields that the installed Megatron knows are filled, since the dataclass grows from version to version.
+#
+# Megatron is imported inside the function: torchmix does not depend on it. Cost: a transfer of two small arrays.
+
+
+def packed_seq_params(microbatch: Microbatch, *, device: torch.device | str | None = None) -> PackedSeqParams:
+    """Build Megatron's packing of one microbatch.
+
+    The model then takes its tokens as one row, [1, micro_batch_size * length / cp].
+
+    Args:
+        microbatch: From a torchmix loader, on any rank.
+        device: Where the boundaries should live; where they are if not given.
+
+    Returns:
+        `PackedSeqParams` with `qkv_format` "thd", int32 boundaries [segments + 1], and `max_seqlen` in tokens.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+
+    Source: Megatron-LM `pretrain_gpt.py`, `forward_step`.
+    """
+    cu_seqlens, cu_seqlens_padded = microbatch.cu_seqlens, microbatch.cu_seqlens_padded
+    if device is not None:
+        cu_seqlens = cu_seqlens.to(device, non_blocking=True)
+        cu_seqlens_padded = cu_seqlens_padded.to(device, non_blocking=True)
+    return params_of_boundaries(cu_seqlens, cu_seqlens_padded, microbatch.max_seqlen)
+
+
+def params_of_boundaries(cu_seqlens: torch.Tensor, cu_seqlens_padded: torch.Tensor, max_seqlen: int) -> PackedSeqParams:
+    """Megatron's dataclass of these boundaries, the same for queries and keys.
+
+    Args:
+        cu_seqlens: int32 [segments + 1], by true lengths; those with padding, where padding is to be computed, too.
+        cu_seqlens_padded: int32 [segments + 1], by padded lengths.
+        max_seqlen: Tokens of the longest segment.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+    """
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    wanted: dict[str, Any] = {
+        "qkv_format": "thd",
+        "cu_seqlens_q": cu_seqlens,
+        "cu_seqlens_kv": cu_seqlens,
+        "cu_seqlens_q_padded": cu_seqlens_padded,
+        "cu_seqlens_kv_padded": cu_seqlens_padded,
+        "max_seqlen_q": max_seqlen,
+        "max_seqlen_kv": max_seqlen,
+    }
+    known = {field.name for field in dataclasses.fields(PackedSeqParams)}
+    return PackedSeqParams(**{name: value for name, value in wanted.items() if name in known})
+
+
+# --- `get_batch`: a microbatch as the installed `pretrain_gpt.py` wants it.
+#
+# Every call takes one microbatch, on every stage and rank alike, and none waits for another rank: a collective here
+# would deadlock with the pipeline, since later stages wait for activations before they ask for data.
+#
+#     core                     fields of a batch
+#     0.16, 0.17               tokens, labels, loss_mask, attention_mask, position_ids, packed_seq_params
+#     dev                      the same, and padding_mask
+#     0.18, 0.19, 0.20, main   in alphabetical order, with cu_seqlens; `forward_step` makes PackedSeqParams of them
+#
+# Which one is read off the script (`arguments.py`), not off a version. Packed (`boundaries: document`) all samples
+# of a microbatch are one row, [1, micro_batch_size * length / cp]; dense (`none`) they are [micro_batch_size, length /
+# cp] without boundaries. There is no attention mask. Each stage gets what it needs, and boundaries go to all.
+#
+# Boundaries are those *with padding*, as Transformer Engine cuts documents under context parallelism, and also where
+# it asks for those without: then no kernel must leave gaps between documents. Padding comes last in its document, so
+# under causal attention no real token sees it, and its own loss is masked. (Megatron does likewise: "a bug forcing
+# cu_seqlens to be cu_seqlens_padded".) The list has the true boundaries at `cu_seqlens`, from which Megatron counts
+# FLOPs.
+#
+# Cost: copies to the GPU of 4 bytes a token, or 8 where one stage has all, without waiting, from pinned memory; what
+# the model takes is made there.
 
 GetBatch = Callable[..., Any]
 

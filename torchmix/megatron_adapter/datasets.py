@@ -1,7 +1,6 @@
 """The provider of train, validation and test data: what Megatron calls instead of a builder of datasets.
 
-In: Megatron's arguments after it has loaded its checkpoint. Out: an iterator for each model chunk and part. Must hold:
-all ranks call it, as often and in the same order, since it opens the exchange between them; one process opens its
+All ranks call it, as often and in the same order, since it opens the exchange between them; one process opens its
 loaders once, however many chunks ask; each loader prepares ahead from here on, because the first stage gets no data
 before all stages listen.
 
@@ -25,15 +24,16 @@ import torch.distributed as dist
 
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RankLost, RecipeError
-from torchmix.megatron_adapter.batch import losses_of_part, scripts_with_losses
+from torchmix.megatron_adapter.batch import losses_of_part, scripts_with_losses, tree_of_job
 from torchmix.megatron_adapter.batch_sizes import (
     check_batch_sizes,
+    check_of_validation,
+    check_training,
+    take_over_skipping,
     validation_micro_batch_size,
     validation_samples,
 )
-from torchmix.megatron_adapter.checkpoint_args import remember, start_of_run, watch_checkpoints
-from torchmix.megatron_adapter.counts import check_of_validation, check_training, take_over_skipping
-from torchmix.megatron_adapter.data_flags import without_effect
+from torchmix.megatron_adapter.checkpoint import remember, start_of_run, watch_checkpoints
 from torchmix.megatron_adapter.evaluation import (
     Passes,
     fails_in_full_validation,
@@ -43,12 +43,9 @@ from torchmix.megatron_adapter.evaluation import (
     recipe_of_set,
     steps_of_pass,
 )
-from torchmix.megatron_adapter.losses.loss_weights import FirstStepTokens
-from torchmix.megatron_adapter.losses.source_loss import SourceLosses
-from torchmix.megatron_adapter.losses.step_report import StepReports
+from torchmix.megatron_adapter.flags import check_refusals, names_of_validation_sets, without_effect
+from torchmix.megatron_adapter.losses import FirstStepTokens, SourceLosses, StepReports
 from torchmix.megatron_adapter.microbatches import MicrobatchIterator, SharedMicrobatches
-from torchmix.megatron_adapter.places import tree_of_job
-from torchmix.megatron_adapter.refusals import check_refusals, names_of_validation_sets
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.recipe.load import load_recipe, recipe_directory
 from torchmix.recipe.parts import has_part, part_of

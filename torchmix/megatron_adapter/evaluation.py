@@ -1,7 +1,7 @@
 """Validation and test: parts of the recipe, read again from where Megatron's own count of samples says.
 
-In: the recipe, and how many samples of validation Megatron has consumed. Out: a stream of microbatches. Must hold: it
-is a pure function of that count, so nothing of it is in a checkpoint; every rank does the same at the same microbatch.
+It is a pure function of that count, so nothing of it is in a checkpoint; every rank does the same at the same
+microbatch.
 
     --eval-iters N       goes on from evaluation to evaluation, and repeats sources without end, whatever `max_epochs`
     --full-validation    one pass over every document of validation, from its beginning at each evaluation
@@ -27,11 +27,11 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import open_part
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import RecipeError, SourceExhausted
 from torchmix.planner.planner import open_planner
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Read, Recipe
 from torchmix.stateful.loader import StatefulDataLoader

@@ -1,30 +1,32 @@
-"""One stream of microbatches, given to every model chunk of a rank: what Megatron calls its data iterators.
-
-In: a loader's microbatches. Out: for each chunk an iterator over all of them, as plain dicts of CPU tensors. Must hold:
-every chunk sees the same microbatches in the same order; a microbatch is kept until the last chunk has had it, and no
-longer; a step counts as consumed when all chunks have had its last microbatch, and only then is its state handed on.
-
-Megatron's interleaved schedule lets a chunk run ahead of the next by some groups of microbatches of the same step, so
-at most a step is kept, as views into memory that exists anyway. Chunks ask in the thread that trains.
-
-Dicts, because Megatron's rerun state machine keeps a shallow copy of each until its step is done, and stores them in
-the checkpoint of a suspected fault, to be loaded `weights_only`. It replays those copies without asking here: what is
-counted here is what was consumed.
-
-Cost: some microseconds for each microbatch and chunk, and on peers a copy of the microbatch.
-"""
+"""One stream of microbatches for every model chunk of a rank, and the images around Megatron's schedule."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import torch
 
-from torchmix.constructor.fields import Microbatch
-from torchmix.errors import PlanError
-from torchmix.parallel.modules.route import Routes
+from torchmix.constructor.fields import Microbatch, ModuleBatch
+from torchmix.errors import OptionError, PlanError
+from torchmix.parallel.routes import HeldRows, Routes, place_rows, route
+
+# --- One stream of microbatches, given to every model chunk of a rank: what Megatron calls its data iterators.
+#
+# Every chunk sees the same microbatches in the same order; a microbatch is kept until the last chunk has had it, and
+# no longer; a step counts as consumed when all chunks have had its last microbatch, and only then is its state handed
+# on.
+#
+# Megatron's interleaved schedule lets a chunk run ahead of the next by some groups of microbatches of the same step,
+# so at most a step is kept, as views into memory that exists anyway. Chunks ask in the thread that trains.
+#
+# Dicts, because Megatron's rerun state machine keeps a shallow copy of each until its step is done, and stores them in
+# the checkpoint of a suspected fault, to be loaded `weights_only`. It replays those copies without asking here: what
+# is counted here is what was consumed.
+#
+# Cost: some microseconds for each microbatch and chunk, and on peers a copy of the microbatch.
 
 Item = dict[str, Any]
 """A microbatch as `item_of` makes it."""
@@ -93,7 +95,7 @@ class SharedMicrobatches:
         self._num_taken: list[int] = []
         """Microbatches that each chunk has had."""
         self.images_of_step: tuple[torch.Tensor, Routes] | None = None
-        """Rows of the images of the step that runs, and where they belong; see `images_around.py`."""
+        """Rows of the images of the step that runs, and where they belong; see `microbatches.py`."""
 
     def new_iterator(self) -> MicrobatchIterator:
         """An iterator for one more chunk.
@@ -207,3 +209,81 @@ class CountedIterator(MicrobatchIterator):
 
     def __len__(self) -> int:
         return self.shared.num_steps
+
+
+# --- The images of a step around Megatron's schedule: encoded once before it, their gradients given back once after
+# it.
+#
+# Every rank calls the function, also one without images and one in the middle of a pipeline, since the exchanges are
+# of the whole job; none is inside the schedule, where stages wait for each other. Cost: the rows of all images of the
+# step are kept until it ends.
+#
+# Megatron's own multimodal scripts encode inside `forward_step`, each rank the images of its own microbatch. Here the
+# planner has dealt the images of the step to all ranks by their cost.
+
+Encode = Callable[[ModuleBatch], torch.Tensor]
+"""Images of this rank -> their rows, [sum of `batch.rows`, width]; also of no images."""
+
+
+def with_images(forward_backward: Callable[..., Any], encode: Encode, *, module: str) -> Callable[..., Any]:
+    """What `get_forward_backward_func` returned, with the images of the step around it.
+
+    Args:
+        forward_backward: Called with the keyword `data_iterator`, as Megatron does.
+        encode: The encoder, on the device that trains. Its gradients are those of this rank: sum them over all ranks.
+        module: The recipe's name of the module of images.
+
+    Raises:
+        OptionError: The iterator is not one of torchmix.
+        KeyError: The recipe has no such module.
+    """
+
+    @wraps(forward_backward)
+    def run(*arguments: Any, **options: Any) -> Any:
+        shared = _iterator_of(options["data_iterator"]).shared
+        batch = shared.next_microbatch().modules[module]
+        if torch.cuda.is_available():
+            batch = batch.to(torch.cuda.current_device(), non_blocking=True)
+        trains = not options.get("forward_only", False)
+        with torch.set_grad_enabled(trains):
+            held = HeldRows(route(encode(batch), batch.routes))
+        shared.images_of_step = held.rows, batch.routes
+        try:
+            result = forward_backward(*arguments, **options)
+        finally:
+            shared.images_of_step = None
+        if trains:
+            held.give_back()
+        return result
+
+    return run
+
+
+def place_images(embeddings: torch.Tensor, data_iterator: Any) -> torch.Tensor:
+    """Embeddings of the microbatch that the iterator gave last, with the rows of its images in their places.
+
+    Args:
+        embeddings: [tokens, rows, width], as Megatron's embedding gives them, not yet scattered over TP ranks.
+        data_iterator: Of the chunk, as `forward_step` has it.
+
+    Raises:
+        OptionError: The iterator is not one of torchmix, or the step does not run inside `with_images`.
+    """
+    iterator = _iterator_of(data_iterator)
+    if iterator.shared.images_of_step is None:
+        raise OptionError("place_images: the images of this step are not encoded; run the schedule by with_images")
+    rows, routes = iterator.shared.images_of_step
+    placed = place_rows(embeddings.transpose(0, 1).contiguous(), rows, routes, iterator.index)
+    return placed.transpose(0, 1).contiguous()
+
+
+def _iterator_of(data_iterator: Any) -> MicrobatchIterator:
+    """The iterator of torchmix inside what Megatron has put around it; the first one of several chunks."""
+    found = data_iterator[0] if isinstance(data_iterator, list) else data_iterator
+    while not isinstance(found, MicrobatchIterator) and hasattr(found, "iterable"):
+        found = found.iterable
+    if not isinstance(found, MicrobatchIterator):
+        raise OptionError(
+            f"with_images: data_iterator is {type(found).__name__}, not torchmix's; take it from its provider"
+        )
+    return found

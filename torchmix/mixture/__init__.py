@@ -1,4 +1,13 @@
-"""Which document comes next. Files in reading order: keys.py, permutation.py, strata.py, window_rows.py,
-page_windows.py, row_windows.py, window.py, denied.py, edited_windows.py, order.py, stretches.py, coming.py, draw.py,
-document_draw.py, next_windows.py. And shares/: the share of each stream; spaces/: the rows that a stream draws from;
-policies/: shares that follow what the model learns."""
+"""Which document comes next. In reading order:
+
+keys.py         keys by name and keyed hashes: every random choice of torchmix comes from here
+permutation.py  keyed bijections of [0, n), and the strata by which pages come into windows
+shares.py       shares over training -> the shares of a step, as integers that sum to 2^32
+spaces.py       the rows that a stream draws from, as units that are permuted: of a source, a selection or a flat
+windows.py      the documents of one window: which rows it has, in what order, and the pieces that they are drawn by
+order.py        a stream's endless order: epochs, cut into windows of documents
+coming.py       the next few pieces of every stream, side by side
+draw.py         shares -> the stretches of documents that a step draws
+policy_log.py   the log of a run's policy, on a disk that all nodes see: what it observed, and what it decided
+policies.py     shares that follow what the model learns: the policies, their limits, and the rank that decides
+"""

@@ -1,10 +1,9 @@
 """The next few pieces of every stream, side by side.
 
-In: windows of streams, and where draws have left them. Out: the pieces that streams in debt give, in a few numpy calls
-for all streams. Must hold: what is given is what each stream's window says (`Window.take`); the caller answers for a
-stream with too few pieces held. Cost: 24 bytes a held piece, KEPT pieces a stream; some microseconds a stream each time
-its pieces are held. With hundreds of streams a draw takes a piece or two from each, and asking one stream at a time
-would cost more than all the rest of a draw.
+What is given is what each stream's window says (`Window.take`); the caller answers for a stream with too few pieces
+held. Cost: 24 bytes a held piece, KEPT pieces a stream; some microseconds a stream each time its pieces are held. With
+hundreds of streams a draw takes a piece or two from each, and asking one stream at a time would cost more than all the
+rest of a draw.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
-from torchmix.mixture.window import Window
+from torchmix.mixture.windows import Window
 
 KEPT = 64
 """Pieces held for each stream; a stream that gives more than a quarter as many in one draw is not held."""

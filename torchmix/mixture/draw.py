@@ -1,14 +1,4 @@
-"""Shares -> the stretches of documents that a step draws.
-
-In: the position of each stream, and the number of tokens asked. Out: stretches of documents, and the new positions.
-Must hold: after every draw, the tokens drawn from a stream differ by at most half a sample (half its longest document,
-if that is shorter) from its share, in whole tokens, of all tokens ever asked; within an epoch no document is lost or
-repeated. Cost: one binary search per stream and window. A stream that is known to owe less than half its next piece is
-skipped by an array comparison.
-
-A stream is charged with exact integers: `debt` whole tokens that it still owes, and `residue` / 2^32 of one more. It
-gives pieces of at most a sample, while the midpoint of the next piece lies below its debt.
-"""
+"""Shares -> the stretches of documents that a step draws."""
 
 from __future__ import annotations
 
@@ -17,13 +7,77 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import SourceExhausted
 from torchmix.mixture.coming import ComingPieces, Given
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.stretches import Stretches, joined
-from torchmix.mixture.window import Taken, Window
+from torchmix.mixture.windows import Taken, Window
+
+# --- What a step draws from each document: a stretch of consecutive tokens.
+#
+# A stretch begins and ends at the border of a piece. Cost: a few array operations; nothing to join where every part
+# begins its document.
+
+
+class Stretches(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Stretches of documents, in order. All arrays int64 [n]."""
+
+    stream: Int64Array
+    """Index by sorted stream name: local to this process, in no key and no digest."""
+    epoch: Int64Array
+    row: Int64Array
+    """Row in the space of the stream."""
+    start: Int64Array
+    """First token of the stretch in its document; a multiple of the tokens of a sample."""
+    tokens: Int64Array
+    """Tokens that count: after truncation, if the recipe truncates."""
+    document_tokens: Int64Array
+    """Tokens of the whole document, as the catalog has them."""
+
+    def take(self, order: Int64Array | NDArray[np.bool_]) -> Stretches:
+        """The stretches at `order` (positions or a mask)."""
+        return Stretches(**{name: getattr(self, name)[order] for name in _COLUMNS})
+
+
+_COLUMNS = Stretches.__struct_fields__
+
+
+def joined(parts: list[Stretches]) -> Stretches:
+    """One table by stream; parts that follow each other in a document are joined, parts of 0 tokens dropped.
+
+    Args:
+        parts: Each by stream, in the order in which they were drawn.
+    """
+    given = [part for part in parts if len(part.row)]
+    table = given[0] if given else Stretches(**{name: np.zeros(0, np.int64) for name in _COLUMNS})
+    if len(given) > 1:
+        columns = {name: np.concatenate([getattr(part, name) for part in given]) for name in _COLUMNS}
+        table = Stretches(**columns).take(columns["stream"].argsort(kind="stable"))
+    if not table.tokens.all():
+        table = table.take(table.tokens > 0)
+    if not table.start.any():
+        return table
+    goes_on = table.start[1:] == (table.start + table.tokens)[:-1]
+    for same in (table.stream, table.epoch, table.row):
+        goes_on &= same[1:] == same[:-1]
+    if not goes_on.any():
+        return table
+    first = np.flatnonzero(np.append(True, ~goes_on))
+    return replace(table.take(first), tokens=np.add.reduceat(table.tokens, first))
+
+
+# --- Shares -> the stretches of documents that a step draws.
+#
+# After every draw, the tokens drawn from a stream differ by at most half a sample (half its longest document, if that
+# is shorter) from its share, in whole tokens, of all tokens ever asked; within an epoch no document is lost or
+# repeated. Cost: one binary search per stream and window. A stream that is known to owe less than half its next piece
+# is skipped by an array comparison.
+#
+# A stream is charged with exact integers: `debt` whole tokens that it still owes, and `residue` / 2^32 of one more. It
+# gives pieces of at most a sample, while the midpoint of the next piece lies below its debt.
 
 MAX_ASKED_TOKENS = 1 << 30
 """Most tokens that one draw asks: 2^32 shares x 2^30 tokens + 2^32 residue stays below 2^63."""
@@ -219,3 +273,173 @@ def exhausted_error(name: str, epochs: int, step: int, *, all_sources: bool) -> 
         f"set `on_exhausted: renormalise` to go on with the other sources, or lower its share. "
         f"`torchmix check RECIPE --steps N` shows when each source runs out"
     )
+
+
+# --- Shares -> a number of documents: each from the stream that owes most.
+#
+# Exactly so many documents are drawn, or those that there are; a stream is charged its share of each document's
+# tokens, whoever gives it. Cost: some microseconds a document.
+#
+# Each time the stream with the largest debt gives its next document; of two with equal debts, the one whose name comes
+# first. A document longer than a sample is given a sample at a time, and each of these counts as one. Debts sum to 0,
+# so only a stream with a debt of 0 or more gives. Its debt stays above minus one sample, and all debts stay below as
+# many samples as there are streams.
+
+HELD = 16
+"""Pieces of a stream that are looked up together."""
+NEVER = -(1 << 62)
+"""Less than any debt."""
+
+
+def draw_documents(
+    orders: Sequence[StreamOrder],
+    shares: Int64Array,
+    position: Position,
+    count: int,
+    *,
+    max_epochs: Int64Array,
+    charge: int | None = None,
+) -> Draw:
+    """Draw `count` documents.
+
+    Args:
+        orders: [S] the streams' orders, sorted by name.
+        shares: int64 [S], sum 2^32; 0 for a stream that has run out.
+        position: Where the streams stand; not changed.
+        count: Documents, or pieces of long ones.
+        max_epochs: int64 [S] epochs a stream may give.
+        charge: What a document costs, however long, where shares count documents; None: its tokens.
+
+    Returns:
+        One row a piece, by stream, in each stream's own order. It ends early where the stream that is to give has run
+        out: the one in `ran_out`, which then stands at (max_epochs, 0, 0) without debt.
+    """
+    debt = (position.debt << 32) + position.residue
+    gives, paid = shares > 0, np.zeros(len(orders), np.int64)
+    coming: dict[int, _Coming] = {}
+    taken: list[tuple[int, int, int, int, int, int]] = []
+    ran_out: tuple[int, ...] = ()
+    while len(taken) < count:
+        s = int(np.where(gives, debt, NEVER).argmax())
+        if s not in coming:
+            place = int(position.epoch[s]), int(position.window[s]), int(position.offset[s])
+            coming[s] = _Coming(orders[s], *place, max_epochs=int(max_epochs[s]))
+        piece = coming[s].next()
+        if piece is None:
+            ran_out = (s,)
+            break
+        cost = piece[3] if charge is None else charge
+        paid[s] += cost
+        debt += shares * cost
+        debt[s] -= cost << 32
+        taken.append((s, *piece))
+    table = np.array(taken, np.int64).reshape(-1, 6)
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    stretches = Stretches(
+        **dict(zip(("stream", "epoch", "row", "start", "tokens", "document_tokens"), table.T, strict=True))
+    )
+    epoch, window, offset = position.epoch.copy(), position.window.copy(), position.offset.copy()
+    for s, one in coming.items():
+        epoch[s], window[s], offset[s] = one.epoch, one.window, one.offset
+    asked = (debt >> 32) + paid - position.debt
+    debt[list(ran_out)] = 0
+    stands = Position(epoch=epoch, window=window, offset=offset, debt=debt >> 32, residue=debt & 0xFFFFFFFF)
+    return Draw(stretches=stretches, position=stands, asked=asked, ran_out=ran_out)
+
+
+class _Coming:
+    """The next pieces of one stream."""
+
+    def __init__(self, order: StreamOrder, epoch: int, window: int, offset: int, *, max_epochs: int) -> None:
+        self._order, self._max_epochs = order, max_epochs
+        self.epoch, self.window, self.offset = epoch, window, offset
+        self._held: list[tuple[int, int, int, int, int]] = []
+        """The pieces from `offset` on, in reverse; empty where they are not looked up."""
+        self._num_pieces = 0
+        """Pieces of the window that they are of."""
+
+    def next(self) -> tuple[int, int, int, int, int] | None:
+        """Epoch, row, start, tokens and document's tokens of the next piece that has tokens; None: there is none."""
+        order = self._order
+        while self.epoch < self._max_epochs:
+            if self._held:
+                epoch, (row, start, tokens, whole, num_pieces) = self.epoch, self._held.pop()
+                self.offset += num_pieces
+                if self.offset == self._num_pieces:
+                    self._end_window()
+                if tokens:
+                    return epoch, row, start, tokens, whole
+                continue
+            if order.is_sparse and (used := order.next_used(self.epoch, self.window)) != (self.epoch, self.window):
+                (self.epoch, self.window), self.offset = used, 0
+                continue
+            documents = order.window(self.epoch, self.window)
+            self._num_pieces = documents.num_pieces
+            if self.offset == self._num_pieces:  # an empty window
+                self._end_window()
+                continue
+            found, counts = documents.units(self.offset, min(self.offset + HELD, self._num_pieces))
+            columns = (found.row, found.start, found.tokens, found.document_tokens, counts)
+            self._held = list(zip(*(column.tolist() for column in columns), strict=True))[::-1]
+        return None
+
+    def _end_window(self) -> None:
+        self.window, self.offset = self.window + 1, 0
+        if self.window >= self._order.num_windows_of(self.epoch):
+            self.epoch, self.window = self.epoch + 1, 0
+
+
+# --- The next window of each stream, made ahead, a few a step.
+#
+# No order changes; a window that is needed before it was made ahead is made by the draw. Cost: a few array operations
+# a step, and A_STEP windows. Streams of equal size reach the end of a window in the same step: without this file, 300
+# of them would make 300 windows in that step.
+
+A_STEP = 8
+"""Windows made after a step; more where that many would come too late."""
+MOST_STEPS = 64
+"""Most steps ahead that a window is made; few streams need fewer, since a window takes memory."""
+
+
+class NextWindows:
+    """Makes windows before they are needed; decides nothing."""
+
+    def __init__(self, orders: Sequence[StreamOrder], max_epochs: Int64Array) -> None:
+        """`max_epochs`: int64 [S] epochs that each stream may give."""
+        self._orders = orders
+        self._max_epochs = max_epochs
+        self._most_steps = min(MOST_STEPS, 2 + 2 * len(orders) // A_STEP)
+        self._after: Position | None = None
+        # Arrays [S], about the current window of each stream.
+        self._is_known = np.zeros(len(orders), np.bool_)
+        self._is_made = np.zeros(len(orders), np.bool_)
+        self._left_tokens = np.zeros(len(orders), np.int64)
+
+    def follow(self, before: Position, after: Position, asked: Int64Array) -> None:
+        """Make what will be due soon.
+
+        Args:
+            before, after: Where the streams stood before a step, and stand after it.
+            asked: int64 [S] tokens that the step asked of each.
+        """
+        if before is not self._after:
+            self._is_known[:] = False
+        self._after = after
+        self._is_known &= (before.window == after.window) & (before.epoch == after.epoch)
+        self._left_tokens -= before.debt + asked - after.debt  # less what each stream has given
+        for s in np.flatnonzero(~self._is_known & (asked > 0)).tolist():
+            place = int(after.epoch[s]), int(after.window[s])
+            left = self._orders[s].left_tokens(*place, int(after.offset[s]))
+            if left is not None:
+                self._left_tokens[s], self._is_known[s], self._is_made[s] = left, True, False
+        steps_left = self._left_tokens // np.maximum(asked, 1)
+        is_due = self._is_known & ~self._is_made & (asked > 0) & (steps_left >= 1) & (steps_left <= self._most_steps)
+        due = np.flatnonzero(is_due)
+        due = due[np.argsort(steps_left[due], kind="stable")]
+        # The first k windows are in time if each step that is left before the k-th is due makes one.
+        needed = -(-np.arange(1, len(due) + 1) // steps_left[due])
+        for s in due[: max(A_STEP, int(needed.max(initial=0)))].tolist():
+            self._is_made[s] = True
+            place = self._orders[s].following(int(after.epoch[s]), int(after.window[s]))
+            if place[0] < self._max_epochs[s]:
+                self._orders[s].make_ahead(*place)

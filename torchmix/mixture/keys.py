@@ -1,9 +1,8 @@
 """Keys by name and keyed hashes: every random choice of torchmix comes from here.
 
-In: a seed and a path of names and integers, or arrays of uint64. Out: 64-bit keys and hashes. Must hold: equal on every
-machine, in every process and in every release (`docs/formats.md` freezes test vectors); no generator object, no
-history. A source enters a key by its name, never by its index. Cost: one blake2b per key, a few nanoseconds per hashed
-element.
+Equal on every machine, in every process and in every release (`docs/formats.md` freezes test vectors); no generator
+object, no history. A source enters a key by its name, never by its index. Cost: one blake2b per key, a few nanoseconds
+per hashed element.
 """
 
 from __future__ import annotations

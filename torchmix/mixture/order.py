@@ -1,9 +1,8 @@
 """A stream's endless order: epochs, cut into windows of documents.
 
-In: which rows each window has (window_rows.py), the documents' lengths, which rows are used. Out: the documents of any
-window of any epoch. Must hold: within an epoch every row comes exactly once; the order depends on no other stream; a
-window can be made alone, from (epoch, window). Cost of a window: making its rows, and one read of the lengths for each
-row, which is random access wherever rows are shuffled.
+Within an epoch every row comes exactly once; the order depends on no other stream; a window can be made alone, from
+(epoch, window). Cost of a window: making its rows, and one read of the lengths for each row, which is random access
+wherever rows are shuffled.
 """
 
 from __future__ import annotations
@@ -15,13 +14,20 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
-from torchmix.mixture.denied import Denied, are_denied
-from torchmix.mixture.edited_windows import EditedWindows, EraWindows
-from torchmix.mixture.page_windows import PageWindows
-from torchmix.mixture.row_windows import FileWindows, RowWindows
-from torchmix.mixture.spaces.space import SourceSpace, Space
-from torchmix.mixture.window import Window
-from torchmix.mixture.window_rows import Method, WindowRows, key_of_stream
+from torchmix.mixture.spaces import SourceSpace, Space
+from torchmix.mixture.windows import (
+    Denied,
+    EditedWindows,
+    EraWindows,
+    FileWindows,
+    Method,
+    PageWindows,
+    RowWindows,
+    Window,
+    WindowRows,
+    are_denied,
+    key_of_stream,
+)
 
 _Windows = PageWindows | RowWindows | FileWindows
 _WINDOWS: dict[Method, type[_Windows]] = {"page": PageWindows, "row": RowWindows, "none": FileWindows}

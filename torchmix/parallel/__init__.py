@@ -2,21 +2,19 @@
 
 In reading order:
 
-    topology.py       coordinates of a rank in (tp, cp, pp, dp)
-    layout.py         data-parallel ranks x samples of a microbatch
-    places/           a DeviceMesh as a topology; the leader of each rank
-    place_tree.py     who shares what at each axis, who leads, which role a rank has
-    modules/          where ranks stand, and rows that travel between the ranks of modules (torch)
-    array_form.py     name, dtype and shape of an array in a message
-    error_form.py     class, text and arguments of an error in a message
-    shares/           what a rank gets of a global batch, as bytes and as tensors             (torch)
-    comparison.py     what leaders tell each other of a step
-    agreement.py      do all ranks mean the same job
-    groups.py         private gloo groups along the tree                                  (torch)
-    local_groups.py   the same inside one process, for tests
-    fan_out.py        one exchange per global batch, leader to peers; plans compared      (torch)
-    liveness/         a rank that is killed, stopped or fails is named by all others      (torch)
-    children/         processes that a rank starts and watches
+    topology.py      where one rank stands in the training job: coordinates in (tp, cp, pp, dp)
+    place_tree.py    who shares what at each axis of the job, and who leads: the ClientPlaceTree of MegaScale-Data
+                     (section 4.1)
+    routes.py        rows that travel from the ranks that compute them to those that need them, and their gradients
+                     back
+    forms.py         what arrays and errors are in a message: no values of the one, nothing executable of the other
+    wire.py          what an exchange looks like on the wire: a fixed envelope of integers, then one payload of bytes
+    agreement.py     all ranks of a job were given the same, and leaders plan the same steps
+    groups.py        private gloo groups along the place tree: one per (leader, role), and one of all leaders
+    local_groups.py  the groups of a whole world inside one process: ranks are threads, a broadcast is a queue
+    fan_out.py       leader to peers: one exchange per global batch and leader; each rank gets the share of its role
+    liveness/        which ranks live: a rank that is killed, stopped or fails is named by all others, which then end
+    children.py      processes that work for a rank: how they start, what they may take, and whether they are alive
 
 Names that need torch are imported when they are first used.
 """
@@ -31,7 +29,7 @@ from torchmix.parallel.topology import Topology
 
 if TYPE_CHECKING:
     from torchmix.parallel.fan_out import FanOut, local_world, open_fan_out
-    from torchmix.parallel.modules.route import HeldRows, Routes, place_rows, route
+    from torchmix.parallel.routes import HeldRows, Routes, place_rows, route
 
 __all__ = [
     "ClientPlaceTree",
@@ -48,12 +46,12 @@ __all__ = [
 
 _HOME_OF_LAZY_NAME = {
     "FanOut": "torchmix.parallel.fan_out",
-    "HeldRows": "torchmix.parallel.modules.route",
-    "Routes": "torchmix.parallel.modules.route",
+    "HeldRows": "torchmix.parallel.routes",
+    "Routes": "torchmix.parallel.routes",
     "local_world": "torchmix.parallel.fan_out",
     "open_fan_out": "torchmix.parallel.fan_out",
-    "place_rows": "torchmix.parallel.modules.route",
-    "route": "torchmix.parallel.modules.route",
+    "place_rows": "torchmix.parallel.routes",
+    "route": "torchmix.parallel.routes",
 }
 
 

@@ -1,20 +1,18 @@
 """Private gloo groups along the place tree: one per (leader, role), and one of all leaders.
 
-In: a place tree, and a job whose torch.distributed is initialised. Out: `GlooGroups`, this rank's ends of its groups.
-
 The groups are torchmix's own, so that a background thread may use them while the training thread runs its collectives:
 two threads on one group deadlock, two threads on two groups do not. They are gloo on the CPU whatever the job trains
 with.
 
 Invariants: every rank creates all groups in one order, its own or not, because `torch.distributed.new_group` derives
-names from counts that must agree on all ranks. (Creation by members only, `use_local_synchronization=True`, is not
-safe here: torch 2.13 names such a group after the number of groups that a rank is *in*, which is larger on a leader
-than on its peers, and the rendezvous then waits for ever.) Each group is used by one thread at a time. Collectives
-carry arrays, never objects.
+names from counts that must agree on all ranks. (Creation by members only, `use_local_synchronization=True`, is not safe
+here: torch 2.13 names such a group after the number of groups that a rank is *in*, which is larger on a leader than on
+its peers, and the rendezvous then waits for ever.) Each group is used by one thread at a time. Collectives carry
+arrays, never objects.
 
 Cost: creating the groups of others takes about 25 microseconds each, 0.1 s for 4,000; a group a rank is in costs a
-rendezvous through the store and two threads. The timeout is long on purpose: one operation that times out breaks a
-gloo group for good, while a training job may pause for hours; ranks that are gone are noticed by `liveness/`.
+rendezvous through the store and two threads. The timeout is long on purpose: one operation that times out breaks a gloo
+group for good, while a training job may pause for hours; ranks that are gone are noticed by `liveness/`.
 
 Known limit of torch 2.13: `torchrun --max-restarts` keeps one store over its attempts, and gloo then connects to
 addresses of the attempt before. `--rdzv-backend c10d` with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids it.

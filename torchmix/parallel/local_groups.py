@@ -1,8 +1,5 @@
 """The groups of a whole world inside one process: ranks are threads, a broadcast is a queue.
 
-In: a place tree. Out: one `LocalGroups` per rank, with the methods of `GlooGroups`, so that an exchange between all
-ranks of a job runs in one test, through the same code and the same bytes.
-
 Invariants: as with gloo, a rank receives copies, in the order they were sent; a sender waits while its peers are more
 than one exchange behind; a rank whose partner is silent for `timeout_s` gets an error instead of waiting for ever.
 

@@ -1,36 +1,194 @@
-"""Who shares what at each axis of the job, and who leads: the ClientPlaceTree of MegaScale-Data (section 4.1).
-
-In: a `Topology`, and optionally who leads, or a role for some ranks. Out: the tree, as numbers: for every rank its
-replica, its role and its leader; for every axis its buckets.
-
-The levels below the root are the axes in the order in which they divide the data, which is not the order of ranks:
-
-    DP      other samples than the next bucket                dp buckets of tp*cp*pp ranks, the replicas
-    CP      the same samples, another slice of the sequence   dp*cp buckets of tp*pp ranks
-    PP      the same slice, the tensors of one stage          dp*cp*pp buckets of tp ranks
-    TP      identical content                                 the leaves, one rank each; "WORLD" names the same level
-
-A *leader* plans, fetches and builds one replica's steps for its *peers*: the other ranks of the replica, or those of
-them in its node or stage, where a replica has several leaders (`places/leaders.py`). A *role* (stage and CP slice)
-names what a rank receives: ranks of one replica and role, the TP peers, receive identical bytes.
-
-Invariants: each rank has one leader, which is of its replica and leads itself; each rank has one role; every rank of
-the job that builds the tree from the same arguments gets the same tree. Cost: O(world size)
-integers, no torch, no communication.
-"""
+"""Who shares what at each axis of the job, and who leads: the ClientPlaceTree of MegaScale-Data (section 4.1)."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
+import numpy as np
 
+from torchmix.array_types import Int64Array
 from torchmix.errors import TopologyError
-from torchmix.parallel.places.device_mesh import CP_DIM, DP_DIMS, PP_DIM, TP_DIM, DeviceMesh, MeshDims, topology_of_mesh
-from torchmix.parallel.places.leaders import Leaders, check_rank, leaders_of
-from torchmix.parallel.topology import Coordinates, Topology
+from torchmix.parallel.topology import (
+    CP_DIM,
+    DP_DIMS,
+    PP_DIM,
+    TP_DIM,
+    Coordinates,
+    DeviceMesh,
+    MeshDims,
+    Topology,
+    topology_of_mesh,
+)
+from torchmix.recipe.build import nearest
+from torchmix.recipe.structs import Module
+
+# --- How a global batch is laid out on its consumers.
+#
+# The samples of every step divide.
+
+GridAxis = Literal["DP", "CP", "WORLD"]
+"""Who consumes: each replica, each replica's slice of the sequence, or each rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The grid that samples of a step are placed on: `dp` ranks, each with as many microbatches."""
+
+    dp: int = 1
+    """Data-parallel ranks, 1 or more."""
+    micro_batch_size: int = 1
+    """Samples of a microbatch, 1 or more."""
+    tp: int = field(default=1, compare=False)
+    """Tensor-parallel ranks. This size and the next two matter to modules alone, not to samples."""
+    cp: int = field(default=1, compare=False)
+    """Context-parallel ranks."""
+    pp: int = field(default=1, compare=False)
+    """Pipeline stages."""
+    broadcast_at: Literal["TP"] | None = field(default=None, compare=False)
+    """The axis along which the trainer sends what the first rank gets."""
+
+    def __str__(self) -> str:
+        return f"dp {self.dp} x micro_batch_size {self.micro_batch_size}"
+
+    def consumers_of_replica(self, axis: GridAxis) -> int:
+        """Consumers of one replica at an axis; they are numbered by replica, CP slice, stage and TP rank."""
+        return {"DP": 1, "CP": self.cp, "WORLD": self.cp * self.pp * self.tp}[axis]
+
+    @property
+    def row_samples(self) -> int:
+        """Samples of one microbatch of all ranks."""
+        return self.dp * self.micro_batch_size
+
+    def num_microbatches(self, num_samples: int) -> int:
+        """Microbatches of each rank in a step.
+
+        Raises:
+            TopologyError: `num_samples` is not a multiple of `row_samples`.
+        """
+        count, rest = divmod(num_samples, self.row_samples)
+        if rest:
+            near = " or ".join(str(n * self.row_samples) for n in (count, count + 1) if n)
+            raise TopologyError(
+                f"a global batch of {num_samples} samples does not divide by {self} = {self.row_samples}; choose sizes "
+                f"that divide it, or batch.samples {near} (another order)"
+            )
+        return count
+
+
+# --- Which ranks read, and for whom: one leader a replica, one in each node of a replica, or one for each stage of
+# it.
+#
+# A leader is of the replica of the ranks that it serves, and leads itself; every rank gets the same answer. Cost:
+# O(ranks) integers.
+#
+#     "replica"   one read a replica; its exchange may cross nodes
+#     "node"      one read a replica and node: what is sent stays in the node, and groups are smaller
+#     "stage"     one read a replica and pipeline stage: no stage waits for another one's leader
+#     a map       rank -> its leader, for ranks that "replica" would not give it
+#
+# Each further leader plans and reads all of its replica's step. It pays that in memory and reading, and its peers wait
+# for fewer ranks.
+
+LeaderChoice = Literal["replica", "node", "stage"]
+Leaders: TypeAlias = LeaderChoice | Mapping[int, int]
+
+
+def leaders_of(topology: Topology, leaders: Leaders, *, ranks_per_node: int | None) -> tuple[int, ...]:
+    """The leader of each rank, int [world_size].
+
+    Args:
+        topology: The job.
+        leaders: What was chosen, as above.
+        ranks_per_node: Ranks of every node, numbered node by node, for "node"; None takes LOCAL_WORLD_SIZE, which
+            torchrun sets.
+
+    Raises:
+        TopologyError: The choice is unknown, the ranks of a node are not known or do not divide the job, or the map
+            names a rank that does not exist, or a leader of another replica, or one that another rank leads.
+    """
+    places = [topology.coordinates_of(rank) for rank in range(topology.world_size)]
+    if isinstance(leaders, Mapping):
+        leader_of_rank = [topology.rank_at(dp=place.dp) for place in places]
+        for rank, leader in leaders.items():
+            check_rank(rank, topology, where="leaders")
+            check_rank(leader, topology, where="leaders")
+            leader_of_rank[rank] = leader
+        _check_map(leader_of_rank, [place.dp for place in places])
+        return tuple(leader_of_rank)
+    if leaders not in get_args(LeaderChoice):
+        raise TopologyError(
+            f"leaders={leaders!r} is not one of {', '.join(get_args(LeaderChoice))}"
+            f"{nearest(leaders, get_args(LeaderChoice))}, nor a map from a rank to its leader"
+        )
+    size = _ranks_per_node(topology, ranks_per_node) if leaders == "node" else 1
+    part_of_rank = [
+        (place.dp, {"replica": 0, "node": rank // size, "stage": place.pp}[leaders])
+        for rank, place in enumerate(places)
+    ]
+    leader_of_part: dict[tuple[int, int], int] = {}
+    for rank in sorted(range(len(places)), key=lambda rank: (places[rank].pp, places[rank].cp, places[rank].tp)):
+        leader_of_part.setdefault(part_of_rank[rank], rank)
+    return tuple(leader_of_part[part] for part in part_of_rank)
+
+
+def check_rank(rank: int, topology: Topology, *, where: str) -> None:
+    """Refuse the number of a rank that the job does not have.
+
+    Raises:
+        TopologyError: With the ranks that there are.
+    """
+    if not 0 <= rank < topology.world_size:
+        raise TopologyError(f"{where}: there is no rank {rank}; the job has ranks 0 to {topology.world_size - 1}")
+
+
+def _check_map(leader_of_rank: list[int], replica_of_rank: list[int]) -> None:
+    for rank, leader in enumerate(leader_of_rank):
+        replica = replica_of_rank[rank]
+        if replica_of_rank[leader] != replica:
+            members = [member for member, other in enumerate(replica_of_rank) if other == replica]
+            raise TopologyError(
+                f"leaders: rank {leader} belongs to replica {replica_of_rank[leader]} and cannot lead rank {rank} of "
+                f"replica {replica}; choose one of {members}"
+            )
+        if leader_of_rank[leader] != leader:
+            raise TopologyError(
+                f"leaders: rank {leader} leads rank {rank}, but its own leader is rank {leader_of_rank[leader]}; map "
+                f"{leader} to {leader} too, and each rank that it should lead"
+            )
+
+
+def _ranks_per_node(topology: Topology, ranks_per_node: int | None) -> int:
+    text = str(ranks_per_node) if ranks_per_node is not None else os.environ.get("LOCAL_WORLD_SIZE", "")
+    size = int(text) if text.isdigit() else 0
+    if not size or topology.world_size % size:
+        raise TopologyError(
+            f'leaders="node" with {text or "unknown"} ranks a node, in a job of {topology.world_size} ranks: give '
+            "ranks_per_node, a divisor of the job, or start the job with torchrun, which sets LOCAL_WORLD_SIZE; where "
+            "nodes differ, give a map from each rank to its leader"
+        )
+    return size
+
+
+# --- Who shares what at each axis of the job, and who leads: the ClientPlaceTree of MegaScale-Data (section 4.1).
+#
+# The levels below the root are the axes in the order in which they divide the data, which is not the order of ranks:
+#
+#     DP      other samples than the next bucket                dp buckets of tp*cp*pp ranks, the replicas
+#     CP      the same samples, another slice of the sequence   dp*cp buckets of tp*pp ranks
+#     PP      the same slice, the tensors of one stage          dp*cp*pp buckets of tp ranks
+#     TP      identical content                                 the leaves, one rank each; "WORLD" names the same level
+#
+# A *leader* plans, fetches and builds one replica's steps for its *peers*: the other ranks of the replica, or those of
+# them in its node or stage, where a replica has several leaders (`place_tree.py`). A *role* (stage and CP slice)
+# names what a rank receives: ranks of one replica and role, the TP peers, receive identical bytes.
+#
+# Invariants: each rank has one leader, which is of its replica and leads itself; each rank has one role; every rank of
+# the job that builds the tree from the same arguments gets the same tree. Cost: O(world size) integers, no torch, no
+# communication.
 
 Stage = Literal["only", "first", "middle", "last"]
 Axis = Literal["WORLD", "DP", "CP", "PP", "TP"]
@@ -229,3 +387,113 @@ def _role_of(place: Coordinates, *, num_stages: int) -> Role:
     else:
         stage = "middle"
     return Role(stage=stage, cp_rank=place.cp)
+
+
+# --- Ranks that a trainer serves itself: they fetch nothing, but boundaries.
+#
+# Every rank gets the same tree. Cost: O(ranks) integers.
+
+
+def tree_with_broadcast(tree: ClientPlaceTree, axis: str | None) -> ClientPlaceTree:
+    """The tree of a job whose trainer sends along an axis.
+
+    Args:
+        tree: As the job was given.
+        axis: `TP`, or None: the trainer sends nothing.
+    """
+    if axis is None or tree.topology.tp == 1:
+        return tree
+    topology = tree.topology
+    roles = dict(enumerate(tree.role_of_rank))
+    for rank in range(topology.world_size):
+        place = topology.coordinates_of(rank)
+        if place.tp:
+            roles[rank] = Role(stage="middle", cp_rank=place.cp)
+    return ClientPlaceTree.from_topology(topology, leaders=dict(enumerate(tree.leader_of_rank)), roles=roles)
+
+
+# --- Where every rank of a job stands, as plain values that a worker process can be given.
+#
+# A *place* numbers ranks by replica, CP slice, stage and TP rank, in this order, whatever the ranks' own numbers are;
+# a consumer at an axis is a run of places. Cost: some bytes a rank.
+
+
+class RankPlaces(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a job, its ranks by place, and which of them embed tokens."""
+
+    dp: int = 1
+    cp: int = 1
+    pp: int = 1
+    tp: int = 1
+    rank_of_place: tuple[int, ...] = (0,)
+    """[dp * cp * pp * tp] global rank at each place."""
+    takes_tokens: tuple[bool, ...] = (True,)
+    """[dp * cp * pp * tp] whether the rank at a place gets tokens, and so needs the rows that replace embeddings."""
+
+    @classmethod
+    def of_tree(cls, tree: ClientPlaceTree) -> RankPlaces:
+        """The places of all ranks of a place tree."""
+        sizes = tree.topology
+        ranks = [bucket[0] for bucket in tree.buckets("TP")]
+        return cls(
+            dp=sizes.dp,
+            cp=sizes.cp,
+            pp=sizes.pp,
+            tp=sizes.tp,
+            rank_of_place=tuple(ranks),
+            takes_tokens=tuple(tree.role_of_rank[rank].is_first_stage for rank in ranks),
+        )
+
+    @property
+    def replica_places(self) -> int:
+        """Places of one replica."""
+        return self.cp * self.pp * self.tp
+
+    @property
+    def cp_rank_of_replica(self) -> Int64Array:
+        """int64 [replica_places] the CP slice of each place of a replica."""
+        return np.arange(self.replica_places) // (self.pp * self.tp)
+
+    def consumer_of_place(self, axis: GridAxis) -> Int64Array:
+        """int64 [places] the consumer that each place belongs to at an axis."""
+        width = {"DP": self.replica_places, "CP": self.pp * self.tp, "WORLD": 1}[axis]
+        return np.arange(self.dp * self.replica_places) // width
+
+
+ONE_PLACE = RankPlaces()
+"""A job of one rank."""
+
+
+def places_in_replica(tree: ClientPlaceTree) -> dict[int, int]:
+    """Place in the replica of each rank of this process' replica, by global rank."""
+    ranks = [
+        rank for rank in (bucket[0] for bucket in tree.buckets("TP")) if tree.replica_of_rank[rank] == tree.replica
+    ]
+    return {rank: place for place, rank in enumerate(ranks)}
+
+
+def check_scopes(modules: Mapping[str, Module], tree: ClientPlaceTree) -> None:
+    """Refuse modules whose rows would have to travel inside the schedule of a pipeline.
+
+    Raises:
+        TopologyError: A module has `scope: microbatch`, and the job has several stages.
+    """
+    for name, module in modules.items():
+        if module.scope == "microbatch" and tree.topology.pp > 1:
+            raise TopologyError(
+                f"modules.{name}.scope is microbatch, and the job has {tree.topology.pp} pipeline stages: an exchange "
+                f"between their microbatches would wait for ever; write scope: step, or use pp=1"
+            )
+
+
+def layout_of(tree: ClientPlaceTree, *, micro_batch_size: int, broadcast_at: Literal["TP"] | None = None) -> Layout:
+    """The grid of a job that samples and items are placed on."""
+    sizes = tree.topology
+    return Layout(
+        dp=sizes.dp,
+        micro_batch_size=micro_batch_size,
+        tp=sizes.tp,
+        cp=sizes.cp,
+        pp=sizes.pp,
+        broadcast_at=broadcast_at,
+    )

@@ -1,9 +1,7 @@
 """Where a run stands: everything that the coming steps depend on besides the recipe and the catalog.
 
-In: what a step has left; for a policy, the records of its log, by step. Out: `Cursor`, and the shares of a group from a
-step on. Must hold: a cursor is a value that no step alters; what a policy has decided for a step follows from the
-recipe and the records at least `lag` steps before it, so how far steps are prepared ahead changes nothing. Cost: one
-record each `every` steps.
+A cursor is a value that no step alters; what a policy has decided for a step follows from the recipe and the records at
+least `lag` steps before it, so how far steps are prepared ahead changes nothing. Cost: one record each `every` steps.
 """
 
 from __future__ import annotations
@@ -15,13 +13,12 @@ import msgspec
 
 from torchmix.errors import PlanError, StateError
 from torchmix.mixture.draw import Position
-from torchmix.mixture.policies.log import LOG_START, StepRecord
-from torchmix.mixture.shares.places import Begun, BegunStage
-from torchmix.planner.asking import DrawnTokens
-from torchmix.planner.eras.records import NO_ERAS, Eras
+from torchmix.mixture.policy_log import LOG_START, StepRecord
+from torchmix.mixture.shares import Begun, BegunStage
+from torchmix.planner.drawing import NOT_DECIDED, DrawnTokens
+from torchmix.planner.eras import NO_ERAS, Eras
 from torchmix.planner.pack import Pieces
-from torchmix.planner.shares_of_step import NOT_DECIDED
-from torchmix.recipe.mixture.dynamic import Deciding
+from torchmix.recipe.changes import Deciding
 
 
 class DecisionRecords(Protocol):

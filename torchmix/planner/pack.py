@@ -1,8 +1,7 @@
 """Pieces -> samples of fixed capacity, over the whole global batch.
 
-In: the pool and the step's new stretches of documents. Out: pieces with their sample and slot, and the next pool. Must
-hold: every piece is placed once or deferred once; no sample exceeds its capacity in aligned tokens; one step empties a
-pool of at most half a batch (older pieces go first). Cost: `best_fit` about 0.4 us a piece, `concat` less.
+Every piece is placed once or deferred once; no sample exceeds its capacity in aligned tokens; one step empties a pool
+of at most half a batch (older pieces go first). Cost: `best_fit` about 0.4 us a piece, `concat` less.
 
 Why the pool stays small: best fit opens an empty sample only if the piece fits no used sample. So any two used samples
 together hold more than one sample's capacity. If a piece is deferred, all samples are used. A batch of two or more

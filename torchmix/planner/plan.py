@@ -1,27 +1,167 @@
-"""One step's result: which pieces, in which samples, on which rank, in which microbatch.
-
-In: packed samples and their placement. Out: a frozen `StepPlan` and two digests. Must hold: pieces are sorted by
-(sample, slot); the *order digest* is chained over steps and covers no ranks, so it is equal at every layout; the
-*plan digest* covers one step's placement, so it is equal on every leader of one layout. Cost: one SHA-256 over 56 bytes
-a piece.
-"""
+"""One step's result: which pieces, in which samples, on which rank, in which microbatch."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.parallel.layout import GridAxis, Layout
+from torchmix.catalog.sizes import ItemTable, SourceSizes
+from torchmix.errors import RecipeError
+from torchmix.parallel.place_tree import GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, Placement
-from torchmix.planner.items import Items
 from torchmix.planner.pack import Packed, Pieces
-from torchmix.recipe.balance.modules import BACKBONE
+from torchmix.recipe.build import nearest
+from torchmix.recipe.modules import BACKBONE
+from torchmix.recipe.structs import Module
+
+# --- The items of a step that a module computes: pieces of documents, or images in them.
+#
+# An item lies in one piece, so in one sample; its order follows from the samples alone, so it is equal at every
+# layout. Cost: a few array operations; none for a recipe without modules.
+
+
+class Items(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """n items of a step, sorted by (sample, offset). All arrays int64 [n]."""
+
+    piece: Int64Array
+    """Index of the piece that holds the item in the plan's pieces."""
+    item: Int64Array
+    """Number of the item among those of its kind in its source; 0 for a document."""
+    sample: Int64Array
+    offset: Int64Array
+    """First token of the item in its sample."""
+    tokens: Int64Array
+    """Tokens of the sample that it stands for: the rows that the module gives for it."""
+    size: Int64Array
+    """What its cost is a function of: the module's column of sizes."""
+
+    def __len__(self) -> int:
+        return len(self.piece)
+
+    def take(self, order: Int64Array) -> Items:
+        """The items at some places."""
+        return Items(**{name: getattr(self, name)[order] for name in Items.__struct_fields__})
+
+
+class ItemsOfModule:
+    """Finds the items of one module in the pieces of a step."""
+
+    def __init__(self, name: str, module: Module, sources: tuple[str, ...], sizes: Sequence[SourceSizes]) -> None:
+        """Look the module's columns up.
+
+        Args:
+            name: The module's name, for errors.
+            module: From the recipe.
+            sources: [S] sorted names of the sources of the part.
+            sizes: [S] of each of them.
+
+        Raises:
+            RecipeError: A source lacks the column, or no source has such items.
+        """
+        self.name = name
+        self.module = module
+        self._sources = sources
+        chosen = [s for s, source in enumerate(sources) if module.sources is None or source in module.sources]
+        self._columns: dict[int, Int64Array | None] = {}
+        """A column of sizes for each source with documents for the module; None: tokens."""
+        self._tables: dict[int, tuple[ItemTable, Int64Array]] = {}
+        for s in chosen:
+            of_source = sizes[s]
+            if module.items == "document":
+                self._columns[s] = None if module.sizes == "tokens" else self._column(s, of_source.columns)
+            elif table := of_source.items.get(module.items):
+                self._tables[s] = table, self._column(s, {"tokens": table.tokens, **table.sizes})
+        if module.sources is not None and module.items != "document":
+            for s in chosen:
+                if s not in self._tables:
+                    where = f"modules.{name}.sources"
+                    raise RecipeError(f"source {sources[s]!r} has no {module.items}s in its catalog", where)
+
+    def _column(self, source: int, columns: Mapping[str, object]) -> Int64Array:
+        wanted = self.module.sizes
+        if wanted not in columns:
+            valid = sorted({"tokens", *columns})
+            raise RecipeError(
+                f"{wanted!r} is no column of sizes of source {self._sources[source]!r}{nearest(wanted, valid)}; it has "
+                f"{', '.join(valid)}",
+                f"modules.{self.name}.sizes",
+            )
+        column: Int64Array = columns[wanted]  # type: ignore[assignment]
+        return column
+
+    def of_step(self, pieces: Pieces, sample: Int64Array, sample_offset: Int64Array) -> Items:
+        """The module's items in the samples of a step.
+
+        Args:
+            pieces: [n] sorted by (sample, slot).
+            sample: [n] sample of each.
+            sample_offset: [n] its first token in the sample.
+
+        """
+        if self.module.items == "document":
+            return self._documents(pieces, sample, sample_offset)
+        found = [self._inside(s, pieces, sample, sample_offset) for s in sorted(self._tables)]
+        joined = {
+            name: np.concatenate([np.zeros(0, np.int64), *(getattr(part, name) for part in found)])
+            for name in Items.__struct_fields__
+        }
+        return Items(**joined).take(np.lexsort((joined["offset"], joined["sample"])))
+
+    def _documents(self, pieces: Pieces, sample: Int64Array, sample_offset: Int64Array) -> Items:
+        chosen = np.flatnonzero(np.isin(pieces.source, list(self._columns)))
+        tokens = pieces.tokens[chosen]
+        size = tokens.copy()
+        for s, column in self._columns.items():
+            if column is None:
+                continue
+            mine = np.flatnonzero(pieces.source[chosen] == s)
+            whole = np.maximum(pieces.document_tokens[chosen[mine]], 1)
+            of_document = np.asarray(column[pieces.row[chosen[mine]]], np.int64)
+            size[mine] = -(-of_document * tokens[mine] // whole)  # a part of a document counts for its part, rounded up
+        return Items(
+            piece=chosen,
+            item=np.zeros(len(chosen), np.int64),
+            sample=sample[chosen],
+            offset=sample_offset[chosen],
+            tokens=tokens,
+            size=size,
+        )
+
+    def _inside(self, source: int, pieces: Pieces, sample: Int64Array, sample_offset: Int64Array) -> Items:
+        """Items that lie inside the pieces of one source; one across the end of a piece is left out."""
+        table, column = self._tables[source]
+        piece = np.flatnonzero(pieces.source == source)
+        row = pieces.row[piece]
+        first = np.asarray(table.first_item_of_row[row], np.int64)
+        count = np.asarray(table.first_item_of_row[row + 1], np.int64) - first
+        item = np.arange(count.sum()) + np.repeat(first - (np.cumsum(count) - count), count)
+        piece = np.repeat(piece, count)
+        offset = np.asarray(table.offset[item], np.int64)
+        tokens = np.asarray(table.tokens[item], np.int64)
+        start, stop = pieces.start[piece], pieces.start[piece] + pieces.tokens[piece]
+        is_inside = (offset >= start) & (offset + tokens <= stop)
+        item, piece, offset, tokens = item[is_inside], piece[is_inside], offset[is_inside], tokens[is_inside]
+        return Items(
+            piece=piece,
+            item=item,
+            sample=sample[piece],
+            offset=sample_offset[piece] + offset - pieces.start[piece],
+            tokens=tokens,
+            size=np.asarray(column[item], np.int64),
+        )
+
+
+# --- One step's result: which pieces, in which samples, on which rank, in which microbatch.
+#
+# Pieces are sorted by (sample, slot); the *order digest* is chained over steps and covers no ranks, so it is equal at
+# every layout; the *plan digest* covers one step's placement, so it is equal on every leader of one layout. Cost: one
+# SHA-256 over 56 bytes a piece.
 
 ORDER_VERSION = 1
 """Version of the rules that decide which pieces are in which sample of which step."""
@@ -210,3 +350,46 @@ def plan_digest(order: bytes, placement: Placement, layout: Layout) -> bytes:
     table[:, 1] = placement.microbatch_of_sample
     table[:, 2] = placement.slot_of_sample
     return hashlib.sha256(order + struct.pack("<qq", layout.dp, layout.micro_batch_size) + table.tobytes()).digest()[:8]
+
+
+# --- The names of pieces, as hashes.
+#
+# No index enters a hash, so adding a stream or a source changes no other's. Cost: a SHA-256 a pair of names, once; a
+# table access a piece, and a binary search for a piece of a stream with several sources.
+
+
+class PieceNames:
+    """The hashes of all pairs of a stream and one of its sources."""
+
+    def __init__(self, sources_of_stream: Mapping[str, Sequence[str]], sources: Sequence[str]) -> None:
+        """Take the names.
+
+        Args:
+            sources_of_stream: Sources of each stream, by sorted name of the stream; sorted.
+            sources: All sources, sorted.
+        """
+        number = {name: s for s, name in enumerate(sources)}
+        self._num_sources = len(sources)
+        only: list[int] = []
+        pairs: list[tuple[int, int]] = []
+        for s, (stream, members) in enumerate(sources_of_stream.items()):
+            hashes = [name_hash(stream, source) for source in members]
+            only.append(hashes[0])
+            if len(members) > 1:
+                pairs += [
+                    (s * len(sources) + number[source], each) for source, each in zip(members, hashes, strict=True)
+                ]
+        self._only = np.array(only, np.uint64)
+        """[S] hash of a stream with its first source."""
+        self._pairs = np.array([pair for pair, _ in pairs], np.int64)
+        """Streams with several sources: stream * number of sources + source, ascending."""
+        self._hashes = np.array([each for _, each in pairs], np.uint64)
+
+    def of(self, pieces: Pieces) -> NDArray[np.uint64]:
+        """uint64 [n] hash of each piece's stream and source."""
+        hashes: NDArray[np.uint64] = self._only[pieces.stream]
+        if len(self._pairs):
+            pair = pieces.stream * self._num_sources + pieces.source
+            at = np.minimum(self._pairs.searchsorted(pair), len(self._pairs) - 1)
+            hashes = np.where(self._pairs[at] == pair, self._hashes[at], hashes)
+        return hashes

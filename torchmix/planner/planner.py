@@ -1,47 +1,52 @@
-"""The fold: `step(cursor) -> (StepPlan, cursor')`, pure.
-
-In: a part of a recipe, the sizes of every source, a layout and a cursor. Out: the step's plan
-and the next cursor. Must hold: pieces, samples and order digest depend on the part, the sizes and the cursor alone,
-never on the layout. Cost: see docs/performance.md; the first step after a start makes one window of every stream.
-
-    cursor --draw--> stretches --split, pack--> samples --cost, balance--> StepPlan
-       \\______________________________________________________________________ cursor'
-"""
+"""The fold: `step(cursor) -> (StepPlan, cursor')`, pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.earlier import EarlierRows
 from torchmix.catalog.settings import settings_of
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.catalog.store import Catalog, View
-from torchmix.catalog.views.earlier import EarlierRows
 from torchmix.errors import CatalogMissing
-from torchmix.mixture.denied import denied_fingerprint
-from torchmix.mixture.draw import Position, exhausted_error
+from torchmix.mixture.draw import Position, Stretches, exhausted_error, joined
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.stretches import Stretches, joined
-from torchmix.parallel.layout import Layout
+from torchmix.mixture.windows import denied_fingerprint
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner import pack
-from torchmix.planner.asking import DrawnTokens
-from torchmix.planner.cursor import UNDECIDED, Cursor, Decided, Decision, DecisionRecords, begun_by, decided_at, gone_by
-from torchmix.planner.drawing import Drawing
-from torchmix.planner.eras.orders import EditedOrders
-from torchmix.planner.eras.records import Eras, still_needed
-from torchmix.planner.graph.drawn_step import DrawnStep, TokensOfStep
+from torchmix.planner.cursor import (
+    UNDECIDED,
+    Cursor,
+    Decided,
+    Decision,
+    DecisionRecords,
+    begun_by,
+    decided_at,
+    gone_by,
+)
+from torchmix.planner.drawing import Drawing, DrawnTokens, SharesOfStep
+from torchmix.planner.eras import EditedOrders, Eras, still_needed
+from torchmix.planner.graph.dgraph import DrawnStep, TokensOfStep
 from torchmix.planner.graph.strategy import backbone_cost, strategy_cache, strategy_of
-from torchmix.planner.names import PieceNames
 from torchmix.planner.pack import Packed, Pieces
-from torchmix.planner.plan import START_DIGEST, StepPlan, order_digest
-from torchmix.planner.shares_of_step import SharesOfStep
+from torchmix.planner.plan import START_DIGEST, PieceNames, StepPlan, order_digest
 from torchmix.planner.stream_order import NO_VIEWS, order_of_stream, stream_fingerprint, tokens_of_streams
-from torchmix.recipe.mixture.dynamic import dynamic_of
+from torchmix.recipe.changes import dynamic_of
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of, length_of_step, lengths_of, samples_of_step, stages_of
+
+# --- The fold: `step(cursor) -> (StepPlan, cursor')`, pure.
+#
+# Pieces, samples and order digest depend on the part, the sizes and the cursor alone, never on the layout. Cost: see
+# docs/performance.md; the first step after a start makes one window of every stream.
+#
+#     cursor --draw--> stretches --split, pack--> samples --cost, balance--> StepPlan
+#        \______________________________________________________________________ cursor'
 
 UNLIMITED_EPOCHS = 1 << 62
 NONE_DENIED: Mapping[str, Int64Array] = {}
@@ -367,3 +372,68 @@ def open_planner(
         earlier=EarlierRows(catalog, settings_of(part.sources, part.shuffle), part.name),
         decisions=decisions,
     )
+
+
+# --- Which documents the coming steps continue.
+#
+# No later step asks for an earlier token of these documents. Cost: a search in the window of each source that has long
+# documents, and has moved since the cursor before.
+
+
+class DocumentsToCome(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Documents that later steps continue. All arrays int64 [n]; each (source, row) once."""
+
+    source: Int64Array
+    """Index by sorted source name."""
+    row: Int64Array
+    start: Int64Array
+    """The first token that is still to come."""
+
+
+class BegunDocuments:
+    """Follows the cursors of a planner; what is remembered of the one before decides nothing."""
+
+    def __init__(self, planner: Planner) -> None:
+        """Nothing is followed yet."""
+        self._planner = planner
+        self._streams = np.array(planner.streams_with_long_documents, np.int64)
+        self._place = np.full((3, len(self._streams)), -1, np.int64)
+        """Epoch, window and offset of these streams, as they were last."""
+        self._drawn_in_part: dict[int, tuple[int, int, int]] = {}
+        """By stream: source, row and next token."""
+
+    def at(self, cursor: Cursor) -> DocumentsToCome:
+        """The documents of which some pieces were given and others were not.
+
+        Args:
+            cursor: The cursor after a step.
+        """
+        self._follow(cursor)
+        return _to_come(self._planner, cursor, [*self._drawn_in_part.values()])
+
+    def _follow(self, cursor: Cursor) -> None:
+        position, streams = cursor.position, self._streams
+        place = np.array([position.epoch[streams], position.window[streams], position.offset[streams]])
+        has_moved = (place != self._place).any(axis=0)
+        self._place = place
+        for s, (epoch, window, offset) in zip(streams[has_moved].tolist(), place[:, has_moved].T.tolist(), strict=True):
+            document = self._planner.orders[s].open_document(epoch, window, offset) if offset > 0 else None
+            if document is None:
+                self._drawn_in_part.pop(s, None)
+            else:
+                self._drawn_in_part[s] = document
+
+
+def _to_come(planner: Planner, cursor: Cursor, found: list[tuple[int, int, int]]) -> DocumentsToCome:
+    """The documents drawn in part, which are found already, and those with deferred pieces."""
+    pool = cursor.pool
+    if len(pool):
+        is_begun = pool.start > 0  # `concat` cuts any document
+        if planner.streams_with_long_documents:
+            is_begun |= pool.document_tokens > planner.part.batch.length
+        found += zip(*(column[is_begun].tolist() for column in (pool.source, pool.row, pool.start)), strict=True)
+    first: dict[tuple[int, int], int] = {}
+    for source, row, start in found:
+        first[source, row] = min(start, first.get((source, row), start))
+    table = np.array([(*place, start) for place, start in first.items()], np.int64).reshape(-1, 3)
+    return DocumentsToCome(source=table[:, 0], row=table[:, 1], start=table[:, 2])

@@ -1,9 +1,4 @@
-"""The plans of a recipe's steps, one by one, without data.
-
-In: a recipe with its catalog, and a layout. Out: a `StepPlan` for each step. Must hold: they are the plans that a
-loader of the same layout makes. Cost: planning alone; steps before the first one that is asked for are planned, not
-placed.
-"""
+"""Planning as calls: the plans of a recipe's steps, the steps of one pass, and plans of one's own."""
 
 from __future__ import annotations
 
@@ -12,14 +7,33 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from torchmix.catalog.open_part import open_part
-from torchmix.errors import OptionError, SourceExhausted
-from torchmix.parallel.layout import Layout
-from torchmix.planner.plan import StepPlan
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.store import open_part
+from torchmix.errors import OptionError, PlanError, SourceExhausted
+from torchmix.parallel.place_tree import Layout
+from torchmix.planner.balance import BalanceReport, Placement, report
+from torchmix.planner.cursor import Cursor
+from torchmix.planner.graph.items import slots_of
+from torchmix.planner.graph.plan_check import check_placement, check_plan
+from torchmix.planner.graph.strategy import backbone_cost
+from torchmix.planner.pack import Packed, Pieces, aligned
+from torchmix.planner.plan import ItemPlan, ModulePlan, StepPlan
 from torchmix.planner.planner import Planner, open_planner
 from torchmix.recipe.load import recipe_and_directory
+from torchmix.recipe.modules import BACKBONE
 from torchmix.recipe.parts import part_of
+from torchmix.recipe.ramp import length_of_step, samples_of_step
 from torchmix.recipe.structs import Recipe
+
+# --- The plans of a recipe's steps, one by one, without data.
+#
+# They are the plans that a loader of the same layout makes. Cost: planning alone; steps before the first one that is
+# asked for are planned, not placed.
 
 
 def plan(
@@ -73,3 +87,203 @@ def _plans(planner: Planner, start_step: int, steps: int | None, *, one_pass: bo
     except SourceExhausted:
         if not one_pass:
             raise
+
+
+# --- How many steps a single pass over a part of the recipe takes.
+#
+# A loader of a single pass gives the same number of steps, at any layout. Cost: all steps are planned but not placed;
+# no data is read.
+
+
+def steps_of_one_pass(recipe: Recipe, directory: str | Path, *, part: str = "validation") -> int:
+    """Steps until every document of a part was given once.
+
+    Args:
+        recipe: A checked recipe.
+        directory: The recipe's folder.
+        part: `train`, `validation` or `test`.
+
+    Raises:
+        RecipeError: The recipe has no such part.
+        CatalogError: There is no catalog that fits the recipe.
+    """
+    once = part_of(recipe, part, one_pass=True)
+    catalog = open_part(Path(directory) / recipe.catalog, once)
+    planner = open_planner(once, catalog)
+    cursor = planner.start()
+    try:
+        while True:
+            cursor = planner.skip(cursor)
+    except SourceExhausted:
+        return cursor.step
+
+
+# --- Low-level doors of planning: what is at hand for a step as columns, and a plan of one's own from it.
+#
+# The draw is the recipe's, since other steps depend on it; a plan made here keeps every rule that those behind it rely
+# on, or is an error that names the first broken one.
+#
+# A plan that packs otherwise than the recipe has another order digest, so a job resumes such steps only by this road.
+
+DEFERRED = -1
+"""The sample of a piece that waits for the next step."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The pieces at hand for a step: the pool's and the drawn ones, as the recipe cuts them."""
+
+    columns: Mapping[str, NDArray[Any]]
+    """[n] each, int64 but `source`, which is text: `source`, `row`, `epoch`, `start`, `tokens`, `drawn_step`,
+    `document_tokens`; and the recipe's own packing: `sample`, DEFERRED for what waits, and `slot`."""
+    num_samples: int
+    """G of the step."""
+    length: int
+    """Tokens of a sample."""
+    planner: Planner
+    cursor: Cursor
+    pieces: Pieces
+    drawn: Pieces
+    asked_tokens: Int64Array
+    after: Cursor
+    """The cursor after the step with the recipe's packing."""
+
+
+def summary_buffer(planner: Planner, cursor: Cursor) -> Summary:
+    """What is at hand for the step at a cursor.
+
+    Raises:
+        SourceExhausted: As `Planner.step`.
+    """
+    packed, drawn, asked, after = planner.fold(cursor)
+    pieces = Pieces.concatenate([packed.pieces, packed.pool])
+    waiting = np.full(len(packed.pool), DEFERRED, np.int64)
+    columns: dict[str, NDArray[Any]] = {
+        name: getattr(pieces, name) for name in Pieces.__struct_fields__ if name not in ("source", "stream")
+    }
+    columns["source"] = np.array(planner.sources)[pieces.source]
+    columns["sample"] = np.concatenate([packed.sample, waiting])
+    columns["slot"] = np.concatenate([packed.slot, waiting])
+    return Summary(
+        columns=columns,
+        num_samples=samples_of_step(planner.part.batch, cursor.step),
+        length=length_of_step(planner.part.batch, cursor.step),
+        planner=planner,
+        cursor=cursor,
+        pieces=pieces,
+        drawn=drawn,
+        asked_tokens=asked,
+        after=after,
+    )
+
+
+def plan_raw(
+    summary: Summary,
+    sample_of_piece: Int64Array,
+    placements: Mapping[str, Placement | ItemPlan],
+    *,
+    slot_of_piece: Int64Array | None = None,
+) -> StepPlan:
+    """The plan in which each piece is in the sample that one says, and each sample where one says.
+
+    Args:
+        summary: From `summary_buffer`.
+        sample_of_piece: int64 [n] in [0, G), or DEFERRED.
+        placements: `backbone`: where each sample is computed. Other modules: an `ItemPlan`, from `DGraph.item_plan`.
+        slot_of_piece: int64 [n] order of the pieces in their samples; None: as in the columns.
+
+    Raises:
+        PlanError: A rule is broken; names the first piece, sample or bin that breaks it.
+    """
+    planner = summary.planner
+    try:
+        packed = _packed(summary, sample_of_piece, slot_of_piece)
+        if BACKBONE not in placements:
+            raise PlanError(f"placements lack {BACKBONE!r}, which computes the samples")
+        check_placement(placements[BACKBONE], summary.num_samples, planner.layout)
+        return _planned(summary, packed, placements)
+    except PlanError as error:
+        raise PlanError(f"plan_raw, step {summary.cursor.step}: {error}") from None
+
+
+def _planned(summary: Summary, packed: Packed, placements: Mapping[str, Placement | ItemPlan]) -> StepPlan:
+    planner, placement = summary.planner, placements[BACKBONE]
+    assert isinstance(placement, Placement), "it was checked"
+    digest = planner.order_digest_of(summary.cursor.order_digest, summary.cursor.step, packed)
+    tokens = planner.tokens_of_step(packed, summary.drawn, summary.asked_tokens)
+    drawn = planner.drawn_step(summary.cursor, packed, tokens, digest)
+    cost = backbone_cost(planner.part).of_samples(
+        packed.pieces.tokens, packed.sample, num_samples=summary.num_samples, length=summary.length
+    )
+    balance: BalanceReport = report(cost, placement, planner.layout)
+    backbone = ModulePlan(layout=planner.layout, placement=placement, balance=balance)
+    modules = {name: module for name, module in placements.items() if name != BACKBONE}
+    for name, module in modules.items():
+        if not isinstance(module, ItemPlan):
+            raise PlanError(f"module {name} needs an ItemPlan, not {type(module).__name__}")
+    return check_plan(drawn.planned(backbone, modules), drawn)  # type: ignore[arg-type]
+
+
+def cursor_after(summary: Summary, plan: StepPlan, sample_of_piece: Int64Array) -> Cursor:
+    """The cursor behind a step that `plan_raw` has planned: what was deferred is in its pool.
+
+    Raises:
+        PlanError: `sample_of_piece` is not what the plan was made with, so pieces would be lost or come twice.
+    """
+    sample = _integers("sample_of_piece", sample_of_piece, len(summary.pieces))
+    waits, placed = np.flatnonzero(sample == DEFERRED), np.flatnonzero(sample != DEFERRED)
+    names = ("source", "stream", "epoch", "row", "start", "tokens")
+    kept, given = (
+        np.sort(np.rec.fromarrays([of, *(getattr(pieces, name) for name in names)]))
+        for of, pieces in ((sample[placed], summary.pieces.take(placed)), (plan.sample, plan.pieces))
+    )
+    if not np.array_equal(kept, given):
+        raise PlanError(
+            f"cursor_after, step {plan.step}: sample_of_piece places {len(kept)} pieces otherwise than the plan, which "
+            f"has {len(given)}; give the array that the plan was made with"
+        )
+    return replace(summary.after, pool=summary.pieces.take(waits), order_digest=plan.order_digest)
+
+
+def placement_of(dp_rank_of_sample: Int64Array, microbatch_of_sample: Int64Array) -> Placement:
+    """A placement from the rank and microbatch of each sample; slots follow the numbers of samples."""
+    rank, microbatch = (np.asarray(column, np.int64) for column in (dp_rank_of_sample, microbatch_of_sample))
+    place = rank * (int(microbatch.max(initial=0)) + 1) + microbatch
+    return Placement(dp_rank_of_sample=rank, microbatch_of_sample=microbatch, slot_of_sample=slots_of(place))
+
+
+def _packed(summary: Summary, sample_of_piece: Int64Array, slot_of_piece: Int64Array | None) -> Packed:
+    count, num_samples = len(summary.pieces), summary.num_samples
+    sample = _integers("sample_of_piece", sample_of_piece, count)
+    slot = np.arange(count) if slot_of_piece is None else _integers("slot_of_piece", slot_of_piece, count)
+    outside = (sample < DEFERRED) | (sample >= num_samples)
+    if outside.any():
+        piece = int(np.argmax(outside))
+        raise PlanError(f"piece {piece} is in sample {sample[piece]}; samples are 0 to {num_samples - 1}")
+    placed = np.flatnonzero(sample != DEFERRED)
+    placed = placed[np.lexsort((placed, slot[placed], sample[placed]))]
+    pieces, sample_of_placed = summary.pieces.take(placed), sample[placed]
+    tokens = aligned(pieces.tokens, summary.planner.align_tokens)
+    ends = np.cumsum(tokens)
+    first = np.searchsorted(sample_of_placed, sample_of_placed)
+    offset = ends - tokens - (ends - tokens)[first] if len(placed) else ends
+    too_long = offset + tokens > summary.length
+    if too_long.any():
+        at = int(np.argmax(too_long))
+        raise PlanError(
+            f"sample {sample_of_placed[at]} holds more than {summary.length} tokens with piece "
+            f"{placed[at]}, which ends at {int(offset[at] + tokens[at])}, aligned to {summary.planner.align_tokens}"
+        )
+    return Packed(
+        pieces=pieces,
+        sample=sample_of_placed,
+        slot=np.arange(len(placed)) - first,
+        sample_offset=offset,
+        pool=summary.pieces.take(np.flatnonzero(sample == DEFERRED)),
+    )
+
+
+def _integers(name: str, values: Any, count: int) -> Int64Array:
+    found = np.asarray(values)
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise PlanError(f"{name} is {found.dtype} {list(found.shape)}, not a whole number for each of {count}")
+    return found.astype(np.int64)

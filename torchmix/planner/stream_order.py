@@ -1,8 +1,7 @@
 """A stream of a part -> its order: which rows are used, and how many tokens of each document count.
 
-In: the part that is planned and the sizes of its sources. Out: a `StreamOrder`. Must hold: a stream that would give
-nothing is refused here, since a draw from it would never end. Cost: usually a check of the first documents; all lengths
-are read only when `overflow: error` has to find a document that is too long.
+A stream that would give nothing is refused here, since a draw from it would never end. Cost: usually a check of the
+first documents; all lengths are read only when `overflow: error` has to find a document that is too long.
 """
 
 from __future__ import annotations
@@ -18,15 +17,12 @@ from numpy.typing import NDArray
 from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS, SourceSizes, window_pages_of
 from torchmix.catalog.store import View
 from torchmix.errors import CatalogMissing, DocumentTooLong, PlanError
-from torchmix.mixture.denied import Denied
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.spaces.flat import FlatSpace, drawn_units, windows_of_flat
-from torchmix.mixture.spaces.space import SourceSpace, Space
-from torchmix.mixture.spaces.view import RowRange, ViewSpace
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.mixture.spaces import FlatSpace, RowRange, SourceSpace, Space, ViewSpace, drawn_units, windows_of_flat
+from torchmix.mixture.windows import Denied
+from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.parts import Part, part_of
-from torchmix.recipe.source.documents import rows_of
-from torchmix.recipe.source.format import FORMATS, format_of
+from torchmix.recipe.sources import FORMATS, format_of, rows_of
 from torchmix.recipe.streams import Stream
 from torchmix.recipe.structs import Recipe
 

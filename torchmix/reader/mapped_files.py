@@ -1,9 +1,8 @@
 """Files whose tokens lie in them as they are: memory-mapped, so that a page costs nothing to keep.
 
-In: files of a source. Out: all tokens of a file as one array, which is the kernel's own cache of it. Must hold: what is
-mapped is the indexed file, checked when it is mapped and every CHECK_EVERY_S; a file that is replaced stays the indexed
-one. No descriptor stays open. A file that cannot be mapped is read like any other. Cost: opening and mapping, some 50
-microseconds a file and window; memory of the kernel only, shared by all processes of the node.
+What is mapped is the indexed file, checked when it is mapped and every CHECK_EVERY_S; a file that is replaced stays the
+indexed one. No descriptor stays open. A file that cannot be mapped is read like any other. Cost: opening and mapping,
+some 50 microseconds a file and window; memory of the kernel only, shared by all processes of the node.
 
 A mapping is read without a system call, which is its speed and its danger: a file that is cut while it is mapped, or a
 disk that fails under it, ends the process by SIGBUS where `read` would have given an error. The checks find a cut file

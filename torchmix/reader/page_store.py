@@ -1,27 +1,96 @@
-"""Pages of all sources by one number: kept, on their way from a store, or decoded now.
-
-In: numbers of pages over all sources. Out: the pages. Must hold: kept pages never take more than the budget; what is
-kept or on its way decides only how often a page is decoded. Cost: that of decoding, and a dictionary's access a page.
-"""
+"""Pages of all sources by one number: kept, on their way from a store, or decoded now."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import CatalogError
-from torchmix.reader.coming_pages import Coming, ComingPages
-from torchmix.reader.decode_count import DecodeCount
-from torchmix.reader.decoded_page import DecodedPage
-from torchmix.reader.page_cache import CacheRoom, PageCache
-from torchmix.reader.range_requests import RangeFetch, RequestPool
+from torchmix.reader.open_files import RangeFetch, RequestPool
+from torchmix.reader.page_cache import CacheRoom, DecodeCount, DecodedPage, PageCache, UsedRows
 from torchmix.reader.source_pages import SourcePages
-from torchmix.reader.used_rows import UsedRows
+
+# --- Pages whose bytes are on their way from a store, until they are decoded.
+#
+# A page is requested once at a time; requests that are dropped are closed. Cost: a set of the pages' keys.
+
+MOST_COMING = 8
+"""Most calls of one source with pages on their way; several where steps take less time than a request."""
+
+
+class Coming(NamedTuple):
+    """Pages of one source that were asked for together."""
+
+    keys: Int64Array
+    """[k] ascending."""
+    fetch: RangeFetch
+    planned_bytes: int
+    """Memory that they will take decoded."""
+
+
+class ComingPages:
+    """Pages on their way, for all sources of a reader."""
+
+    def __init__(self) -> None:
+        self._of_source: dict[int, list[Coming]] = {}
+        self._source_of_key: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._source_of_key)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._source_of_key
+
+    @property
+    def planned_bytes(self) -> int:
+        """Memory that all of them will take decoded."""
+        return sum(one.planned_bytes for several in self._of_source.values() for one in several)
+
+    def add(self, source: int, coming: Coming) -> None:
+        """Keep requests that were begun."""
+        self._of_source.setdefault(source, []).append(coming)
+        self._source_of_key |= dict.fromkeys(coming.keys.tolist(), source)
+
+    def take_here(self, source: int) -> list[Coming]:
+        """Take pages of a source whose bytes have come, and the oldest ones where more than MOST_COMING would stay."""
+        several = self._of_source.get(source, [])
+        num_here = next((i for i, one in enumerate(several) if not one.fetch.is_here), len(several))
+        return self._take(source, max(num_here, len(several) - MOST_COMING))
+
+    def take(self, source: int) -> list[Coming]:
+        """Take all pages of a source; the caller owns their requests from now on."""
+        return self._take(source, len(self._of_source.get(source, [])))
+
+    def _take(self, source: int, count: int) -> list[Coming]:
+        several = self._of_source.pop(source, [])
+        found, left = several[:count], several[count:]
+        if left:
+            self._of_source[source] = left
+        for one in found:
+            for key in one.keys.tolist():
+                self._source_of_key.pop(key, None)
+        return found
+
+    def sources_of(self, keys: Iterable[int]) -> list[int]:
+        """Sources with at least one of these pages on its way, ascending."""
+        return sorted({self._source_of_key[key] for key in keys if key in self._source_of_key})
+
+    def close(self) -> None:
+        """Drop everything."""
+        for source in list(self._of_source):
+            for one in self.take(source):
+                one.fetch.close()
+
+
+# --- Pages of all sources by one number: kept, on their way from a store, or decoded now.
+#
+# Kept pages never take more than the budget; what is kept or on its way decides only how often a page is decoded.
 
 
 class PageStore:

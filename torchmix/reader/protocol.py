@@ -1,7 +1,6 @@
 """What the making of steps asks of a reader.
 
-In: pieces of documents, pages to come, pages that are done with. Out: tokens, and figures. Must hold: what is asked
-decides what comes, whatever was read ahead or kept; whoever has opened a reader closes it. Cost: that of the reader.
+What is asked decides what comes, whatever was read ahead or kept; whoever has opened a reader closes it.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.items import ItemTable
-from torchmix.reader.pieces.piece_copy import Tokens
-from torchmix.transform.images.make import ImageTransform
+from torchmix.catalog.sizes import ItemTable
+from torchmix.reader.piece_copy import Tokens
+from torchmix.transform.images.decode import ImageTransform
 
 
 class StoppedWaiting(Exception):

@@ -1,9 +1,7 @@
 """Pieces of documents -> their tokens, each page read and decoded once while it is kept.
 
-In: an open catalog; then, per call, any pieces of any sources: source, row, start, tokens, and where each belongs. Out:
-one array with the pieces in their places, and the token that follows each in its document. Must hold: the result is a
-pure function of the request; the cache, coalesced reads and `warm` decide only how often a page is decoded. One reader
-belongs to one thread at a time.
+The result is a pure function of the request; the cache, coalesced reads and `warm` decide only how often a page is
+decoded. One reader belongs to one thread at a time.
 
 Cost beyond decoding: a memoryview slice per piece, straight from the page to its place. With pages scattered over 64 MB
 a slice takes 0.5 microseconds and 0.4 ns a token: 1 ns a token for pieces of 800 tokens, 5 for pieces of 100. Copying
@@ -24,29 +22,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.store import Catalog
-from torchmix.catalog.vocabulary import IdLimit
+from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.errors import LoaderClosed
-from torchmix.formats.kept_ids.in_place_of import in_place_of
+from torchmix.formats.kept_ids import in_place_of
 from torchmix.formats.source import FormatSource, PageSource
-from torchmix.reader.decode_count import DecodeFigures
-from torchmix.reader.decoded_page import Companion, DecodedPage
-from torchmix.reader.decoders import decoders_of
+from torchmix.reader.locate import Locator
 from torchmix.reader.mapped_files import CHECK_EVERY_S
 from torchmix.reader.open_files import Descriptors, OpenFiles
-from torchmix.reader.page_batches import BATCH_BYTES
-from torchmix.reader.page_cache import CacheRoom, PageCache
+from torchmix.reader.page_cache import CacheRoom, Companion, DecodedPage, DecodeFigures, PageCache, UsedRows
 from torchmix.reader.page_store import PageStore
-from torchmix.reader.pieces.id_check import IdCheck
-from torchmix.reader.pieces.locate import Locator
-from torchmix.reader.pieces.open_documents import OpenDocuments
-from torchmix.reader.pieces.page_runs import PageRuns, mapped_runs
-from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch, Tokens
-from torchmix.reader.pieces.unlabelled import tables_without_labels, unlabelled_places
+from torchmix.reader.piece_copy import (
+    IdCheck,
+    OpenDocuments,
+    PageRuns,
+    PieceCopy,
+    Scratch,
+    Tokens,
+    mapped_runs,
+    tables_without_labels,
+    unlabelled_places,
+)
 from torchmix.reader.protocol import StepImages
-from torchmix.reader.rows.row_encoding import RowEncoding
-from torchmix.reader.source_pages import SourcePages
-from torchmix.reader.used_rows import UsedRows
+from torchmix.reader.row_encoding import RowEncoding
+from torchmix.reader.source_pages import BATCH_BYTES, SourcePages, decoders_of
 
 COMPANION_BYTES = 128 << 20
 """Companions kept, of all sources together."""
@@ -281,7 +279,7 @@ class Reader:
             bytes_read: bytes read from files, without footers; for mapped files, bytes served.
             bytes_decoded, bytes_served: bytes of tokens, 1 to 8 each as they are kept; equal for mapped files. Of rows
                 that are encoded, the bytes of texts, and of their ids.
-            decode_amplification: pages decoded over distinct pages of their window; see decode_count.py.
+            decode_amplification: pages decoded over distinct pages of their window; see page_cache.py.
             pages_decoded: pages decoded, ahead of need or not; bad_pages: pages of masked sources that did not decode.
             rows_encoded, rows_served: rows that were encoded, each time, and rows to encode whose first token was asked
                 for; bad_rows: of masked sources, rows that could not be encoded as they were indexed.

@@ -1,44 +1,198 @@
-"""Pages of one source, decoded: bytes of runs of pages -> one `DecodedPage` each. Where tokens lie in a file as they
-are, a page is a view of the mapped file.
-
-In: numbers of pages, ascending. Out: their documents. Must hold: every page has exactly the documents, and they the
-lengths, that the catalog holds; otherwise an error names source, file, page and row. Pages of all files are decoded
-together, up to BATCH_BYTES, those of a chunk as one run, so that their companion is unpacked once; those that lie end
-to end are read by one `pread`, of objects in stores with their neighbours by requests that were begun before
-(range_requests.py). Nothing else is read than these pages, the chunk's companion, and where the last row of a page
-ends in the next one the beginning of that.
-Cost: that of decoding, and some 50 microseconds a run; a copy at 0.3 ns a token where several pages were one run.
-"""
+"""Pages of one source, decoded: bytes of runs of pages -> one `DecodedPage` each."""
 
 from __future__ import annotations
 
 import logging
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int32Array, Int64Array
-from torchmix.catalog.store import SourceCatalog
-from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.formats.source import Documents, PageRun, PageSource, offsets_of
-from torchmix.reader.decode_count import DecodeFigures
-from torchmix.reader.decoded_page import (
+from torchmix.catalog.page_table import PageTable
+from torchmix.catalog.store import Catalog, SourceCatalog
+from torchmix.errors import CatalogStale, CorruptPage, SourceUnreadable
+from torchmix.formats.documents import with_items
+from torchmix.formats.source import Documents, FormatSource, PageRun, PageSource, offsets_of
+from torchmix.formats.table import choose_source
+from torchmix.reader.mapped_files import MappedFiles
+from torchmix.reader.open_files import OpenFiles, RangeFetch, Wanted
+from torchmix.reader.page_cache import (
     PAGE_OVERHEAD_BYTES,
     Companion,
     DecodedPage,
+    DecodeFigures,
+    PageCache,
     blank_page,
     cut_documents,
 )
-from torchmix.reader.mapped_files import MappedFiles
-from torchmix.reader.open_files import OpenFiles
-from torchmix.reader.page_batches import BATCH_BYTES, PlannedRun, batches, plan_runs
-from torchmix.reader.page_cache import PageCache
-from torchmix.reader.range_requests import RangeFetch, Wanted
+from torchmix.transform.maps import open_maps
+from torchmix.transform.open_tokenizer import Tokenizers
+
+# --- Pages of a source -> runs of one chunk -> batches of runs that are read and decoded together.
+#
+# Pages keep their order; a run or batch has at most BATCH_BYTES of a file, or one page. Cost: 3 microseconds a page,
+# and some 50 a call.
+#
+# Pages of a run share a companion, and those that lie end to end are one range of the file.
+
+BATCH_BYTES = 1 << 20
+"""Most bytes of files that are decoded together; a larger page is decoded alone."""
+
+
+class PlannedRun(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
+    """Pages of one chunk that are decoded together."""
+
+    pages: list[int]
+    """Numbers of the pages, ascending."""
+    file: int
+    chunk: int
+    offset: list[int]
+    """[pages] first byte of each in the file."""
+    num_bytes: list[int]
+    """[pages] bytes of each."""
+    first_row: list[int]
+    """[pages] first row of each in the source."""
+    num_rows: list[int]
+    """[pages] rows that begin in each."""
+    begins_inside_row: bool
+    """Whether the beginning of the first page belongs to the row before."""
+    tail_bytes: list[int]
+    """[pages] bytes after each page that its last row needs."""
+
+    @cached_property
+    def ranges(self) -> list[tuple[int, int]]:
+        """(offset, bytes) to read: pages that lie end to end are one range, and the last one has the tail."""
+        ranges: list[tuple[int, int]] = []
+        for offset, num_bytes in zip(self.offset, self.num_bytes, strict=True):
+            if ranges and sum(ranges[-1]) == offset:
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + num_bytes)
+            else:
+                ranges.append((offset, num_bytes))
+        ranges[-1] = (ranges[-1][0], ranges[-1][1] + self.tail_bytes[-1])
+        return ranges
+
+    @property
+    def rows(self) -> list[slice]:
+        """Rows of the source of each page."""
+        return [slice(row, row + count) for row, count in zip(self.first_row, self.num_rows, strict=True)]
+
+
+def plan_runs(table: PageTable, pages: Iterable[int] | NDArray[np.int64], *, most_bytes: int) -> list[PlannedRun]:
+    """Runs of at most `most_bytes`, or one page.
+
+    The beginning or the tail of a page may belong to a neighbour, so where rows are split over pages a run has only
+    neighbouring pages.
+    """
+    numbers = pages if isinstance(pages, np.ndarray) else np.fromiter(pages, np.int64)
+    if not len(numbers):
+        return []
+    place = table.place(numbers)
+    may_join = place.chunk[1:] == place.chunk[:-1]
+    if len(table.tail_bytes):
+        is_split = (place.tail_bytes[:-1] > 0) | place.begins_inside_row[1:]
+        may_join &= ~is_split | (numbers[1:] == numbers[:-1] + 1)
+    starts, run_bytes = [0], 0
+    sizes = place.num_bytes.tolist()
+    for i, (num_bytes, joins) in enumerate(zip(sizes, [True, *may_join.tolist()], strict=True)):
+        if i and (not joins or run_bytes + num_bytes > most_bytes):
+            starts.append(i)
+            run_bytes = 0
+        run_bytes += num_bytes
+    listed, chunks, files = numbers.tolist(), place.chunk.tolist(), table.file_of_chunk[place.chunk].tolist()
+    offset, first_row, num_rows = place.offset.tolist(), place.first_row.tolist(), place.num_rows.tolist()
+    begins_inside_row, tail_bytes = place.begins_inside_row.tolist(), place.tail_bytes.tolist()
+    return [
+        PlannedRun(
+            pages=listed[start:stop],
+            file=files[start],
+            chunk=chunks[start],
+            offset=offset[start:stop],
+            num_bytes=sizes[start:stop],
+            first_row=first_row[start:stop],
+            num_rows=num_rows[start:stop],
+            begins_inside_row=begins_inside_row[start],
+            tail_bytes=tail_bytes[start:stop],
+        )
+        for start, stop in zip(starts, [*starts[1:], len(listed)], strict=True)
+    ]
+
+
+def batches(runs: Iterable[PlannedRun], *, most_bytes: int) -> Iterator[list[PlannedRun]]:
+    """Batches of runs of at most `most_bytes` together, or of one run."""
+    batch: list[PlannedRun] = []
+    batch_bytes = 0
+    for run in runs:
+        run_bytes = sum(run.num_bytes)
+        if batch and batch_bytes + run_bytes > most_bytes:
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(run)
+        batch_bytes += run_bytes
+    if batch:
+        yield batch
+
+
+# --- How each source of a catalog is read.
+#
+# What turns rows into tokens here is what the catalog's lengths were taken with. Cost: opening tokenizers, once each.
+
+
+def decoders_of(
+    catalog: Catalog,
+    directory: Path,
+    chosen: Mapping[str, FormatSource] | None = None,
+    *,
+    maps: Mapping[str, str] | None = None,
+) -> list[FormatSource]:
+    """Choose how each source is read.
+
+    Args:
+        catalog: The catalog.
+        directory: The recipe's folder; paths of tokenizers are relative to it.
+        chosen: By name; by default as the catalog says.
+        maps: The words of the function of each source that has one, by name, as a recipe has them.
+
+    Raises:
+        CatalogStale: The catalog holds lengths of another transform, for example of another tokenizer.
+        RecipeError, SourceUnreadable: A tokenizer or a function cannot be opened here.
+    """
+    tokenizers, decoders = Tokenizers(directory), list[FormatSource]()
+    opened = open_maps(maps or {}, directory)
+    for name, source in catalog.sources.items():
+        if chosen is not None:
+            decoder = chosen[name]
+        else:
+            decoder = choose_source(name, source, (file.path for file in source.files), tokenizers, opened.get(name))
+        if decoder.transform_id != source.transform_id:
+            of, first = "this torchmix", ""
+            if source.map is not None:
+                of, first = f"the map {source.map.function} here", "put back the version it was indexed with, or "
+            elif source.tokenizer not in (None, "bytes"):
+                of, first = f"the tokenizer {source.tokenizer} here", "put back what it was when indexed, or "
+            raise CatalogStale(
+                f"source {name!r}: the catalog at {catalog.directory} holds lengths of transform "
+                f"{source.transform_id!r}, {of} has {decoder.transform_id!r}; {first}run torchmix index"
+            )
+        decoders.append(with_items(decoder, source.sizes.items))
+    return decoders
+
+
+# --- Pages of one source, decoded: bytes of runs of pages -> one `DecodedPage` each. Where tokens lie in a file as
+# they are, a page is a view of the mapped file.
+#
+# Every page has exactly the documents, and they the lengths, that the catalog holds; otherwise an error names source,
+# file, page and row. Pages of all files are decoded together, up to BATCH_BYTES, those of a chunk as one run, so that
+# their companion is unpacked once; those that lie end to end are read by one `pread`, of objects in stores with their
+# neighbours by requests that were begun before (open_files.py). Nothing else is read than these pages, the chunk's
+# companion, and where the last row of a page ends in the next one the beginning of that.
 
 logger = logging.getLogger(__name__)
 

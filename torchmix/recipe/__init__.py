@@ -1,6 +1,19 @@
-"""What the user writes: the recipe.
+"""What the user writes: the recipe. In reading order:
 
-Files in reading order: loader_structs.py, structs.py, yaml_lines.py, build.py, options.py, byte_sizes.py, loaders.py,
-shares.py, ramp.py; then the folders balance/, the model and its modules, and source/, one source; streams.py,
-held_out.py, parts.py; the folder mixture/, shares; source_checks.py, checks.py, load.py, fingerprint.py.
+structs.py      the recipe, as values
+build.py        plain values -> Structs
+amounts.py      Shares, percentages and sizes in bytes, exactly
+loaders.py      which processes make a run's steps, and what of a node they may take: the `loaders` of a recipe
+ramp.py         the size of the global batch over steps, and of its samples: constant, or in stages
+modules.py      what the modules of a recipe must mean
+sources.py      what a recipe says of the rows of a source: its checks, and what of it decides tokens
+streams.py      the streams of a mixture: what holds a share, and draws from an order of its own; and the rows that
+                they draw
+parts.py        the parts of a recipe: what training, validation and test plan
+fit.py          shares in proportion to sizes, and shares of cells from those of several properties
+tree.py         the recipe's `mixture` -> a tree of groups -> the share of each stream
+changes.py      the recipe's `schedule` and `dynamic` -> the trees that follow each other, and who decides shares
+checks.py       what the values of a recipe must mean
+load.py         text or Structs -> a checked recipe
+fingerprint.py  the fingerprint of a recipe: which recipes give the same order
 """

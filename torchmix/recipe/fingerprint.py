@@ -1,7 +1,7 @@
 """The fingerprint of a recipe: which recipes give the same order.
 
-In: a checked recipe. Out: 16 hex digits. Must hold: it changes exactly when the order of documents may change. Paths,
-balance, the cache, and the order of keys or sources do not change it.
+It changes exactly when the order of documents may change. Paths, balance, the cache, and the order of keys or sources
+do not change it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,14 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from torchmix.recipe.byte_sizes import parse_bytes
-from torchmix.recipe.mixture.changes import Stage
-from torchmix.recipe.mixture.dynamic import dynamic_of
-from torchmix.recipe.mixture.shares_of_part import parse_shares, stages_of_part, tree_of_part
-from torchmix.recipe.mixture.tree import Node, walk
+from torchmix.recipe.amounts import parse_bytes
+from torchmix.recipe.changes import Stage, dynamic_of, parse_shares, stages_of_part, tree_of_part
 from torchmix.recipe.parts import Part, part_of
 from torchmix.recipe.ramp import length_of, stages_of
-from torchmix.recipe.source.chat import order_of_layout
-from torchmix.recipe.source.documents import fractions_of
-from torchmix.recipe.source.format import format_of
-from torchmix.recipe.source.images import order_of_images
-from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
+from torchmix.recipe.sources import format_of, fractions_of, order_of_images, order_of_layout, tokenizer_kind
 from torchmix.recipe.streams import row_sets_of
 from torchmix.recipe.structs import Batch, RampStage, Recipe, Shuffle, Source
+from torchmix.recipe.tree import Node, walk
 
 KEY_BYTES = 4
 """Bytes of a key's digest: enough to find the key that differs, once the fingerprint does."""

@@ -1,8 +1,4 @@
-"""Which processes make a run's steps, and what of a node they may take: the `loaders` of a recipe.
-
-In: the recipe's `loaders`, and what a call or a flag says in its place. Out: checked values. Must hold: nothing here
-decides the order, so a run may go on with others; a wrong key or value names the nearest valid one. Cost: none.
-"""
+"""Which processes make a run's steps, and what of a node they may take: the `loaders` of a recipe."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ from typing import Any
 import msgspec
 
 from torchmix.errors import OptionError, RecipeError
+from torchmix.recipe.amounts import parse_bytes
 from torchmix.recipe.build import build, nearest
-from torchmix.recipe.byte_sizes import parse_bytes
 from torchmix.recipe.structs import Loaders
 
 MOST_SPARES = 16

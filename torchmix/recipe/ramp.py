@@ -1,8 +1,6 @@
 """The size of the global batch over steps, and of its samples: constant, or in stages.
 
-In: `batch.samples`, a number or stages, and `batch.length`. Out: samples and their length at any step, samples and
-tokens before any step, and back. Must hold: exact integers, from the step alone: no rank, no history. Cost: one pass
-over the stages.
+Exact integers, from the step alone: no rank, no history. Cost: one pass over the stages.
 
 Megatron ramps by consumed samples (`--rampup-batch-size START INCREMENT SAMPLES`); a ramp by steps is the same once its
 borders are counted in steps, and it needs no division of the borders by the size.

@@ -1,10 +1,7 @@
 """The streams of a mixture: what holds a share, and draws from an order of its own; and the rows that they draw.
 
-In: sources, selections of their rows, and the names that the mixture and its changes give shares to. Out: a `RowSet` by
-name: a source, a selection, a child of a source that is cut by `split_by`, or a cell of any of these; and a `Stream` by
-name. Must hold: a stream has its own position, debt, epochs and bound on them; where its rows lie is the matter of its
-sources; a source needs no share of its own where a selection, a child or cells of it are there. Cost: microseconds a
-name.
+A stream has its own position, debt, epochs and bound on them; where its rows lie is the matter of its sources; a source
+needs no share of its own where a selection, a child or cells of it are there. Cost: microseconds a name.
 """
 
 from __future__ import annotations

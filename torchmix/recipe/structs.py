@@ -1,12 +1,4 @@
-"""The recipe, as values.
-
-In: what the user writes, in YAML or as these Structs in Python. Out: the Structs that all rooms below take. A recipe
-is a value: frozen, and compared by content. Its only paths are those that the user wrote, relative to the recipe's
-folder.
-
-Must hold: Structs built in Python do not check themselves; a `Recipe` returned by `load_recipe` or `check_recipe` has
-no fault that can be found without opening data. Cost: none.
-"""
+"""The recipe, as values."""
 
 from __future__ import annotations
 
@@ -14,13 +6,284 @@ from typing import Literal
 
 import msgspec
 
-from torchmix.recipe.balance.structs import Balance as Balance
-from torchmix.recipe.balance.structs import Model as Model
-from torchmix.recipe.balance.structs import Module
-from torchmix.recipe.loader_structs import Autoscale as Autoscale
-from torchmix.recipe.loader_structs import Loaders as Loaders
-from torchmix.recipe.source.image_structs import Images
-from torchmix.recipe.source.layout_structs import Chat
+# --- What a recipe says of rows that are no plain text or ids: chats, lists of texts and images, masks of loss.
+#
+# They check nothing; see chat.py.
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands around the content of a message."""
+
+    before: str = ""
+    """Text before it, without loss. The names of special tokens are these tokens."""
+    after: str = ""
+    """Text after it, with the loss of the content: what ends a turn is learned with it."""
+
+
+class Chat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How messages become one document."""
+
+    template: Literal["plain", "chatml", "llama3"] | None = None
+    """A template that is known by name; None: `plain`, or what `turns` says."""
+    turns: dict[str, Turn] | None = None
+    """A template of one's own: what stands around the content of each role. A message of another role is an error."""
+    separator: str | None = None
+    """Text behind each turn of `turns`, without loss; None: nothing."""
+    loss: tuple[str, ...] = ("assistant",)
+    """The roles whose contents are trained on."""
+
+
+class RowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How rows of a source become documents, where they are no plain text or ids; made from the keys of a source."""
+
+    rows: Literal["messages", "interleaved", "tokens"]
+    """What the column holds."""
+    chat: Chat | None = None
+    """The template of messages."""
+    loss_mask: str | None = None
+    """The column that says which tokens have loss."""
+
+
+# --- What a recipe says of the images of a source, as values.
+#
+# They check nothing; see images.py.
+
+
+class Tiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Square tiles and a thumbnail, as InternVL cuts them."""
+
+    size: int = 448
+    """Pixels of a tile's side; a multiple of patch x merge."""
+    min: int = 1
+    """Fewest tiles, the thumbnail not counted."""
+    max: int = 12
+    """Most tiles, the thumbnail not counted; at most 64."""
+
+
+class Anyres(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A small picture of the whole and tiles of a canvas, as LLaVA-NeXT makes them."""
+
+    size: int = 336
+    """Pixels of a tile's side; a multiple of patch."""
+    canvases: tuple[str, ...] | None = None
+    """Sizes of canvas, HEIGHTxWIDTH, each a multiple of `size`. None: one tile by two, two by one, two by two, three by
+    one, one by three."""
+
+
+class Images(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The images of a source, and what stands for them in the text."""
+
+    column: str
+    """The column that holds them: their bytes, a struct of `bytes`, or with `folder` paths of files. With `webdataset`
+    the suffix of a member, as `jpg`, or several as `jpg|png`."""
+    place: str | None = None
+    """The column of the places of images in the list of texts of `interleaved`: an image stands before the text of this
+    number. None: the list itself has a null, or a part, for each image."""
+    folder: str | None = None
+    """The column holds paths of image files, relative to this folder, which is relative to the recipe's."""
+    token: int | str
+    """The token that stands for a part of an image, as often as the image has tokens: an id, or the name of a token."""
+    before: int | str | None = None
+    """A token before the tokens of each image; None: nothing."""
+    after: int | str | None = None
+    """A token after the tokens of each image; None: nothing."""
+    marker: str = "<image>"
+    """Where an image goes in the text. A text without markers has its images before it."""
+    patch: int = 14
+    """Pixels of a patch's side."""
+    merge: int = 2
+    """Patches of the side of a block that becomes one token; not with `anyres`."""
+    min_pixels: int | None = None
+    """Smaller images are enlarged; only where neither of the next three keys is given. None: 3136."""
+    max_pixels: int | None = None
+    """Larger images are shrunk; only where neither of the next three keys is given. None: 1003520."""
+    tiles: Tiles | None = None
+    """Cut tiles."""
+    anyres: Anyres | None = None
+    """Cut tiles of a canvas."""
+    size: str | None = None
+    """`module:function` of the user's: (width, height) -> ((rows, columns) of patches, tokens)."""
+    alpha: Literal["white", "drop"] = "white"
+    """What becomes of transparent pixels: they turn white, or keep the color that they hide."""
+    most_pixels: int = 89_478_485
+    """An image whose header says more is refused, before it is decoded."""
+
+
+# --- The `loaders` of a recipe, as values.
+
+
+class Autoscale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Loaders that follow the coming load of the plan."""
+
+    min: int
+    """Loaders that suffice for the first steps of the run; there are never fewer."""
+    max: int
+    """There are never more."""
+
+
+class Loaders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which processes make the steps, and what of each node they may take; it does not affect the order."""
+
+    where: tuple[Literal["node", "remote"], ...] | Literal["in_process", "node", "job", "ray", "remote"] = "node"
+    """`node`: in one process for all leaders of a node. `in_process`: in threads of each leader. `job`, `ray` and
+    `remote`: as `node`, but that process opens no data file: it asks loaders, which the job runs on each of its nodes,
+    or on a Ray cluster, or which `torchmix serve` runs. `[node, remote]`: that process reads while `cpu` suffices, and
+    then asks loaders."""
+    processes: int | Literal["auto"] = 1
+    """Loaders: of each node with `job`, of the cluster with `ray`, of `torchmix serve` with `remote`. `auto`: as many
+    as the profile asks for, each with its sources."""
+    spares: int = 0
+    """Processes of a node that wait, with their imports done, to replace one that is lost; not with `in_process`."""
+    cpu: int | None = None
+    """Processors of a node for all of this, threads of tokenizers included; None: those that the job may use. With
+    `ray`: of all loaders on the cluster; None: those of the cluster. Not with `in_process`."""
+    memory: str | int | None = None
+    """Bytes, likewise: text such as 8GiB, or a number."""
+    endpoints: str | tuple[str, ...] | None = None
+    """Where remote loaders are: `tcp://cpu-[0-3]:[7700-7707]`, a folder where they register, or several of these."""
+    autoscale: Autoscale | None = None
+    """With `ray` and `remote`: bounds on the number of loaders, which the job or `torchmix serve` starts and ends by
+    the load that is coming."""
+    transform_at: Literal["auto", "loader", "worker"] | dict[str, Literal["auto", "loader", "worker"]] | None = None
+    """With `job`, `ray` and `remote`, who maps and tokenizes: the loaders, which None means; or the node worker, which
+    then reads the files itself; or whichever costs less by the profile. One word, or a word for some sources; the
+    others go by `auto`."""
+    address: str | None = None
+    """With `ray`: `HOST:PORT` of the cluster, or `auto`, which None means: that of RAY_ADDRESS, or of the first rank's
+    machine."""
+    keys: str | None = None
+    """The folder of this machine's keys for remote loaders, or a file of it; None: loaders of this machine, no keys."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether loaders that `torchmix serve` runs are asked."""
+        return "remote" in self.words
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Who reads, in the order in which they are asked."""
+        return (self.where,) if isinstance(self.where, str) else self.where
+
+
+# --- Balance and modules, as values of a recipe.
+#
+# None of it changes which pieces are in which sample.
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Dimensions of the transformer; the cost of a sample follows from them."""
+
+    layers: int
+    """Transformer layers, at least 1."""
+    hidden: int
+    """Width of the residual stream."""
+    ffn: int
+    """Width inside the feed-forward block."""
+    heads: int
+    """Attention heads."""
+    kv_heads: int | None = None
+    """Key and value heads, a divisor of `heads`; None for as many as `heads`."""
+    vocab: int | None = None
+    """Size of the vocabulary; None: the recipe's `vocab_size`, if it has one. 0 leaves the output layer out of the
+    cost."""
+    experts_per_token: int | None = None
+    """Experts that compute each token, each of width `ffn`; None: the feed-forward block is dense."""
+
+
+class FittedCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The cost of a sample as it was measured; `torchmix calibrate` fits it to timings."""
+
+    per_token: int
+    """Cost of each token of a sample, padding included."""
+    per_pair: int
+    """Cost of the square of the tokens of each piece."""
+
+
+class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which rank and microbatch a sample goes to; never which samples there are."""
+
+    method: str = "none"
+    """`rows` gives all ranks similar work in every microbatch and needs `model`; `none` keeps hash order. Also `lpt`,
+    `karmarkar_karp`, `zigzag`, or `module:function`."""
+    level: Literal["both", "bucket", "bin"] = "both"
+    """What may change: rank and microbatch of a sample, its rank alone (`bucket`), or its microbatch alone (`bin`)."""
+    objective: Literal["rows", "max", "rank", "pipeline"] = "rows"
+    """What a placement is judged by; one that is worse than hash order is not used."""
+    microbatches: Literal["unimodal", "descending", "keep"] = "unimodal"
+    """The order of microbatches: small ones at both ends, costly ones first, or as the method gives them."""
+    group_size: int | None = None
+    """Neighbouring ranks that balance among themselves, at least 1; None: all ranks do."""
+    model: Model | None = None
+    """Dimensions for the cost of a sample."""
+    cost: FittedCost | None = None
+    """The cost as it was measured, instead of what follows from `model`."""
+    strategy: str | None = None
+    """`module:function` of a strategy, which decides instead of these keys; importable wherever steps are planned."""
+    broadcast_at: Literal["TP"] | None = None
+    """`TP`: only the first TP rank gets tokens and labels, and the trainer sends them to the others."""
+
+
+class EncoderModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Dimensions of the transformer that a module runs; the cost and the memory of an item follow from them."""
+
+    layers: int
+    """Transformer layers, at least 1."""
+    hidden: int
+    """Width of the residual stream."""
+    ffn: int
+    """Width inside the feed-forward block."""
+    heads: int
+    """Attention heads."""
+    kv_heads: int | None = None
+    """Key and value heads, a divisor of `heads`; None for as many as `heads`."""
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """Two matrices in the feed-forward block, or three."""
+    patch: int | None = None
+    """Pixels of the side of a unit that is a patch of an image, at least 1; None: units are no patches."""
+    window: int | None = None
+    """What attends together in most layers: the side of a window in pixels, with `patch`, else a number of units. None:
+    all units of an item attend together in all layers."""
+    full_layers: tuple[int, ...] = ()
+    """Layers, from 0, in which all units of an item attend together although there is a window."""
+    merge: int = 1
+    """Units side by side that become one row of the output, at least 1: merge x merge units a row."""
+    out: int | None = None
+    """Width of the output after the merge, the hidden size of the backbone; None: there is no merging block."""
+
+
+class Module(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the model beside the backbone, with a grid of consumers of its own."""
+
+    items: Literal["document", "image"] = "document"
+    """What it computes: pieces of documents, or images in documents."""
+    sources: tuple[str, ...] | None = None
+    """Sources whose items it computes; None: all that have such items."""
+    sizes: str = "tokens"
+    """The size column of the catalog that the cost is a function of."""
+    axis: Literal["DP", "CP", "WORLD"] = "WORLD"
+    """Who computes: each replica, each replica's slice of the sequence, or each rank of the job by itself."""
+    method: str = "lpt"
+    """How items are shared out: a method of balance, or `module:function`."""
+    scope: Literal["step", "microbatch"] = "step"
+    """Whether all items of a step are computed together, or those of each microbatch of the backbone."""
+    group_size: int | None = None
+    """Neighbouring consumers that share items among themselves, at least 1; None: all do."""
+    cap: str | int | None = None
+    """Most bytes of activations of one consumer at a time, text such as 4GiB or a number; needs `model`."""
+    near_text: str | None = None
+    """With `lpt`, how much costlier the costliest consumer may be so that items are computed in the replica that trains
+    on their text: a percentage. None: where items go does not depend on their text."""
+    decode_at: Literal["loader", "worker", "rank"] | None = None
+    """Who decodes images: shared loaders, whoever makes the steps, or the process of the rank that encodes them. None:
+    where fewer bytes travel."""
+    model: EncoderModel | None = None
+    """Dimensions for the cost of an item; None: the cost is the size."""
+
+
+# --- The recipe, as values.
+#
+# Structs built in Python do not check themselves; a `Recipe` returned by `load_recipe` or `check_recipe` has no fault
+# that can be found without opening data.
 
 RECIPE_VERSION = 1
 MAX_BATCH_TOKENS = 2**30

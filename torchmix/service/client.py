@@ -1,8 +1,6 @@
 """The client's side of the wire: a connection to each loader, and what comes over them.
 
-In: endpoints, messages. Out: messages and news of connections, as they come. Must hold: nothing waits for a loader that
-is not there; a message is handed to a live connection or not at all; closing leaves nothing behind, sent or not. Used
-by one thread. Cost: a socket and its monitor for each loader; connections are made and remade in ZeroMQ's own thread.
+Cost: a socket and its monitor for each loader; connections are made and remade in ZeroMQ's own thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Bounds on the connections of a loader, where ZeroMQ has none: a peer that sends what no message comes of is cut off.
 
-In: the loader's socket, and the bytes of each message that it received. Out: connections that are ended. Must hold:
 ZeroMQ never stops reading a connection, and what it holds for one is bounded all the same. Elsewhere than on Linux, and
 over Unix sockets, which this user alone reaches, nothing is bounded. Cost: a system call for each 16 MiB that the
 process grows, else one a second, and three for each connection then.

@@ -1,8 +1,7 @@
 """Where loaders listen: written as text with ranges, or registered as files in a folder.
 
-In: `tcp://cpu-[0-3]:[7700-7707]`, a list of such, or a folder. Out: endpoints, each named once, with the parts of
-sources that it has. Must hold: a folder is looked at again and again, so that loaders may come and go, and get other
-sources; a registration is a small file that appears whole. Cost: a listing of the folder.
+A folder is looked at again and again, so that loaders may come and go, and get other sources; a registration is a small
+file that appears whole. Cost: a listing of the folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Requests for all loaders together: who is asked, how much at a time, and who is asked next when one does not answer.
 
-In: requests, each with the page run that it begins with. Out: their replies, in any order, each once. Must hold: a
-reply is used once, whoever sends it and however often, and only for the request that it carries the checksum of; a
+A reply is used once, whoever sends it and however often, and only for the request that it carries the checksum of; a
 loader is never asked for more than its window; a request goes to the next owner when its loader has gone, says nothing,
 fails, or is slow, and what is asked twice only because a loader is slow stays within 5 % of all requests. What two
 loaders say of the data is raised; whatever else all of them fail with is `LoaderLost`, which names them. Cost: some 50
@@ -42,7 +41,7 @@ from torchmix.service.messages import (
 )
 from torchmix.service.routing import ranking
 
-if TYPE_CHECKING:  # ZeroMQ is loaded where loaders are asked
+if TYPE_CHECKING:
     from torchmix.service.client import Said
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,7 @@
 """A reader whose pages lie with loaders: the same tokens as a `Reader` gives, asked of a fleet.
 
-In: pieces of a step, pages to come. Out: their tokens, each at its place. Must hold: the result is that of the reader
-in this process, whichever loaders answer; no data file is opened here. Cost: locating the pieces, a request for each
-2 MiB and owner, and one copy of the ids from the message to their places.
+The result is that of the reader in this process, whichever loaders answer; no data file is opened here. Cost: locating
+the pieces, a request for each 2 MiB and owner, and one copy of the ids from the message to their places.
 
 A piece that goes on is asked for with one token more, its successor. A piece longer than a request is asked for in
 parts.
@@ -17,20 +16,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.store import Catalog
-from torchmix.catalog.vocabulary import IdLimit
+from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.errors import LoaderClosed
 from torchmix.mixture.keys import U64
-from torchmix.reader.page_batches import BATCH_BYTES
-from torchmix.reader.pieces.id_check import IdCheck
-from torchmix.reader.pieces.locate import Locator
-from torchmix.reader.pieces.piece_copy import OtherRows, PieceCopy, Scratch, Tokens
-from torchmix.reader.pieces.unlabelled import tables_without_labels, unlabelled_places
+from torchmix.reader.locate import Locator
+from torchmix.reader.piece_copy import (
+    IdCheck,
+    OtherRows,
+    PieceCopy,
+    Scratch,
+    Tokens,
+    tables_without_labels,
+    unlabelled_places,
+)
 from torchmix.reader.protocol import StepImages
+from torchmix.reader.source_pages import BATCH_BYTES
 from torchmix.service.fleet import Asked, LoaderFleet
-from torchmix.service.messages import MOST_TOKENS, TARGET_BYTES, Arrays, PieceColumns, planned_bytes, rows_of
+from torchmix.service.messages import (
+    MOST_TOKENS,
+    TARGET_BYTES,
+    Arrays,
+    PieceColumns,
+    others_of,
+    planned_bytes,
+    rows_of,
+)
 from torchmix.service.routing import owners, run_keys, run_pages, source_keys
-from torchmix.service.row_lists import others_of
 
 
 class FleetReader:

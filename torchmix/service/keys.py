@@ -1,9 +1,8 @@
 """Keys of CURVE in a folder: who may ask loaders, and how clients know that it is their loaders that they ask.
 
-In: a folder. Out: the pair of a server with the public keys that it lets in; the pair of a client with the public key
-of its server. Must hold: nobody but this process' user, or a group of this process for a file of somebody else's, may
-read a secret, and other modes are refused; no secret is in a command line or an environment; a client whose public key
-is removed is let in no more. Cost: a few small files. Keys are text of 40 characters (Z85).
+Nobody but this process' user, or a group of this process for a file of somebody else's, may read a secret, and other
+modes are refused; no secret is in a command line or an environment; a client whose public key is removed is let in no
+more. Cost: a few small files. Keys are text of 40 characters (Z85).
 
     server.secret, server.public          of all loaders
     client-K.secret, client-K.public      of clients; loaders let in whoever has one of the public keys

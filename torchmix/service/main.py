@@ -1,9 +1,4 @@
-"""What runs in a loader process.
-
-In: a socket to whoever has started it, which says what is served and where. Out: the endpoint over that socket, or why
-there is none; then answers to clients. Must hold: it ends when the starter does, says so, or is killed; nothing is left
-behind. Cost: the imports of a reader, some 60 MB, and that of the reader.
-"""
+"""What runs in a loader process."""
 
 from __future__ import annotations
 
@@ -18,30 +13,108 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 import pyarrow as pa
 
-from torchmix.boards.board import own_board, shown_every_second
-from torchmix.boards.last_words import LastWords
+from torchmix.boards.board import LastWords, own_board, shown_every_second
 from torchmix.boards.socket_folders import remove_left_folder
-from torchmix.catalog.open_part import open_part
-from torchmix.errors import TorchmixError
-from torchmix.parallel.children.interpreter import ignore_signals
-from torchmix.parallel.children.judge import ProcessBeat
-from torchmix.parallel.error_form import ErrorForm
-from torchmix.reader.images.image_reader import image_columns
-from torchmix.reader.images.patches import patch_catalog
+from torchmix.catalog.store import open_part
+from torchmix.errors import OptionError, TorchmixError
+from torchmix.parallel.children import ProcessBeat, ignore_signals
+from torchmix.parallel.forms import ErrorForm
+from torchmix.reader.images import image_columns, patch_catalog
 from torchmix.recipe.parts import Part
-from torchmix.recipe.source.bad_rows import masked_sources
-from torchmix.recipe.source.row_map import maps_of
+from torchmix.recipe.sources import maps_of, masked_sources
 from torchmix.service.endpoints import register
 from torchmix.service.keys import KeyPair, ServerKeys, server_keys
-from torchmix.service.metrics import MetricsPage
 from torchmix.service.served import PartToServe, ServedCatalogs
 from torchmix.service.server import LoaderServer
+
+# --- The figures of a loader for Prometheus: one page, on this machine alone.
+#
+# Nobody beyond this machine reaches it; a scrape takes nothing from the loader but the time to write some forty lines.
+# Format: Prometheus' text, version 0.0.4.
+#
+# Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+
+PRESENT = ("cache_bytes", "cache_pages", "open_document_bytes", "files_open", "decode_amplification", "clients")
+"""Figures that also fall; the others are counters. Names that begin with `waiting` are, too."""
+
+
+def metrics_text(figures: Mapping[str, int | float]) -> str:
+    """Figures as lines, each metric with its type.
+
+    Names begin with `torchmix_loader_`; names of seconds end with `_seconds`, those of counters with `_total`.
+    """
+    lines = []
+    for name, value in figures.items():
+        is_present = name in PRESENT or name.startswith("waiting")
+        metric = name.removeprefix("total_")
+        if metric.endswith("_s"):
+            metric = f"{metric[:-2]}_seconds"
+        metric = f"torchmix_loader_{metric}" + ("" if is_present else "_total")
+        lines += [f"# TYPE {metric} {'gauge' if is_present else 'counter'}", f"{metric} {value!r}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+class MetricsPage:
+    """A server of the page; `run` in a thread, `close` from another."""
+
+    def __init__(self, port: int, figures: Callable[[], Mapping[str, int | float]]) -> None:
+        """Listen.
+
+        Args:
+            port: On 127.0.0.1; 0: any free one.
+            figures: What is shown, as it is at each scrape.
+
+        Raises:
+            OptionError: The port is taken.
+        """
+
+        class Page(BaseHTTPRequestHandler):
+            """One scrape."""
+
+            timeout = 5.0
+
+            def scrape(self) -> None:
+                """Answer."""
+                is_known = self.path == "/metrics"
+                body = metrics_text(figures()).encode() if is_known else b"the page is /metrics\n"
+                self.send_response(200 if is_known else 404)
+                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = scrape  # noqa: N815  # the name that the server asks for
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        try:
+            self._server = HTTPServer(("127.0.0.1", port), Page)
+        except OSError as error:
+            raise OptionError(f"--metrics {port}: {error}") from error
+        self.port = self._server.server_port
+
+    def run(self) -> None:
+        """Answer until `close`."""
+        self._server.serve_forever(poll_interval=0.5)
+
+    def close(self) -> None:
+        """End `run`."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+# --- What runs in a loader process.
+#
+# It ends when the starter does, says so, or is killed; nothing is left behind. Cost: the imports of a reader, some 60
+# MB, and that of the reader.
 
 OTHER_FILES = 1024
 """Open files that a loader keeps for what it reads, for connections that end and for itself."""

@@ -1,8 +1,7 @@
 """The loaders of a fleet, as one client sees them: which there are, which answer, which refuse.
 
-In: endpoints, and what comes over the connections. Out: the loaders that answer now; what came beside news of them.
-Must hold: a loader may come, go and come back at any time; that all are lost, or refuse, is one error that names each
-with its last word. Cost: a look at the endpoints each second.
+A loader may come, go and come back at any time; that all are lost, or refuse, is one error that names each with its
+last word. Cost: a look at the endpoints each second.
 
 Time in which this process itself did not run counts for nobody's silence.
 """
@@ -34,7 +33,7 @@ from torchmix.service.messages import (
 )
 from torchmix.service.routing import SourceRoutes, loader_keys
 
-if TYPE_CHECKING:  # ZeroMQ is loaded where loaders are asked
+if TYPE_CHECKING:
     from torchmix.service.client import Said
 
 logger = logging.getLogger(__name__)

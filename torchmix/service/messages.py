@@ -1,16 +1,4 @@
-"""What loaders and their clients say to each other: two frames a message, of which nothing is executable.
-
-In: Structs and arrays. Out: frames; and back. Must hold: every length is bounded before anything is allocated, a
-message is accepted only if its checksum fits and its forms account for every byte of the body; whatever else comes is a
-WireError. A client names a catalog by its fingerprint, sources by number, and rows; never a path, a column or a
-function. Cost: one copy and one checksum of the body, some 0.1 ns a byte, and 20 microseconds.
-
-    frame 0    `LOADERS`, the version as one byte, the checksum of both frames (4 bytes, little-endian), then one
-               msgpack list: the message's tag and its fields
-    frame 1    the arrays, each at the next multiple of 64 bytes, in the order of the message's forms; gaps are zero
-
-A *ragged* array `x` of n rows is two arrays: `x`, the values of all rows end to end, and `x.lengths`, int32 [n].
-"""
+"""What loaders and their clients say to each other: two frames a message, of which nothing is executable."""
 
 from __future__ import annotations
 
@@ -20,11 +8,26 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from torchmix.errors import WireError
-from torchmix.parallel.array_form import DTYPES, ArrayForm
-from torchmix.parallel.error_form import ErrorForm
+from torchmix.array_types import Int64Array
+from torchmix.errors import SourceUnreadable, WireError
+from torchmix.parallel.forms import DTYPES, ArrayForm, ErrorForm
+from torchmix.reader.piece_copy import OtherRows, chosen_lists
+
+# --- What loaders and their clients say to each other: two frames a message, of which nothing is executable.
+#
+# Every length is bounded before anything is allocated, a message is accepted only if its checksum fits and its forms
+# account for every byte of the body; whatever else comes is a WireError. A client names a catalog by its fingerprint,
+# sources by number, and rows; never a path, a column or a function. Cost: one copy and one checksum of the body, some
+# 0.1 ns a byte, and 20 microseconds.
+#
+#     frame 0    `LOADERS`, the version as one byte, the checksum of both frames (4 bytes, little-endian), then one
+#                msgpack list: the message's tag and its fields
+#     frame 1    the arrays, each at the next multiple of 64 bytes, in the order of the message's forms; gaps are zero
+#
+# A *ragged* array `x` of n rows is two arrays: `x`, the values of all rows end to end, and `x.lengths`, int32 [n].
 
 TAG = b"LOADERS"
 LOADERS_VERSION = 1
@@ -352,3 +355,76 @@ def _layout(forms: Sequence[ArrayForm]) -> tuple[list[int], int]:
 
 def _refuse(reason: str) -> NoReturn:
     raise WireError(f"no message between a loader and its client: {reason}")
+
+
+# --- What maps give beside ids, in a reply of a loader.
+#
+# Lists that do not fit a message are an error that names the map's output; what comes is checked as ids are. Cost:
+# copies.
+#
+#     row/NAME           the numbers of all rows of the request, end to end
+#     row/NAME.lengths   int32 [n] how many come with each piece; -1 for a piece that begins no row that has some
+
+PREFIX = "row/"
+NONE = -1
+
+
+def arrays_of_others(others: Sequence[OtherRows], num_pieces: int, *, ids_bytes: int) -> Arrays:
+    """The arrays of a reply.
+
+    Args:
+        others: From the reader, of one source.
+        num_pieces: Of the request.
+        ids_bytes: Bytes that the ids and their lengths take.
+
+    Raises:
+        SourceUnreadable: They do not fit a message.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for name in dict.fromkeys(other.name for other in others):
+        mine = [other for other in others if other.name == name]
+        piece = np.concatenate([other.piece for other in mine])
+        order = np.argsort(piece, kind="stable")
+        lists = chosen_lists(pa.concat_arrays([other.values for other in mine]), order)
+        offsets = lists.offsets.to_numpy()
+        lengths = np.full(num_pieces, NONE, np.int32)
+        lengths[piece[order]] = np.diff(offsets)
+        found[f"{PREFIX}{name}"] = lists.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
+        found[f"{PREFIX}{name}.lengths"] = lengths
+    num_bytes = ids_bytes + sum(array.nbytes + 64 for array in found.values())
+    if num_bytes > MOST_BODY_BYTES or len(found) + 2 > MOST_ARRAYS:
+        names = ", ".join(sorted({other.name for other in others}))
+        raise SourceUnreadable(
+            f"what a map gives beside ids ({names}) makes a reply of {num_bytes:,} bytes and {len(found) + 2} arrays; "
+            f"a loader sends at most {MOST_BODY_BYTES:,} and {MOST_ARRAYS}: give less, or read with loaders where: node"
+        )
+    return found
+
+
+def others_of(arrays: Arrays, piece: Int64Array) -> list[OtherRows]:
+    """The inverse of `arrays_of_others`.
+
+    Args:
+        arrays: Of a reply.
+        piece: [n] index of each piece of the request, in what the lists are for.
+
+    Raises:
+        WireError: The arrays are no such lists.
+    """
+    found: list[OtherRows] = []
+    for name in arrays:
+        if not name.startswith(PREFIX) or name.endswith(".lengths"):
+            continue
+        values, lengths = arrays[name], arrays.get(f"{name}.lengths")
+        if lengths is None or lengths.dtype != np.int32 or values.ndim != 1 or values.dtype.kind not in "iuf":
+            raise WireError(f"a reply with {name} and without its lengths, or of {values.dtype}")
+        chosen = np.flatnonzero(lengths != NONE)
+        counts = lengths[chosen].astype(np.int64)
+        if len(lengths) != len(piece) or (counts < 0).any() or counts.sum() != len(values):
+            raise WireError(f"a reply whose {name} have other lengths than the rows that were asked for")
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        numbers = pa.array(values)
+        buffers = [None, pa.py_buffer(offsets)]
+        lists = pa.Array.from_buffers(pa.large_list(numbers.type), len(chosen), buffers, children=[numbers])
+        found.append(OtherRows(name=name.removeprefix(PREFIX), piece=piece[chosen], values=lists))
+    return found

@@ -1,7 +1,7 @@
 """From settings to a reader that asks a fleet, and that reads here when the fleet is lost.
 
-In: where loaders are, an open catalog, how to read without them. Out: a `StepReader`. Must hold: no data file is opened
-while a loader answers; what is read without loaders is what they would have given. Cost: connecting.
+No data file is opened while a loader answers; what is read without loaders is what they would have given. Cost:
+connecting.
 """
 
 from __future__ import annotations
@@ -12,20 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchmix.catalog.store import Catalog
-from torchmix.catalog.vocabulary import IdLimit
+from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.errors import LoaderLost, OptionError
-from torchmix.reader.images.image_reader import CACHE_BYTES, ImageReader
-from torchmix.reader.images.patches import PatchReader, patch_catalog
+from torchmix.reader.images import CACHE_BYTES, ImageReader, PatchReader, patch_catalog
 from torchmix.reader.protocol import StepReader
 from torchmix.reader.reader import Reader
 from torchmix.service.endpoints import Endpoints, KeysOfFolders
 from torchmix.service.fleet import LoaderFleet
 from torchmix.service.fleet_reader import FleetReader
-from torchmix.service.here.by_source import BySource
-from torchmix.service.here.cpu_share import CpuShare
-from torchmix.service.here.fleet_or_files import FleetOrFiles, files_instead
-from torchmix.service.here.node_first import NodeFirst
+from torchmix.service.here import BySource, CpuShare, FleetOrFiles, NodeFirst, files_instead
 from torchmix.service.keys import ClientKeys, KeyPair, client_keys
 from torchmix.service.members import FleetMembers, FleetPatience
 from torchmix.service.messages import LoaderHello

@@ -1,8 +1,7 @@
 """Loader processes of this machine: started, watched, started again, ended.
 
-In: what each is told. Out: their endpoints. Must hold: a loader that has ended, is stopped or stuck comes back at its
-endpoint, later each time that it does so again soon; all end with this process, however it ends; nothing is left
-behind. Cost: a thread that looks four times a second.
+A loader that has ended, is stopped or stuck comes back at its endpoint, later each time that it does so again soon; all
+end with this process, however it ends; nothing is left behind. Cost: a thread that looks four times a second.
 
 A loader is a new interpreter, as a node worker is: not a fork, since this process may run threads, and not a process of
 multiprocessing, which would import the user's script.
@@ -26,10 +25,8 @@ import msgspec
 
 from torchmix.boards.board import own_board
 from torchmix.errors import LoaderLost
-from torchmix.parallel.children.interpreter import start_interpreter
-from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
-from torchmix.parallel.liveness.evidence import evidence_of_process, identity_of_process
-from torchmix.parallel.liveness.patience import Patience
+from torchmix.parallel.children import ProcessBeat, ProcessWatch, start_interpreter
+from torchmix.parallel.liveness.evidence import Patience, evidence_of_process, identity_of_process
 from torchmix.service.endpoints import register, registration_path, with_port
 from torchmix.service.main import (
     LoaderSays,

@@ -1,8 +1,6 @@
 """Which loader owns a page: rendezvous hashing, so that all clients come to the same without a word.
 
-In: loaders by name, sources by name, pages; the parts of each source that loaders have registered. Out: for each page,
-its owner, of the loaders of its source; for one page, all loaders in the order in which they are asked. Must hold: the
-order of two loaders for a page does not depend on the others, so a loader that joins or leaves moves only its own
+The order of two loaders for a page does not depend on the others, so a loader that joins or leaves moves only its own
 pages. Routing is never needed for correctness: any loader answers any request. Cost: one hash for each page and loader,
 some 20 ns.
 

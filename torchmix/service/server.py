@@ -1,10 +1,9 @@
 """A loader's side of the wire: one socket, one thread that reads, and bounds on all that clients may make it hold.
 
-In: messages of clients. Out: replies. Must hold: it answers pings while it reads; a client that asks for more than its
-window, or whose replies nobody takes, is told that the loader is busy, and no other client notices; what is no message
-is dropped and counted; a connection that sends more than a window of which no message comes is ended. Nothing listens
-beyond this machine without CURVE and a list of the clients' keys. Cost: some 50 microseconds a request, and the memory
-of the reader and of a window for each client.
+It answers pings while it reads; a client that asks for more than its window, or whose replies nobody takes, is told
+that the loader is busy, and no other client notices; what is no message is dropped and counted; a connection that sends
+more than a window of which no message comes is ended. Nothing listens beyond this machine without CURVE and a list of
+the clients' keys. Cost: some 50 microseconds a request, and the memory of the reader and of a window for each client.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ import zmq
 import zmq.utils.z85
 
 from torchmix.errors import OptionError, WireError
-from torchmix.parallel.children.judge import ProcessBeat
-from torchmix.parallel.children.pulse import OwnPulse
+from torchmix.parallel.children import OwnPulse, ProcessBeat
 from torchmix.service.connections import OPTIONS, Connections
 from torchmix.service.endpoints import check_ipc, is_beyond_this_machine
 from torchmix.service.keys import KeyPair, ServerKeys
@@ -48,8 +46,7 @@ from torchmix.service.messages import (
     pieces_of,
     planned_bytes,
 )
-from torchmix.service.reading import Asker, ReadingThread, Work
-from torchmix.service.served import ServedCatalogs
+from torchmix.service.served import Asker, ReadingThread, ServedCatalogs, Work
 
 logger = logging.getLogger(__name__)
 

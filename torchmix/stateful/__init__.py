@@ -2,20 +2,14 @@
 
 In reading order:
 
-    stream.py          StepStream: the steps as a torch dataset, made in this process or in a worker
-    serve.py           a leader's exchange with its peers; the steps that a peer receives
-    ahead.py           an iterator, run in a thread
-    waiting.py         waits that notice lost ranks and log what they wait for
-    feed.py            all processing of a step before the trainer asks for it, in a thread
-    reports.py         losses from the trainer to the recipe's policy, and the log of its decisions
-    step_in_use.py     the step that is being consumed
-    shown.py           what a trainer shows of its steps to torchmix top
-    reshard.py         what a rank needs to stand in another place of the job
-    loader.py          StatefulDataLoader
-    metrics.py         the figures of stats(), flat or for Prometheus
-    shared_loaders.py  the shared loaders that a run asks, and those that its job starts
-    open.py            build_loader
-    doors.py           tokens and tensors of a plan, for those who program the parts directly
+    stream.py   StepStream: the steps of one replica as a torch dataset, made in this process or in a worker process
+    serve.py    the path of a step from the replica's leader to this rank, and what another place of the rank needs
+    feed.py     the feed: all processing of a step before the trainer asks for it, in a thread of its own
+    reports.py  losses from the trainer to the policy: reduced, decided upon by one rank, and logged
+    loader.py   StatefulDataLoader: what the user holds. Iterate, save, load, ask, close
+    metrics.py  the figures of `loader.stats()`, in the forms that monitoring programs read
+    open.py     build_loader: from a recipe and a topology to the loader of this rank
+    doors.py    Low-level doors of loading: the tokens of a plan for one consumer, and the tensors of one role
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Low-level doors of loading: the tokens of a plan for one consumer, and the tensors of one role.
 
-In: a plan, from a planner, a strategy or `plan_raw`; a reader. Out: what the loader would hand out. Must hold: for a
-plan of the planner these are the loader's tensors, bit for bit. Cost: that of reading and building, in this thread.
+For a plan of the planner these are the loader's tensors, bit for bit.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.constructor.build import ReplicaPieces, build, pieces_of_replica
-from torchmix.constructor.context_parallel import cp_slices, share_of
-from torchmix.constructor.fields import StepTensors
-from torchmix.constructor.resets import reset_ids_of
+from torchmix.constructor.fields import StepTensors, cp_slices, share_of
+from torchmix.constructor.spans import reset_ids_of
 from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import Role
 from torchmix.planner.plan import StepPlan
-from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.reader.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.parts import Part
 

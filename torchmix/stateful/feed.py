@@ -1,28 +1,216 @@
-"""The feed: all processing of a step before the trainer asks for it, in a thread of its own.
-
-In: torch's loader over the stream. On a leader the stream makes steps here or in a worker; on a peer it gives the steps
-that the leader sends. Out: steps of this rank's role, pinned where CUDA is present. Must hold: closing the feed, in the
-thread that ran it, ends the exchange and then the stream with its worker; the feed holds no reference to the loader, so
-an unused loader can be collected. Cost: pinning copies a step once.
-"""
+"""The feed: all processing of a step before the trainer asks for it, in a thread of its own."""
 
 from __future__ import annotations
 
 import atexit
+import logging
+import os
+import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from torchmix.constructor.fields import StepTensors
+from torchmix.errors import RankLost
 from torchmix.parallel.fan_out import FanOut
+from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.recipe.parts import Part
-from torchmix.stateful.ahead import Ahead
 from torchmix.stateful.serve import ReceivedSteps, serve_steps
 from torchmix.stateful.stream import StepStream
-from torchmix.stateful.waiting import PATIENCE_S
+
+# --- Run an iterator in a thread, a few items ahead of its consumer.
+#
+# `close()` ends the thread and closes the iterator inside it, so a generator's `finally` runs in the thread that ran
+# its body; only `close()` discards items. Cost: one lock per item.
+
+Item = TypeVar("Item")
+
+
+class Ahead(Generic[Item]):
+    """An iterator over `items`, made up to `depth` items ahead by a thread of its own."""
+
+    def __init__(
+        self, items: Iterator[Item], *, depth: int, name: str, on_close: Callable[[], object] = lambda: None
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            items: The iterator; only the new thread uses it from now on.
+            depth: Finished items that may wait, 1 or more.
+            name: Name of the thread in debuggers.
+            on_close: `close` calls this first, to interrupt an iterator that takes long to make an item.
+        """
+        self._items = items
+        self._depth = depth
+        self._on_close = on_close
+        self._waiting: deque[Item] = deque()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._closed = False
+        self._changed = threading.Condition()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Ahead[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        return self.take()
+
+    def take(self, timeout_s: float | None = None) -> Item:
+        """The next item.
+
+        Raises:
+            StopIteration: There are no more items.
+            TimeoutError: No item has come within `timeout_s`.
+        """
+        with self._changed:
+            arrived = self._changed.wait_for(lambda: self._waiting or self._ended or self._closed, timeout_s)
+            if not arrived:
+                raise TimeoutError
+            if self._waiting and not self._closed:
+                item = self._waiting.popleft()
+                self._changed.notify_all()
+                return item
+            if self._error is not None:
+                raise self._error
+            raise StopIteration
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Discard the waiting items and end the thread; returns whether it has ended within `timeout_s`.
+
+        A fork of the process does nothing: it has no such thread, and the iterator's resources are not the fork's.
+        """
+        if os.getpid() != self._process:
+            return True
+        self._on_close()
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        if self._thread is threading.current_thread():  # collected as garbage in its own thread: it ends by itself
+            return False
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            try:
+                for item in self._items:
+                    if not self._put(item):
+                        break
+            finally:
+                close = getattr(self._items, "close", None)
+                if close is not None:
+                    close()
+        except BaseException as raised:  # the edge of a thread: carried to the consumer
+            error = raised
+        with self._changed:
+            self._error, self._ended = error, True
+            self._changed.notify_all()
+
+    def _put(self, item: Item) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._waiting) < self._depth or self._closed)
+            if not self._closed:
+                self._waiting.append(item)
+                self._changed.notify_all()
+            return not self._closed
+
+
+# --- Wait for a step, or for the end of the stream; log long waits, and notice lost ranks meanwhile.
+#
+# A lost rank ends the wait with a RankLost that names it; every long wait is logged. Cost: one check of a flag per
+# quarter second.
+
+logger = logging.getLogger(__name__)
+
+
+CLOSE_S = 300.0
+"""Seconds to wait for the other ranks to stop too."""
+PATIENCE_S = 30.0
+"""Seconds of waiting for a step, or for its end, before a line in the log."""
+_CHECK_S = 0.25
+
+
+def who_waits(tree: ClientPlaceTree, step: int) -> str:
+    """Who waits for a step, from whom; with a place for the seconds."""
+    rank = tree.topology.rank
+    giver = "its own reader" if tree.is_leader else f"its leader, rank {tree.leader_of(rank)}"
+    return f"rank {rank} has waited %.0f s for step {step} from {giver}"
+
+
+def await_item(items: Ahead[Item], *, who: str, liveness: Liveness | None) -> Item | None:
+    """The next item; None at the end.
+
+    Args:
+        items: The items that a thread prepares.
+        who: Text for the log, with one `%.0f` for the seconds waited.
+        liveness: Reports lost ranks; None in a job of one rank.
+
+    Raises:
+        RankLost: A rank was lost.
+        Exception: The error of the preparing thread, unless a lost rank explains it.
+    """
+    waited_since = time.monotonic()
+    while True:
+        if liveness is not None:
+            liveness.check()
+        try:
+            return items.take(_CHECK_S)
+        except TimeoutError:
+            if time.monotonic() - waited_since > PATIENCE_S:
+                waited_since = time.monotonic()
+                logger.warning(who, PATIENCE_S)
+        except StopIteration:
+            return None
+        except Exception as error:
+            cause = error if liveness is None else liveness.explain(error)
+            if cause is error:
+                raise
+            raise cause from error
+
+
+def await_end(items: Ahead[Item], *, rank: int, in_job: bool, liveness: Liveness | None) -> None:
+    """End the preparing thread, and wait for its end.
+
+    Args:
+        items: The items that the thread prepares.
+        rank: This rank, for the log.
+        in_job: Whether other ranks must stop too.
+        liveness: Reports lost ranks; None if nothing does.
+
+    Raises:
+        RankLost: A rank was lost, or the others did not stop within `CLOSE_S`.
+    """
+    waited_s = 0.0
+    while not items.close(PATIENCE_S):
+        waited_s += PATIENCE_S
+        if not in_job:
+            logger.warning("rank %d has waited %.0f s for the step that is being read, to stop", rank, waited_s)
+            continue
+        text = (
+            f"rank {rank} has waited {waited_s:.0f} s for the others, to stop: all ranks must call close() or "
+            f"load_state_dict() at the same microbatch"
+        )
+        if waited_s >= CLOSE_S:
+            raise RankLost(text)
+        logger.warning("%s", text)
+        if liveness is not None:
+            liveness.check()
+
+
+# --- The feed: all processing of a step before the trainer asks for it, in a thread of its own.
+#
+# Closing the feed, in the thread that ran it, ends the exchange and then the stream with its worker; the feed holds no
+# reference to the loader, so an unused loader can be collected. Cost: pinning copies a step once.
 
 
 def feed_of_rank(

@@ -1,18 +1,4 @@
-"""StatefulDataLoader: what the user holds. Iterate, save, load, ask, close.
-
-In: a stream of steps (on a leader: planned and read here; on a peer: received from its leader). Out: microbatches, in
-order, endlessly or until `max_steps`. Must hold: `state_dict()` is the state after the last microbatch handed out,
-whatever has been prepared ahead, and it is equal on all ranks; a second `iter()` continues; loading a state first stops
-the running stream. Cost: one queue operation per step on the training thread.
-
-The class is a subclass of torchdata's loader and runs the stream through it, in a thread of this process; the stream
-may make its steps in another process. Four behaviours of torchdata's class are overridden, because they lose or repeat
-data: its state differs between 0 workers and 1, a second `iter()` starts over, a live iterator survives
-`load_state_dict`, and its state runs ahead of a thread that prefetches.
-
-    stream --torchdata--> StepTensors --serve (exchange)--> this rank's StepTensors --Ahead--> microbatches
-      \\_________________________________ feed.py __________________________________/
-"""
+"""StatefulDataLoader: what the user holds. Iterate, save, load, ask, close."""
 
 from __future__ import annotations
 
@@ -21,33 +7,144 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
+from torchmix.boards.board import own_board
 from torchmix.constructor.fields import Microbatch, StepTensors
 from torchmix.errors import LengthUnknown, LoaderClosed
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.planner.plan import START_DIGEST
+from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import samples_before, samples_of_step
-from torchmix.stateful.ahead import Ahead
-from torchmix.stateful.feed import end_feed, end_with, feed_of_rank
+from torchmix.stateful.feed import Ahead, await_end, await_item, end_feed, end_with, feed_of_rank, who_waits
 from torchmix.stateful.reports import Reports
-from torchmix.stateful.reshard import Reshard, Seating, SharedParts, agreed_places, at_layout, reseat
-from torchmix.stateful.shown import ShownSteps
-from torchmix.stateful.step_in_use import Microbatches, StepInUse
+from torchmix.stateful.serve import Reshard, Seating, SharedParts, agreed_places, at_layout, reseat
 from torchmix.stateful.stream import StepStream, state_bytes
-from torchmix.stateful.waiting import await_end, await_item, who_waits
-from torchmix.steps.boundary import Boundary, whole
-from torchmix.steps.edits.word import state_for
+from torchmix.steps.edits import state_for
 from torchmix.steps.header import StepHeader, check_arrival, decode_header, stats_of
-from torchmix.steps.state import LoaderState, check_layout, decode_state, encode_state, start_state
-from torchmix.steps.stop_signal import StopSignal
+from torchmix.steps.replica_steps import StopSignal
+from torchmix.steps.state import Boundary, LoaderState, check_layout, decode_state, encode_state, start_state, whole
+
+# --- The step that is being consumed, and the iterator over microbatches that the user holds.
+#
+# The iterator stays valid: it goes on when the loader goes on, after an end, an error or a loaded state.
+
+
+class StepInUse(msgspec.Struct, eq=False):
+    """A step that is being consumed. A microbatch changes only this object of the loader."""
+
+    microbatches: list[Microbatch]
+    header: StepHeader
+    state_after: Boundary
+    num_used: int
+    """Microbatches handed out, including those before a state that was loaded inside the step."""
+
+    def state_within(self, before: LoaderState | Boundary) -> LoaderState:
+        """The state after the microbatches handed out; `before`: the one that the step began with."""
+        if self.num_used <= before.microbatch:
+            return whole(before)
+        return msgspec.structs.replace(whole(before), microbatch=self.num_used, plan_digest=self.header.plan_digest)
+
+
+class Microbatches:
+    """An iterator over what a loader gives next."""
+
+    def __init__(self, take: Callable[[], Microbatch | None]) -> None:
+        """`take` gives the next microbatch, or None at the end."""
+        self._take = take
+
+    def __iter__(self) -> Microbatches:
+        return self
+
+    def __next__(self) -> Microbatch:
+        microbatch = self._take()
+        if microbatch is None:
+            raise StopIteration
+        return microbatch
+
+
+# --- What a trainer shows of its steps to `torchmix top`, and how long it has waited for them.
+#
+# A loader that is closed shows nothing any more; two loaders of a process have a name each. Cost: a write twice a
+# second.
+
+
+def run_name(recipe: object, folder: Path) -> str:
+    """Equal on all ranks of a job: the recipe, and what the launcher calls the job."""
+    path = Path(recipe) if isinstance(recipe, str | Path) else folder
+    job = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if job in ("", "none") and "MASTER_PORT" in os.environ:
+        job = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ['MASTER_PORT']}"
+    return f"{path.absolute()} {job or f'process {os.getpid()}'}"
+
+
+class ShownSteps:
+    """What one loader shows."""
+
+    def __init__(self, part: Part, tree: ClientPlaceTree, *, run: str) -> None:
+        """Show that the process trains; `run`: of `run_name`, empty for a loader that shows nothing."""
+        self._rank = tree.topology.rank
+        self._name = part.name if int(os.environ.get("RANK", self._rank)) == self._rank else f"{part.name} {self._rank}"
+        self._total_tokens = 0
+        self.wait_s = self.total_wait_s = 0.0
+        if run:
+            facts = {"world_size": tree.topology.world_size, "rank": int(os.environ.get("RANK", self._rank))}
+            own_board.open("trainer", run=run, facts=facts)
+            own_board.show(self._name, lambda: {"step": -1}, is_now=True)
+        self._is_shown = bool(run)
+
+    def waited(self, seconds: float) -> None:
+        """The trainer has waited for a step, or for the end."""
+        self.wait_s = seconds
+        self.total_wait_s += seconds
+
+    def step(self, header: StepHeader, *, workers_lost: int) -> None:
+        """A step is handed out."""
+        self._total_tokens += header.report.delivered_tokens
+        if self._is_shown:
+            own_board.show(
+                self._name,
+                lambda: {
+                    "step": header.step,
+                    "total_tokens": self._total_tokens,
+                    "total_data_wait_s": self.total_wait_s,
+                    "workers_lost": workers_lost,
+                    "plan_s": header.report.plan_s,
+                    "read_s": header.report.read_s,
+                    "build_s": header.report.build_s,
+                    **header.report.reading,
+                },
+            )
+
+    def close(self) -> None:
+        """Show nothing any more."""
+        if self._is_shown:
+            own_board.withdraw(self._name)
+            self._is_shown = False
+
+
+# --- StatefulDataLoader: what the user holds. Iterate, save, load, ask, close.
+#
+# `state_dict()` is the state after the last microbatch handed out, whatever has been prepared ahead, and it is equal
+# on all ranks; a second `iter()` continues; loading a state first stops the running stream. Cost: one queue operation
+# per step on the training thread.
+#
+# The class is a subclass of torchdata's loader and runs the stream through it, in a thread of this process; the stream
+# may make its steps in another process. Four behaviours of torchdata's class are overridden, because they lose or
+# repeat data: its state differs between 0 workers and 1, a second `iter()` starts over, a live iterator survives
+# `load_state_dict`, and its state runs ahead of a thread that prefetches.
+#
+#     stream --torchdata--> StepTensors --serve (exchange)--> this rank's StepTensors --Ahead--> microbatches
+#       \_________________________________ feed.py __________________________________/
 
 
 class StatefulDataLoader(TorchdataLoader):  # type: ignore[misc]  # torchdata ships no types

@@ -1,7 +1,6 @@
 """The figures of `loader.stats()`, in the forms that monitoring programs read.
 
-In: the dict that `stats()` returns. Out: a flat dict of numbers, for TensorBoard, W&B and similar programs; or text for
-Prometheus. Must hold: the output has every number of the dict, and nothing else. Cost: microseconds.
+The output has every number of the dict, and nothing else. Cost: microseconds.
 """
 
 from __future__ import annotations

@@ -1,63 +1,239 @@
-"""build_loader: from a recipe and a topology to the loader of this rank.
-
-In: a recipe (a file, or the Structs with their directory) and this rank's topology. Out: a `StatefulDataLoader`. Must
-hold: arguments that are wrong, or that differ between ranks, are refused before any data is read or any group is made;
-when a rank fails after that, all others name it; a peer opens no data file. The first leader that holds the catalog's
-lock builds a missing catalog, and the others wait.
-"""
+"""build_loader: from a recipe and a topology to the loader of this rank."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
-from collections.abc import Collection, Mapping
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from torchmix import __version__
-from torchmix.catalog.vocabulary import check_vocabulary
+from torchmix.catalog.settings import settings_of
+from torchmix.catalog.store import Catalog, check_vocabulary, open_part, views_of
 from torchmix.errors import OptionError, TopologyError
 from torchmix.indexing.deny_lists import check_lists
+from torchmix.indexing.properties import wanted_rows
+from torchmix.indexing.scan import catalog_if_any, ensure_catalog
 from torchmix.parallel.agreement import agree, announcing_failures
 from torchmix.parallel.fan_out import FanOut, open_fan_out
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.liveness.evidence import SHORTEST_PATIENCE_S, patience_of
 from torchmix.parallel.liveness.guard import Liveness
-from torchmix.parallel.liveness.open import open_liveness
-from torchmix.parallel.liveness.patience import SHORTEST_PATIENCE_S, patience_of
-from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
-from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.liveness.open import open_liveness, own_connection, store_address
+from torchmix.parallel.place_tree import ONE_PLACE, ClientPlaceTree, Layout, RankPlaces
 from torchmix.parallel.topology import Topology
 from torchmix.planner.stream_order import check_rows_of_part
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.recipe.amounts import parse_bytes
+from torchmix.recipe.build import true_or_false
 from torchmix.recipe.fingerprint import recipe_keys
 from torchmix.recipe.load import recipe_and_directory
-from torchmix.recipe.loaders import limits_of_node, loaders_of
-from torchmix.recipe.options import true_or_false
-from torchmix.recipe.parts import Part, part_of
-from torchmix.recipe.source.bad_rows import max_bad_of
-from torchmix.recipe.source.resets import resets_positions, sources_with_resets
+from torchmix.recipe.loaders import check_sources_of, limits_of_node, loaders_of, words_of_sources
+from torchmix.recipe.parts import Part, has_part, part_of, with_all_sources
+from torchmix.recipe.sources import PARTS, max_bad_of, resets_positions, sources_with_resets
 from torchmix.recipe.structs import Loaders, Recipe
-from torchmix.service.job.open_job import JobUse
-from torchmix.stateful.loader import StatefulDataLoader
+from torchmix.service.endpoints import endpoints_of
+from torchmix.service.keys import client_keys
+from torchmix.service.main import LoaderStart
+from torchmix.service.open_fleet import FleetSettings
+from torchmix.service.open_job import JobPlace, JobUse, LoadersOfNodes, open_job_loaders
+from torchmix.service.ray.keeper import RayMeans
+from torchmix.service.roster import JobStore
+from torchmix.service.scale.loads import FIRST_STEPS, coming_loads, transform_places
+from torchmix.service.scale.partition import LoaderPlace, partition_of_nodes
+from torchmix.stateful.loader import StatefulDataLoader, run_name
 from torchmix.stateful.reports import open_reports
-from torchmix.stateful.reshard import SharedParts, facts_of_places, places_of
-from torchmix.stateful.shared_loaders import catalog_of, job_loaders, remote_loaders, with_own_sources
-from torchmix.stateful.shown import run_name
+from torchmix.stateful.serve import SharedParts, facts_of_places, places_of
 from torchmix.stateful.stream import StepStream
-from torchmix.steps.cursor_bounds import MAX_STEPS
-from torchmix.steps.edits.word import row_facts
-from torchmix.steps.history.entries import RunHistory
+from torchmix.steps.edits import row_facts
+from torchmix.steps.history import RunHistory
 from torchmix.steps.local_steps import HeldReader
-from torchmix.steps.memory_budget import leaders_here, memory_budget, samples_of_leaders
-from torchmix.steps.replay.manifest import check_plan_of, read_manifest
+from torchmix.steps.memory_budget import leaders_here, loader_budget, memory_budget, processors, samples_of_leaders
+from torchmix.steps.replay import check_plan_of, read_manifest
 from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.worker.early import options_of, taking_what_waits
-from torchmix.steps.worker.open_node import open_node, start_for_node
+from torchmix.steps.state import MAX_STEPS
+from torchmix.steps.worker.open_node import (
+    NODE_VARIABLE,
+    node_name,
+    open_node,
+    options_of,
+    start_for_node,
+    taking_what_waits,
+)
 from torchmix.transform.images.decode import decoder_id
+
+# --- The shared loaders of a run: those that the recipe names, or those that the job starts on its nodes.
+#
+# With `job` all ranks come here together; catalogs of all parts are there before a loader starts. Cost: with `job`,
+# the start of loader processes.
+
+LOST_S = 30.0
+"""How long no shared loader may answer before files are read here, or the run ends."""
+
+
+def with_own_sources(
+    fleet: FleetSettings | None, means: Loaders, part: Part, whole: Recipe, folder: Path, *, nodes: int
+) -> FleetSettings | None:
+    """Settings of a client whose process reads some sources itself, as `transform_at` says.
+
+    Args:
+        fleet: Where the loaders are; None: there are none.
+        means: The recipe's `loaders`, or what stands in its place.
+        part: What is read.
+        whole: The recipe.
+        folder: The recipe's.
+        nodes: Node workers of the job.
+
+    Raises:
+        OptionError: `transform_at` names a source that there is not.
+        CatalogMissing, CatalogStale: There is no profile, or it is of another catalog.
+    """
+    if fleet is None or means.transform_at is None:
+        return fleet
+    check_sources_of(means, with_all_sources(whole).sources)
+    return dataclasses.replace(fleet, here=worker_sources(means, part, folder / whole.catalog, nodes=nodes))
+
+
+def remote_loaders(means: Loaders, folder: Path) -> FleetSettings | None:
+    """The shared loaders that the recipe names, if it does."""
+    if not means.is_remote or means.endpoints is None:
+        return None
+    texts = (means.endpoints,) if isinstance(means.endpoints, str) else means.endpoints
+    found = endpoints_of(texts, folder)
+    keys = "" if means.keys is None else str(folder / means.keys)
+    if keys:
+        client_keys(Path(keys))  # a leader names a wrong folder, before a process is started
+    is_first = means.where == ("node", "remote")
+    return FleetSettings(
+        endpoints=found.fixed,
+        folders=tuple(map(str, found.folders)),
+        keys=keys,
+        lost_s=0.0 if is_first else LOST_S,  # a node that sees the files waits for nobody
+        node_cpu=(means.cpu or processors()) if is_first else 0,
+    )
+
+
+def job_loaders(
+    means: Loaders,
+    whole: Recipe,
+    folder: Path,
+    tree: ClientPlaceTree,
+    *,
+    store: JobStore,
+    ignored_signals: Collection[int] = (),
+    check: Callable[[], None] = lambda: None,
+) -> JobUse | None:
+    """The loaders that the job starts, if it does; `leave` them with the loader. A collective of all ranks.
+
+    Args:
+        means: The recipe's `loaders`, or what stands in its place.
+        whole: The recipe; loaders serve all its parts.
+        folder: The recipe's.
+        tree: The place tree as this rank sees it.
+        store: The job's; None where all ranks are in this process.
+        ignored_signals: Signals that do not end loaders.
+        check: Raises while this waits, if a rank is lost.
+
+    Raises:
+        OptionError: A node has no address that the others reach.
+        TorchmixError: A catalog cannot be made, or a loader cannot serve.
+    """
+    if means.where not in ("job", "ray"):
+        return None
+    parts = {name: part_of(whole, name) for name in PARTS if has_part(whole, name)}
+    if tree.is_leader:
+        for part in parts.values():
+            catalog_of(part, whole, folder)
+    start = LoaderStart(
+        parts=parts,
+        base=str(folder.absolute()),
+        catalog_folder=str((folder / whole.catalog).absolute()),
+        cache_bytes=parse_bytes(whole.read.cache, where="read.cache"),
+        bind="",
+        cpu=means.cpu or processors() if means.where == "job" else 0,
+        ignored_signals=tuple(sorted(ignored_signals)),
+    )
+    place = JobPlace(
+        rank=tree.topology.rank,
+        world_size=tree.topology.world_size,
+        node=node_name() or f"{socket.gethostname()} {os.environ.get(NODE_VARIABLE, '')}",
+        store=store,
+        store_address=None if store is None else store_address(store),
+        own_store=lambda: own_connection(store),
+    )
+    return open_job_loaders(start, means=_means(means, start), place=place, lost_s=LOST_S, check=check)
+
+
+def _means(means: Loaders, start: LoaderStart) -> LoadersOfNodes | RayMeans:
+    """How many loaders there are, and where."""
+    if means.where == "ray":
+        return RayMeans(
+            address=means.address or "auto",
+            processes=means.processes,
+            autoscale=means.autoscale,
+            cpu=means.cpu,
+            memory_bytes=None if means.memory is None else parse_bytes(means.memory, where="loaders.memory"),
+        )
+    if means.processes != "auto":
+        return LoadersOfNodes(processes=means.processes)
+    part = start.parts["train"]
+
+    def places(nodes: int) -> tuple[LoaderPlace, ...]:
+        folder, budget = Path(start.catalog_folder), loader_budget(means, part.batch, nodes=nodes)
+        loads = coming_loads(part, folder).mean(0, FIRST_STEPS)
+        here = set(worker_sources(means, part, folder, nodes=nodes))
+        loads = [replace(load, cost=0) if load.name in here else load for load in loads]
+        return partition_of_nodes(loads, budget, nodes=nodes).loaders
+
+    return LoadersOfNodes(places=places)
+
+
+def worker_sources(means: Loaders, part: Part, catalog_folder: Path, *, nodes: int) -> tuple[str, ...]:
+    """The sources that node workers read and transform themselves.
+
+    Args:
+        means: The recipe's `loaders`.
+        part: What is read.
+        catalog_folder: Has the part's catalog, and the profile where `auto` is asked for.
+        nodes: Node workers.
+
+    Raises:
+        CatalogMissing, CatalogStale: There is no profile, or it is of another catalog.
+    """
+    if means.transform_at in (None, "loader"):
+        return ()
+    said = words_of_sources(means.transform_at, part.sources)
+    if part.name == "train" and "auto" in said.values():
+        budget = loader_budget(means, part.batch, nodes=nodes)
+        coming = coming_loads(part, catalog_folder)
+        places = transform_places(coming.traffic(0, FIRST_STEPS), nodes=nodes, loaders=budget.most_processes, said=said)
+        return tuple(sorted(name for name, one in places.items() if one.place == "worker"))
+    return tuple(sorted(name for name, word in said.items() if word == "worker"))
+
+
+def catalog_of(part: Part, whole: Recipe, folder: Path) -> Catalog:
+    """The catalog of a part. Missing sources are indexed for all parts together."""
+    catalog_folder = folder / whole.catalog
+    catalog = catalog_if_any(catalog_folder, settings_of(part.sources, part.shuffle), views_of(part))
+    if catalog is None:
+        every = with_all_sources(whole)
+        ensure_catalog(catalog_folder, settings_of(every.sources, every.shuffle), folder, wanted_rows(every))
+        catalog = open_part(catalog_folder, part)
+    return catalog
+
+
+# --- build_loader: from a recipe and a topology to the loader of this rank.
+#
+# Arguments that are wrong, or that differ between ranks, are refused before any data is read or any group is made;
+# when a rank fails after that, all others name it; a peer opens no data file. The first leader that holds the
+# catalog's lock builds a missing catalog, and the others wait.
 
 logger = logging.getLogger(__name__)
 

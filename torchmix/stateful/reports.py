@@ -1,9 +1,8 @@
 """Losses from the trainer to the policy: reduced, decided upon by one rank, and logged.
 
-In: the losses of each step, from the ranks of the last pipeline stage. Out: a record of the log for each step, before
-any of these ranks goes on. Must hold: a state that is saved after the report of its last step goes on with all that was
-told and decided; every rank of the last stage reports every step, in order. Cost: one reduction of 16 bytes a child and
-one line of a file each step, and the policy's own time.
+A state that is saved after the report of its last step goes on with all that was told and decided; every rank of the
+last stage reports every step, in order. Cost: one reduction of 16 bytes a child and one line of a file each step, and
+the policy's own time.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from torchmix.errors import OptionError, PlanError, RecipeError, StateMismatch
-from torchmix.mixture.policies.decider import Decider
-from torchmix.mixture.policies.log import (
+from torchmix.mixture.policies import Decider, open_policy
+from torchmix.mixture.policy_log import (
     LOG_START,
     LogWriter,
     StepRecord,
@@ -32,17 +31,15 @@ from torchmix.mixture.policies.log import (
     next_digest,
     records_of_branch,
 )
-from torchmix.mixture.policies.open_policy import open_policy
 from torchmix.parallel.agreement import AgreementStore
 from torchmix.parallel.fan_out import FanOut
 from torchmix.parallel.groups import TIMEOUT_S
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.planner.shares_of_step import SharesOfStep
+from torchmix.planner.drawing import SharesOfStep
 from torchmix.recipe.build import nearest
-from torchmix.recipe.mixture.dynamic import Deciding, dynamic_of
-from torchmix.recipe.mixture.shares_of_part import tree_of_part
-from torchmix.recipe.mixture.tree import Node, streams_of
+from torchmix.recipe.changes import Deciding, dynamic_of, tree_of_part
 from torchmix.recipe.parts import Part
+from torchmix.recipe.tree import Node, streams_of
 from torchmix.steps.state import LoaderState
 
 Losses = Mapping[str, tuple[float, int]]

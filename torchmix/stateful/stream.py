@@ -1,8 +1,6 @@
 """StepStream: the steps of one replica as a torch dataset, made in this process or in a worker process.
 
-In: a part of a recipe with its catalog, the replica's number, and a state to start from. Out: `StepTensors`, each with
-a header that holds the state after it. Must hold: the steps are the same in either process. Cost: that of
-`local_steps`.
+The steps are the same in either process.
 
 It is a torch IterableDataset with `state_dict` and `load_state_dict`, so a plain torchdata loader can run and resume it
 too.
@@ -21,15 +19,20 @@ from torchmix.catalog.store import Catalog
 from torchmix.constructor.arrays import StepArrays
 from torchmix.constructor.fields import StepTensors
 from torchmix.errors import OptionError, StateError, StateMismatch
-from torchmix.steps.edits.word import RowFacts, changed_rows, row_facts_of_state
+from torchmix.steps.edits import RowFacts, changed_rows, row_facts_of_state
 from torchmix.steps.header import state_after
-from torchmix.steps.history.entries import RunHistory
+from torchmix.steps.history import RunHistory
 from torchmix.steps.local_steps import HeldReader, local_steps
-from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.state import LoaderState, check_catalog, check_layout, decode_state, encode_state, start_state
-from torchmix.steps.stop_signal import StopSignal
-from torchmix.steps.worker.client import worker_steps
-from torchmix.steps.worker.node import NodeHold
+from torchmix.steps.replica_steps import StopSignal, StreamSettings
+from torchmix.steps.state import (
+    LoaderState,
+    check_catalog,
+    check_layout,
+    decode_state,
+    encode_state,
+    start_state,
+)
+from torchmix.steps.worker.client import NodeHold, worker_steps
 
 
 class StepStream(IterableDataset[StepTensors]):

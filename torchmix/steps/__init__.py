@@ -1,23 +1,20 @@
-"""The making of steps, without torch. Files in reading order:
+"""The making of steps, without torch. In reading order:
 
-cursor_bounds.py  what a cursor may hold, from the recipe and the catalog
-state.py          all that a run must keep of its data plane, as bytes
-boundary.py       what of a state alters from step to step
-edits/            a recipe that changes between a save and a load
+state.py          LoaderState: all that a run must keep of its data plane, as bytes
+edits.py          edits of a recipe between a save and a load: what may change, the word that accepts it, and the state
+                  under it
 cursor_state.py   a cursor -> the state that keeps it, and back
-header.py         what travels with a step's tensors
-bad_tokens.py     how many tokens a run may read in vain
-decisions.py      the log of a policy's decisions, waited for and read
-stop_signal.py    a flag that ends the making of steps
-windows_ahead.py  the next window of each source, decoded while the present one is consumed
-images/           images of items: read, decoded somewhere and cut into patches
-module_items.py   what the ranks of a replica compute of modules: read, and routed
-node_limits.py    what the kernel lets a job use of a machine
-replay/           a plan on disk, and steps made from it
-blocks/           several small steps at a time
-memory_budget.py  what reading takes of a node at most, added up
-replica_steps.py  the steps of one replica: planned, read and built
-local_steps.py    the same, with a reader of this process
-
-Then history/: the steps of a run over its edits; and worker/: a process beside a leader that makes its steps.
+header.py         what travels with a step's tensors: its digests, the state after it, and a report
+bad_tokens.py     tokens that could not be read: how many a run may have, and whether it has more
+decisions.py      the log of decisions as planning reads it: a record is waited for until it is there
+windows_ahead.py  decode the next window of each stream while the present one is consumed
+module_items.py   the items of a step's modules: read, decoded and cut into patches, for the ranks of one replica
+replay.py         plans as files: written to be looked at, and replayed on any layout
+blocks.py         blocks of small steps: planned together, read at once, ready to be built
+memory_budget.py  what reading takes of a node's memory at most, and what the kernel lets this job use
+history.py        where recipes took hold in runs, and the steps of a run, each by the recipe that the run had then
+replica_steps.py  the steps of one replica, or of several: planned, read and built, one global batch at a time
+local_steps.py    the steps of replicas, read in this process: the one place of this room that opens a catalog and a
+                  reader
+worker/           a process of a node that plans, reads and builds for its leaders; it never loads torch
 """

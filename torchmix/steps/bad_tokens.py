@@ -1,9 +1,7 @@
 """Tokens that could not be read: how many a run may have, and whether it has more.
 
-In: the recipe's bounds; what all leaders could not read of each step. Out: the header of the step with the sums of all
-replicas, or an error. Must hold: all leaders come to the same, at the same step, and so does a run that was resumed
-however often: what was read in vain so far is in the state. Cost: none for a step of which all could be read, in a run
-of which all could.
+All leaders come to the same, at the same step, and so does a run that was resumed however often: what was read in vain
+so far is in the state.
 
 The bound of a source is `max_bad` of its used tokens, times the epochs that streams over it have begun.
 """
@@ -19,11 +17,10 @@ import numpy as np
 
 from torchmix.catalog.store import Catalog
 from torchmix.errors import TooManyBadRows
-from torchmix.parallel.comparison import Masked
+from torchmix.parallel.agreement import Masked
 from torchmix.planner.cursor import Cursor
 from torchmix.recipe.parts import Part
-from torchmix.recipe.source.bad_rows import masks_bad_rows, max_bad_of
-from torchmix.recipe.source.documents import rows_of
+from torchmix.recipe.sources import masks_bad_rows, max_bad_of, rows_of
 from torchmix.steps.header import StepHeader
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,6 @@
 """A cursor -> the state that keeps it, and back.
 
-In: a cursor and its planner; or a state from anywhere, and the planner that is to go on from it. Out: the other of the
-two. Must hold: a state of other streams, of other rows, or of a cursor that the planner cannot have made, is refused.
-Cost: that of `cursor_bounds`; a state that names a step alone costs the planning of all steps before it.
+A state of other streams, of other rows, or of a cursor that the planner cannot have made, is refused.
 """
 
 from __future__ import annotations
@@ -15,25 +13,28 @@ import numpy as np
 
 from torchmix.errors import StateError, StateMismatch
 from torchmix.mixture.draw import Position
-from torchmix.mixture.policies.log import LOG_START
-from torchmix.mixture.shares.integers import SHARE_ONE
-from torchmix.planner.asking import DrawnTokens
+from torchmix.mixture.policy_log import LOG_START
+from torchmix.mixture.shares import SHARE_ONE
 from torchmix.planner.cursor import Cursor, Decided, gone_by
+from torchmix.planner.drawing import NOT_DECIDED, DrawnTokens
 from torchmix.planner.planner import Planner
-from torchmix.planner.shares_of_step import NOT_DECIDED
 from torchmix.recipe.build import listed
-from torchmix.recipe.mixture.dynamic import dynamic_of
-from torchmix.steps.boundary import states_of_eras
-from torchmix.steps.cursor_bounds import MAX_STEPS, check_bad_tokens, check_cursor, check_step, pieces_of_columns
-from torchmix.steps.edits.edited_state import decisions_of_state, eras_of_state, members_of_state, reconciled
+from torchmix.recipe.changes import dynamic_of
+from torchmix.steps.edits import decisions_of_state, eras_of_state, members_of_state, reconciled
 from torchmix.steps.state import (
+    MAX_STEPS,
     MOST_KEYS,
     DecisionState,
     DrawnState,
     LoaderState,
     PoolState,
     StreamState,
+    check_bad_tokens,
     check_catalog,
+    check_cursor,
+    check_step,
+    pieces_of_columns,
+    states_of_eras,
 )
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def cursor_of_state(
 
     Raises:
         StateMismatch: The state belongs to another catalog or other streams.
-        StateError: A value that the planner cannot have come to; see `cursor_bounds`.
+        StateError: A value that the planner cannot have come to; see `check_cursor`.
         SourceExhausted: The state names a step alone, and there is no data left for it.
     """
     if not state.streams:

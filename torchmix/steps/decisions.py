@@ -1,8 +1,7 @@
 """The log of decisions as planning reads it: a record is waited for until it is there.
 
-In: the log's folder and a branch. Out: records by number. Must hold: a record is read once and never asked of anybody,
-so planning holds on nothing but the disk; whoever plans for nobody any more stops waiting. Cost: a look at the end of a
-file each 20 ms while a record is missing.
+A record is read once and never asked of anybody, so planning holds on nothing but the disk; whoever plans for nobody
+any more stops waiting. Cost: a look at the end of a file each 20 ms while a record is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchmix.errors import PlanError
-from torchmix.mixture.policies.log import LogReader, StepRecord, records_of_branch
+from torchmix.mixture.policy_log import LogReader, StepRecord, records_of_branch
 from torchmix.reader.protocol import StoppedWaiting
 
 logger = logging.getLogger(__name__)

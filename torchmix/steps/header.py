@@ -1,9 +1,8 @@
 """What travels with a step's tensors: its digests, the state after it, and a report.
 
-In: a plan, the cursor after it, what reading cost. Out: bytes, made by the leader (or its worker process) and read by
-every rank of the replica. Must hold: with a step's header any rank can answer `state_dict()` and `stats()`, and tell
-whether the step is the one that its own state waits for. Size: that of the state. Names of streams and sources are in
-the state that the boundary is like, and are read when somebody asks.
+With a step's header any rank can answer `state_dict()` and `stats()`, and tell whether the step is the one that its own
+state waits for. Size: that of the state. Names of streams and sources are in the state that the boundary is like, and
+are read when somebody asks.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import numpy as np
 
 from torchmix.errors import StateMismatch
 from torchmix.planner.plan import StepPlan
-from torchmix.steps.boundary import Boundary
-from torchmix.steps.state import LoaderState, encode_state, other_recipe, read_state
+from torchmix.steps.state import Boundary, LoaderState, encode_state, other_recipe, read_state
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,6 @@
 """The steps of replicas, read in this process: the one place of this room that opens a catalog and a reader.
 
-In: what a stream is made of, and a state to begin at. Out: `StepArrays`, as `shared_steps` makes them. Must hold: all
-that was opened is closed when the generator is, or ends. Cost: that of opening, with the first step.
+All that was opened is closed when the generator is, or ends.
 """
 
 from __future__ import annotations
@@ -10,21 +9,16 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 
-from torchmix.catalog.open_part import open_part
-from torchmix.catalog.store import Catalog
-from torchmix.catalog.vocabulary import id_limit
-from torchmix.constructor.arrays import StepArrays
-from torchmix.constructor.memory import StepMemory
-from torchmix.reader.images.image_reader import open_images
-from torchmix.reader.page_cache import CacheRoom
+from torchmix.catalog.store import Catalog, id_limit, open_part
+from torchmix.constructor.arrays import StepArrays, StepMemory
+from torchmix.reader.images import open_images
+from torchmix.reader.page_cache import CacheRoom, used_rows
 from torchmix.reader.protocol import StepReader, StoppedWaiting
 from torchmix.reader.reader import Reader
-from torchmix.reader.used_rows import used_rows
-from torchmix.recipe.source.bad_rows import masked_sources
-from torchmix.recipe.source.row_map import maps_of
+from torchmix.recipe.sources import maps_of, masked_sources
 from torchmix.service.open_fleet import open_fleet_reader
-from torchmix.steps.blocks.read_steps import Consumer, Consumers
-from torchmix.steps.images.decode_place import decoded_by_loaders
+from torchmix.steps.blocks import Consumer, Consumers
+from torchmix.steps.module_items import decoded_by_loaders
 from torchmix.steps.replica_steps import SharedStep, StreamSettings, shared_steps
 
 

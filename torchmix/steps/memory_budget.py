@@ -1,13 +1,11 @@
-"""What reading takes of a node's memory at most, added up before the run.
-
-In: a recipe's part with its catalog, and how it is to be read. Out: the terms of the sum, by name; an error where they
-are more than the budget. Must hold: every term is an upper bound, except the first, which is measured; the catalog and
-mapped files are the kernel's, and are not counted. Cost: some operations a source.
-"""
+"""What reading takes of a node's memory at most, and what the kernel lets this job use."""
 
 from __future__ import annotations
 
+import math
 import os
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
@@ -16,14 +14,62 @@ from torchmix.catalog.store import Catalog, SourceCatalog
 from torchmix.errors import RecipeError
 from torchmix.formats.table import READ_AS
 from torchmix.parallel.place_tree import ClientPlaceTree
-from torchmix.reader.rows.kept_ids import MEMORY_BYTES
-from torchmix.recipe.byte_sizes import bytes_text, parse_bytes
+from torchmix.reader.row_encoding import MEMORY_BYTES
+from torchmix.recipe.amounts import bytes_text, parse_bytes
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_length, most_samples, most_tokens
 from torchmix.recipe.structs import Batch, Loaders, Read
 from torchmix.service.scale.partition import LoaderBudget
-from torchmix.steps.blocks.plan_blocks import BLOCK_TOKENS
-from torchmix.steps.node_limits import memory_bytes, processors
+from torchmix.steps.blocks import BLOCK_TOKENS
+
+# --- What the kernel lets this job use of a machine: processors and memory.
+#
+# A limit that cannot be read is no limit. Cost: some small files of /proc and /sys.
+
+GROUPS = Path("/sys/fs/cgroup")
+
+
+def processors(groups: Path = GROUPS) -> int:
+    """Processors that this process may use, at least 1: of its affinity, and of its control group's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for folder in _folders(groups):
+        with suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text().split()
+            count = min(count, max(1, math.ceil(int(quota) / int(period))))  # "max" is no number
+    with suppress(OSError, ValueError, ZeroDivisionError):  # the first version of control groups
+        quota_us = int((groups / "cpu" / "cpu.cfs_quota_us").read_text())
+        if quota_us > 0:
+            period_us = int((groups / "cpu" / "cpu.cfs_period_us").read_text())
+            count = min(count, max(1, math.ceil(quota_us / period_us)))
+    return count
+
+
+def memory_bytes(groups: Path = GROUPS) -> int:
+    """Bytes of memory that this job may use: of the machine, and of its control group's limit."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for folder in _folders(groups):
+        with suppress(OSError, ValueError):
+            limits.append(int((folder / "memory.max").read_text()))
+    with suppress(OSError, ValueError):
+        limits.append(int((groups / "memory" / "memory.limit_in_bytes").read_text()))
+    return min(limits)
+
+
+def _folders(groups: Path) -> list[Path]:
+    """The control group of this process, and those around it."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, _, path = line.split(":", 2)
+            if number == "0":
+                own = groups / path.lstrip("/")
+                return [own, *(parent for parent in own.parents if parent.is_relative_to(groups))]
+    return [groups]
+
+
+# --- What reading takes of a node's memory at most, added up before the run.
+#
+# Every term is an upper bound, except the first, which is measured; the catalog and mapped files are the kernel's, and
+# are not counted. Cost: some operations a source.
 
 PROCESS_BYTES = 96 << 20
 """A worker process with its imports, its buffers and the allocator's slack; measured 40 to 90 MiB."""

@@ -1,14 +1,8 @@
-"""The steps of one replica, or of several: planned, read and built, one global batch at a time.
-
-In: what a stream is made of, a state to begin at, and a reader. Out: `StepArrays`, each with a header that holds the
-state after it. Must hold: the same steps in whatever process or thread this runs, and whoever reads; no torch. Cost:
-that of the planner, the reader and `build`; small steps are planned, read and built several at a time (blocks/). All
-take turns in one thread, which is ahead of the trainer as a whole: a thread for the planner would pass the
-interpreter's lock to and fro some hundred times a step, for a tenth more CPU in all.
-"""
+"""The steps of one replica, or of several: planned, read and built, one global batch at a time."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
@@ -20,36 +14,62 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog
-from torchmix.constructor.arrays import StepArrays
-from torchmix.constructor.build import ReplicaPieces, build
-from torchmix.constructor.memory import StepMemory
-from torchmix.constructor.resets import reset_ids_of
-from torchmix.constructor.row_arrays import arrays_of_rows
+from torchmix.constructor.arrays import StepArrays, StepMemory
+from torchmix.constructor.build import ReplicaPieces, arrays_of_rows, build
+from torchmix.constructor.spans import reset_ids_of
 from torchmix.errors import SourceExhausted
-from torchmix.parallel.layout import Layout
-from torchmix.parallel.modules.rank_places import ONE_PLACE, RankPlaces
+from torchmix.parallel.place_tree import ONE_PLACE, Layout, RankPlaces
 from torchmix.planner.cursor import gone_by
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
-from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.reader.piece_copy import Tokens
 from torchmix.reader.protocol import StepReader
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of_step
-from torchmix.recipe.source.bad_rows import masked_sources
+from torchmix.recipe.sources import masked_sources
 from torchmix.service.open_fleet import FleetSettings
-from torchmix.service.scale.progress import ProgressLog
-from torchmix.steps.blocks.one_ahead import one_ahead
-from torchmix.steps.blocks.plan_blocks import plan_blocks
-from torchmix.steps.blocks.read_steps import Consumer, Consumers, ReadStep, read_steps
+from torchmix.service.scale.rule import ProgressLog
+from torchmix.steps.blocks import Consumer, Consumers, ReadStep, one_ahead, plan_blocks, read_steps
 from torchmix.steps.decisions import EndedLog, FollowedLog, log_of
 from torchmix.steps.header import encode_header
-from torchmix.steps.history.start import start_cursor
-from torchmix.steps.images.decode_place import decoded_at_rank
-from torchmix.steps.images.step_images import decoder_of_run
-from torchmix.steps.module_items import arrays_of_modules
-from torchmix.steps.replay.read import RecordedPlan, open_recorded_plan
+from torchmix.steps.history import start_cursor
+from torchmix.steps.module_items import arrays_of_modules, decoded_at_rank, decoder_of_run
+from torchmix.steps.replay import RecordedPlan, open_recorded_plan
 from torchmix.steps.state import LoaderState, decode_state
+
+# --- A flag that another thread sets to end the making of steps, wherever that happens.
+#
+# What is left here is called once it is set, also if it was set before.
+
+
+class StopSignal:
+    """Set once, by any thread, a collector's too; never unset."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._then: list[Callable[[], object]] = []
+
+    def set(self) -> None:
+        """Stop. May be called again."""
+        self._event.set()
+        for call in list(self._then):
+            call()
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        return self._event.is_set()
+
+    def then(self, call: Callable[[], object]) -> None:
+        """Have something called with `set`, by the thread that sets it; it may be called more than once."""
+        self._then.append(call)
+        if self._event.is_set():
+            call()
+
+
+# --- The steps of one replica, or of several: planned, read and built, one global batch at a time.
+#
+# The same steps in whatever process or thread this runs, and whoever reads; no torch.
 
 
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
 """Decode the next window of each stream while the present one is consumed.
 
-In: the cursor after each step. Out: pages decoded ahead in the reader's cache. Must hold: what is read and in which
-order is not changed, only when it is decoded; a page that cannot be read is an error of the step that needs it, since
-the steps before it are good. Without this, the steps after a window's border would decode nearly all its pages at once,
-and a training step would wait for them. Streams that are not shuffled by page have no such border, and are passed over.
-Cost: a few array operations per step, and some 100 microseconds for each window that begins.
+What is read and in which order is not changed, only when it is decoded; a page that cannot be read is an error of the
+step that needs it, since the steps before it are good. Without this, the steps after a window's border would decode
+nearly all its pages at once, and a training step would wait for them. Streams that are not shuffled by page have no
+such border, and are passed over. Cost: a few array operations per step, and some 100 microseconds for each window that
+begins.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Ranges of bytes: files of this machine, and objects of stores. Files in reading order:
+"""Ranges of bytes: files of this machine, and objects of stores. In reading order:
 
-random_access.py  a file as ranges of bytes
-byte_stream.py    a file as a stream of Python's
-file_status.py    what the kernel says of a file: whether it was written to
-file_ends.py      the identity of a file without a footer
-stores.py         a URI -> the store that holds it
-store_errors.py   which errors of a store pass
-store_file.py     an object of a store as a file
-read_ahead.py     a file of a store, by large ranges
-open_path.py      a path or URI -> an open file
-find_objects.py   globs of URIs -> objects
-find_files.py     paths, URIs and globs -> files
+stores.py         object stores: a URI -> the file system that holds it
+random_access.py  a file as ranges of bytes: what every format is read from, wherever the file lies
+read_ahead.py     a file of a store, read by large ranges: what a scan asks for byte by byte comes from blocks that are
+                  kept
+store_file.py     an object of a store as a file: any range of it, tried again while the store fails; and any path or
+                  URI, opened
+find_files.py     the data files of a source: paths, URIs and globs of the recipe -> paths and URIs of files
 """

@@ -1,9 +1,8 @@
 """A file of a store, read by large ranges: what a scan asks for byte by byte comes from blocks that are kept.
 
-In: an open file, and hints which range will be read from its beginning on. Out: the same file. Must hold: bytes are
-those of the file. Cost: in a range that was named, one request for each BLOCK_BYTES of it, and the next one is under
-way while one is used; elsewhere one request for each SMALL_BYTES, doubled while reads go on where the last one ended.
-What a file ends with is one request, as that is what describes most files. Memory: KEPT_BYTES, and one block.
+Bytes are those of the file. Cost: in a range that was named, one request for each BLOCK_BYTES of it, and the next one
+is under way while one is used; elsewhere one request for each SMALL_BYTES, doubled while reads go on where the last one
+ended. What a file ends with is one request, as that is what describes most files. Memory: KEPT_BYTES, and one block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Object stores: a URI -> the file system that holds it.
 
-In: URIs, as `s3://bucket/key`. Out: `Store`: a pyarrow file system, one for each process and store, made when it is
-first needed. Must hold: credentials and servers are found where the store's own tools find them; nothing of a store is
-open before a fork that uses it. Cost: none until then; Amazon's region of a bucket is one request.
+Credentials and servers are found where the store's own tools find them; nothing of a store is open before a fork that
+uses it.
 
 `s3` and `gs` are pyarrow's own; `hf` and all other schemes are fsspec's, as far as its packages are installed.
 """

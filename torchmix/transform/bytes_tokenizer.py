@@ -1,9 +1,8 @@
 """Text -> tokens without a vocabulary file: the UTF-8 bytes of a document are its ids, and 256 ends it.
 
-In: an Arrow string array. Out: ids and offsets of its documents, or their lengths alone. Must hold: pure and total;
-a document of b bytes has b + 1 tokens, so "" is [256]; a null is a document of no tokens; `count_tokens` equals the
-lengths that `tokenize` gives. Bytes are not checked to be UTF-8: what the file holds is what the model sees.
-Cost: 0.7 ns a byte, including 0.2 ns to make room for the ends; no Python per document.
+Pure and total; a document of b bytes has b + 1 tokens, so "" is [256]; a null is a document of no tokens;
+`count_tokens` equals the lengths that `tokenize` gives. Bytes are not checked to be UTF-8: what the file holds is what
+the model sees. Cost: 0.7 ns a byte, including 0.2 ns to make room for the ends; no Python per document.
 """
 
 from __future__ import annotations
@@ -87,17 +86,17 @@ class BytesTokenizer(msgspec.Struct, frozen=True):
 
     @property
     def transform_id(self) -> str:
-        """See `tokenizer.Tokenizer`."""
+        """See `Tokenizer`."""
         return TRANSFORM_ID
 
     @property
     def vocab_size(self) -> int:
-        """See `tokenizer.Tokenizer`."""
+        """See `Tokenizer`."""
         return VOCABULARY
 
     @property
     def vocabulary(self) -> str:
-        """See `tokenizer.Tokenizer`."""
+        """See `Tokenizer`."""
         return "bytes"
 
     def tokenize(self, texts: pa.Array, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -109,7 +108,7 @@ class BytesTokenizer(msgspec.Struct, frozen=True):
         return count_tokens(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `tokenizer.Tokenizer`."""
+        """See `Tokenizer`."""
         return decode(ids)
 
 

@@ -1,8 +1,7 @@
 """The recipe's words for a tokenizer -> the tokenizer, each opened once.
 
-In: `bytes`, `tiktoken:NAME` or the path of a tokenizer.json; ids that begin and end a document, as numbers or as names
-of tokens. Out: a `tokenizer.Tokenizer`. Must hold: what the vocabulary does not have is an error that names the nearest
-it has. Cost: reading the vocabulary, once for all sources that share it.
+What the vocabulary does not have is an error that names the nearest it has. Cost: reading the vocabulary, once for all
+sources that share it.
 """
 
 from __future__ import annotations
@@ -11,13 +10,10 @@ import difflib
 from pathlib import Path
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.source.tokenizer_kind import TIKTOKEN, tokenizer_kind
+from torchmix.recipe.sources import TIKTOKEN, tokenizer_kind
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.encoder import Encoder
-from torchmix.transform.huggingface import HuggingFaceEncoder
-from torchmix.transform.tiktoken_encoding import TiktokenEncoder
-from torchmix.transform.tokenizer import Tokenizer
-from torchmix.transform.vocabulary_tokenizer import VocabularyTokenizer
+from torchmix.transform.tokenizer import Encoder, Tokenizer
+from torchmix.transform.vocabulary_tokenizer import HuggingFaceEncoder, TiktokenEncoder, VocabularyTokenizer
 
 
 class Tokenizers:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchmix.megatron_adapter.data_flags import FlagGroup, fate_of_flag
+from torchmix.megatron_adapter.flags import FlagGroup, fate_of_flag
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[2] / "docs"

@@ -7,7 +7,7 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from torchmix.catalog.properties.expression import columns_of_expression, kept_rows
+from torchmix.catalog.properties import columns_of_expression, kept_rows
 from torchmix.errors import RecipeError
 
 TABLE = pa.table(

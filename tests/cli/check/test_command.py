@@ -14,8 +14,8 @@ from tests.support.catalogs import open_catalog
 from tests.support.files import make_text_file, make_tokens_file, random_tokens
 from tests.support.projects import make_indexed_project, make_project
 from tests.support.vocabularies import make_tokenizer
-from torchmix.cli.check import command as check_verb
-from torchmix.cli.check.findings import sources_findings
+from torchmix.cli import check as check_verb
+from torchmix.cli.findings import sources_findings
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of

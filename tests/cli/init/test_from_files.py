@@ -18,10 +18,10 @@ from tests.support.files import make_text_file, make_tokens_file, random_texts, 
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.memory_store import memory_store
 from tests.support.vocabularies import make_tokenizer
-from torchmix.cli.init import choose_tokenizer
+from torchmix.cli.init import choose as choose_tokenizer
 from torchmix.cli.main import main
+from torchmix.recipe.changes import parse_shares
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.structs import Recipe
 
 TEXTS = random_texts(1, 200)

@@ -13,8 +13,8 @@ from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.memory_store import memory_store
 from tests.support.templates import made_once
 from torchmix.cli.main import main
+from torchmix.recipe.changes import parse_shares
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.structs import RampStage
 
 SIZES = ["--seq-length", "64", "--global-batch-size", "8"]

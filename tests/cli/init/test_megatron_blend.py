@@ -16,7 +16,7 @@ from torchmix.cli.init.megatron_blend import (
     words_of_split_file,
 )
 from torchmix.errors import OptionError, SourceUnreadable
-from torchmix.recipe.shares import parse_fraction
+from torchmix.recipe.amounts import parse_fraction
 
 
 def blend(*prefixes: str, weights: list[str] | None = None) -> Blend:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from torchmix.cli.init.megatron_ramp import ramp_stages, schedule_stages
+from torchmix.cli.init.megatron import ramp_stages, schedule_stages
 from torchmix.errors import OptionError
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.indexed_datasets import write_dataset
-from torchmix.cli.init import inner_ends
-from torchmix.cli.init.inner_ends import InnerEnds, look_for_inner_ends
+from torchmix.cli.init import megatron_blend as inner_ends
+from torchmix.cli.init.megatron_blend import InnerEnds, look_for_inner_ends
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
 

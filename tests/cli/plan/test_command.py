@@ -14,12 +14,12 @@ import pytest
 from tests.support.catalogs import open_catalog
 from tests.support.projects import make_indexed_project, make_project
 from torchmix.cli.main import main
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import open_planner
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.steps.replay import write as plan_files
+from torchmix.steps import replay as plan_files
 
 PIECE_COLUMNS = [
     "step",

@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.projects import make_indexed_project
 from tests.support.scaled_jobs import price, write_scaled_job
-from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import open_part
 from torchmix.cli.main import main
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.service.scale.profile import profile_of, write_profile
+from torchmix.service.scale.loads import profile_of, write_profile
 
 
 @pytest.fixture

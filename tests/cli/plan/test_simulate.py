@@ -11,9 +11,7 @@ import pytest
 from tests.support.loaders import write_job
 from tests.support.projects import make_indexed_project
 from torchmix.cli.main import main
-from torchmix.planner.simulation.named_models import MODELS
-from torchmix.planner.simulation.rivals import ORDERS
-from torchmix.planner.simulation.simulate import ASSUMPTIONS
+from torchmix.planner.simulation import ASSUMPTIONS, MODELS, ORDERS
 
 JOB = ("--simulate", "--world", "64", "--tp", "2", "--pp", "4", "--steps", "2")
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.loaders import run_job
 from tests.support.numbered_rows import Document, delivered, traced, write_numbered
-from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import open_part
 from torchmix.cli.main import main
-from torchmix.cli.run.steps import forecast_of_run
+from torchmix.cli.run import forecast_of_run
 from torchmix.constructor.fields import Microbatch
 from torchmix.errors import StateMismatch
 from torchmix.parallel.topology import Topology

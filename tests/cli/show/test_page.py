@@ -14,7 +14,7 @@ import yaml
 from tests.support.chats import write_chats
 from tests.support.image_sources import ImageRow, make_rows, write_source
 from torchmix.cli.main import main
-from torchmix.cli.plan.summary import module_lines
+from torchmix.cli.plan.command import module_lines
 
 Capture = pytest.CaptureFixture[str]
 

@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from torchmix.cli.show.readable import excerpt, readable
+from torchmix.cli.terminal import excerpt, readable
 
 
 @pytest.mark.parametrize(

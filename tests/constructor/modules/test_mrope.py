@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchmix.constructor.modules.mrope import mrope_position_ids
+from torchmix.constructor.fields import mrope_position_ids
 from torchmix.errors import OptionError
 
 LENGTH = 48

@@ -15,8 +15,7 @@ from tests.support.example import PRETRAIN_GPT, example_module
 from tests.support.fake_megatron import default_args, installed
 from torchmix.errors import RecipeError
 from torchmix.megatron_adapter.batch_sizes import check_batch_sizes
-from torchmix.megatron_adapter.data_flags import fate_of_flag, without_effect
-from torchmix.megatron_adapter.refusals import _REFUSALS, check_refusals
+from torchmix.megatron_adapter.flags import _REFUSALS, check_refusals, fate_of_flag, without_effect
 from torchmix.recipe.structs import Batch, Recipe, Source
 
 list_flags = example_module("list_flags", PRETRAIN_GPT)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.arrow_files import write_arrow
 from torchmix.errors import CorruptPage
-from torchmix.formats.arrow.batches import find_batches, open_arrow
+from torchmix.formats.arrow.messages import find_batches, open_arrow
 from torchmix.formats.arrow.source import ArrowSource
 
 

@@ -15,9 +15,9 @@ from tests.support.arrow_files import among_others, token_dictionary, write_arro
 from tests.support.files import random_texts, random_tokens
 from tests.support.pages import as_lists, documents_by_page, page_runs
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable
-from torchmix.formats.arrow import slices as arrow_slices
-from torchmix.formats.arrow.layout import reads_views
-from torchmix.formats.arrow.page import BATCH, MESSAGE, SLICES
+from torchmix.formats.arrow import column as arrow_slices
+from torchmix.formats.arrow.column import reads_views
+from torchmix.formats.arrow.scan import BATCH, MESSAGE, SLICES
 from torchmix.formats.arrow.source import ArrowSource
 
 TOKEN_TYPES = [

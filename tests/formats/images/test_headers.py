@@ -8,10 +8,10 @@ import pyarrow as pa
 from tests.support.image_sources import make_rows
 from torchmix.formats.column import to_documents
 from torchmix.formats.good_rows import look_at_rows
-from torchmix.formats.images.headers import HeaderScan
-from torchmix.transform.images.dynamic import DynamicRule
+from torchmix.formats.images import HeaderScan
+from torchmix.transform.images.decode import RawBytes
 from torchmix.transform.images.header import header_of
-from torchmix.transform.images.raw_bytes import RawBytes
+from torchmix.transform.images.rules import DynamicRule
 
 IMAGES = [row.images[0] for row in make_rows(2, 12) if row.images]
 

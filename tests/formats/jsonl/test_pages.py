@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.json_lines import frame_of, framed, json_lines, plain_lines
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.jsonl import pages as jsonl_pages
-from torchmix.formats.jsonl.pages import (
+from torchmix.formats.jsonl import lines as jsonl_pages
+from torchmix.formats.jsonl.lines import (
     BEGINS_INSIDE,
     ENDS_INSIDE,
     GZIP,

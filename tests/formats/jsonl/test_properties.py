@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmix.formats.jsonl.properties import read_properties
+from torchmix.formats.jsonl.lines import read_properties
 
 
 def test_11_8_half_of_a_surrogate_pair_takes_no_property_from_its_row(tmp_path: Path) -> None:

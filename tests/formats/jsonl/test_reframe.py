@@ -9,8 +9,7 @@ import pytest
 from tests.support.files import random_texts
 from tests.support.json_lines import frame_of, framed, json_lines, plain_lines
 from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.formats.jsonl.frames import Frame, codec_of_name, find_frames
-from torchmix.formats.jsonl.reframe import LONG_LINES, reframe
+from torchmix.formats.jsonl.frames import LONG_LINES, Frame, codec_of_name, find_frames, reframe
 
 
 def frames_of(path: Path) -> list[Frame]:
@@ -106,7 +105,7 @@ def test_an_empty_file_stays_empty(tmp_path):
 
 
 def test_what_a_frame_decompresses_to_is_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchmix.formats.jsonl.reframe._compress", lambda content, *_: frame_of(content[::-1], ".gz"))
+    monkeypatch.setattr("torchmix.formats.jsonl.frames._compress", lambda content, *_: frame_of(content[::-1], ".gz"))
     (tmp_path / "in").write_bytes(b'{"a":1}\n')
     with pytest.raises(CorruptPage, match=r"out\.gz: frame 0 does not decompress to what went into it"):
         reframe(tmp_path / "in", tmp_path / "out.gz")

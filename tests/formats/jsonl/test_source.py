@@ -10,7 +10,7 @@ from tests.support.files import random_texts, random_tokens
 from tests.support.json_lines import frame_of, framed, json_lines, plain_lines, write_lines
 from tests.support.pages import as_lists, documents_by_page, page_runs
 from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.formats.jsonl import pages as jsonl_pages
+from torchmix.formats.jsonl import lines as jsonl_pages
 from torchmix.formats.jsonl.source import JsonLinesSource
 from torchmix.storage.random_access import LocalFile
 

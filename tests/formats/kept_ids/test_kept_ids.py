@@ -18,11 +18,11 @@ from tests.support.maps import recipe_of_map, write_functions
 from tests.support.vocabularies import END, make_tokenizer
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CorruptPage, RecipeError, SourceUnreadable
-from torchmix.formats.kept_ids.ids_file import KEPT_FOLDER, IdsWriter, read_kept
+from torchmix.formats.kept_ids import KEPT_FOLDER, IdsWriter, read_kept
 from torchmix.indexing.scan import index_recipe, index_sources
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.source.row_map import maps_of
+from torchmix.recipe.sources import maps_of
 from torchmix.recipe.structs import Batch, Recipe, Source
 
 TEXTS: list[str | None] = ["one", None, "", *random_texts(3, 400)]

@@ -10,9 +10,9 @@ import pytest
 from tests.support.book_pages import indexed_pages
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.megatron import documents as indexed_documents
-from torchmix.formats.megatron.documents import IndexedDocuments, read_documents
-from torchmix.formats.megatron.header import read_header
+from torchmix.formats.megatron import source as indexed_documents
+from torchmix.formats.megatron.files import read_header
+from torchmix.formats.megatron.source import IndexedDocuments, read_documents
 from torchmix.storage.random_access import LocalFile
 
 

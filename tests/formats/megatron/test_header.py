@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.indexed_datasets import CODES, HEADER, MAGIC, random_sequences, write_dataset
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.megatron.header import HEADER_BYTES, IndexHeader, read_header
+from torchmix.formats.megatron.files import HEADER_BYTES, IndexHeader, read_header
 from torchmix.storage.random_access import LocalFile
 
 TOKEN_DTYPES = [name for name in CODES if "float" not in name]

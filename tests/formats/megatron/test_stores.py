@@ -14,8 +14,7 @@ import pytest
 from tests.support.indexed_datasets import random_sequences, write_dataset
 from tests.support.memory_store import memory_store
 from tests.support.recipes import make_recipe
-from torchmix.catalog.store import Catalog
-from torchmix.catalog.vocabulary import IdLimit
+from torchmix.catalog.store import Catalog, IdLimit
 from torchmix.cli.init.megatron_blend import num_documents, samples_of_one_pass
 from torchmix.errors import SourceChanged, SourceUnreadable
 from torchmix.formats.megatron.files import find_datasets

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from tests.support.files import flip_byte, make_text_file, make_tokens_file, random_texts, random_tokens, write_file
 from torchmix.errors import CorruptPage
-from torchmix.formats.parquet.footer import Chunk, Leaf, read_column, read_footer
-from torchmix.formats.parquet.layout import find_pages, read_page_header
+from torchmix.formats.parquet.footer import Chunk, Leaf, find_pages, read_column, read_footer, read_page_header
 from torchmix.storage.random_access import LocalFile
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from torchmix.formats.parquet import thrift
-from torchmix.formats.parquet.plain import (
+from torchmix.formats.parquet.values import (
     PlainChunk,
     PlainColumn,
     PlainPage,

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
 from tests.support.pages import page_runs
 from tests.support.split_rows import make_split_file
-from torchmix.formats.parquet.layout import read_page_header
-from torchmix.formats.parquet.levels import ExpectedRows, UnusualLevels
+from torchmix.formats.parquet.footer import read_page_header
 from torchmix.formats.parquet.source import ParquetSource
-from torchmix.formats.parquet.values import decode_values
+from torchmix.formats.parquet.values import ExpectedRows, UnusualLevels, decode_values
 from torchmix.formats.source import PageRun
 
 TOKENS = ParquetSource(name="web", column="input_ids", kind="tokens")

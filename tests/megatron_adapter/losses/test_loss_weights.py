@@ -9,7 +9,7 @@ import torch
 
 from tests.support.microbatches import make_microbatch
 from torchmix.constructor.fields import Microbatch
-from torchmix.megatron_adapter.losses.loss_weights import FirstStepTokens
+from torchmix.megatron_adapter.losses import FirstStepTokens
 
 
 def step_of(*tokens: int, step: int = 0, has_mask: bool = True) -> list[Microbatch]:

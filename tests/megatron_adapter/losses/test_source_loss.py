@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.fake_megatron import Lines, default_args, installed
-from torchmix.megatron_adapter.losses.source_loss import (
+from torchmix.megatron_adapter.losses import (
     MOST_SOURCES_IN_A_LINE,
     MicrobatchSources,
     SourceLosses,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchmix.errors import PlanError
-from torchmix.megatron_adapter.losses.step_report import StepReports
+from torchmix.megatron_adapter.losses import StepReports
 
 Told = list[tuple[int, dict[str, tuple[float, int]]]]
 

@@ -9,17 +9,8 @@ from pathlib import Path
 import pytest
 
 from torchmix.errors import PlanError, StateMismatch, WireError
-from torchmix.mixture.policies.decider import Decider
-from torchmix.mixture.policies.log import (
-    LOG_START,
-    LogReader,
-    LogWriter,
-    StepRecord,
-    begin_branch,
-    records_of_branch,
-)
-from torchmix.mixture.policies.odm import Odm
-from torchmix.mixture.policies.policy import Policy
+from torchmix.mixture.policies import Decider, Odm, Policy
+from torchmix.mixture.policy_log import LOG_START, LogReader, LogWriter, StepRecord, begin_branch, records_of_branch
 
 ONE, TWO, THREE = ("0" * 15 + digit for digit in "123")
 

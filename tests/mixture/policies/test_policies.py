@@ -11,13 +11,19 @@ import numpy as np
 import pytest
 
 from torchmix.errors import RecipeError
-from torchmix.mixture.policies.ado import Ado
-from torchmix.mixture.policies.limits import with_floor, within
-from torchmix.mixture.policies.odm import Exp3, Odm
-from torchmix.mixture.policies.open_policy import open_policy
-from torchmix.mixture.policies.policy import Policy
-from torchmix.mixture.policies.scaling_law import cost_of, fit_scaling_law, smoothed
-from torchmix.mixture.policies.shares_file import SharesFile
+from torchmix.mixture.policies import (
+    Ado,
+    Exp3,
+    Odm,
+    Policy,
+    SharesFile,
+    cost_of,
+    fit_scaling_law,
+    open_policy,
+    smoothed,
+    with_floor,
+    within,
+)
 from torchmix.recipe.structs import Dynamic
 
 NAMES = ["a", "b", "c"]

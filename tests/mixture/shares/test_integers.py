@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from torchmix.mixture.shares.integers import SHARE_ONE, integer_shares
+from torchmix.mixture.shares import SHARE_ONE, integer_shares
 
 
 def random_fractions(rng: random.Random) -> dict[str, Fraction]:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from torchmix.array_types import Int64Array
-from torchmix.mixture.shares.integers import SHARE_ONE
-from torchmix.mixture.shares.schedule import Schedule, ShareChange
+from torchmix.mixture.shares import SHARE_ONE, Schedule, ShareChange
 
 
 def random_shares(rng: random.Random, count: int) -> Int64Array:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.spaces.flat import FlatSpace, windows_of_flat
-from torchmix.mixture.spaces.space import Members, SourceSpace, Space
+from torchmix.mixture.spaces import FlatSpace, Members, SourceSpace, Space, windows_of_flat
 
 ROWS = (9000, 3000, 160)
 """The last member is one page."""

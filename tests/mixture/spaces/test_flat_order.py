@@ -12,9 +12,7 @@ import pytest
 from tests.support.book_order import BookSource
 from torchmix.catalog.sizes import SourceSizes, window_pages_of, window_units_of_view
 from torchmix.mixture.order import StreamOrder
-from torchmix.mixture.spaces.flat import FlatSpace, drawn_units, windows_of_flat
-from torchmix.mixture.spaces.space import SourceSpace, Space
-from torchmix.mixture.spaces.view import ViewSpace
+from torchmix.mixture.spaces import FlatSpace, SourceSpace, Space, ViewSpace, drawn_units, windows_of_flat
 
 Place = tuple[int, int]
 """Number of a source, and a row of it."""

@@ -9,9 +9,7 @@ import pytest
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes, window_units_of_view
-from torchmix.mixture.spaces.flat import SMALL_UNIT_ROWS, FlatSpace, windows_of_flat
-from torchmix.mixture.spaces.space import SourceSpace, Space
-from torchmix.mixture.spaces.view import ViewSpace
+from torchmix.mixture.spaces import SMALL_UNIT_ROWS, FlatSpace, SourceSpace, Space, ViewSpace, windows_of_flat
 
 
 def sizes_of(rng: random.Random, num_pages: int, most_rows: int = 40) -> SourceSizes:
@@ -111,7 +109,7 @@ def test_a_flat_of_more_than_2_to_the_32_rows_has_its_own_numbers() -> None:
             self.source = source
 
         def members(self, units: Int64Array):
-            from torchmix.mixture.spaces.space import Members
+            from torchmix.mixture.spaces import Members
 
             return Members(units, None, len(units))
 

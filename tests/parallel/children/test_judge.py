@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from torchmix.parallel.children.judge import ProcessWatch
-from torchmix.parallel.liveness.evidence import Evidence
-from torchmix.parallel.liveness.patience import Patience
+from torchmix.parallel.children import ProcessWatch
+from torchmix.parallel.liveness.evidence import Evidence, Patience
 from torchmix.steps.worker.messages import ProcessBeat
 
 PATIENCE = Patience(poll_s=0.25)

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.processes import wait_until
-from torchmix.parallel.children import pulse
-from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
-from torchmix.parallel.children.pulse import OwnPulse, waits_for_processor
-from torchmix.parallel.liveness.patience import Patience
+from torchmix.parallel import children as pulse
+from torchmix.parallel.children import OwnPulse, ProcessBeat, ProcessWatch, waits_for_processor
+from torchmix.parallel.liveness.evidence import Patience
 
 
 def test_a_beat_is_sent_when_it_is_due(monkeypatch) -> None:

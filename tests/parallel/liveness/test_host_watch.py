@@ -10,9 +10,15 @@ from pathlib import Path
 import msgspec
 
 from tests.support.processes import Processes, wait_until
-from torchmix.parallel.liveness.evidence import RankIdentity, evidence_of_process, has_pulse, identity_of_process
-from torchmix.parallel.liveness.host_watch import STOPPED_LOOKS, HostWatch
-from torchmix.parallel.liveness.records import Beat, Loss
+from torchmix.parallel.liveness.evidence import (
+    Beat,
+    Loss,
+    RankIdentity,
+    evidence_of_process,
+    has_pulse,
+    identity_of_process,
+)
+from torchmix.parallel.liveness.guard import STOPPED_LOOKS, HostWatch
 
 DEADLINE_S = 60.0
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from tests.support.processes import wait_until
 from tests.support.threads import own_threads
 from torchmix.errors import RankLost, TopologyError
+from torchmix.parallel.liveness.evidence import Patience
 from torchmix.parallel.liveness.guard import Liveness
 from torchmix.parallel.liveness.open import open_liveness
-from torchmix.parallel.liveness.patience import Patience
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmix.parallel.liveness.patience import (
+from torchmix.parallel.liveness.evidence import (
     MOST_REQUESTS_S,
     REQUESTS_A_BEAT,
     REQUESTS_A_FAST_LOOK,

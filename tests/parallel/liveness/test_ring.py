@@ -14,14 +14,17 @@ import pytest
 
 from tests.support.processes import wait_until
 from torchmix.parallel.liveness.evidence import (
+    Beat,
     Evidence,
+    Loss,
+    Patience,
     RankIdentity,
     evidence_of_process,
     has_pulse,
     identity_of_this_process,
+    pace_at_size,
+    patience_of,
 )
-from torchmix.parallel.liveness.patience import Patience, pace_at_size, patience_of
-from torchmix.parallel.liveness.records import Beat, Loss
 from torchmix.parallel.liveness.ring import RingWatch, Silence
 
 PATIENCE = Patience()

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from torchmix.errors import WireError
-from torchmix.parallel.array_form import DTYPES, ITEM_BYTES_OF_DTYPE
+from torchmix.parallel.forms import DTYPES, ITEM_BYTES_OF_DTYPE
 from torchmix.parallel.place_tree import Role
-from torchmix.parallel.shares.wire import (
+from torchmix.parallel.wire import (
     ALIGN_BYTES,
     ENVELOPE_FIELDS,
     KIND_DATA,

@@ -12,7 +12,7 @@ from tests.support.recipes import make_recipe
 from tests.support.sizes import synthetic_sizes
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError, SourceExhausted
-from torchmix.planner.forecast.figures import Forecast, SourceForecast
+from torchmix.planner.forecast import Forecast, SourceForecast
 from torchmix.planner.stream_order import epoch_tokens, order_of_stream
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe

@@ -16,17 +16,15 @@ from tests.support import strategies
 from tests.support.mixtures import SHARES, SIZES, make_planner, plan_steps
 from tests.support.recipes import make_recipe
 from torchmix.errors import PlanError, RecipeError
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner import balance
-from torchmix.planner.graph.dgraph import DGraph
-from torchmix.planner.graph.states import states_of
-from torchmix.planner.graph.step import StrategyStep
+from torchmix.planner.graph.dgraph import DGraph, StrategyStep
+from torchmix.planner.graph.drawing import states_of
 from torchmix.planner.graph.strategy import backbone_cost, flops
 from torchmix.planner.plan import StepPlan, plan_digest
 from torchmix.planner.planner import Planner
-from torchmix.recipe.balance.structs import EncoderModel, Module
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.structs import Recipe
+from torchmix.recipe.structs import EncoderModel, Module, Recipe
 
 IMAGES = {**SIZES, "code": with_images(SIZES["code"])}
 VIT = EncoderModel(layers=2, hidden=8, ffn=16, heads=2)

@@ -13,9 +13,9 @@ from tests.support.recipes import make_recipe
 from torchmix.errors import PlanError
 from torchmix.planner.plan import ItemPlan, StepPlan
 from torchmix.planner.planner import Planner
-from torchmix.planner.raw import plan_raw, summary_buffer
-from torchmix.recipe.balance.structs import EncoderModel, Module
+from torchmix.planner.plans import plan_raw, summary_buffer
 from torchmix.recipe.load import check_recipe
+from torchmix.recipe.structs import EncoderModel, Module
 
 IMAGES = {name: with_images(each) if name in ("code", "web") else each for name, each in SIZES.items()}
 VIT = EncoderModel(layers=2, hidden=8, ffn=16, heads=2)

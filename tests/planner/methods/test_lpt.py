@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from torchmix.errors import PlanError
-from torchmix.planner.methods.bins import lpt_within, sums_of_bins
-from torchmix.planner.methods.lpt import lpt
+from torchmix.planner.methods import lpt, lpt_within, sums_of_bins
 
 
 def by_heap(cost: np.ndarray, num_bins: int) -> np.ndarray:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchmix.planner.methods.bins import sums_of_bins
-from torchmix.planner.methods.lpt import lpt
-from torchmix.planner.methods.near_home import lpt_near_home
+from torchmix.planner.methods import lpt, lpt_near_home, sums_of_bins
 
 
 @pytest.mark.parametrize("part", [0.0, 0.05, 0.5])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchmix.planner.simulation.pipeline import BACKWARD, pipeline_time, schedule_1f1b
+from torchmix.planner.simulation import BACKWARD, pipeline_time, schedule_1f1b
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5, 8])

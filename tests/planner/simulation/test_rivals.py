@@ -9,13 +9,12 @@ import pytest
 
 from tests.support.catalogs import open_catalog
 from tests.support.loaders import write_job
-from torchmix.parallel.layout import Layout
-from torchmix.planner.cost import CostModel
+from torchmix.parallel.place_tree import Layout
+from torchmix.planner.balance import CostModel
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
-from torchmix.planner.simulation.rivals import ORDERS, by_rank_sums, next_fit, ways_of
-from torchmix.planner.simulation.simulate import Simulation
+from torchmix.planner.simulation import ORDERS, Simulation, by_rank_sums, next_fit, ways_of
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 

@@ -29,11 +29,11 @@ from torchmix.catalog.settings import settings_of
 from torchmix.catalog.store import Catalog
 from torchmix.errors import CatalogStale, RecipeError, SourceUnreadable, TorchmixError
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.images.image_reader import ImageReader
+from torchmix.reader.images import ImageReader
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Recipe
-from torchmix.transform.images.open_rule import rule_of
+from torchmix.transform.images.rules import rule_of
 
 
 def recipe_of(**sources: dict[str, Any]) -> Recipe:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.files import make_tokens_file
 from tests.support.indexed_datasets import write_dataset
 from tests.support.recipes import make_recipe
-from torchmix.catalog.vocabulary import IdLimit
+from torchmix.catalog.store import IdLimit
 from torchmix.errors import SourceUnreadable
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader, Tokens

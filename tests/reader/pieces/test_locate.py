@@ -12,8 +12,8 @@ from tests.support.recipes import make_recipe
 from torchmix.catalog.store import Catalog
 from torchmix.errors import PlanError
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.pieces import page_starts
-from torchmix.reader.pieces.locate import Locator
+from torchmix.reader import locate as page_starts
+from torchmix.reader.locate import Locator
 
 SOURCES = {"a": "uint16", "b": "int32", "c": "uint8"}
 

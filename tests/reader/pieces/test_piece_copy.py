@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from torchmix.reader.pieces.piece_copy import PieceCopy, Scratch
+from torchmix.reader.piece_copy import PieceCopy, Scratch
 
 
 def copy_of(arrays: Sequence[NDArray[Any]], scratch: Scratch | None = None) -> PieceCopy:

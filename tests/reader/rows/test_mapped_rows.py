@@ -19,9 +19,9 @@ from torchmix.errors import CorruptPage
 from torchmix.indexing.scan import index_recipe
 from torchmix.mixture.keys import hash_columns, named_key
 from torchmix.parallel.topology import Topology
-from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.reader.piece_copy import Tokens
 from torchmix.reader.reader import Reader
-from torchmix.recipe.source.row_map import maps_of
+from torchmix.recipe.sources import maps_of
 from torchmix.recipe.structs import Recipe
 from torchmix.stateful.open import build_loader
 

@@ -20,9 +20,10 @@ from tests.support.reading import Pieces, expected, pieces, read_with_successors
 from tests.support.vocabularies import make_tokenizer
 from torchmix.indexing.scan import index_recipe
 from torchmix.parallel.topology import Topology
-from torchmix.reader.decoded_page import NO_ID
+from torchmix.reader import row_encoding
+from torchmix.reader import row_encoding as kept_ids
+from torchmix.reader.page_cache import NO_ID
 from torchmix.reader.reader import Reader
-from torchmix.reader.rows import kept_ids, row_encoding
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Batch, Recipe, Source
 from torchmix.stateful.open import build_loader

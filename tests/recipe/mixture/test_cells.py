@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.recipe_text import load_text
 from torchmix.errors import RecipeError
+from torchmix.recipe.changes import parse_shares
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
 

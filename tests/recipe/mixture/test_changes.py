@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.recipe_text import TEXT, load_text
 from torchmix.errors import RecipeError
+from torchmix.recipe.changes import stages_of_part
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.mixture.shares_of_part import stages_of_part
-from torchmix.recipe.mixture.tree import stream_shares
 from torchmix.recipe.parts import part_of
+from torchmix.recipe.tree import stream_shares
 
 RAMP = TEXT.replace("samples: 64", "samples: [{from_step: 0, samples: 64}, {from_step: 10, samples: 128}]")
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.mixture.fit import fit_cells
+from torchmix.recipe.fit import fit_cells
 
 HALF = Fraction(1, 2)
 

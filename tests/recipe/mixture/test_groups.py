@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.recipe_text import TEXT, load_text
 from torchmix.errors import RecipeError
+from torchmix.recipe.changes import parse_shares
 from torchmix.recipe.fingerprint import recipe_fingerprint
-from torchmix.recipe.mixture.shares_of_part import parse_shares
 from torchmix.recipe.structs import Recipe
 
 NAMES = ("web", "german", "pubmed", "peps", "code")

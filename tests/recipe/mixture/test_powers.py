@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from torchmix.recipe.mixture.powers import power
+from torchmix.recipe.fit import power
 
 
 @pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 3), Fraction(1, 2), Fraction("0.7"), Fraction(1)])

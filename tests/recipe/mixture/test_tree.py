@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from torchmix.errors import RecipeError
-from torchmix.recipe.mixture.tree import Node, group, stream_shares, streams_of, walk, with_shares
+from torchmix.recipe.tree import Node, group, stream_shares, streams_of, walk, with_shares
 
 
 def leaf(name: str, weight: int) -> Node:

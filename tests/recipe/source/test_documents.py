@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from torchmix.recipe.source.documents import PARTS, documents_of_split, fractions_of, rows_of
+from torchmix.recipe.sources import PARTS, documents_of_split, fractions_of, rows_of
 from torchmix.recipe.structs import Source
 
 SPLITS = [(969, 30, 1), (98, 2, 0), (1, 1, 1), (99.5, 0.5), (1,), (0.1, 0.2, 0.7), (949, 50, 1), (90, 0, 10)]

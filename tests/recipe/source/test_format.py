@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmix.recipe.source.format import format_of, paths_of
+from torchmix.recipe.sources import format_of, paths_of
 from torchmix.recipe.structs import Source
 
 

@@ -9,7 +9,7 @@ from tests.support.recipes import make_recipe
 from torchmix.errors import RecipeError
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.source.resets import masks_resets, resets_attention, resets_positions, sources_with_resets
+from torchmix.recipe.sources import masks_resets, resets_attention, resets_positions, sources_with_resets
 from torchmix.recipe.structs import Evaluation, Packing, Recipe, Source
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmix.recipe.source.tokenizer_kind import tokenizer_kind
+from torchmix.recipe.sources import tokenizer_kind
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
 from torchmix.service.fleet_reader import FleetReader
-from torchmix.service.here.cpu_share import CpuShare
-from torchmix.service.here.node_first import NodeFirst
+from torchmix.service.here import CpuShare, NodeFirst
 from torchmix.service.members import FleetPatience
 from torchmix.service.open_fleet import FleetSettings, open_fleet_reader
 from torchmix.service.served import ServedCatalogs

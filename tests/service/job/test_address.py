@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchmix.errors import OptionError
-from torchmix.service.job.address import ADDRESS_VARIABLE, bind_of, own_address
+from torchmix.service.roster import ADDRESS_VARIABLE, bind_of, own_address
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,14 @@ from tests.support.deadlines import LONG_S
 from tests.support.processes import wait_until
 from torchmix.errors import RankLost
 from torchmix.service.endpoints import NOBODYS_KEY, KeysOfFolders, register, registered, registration_path
-from torchmix.service.job.mirror import FolderMirror
+from torchmix.service.roster import FolderMirror
 
 FIRST, SECOND = "tcp://10.0.0.1:7", "tcp://10.0.0.2:9"
 
 
 def test_a_folder_follows_another_one(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("torchmix.service.job.mirror.LOOK_S", 0.01)
+    monkeypatch.setattr("torchmix.service.roster.LOOK_S", 0.01)
     store = Store()
     here, there = FolderMirror(), FolderMirror()
     try:

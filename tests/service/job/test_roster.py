@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.worlds import run_ranks
 from torchmix.errors import OptionError, RankLost
-from torchmix.service.job.open_job import fleet_settings
-from torchmix.service.job.roster import NearSocket, NodeLoaders, Nodes, Present, loaders_of_job, nodes_of
 from torchmix.service.keys import KeyPair
+from torchmix.service.open_job import fleet_settings
+from torchmix.service.roster import NearSocket, NodeLoaders, Nodes, Present, loaders_of_job, nodes_of
 
 PREFIX = "torchmix/loaders/1"
 

@@ -7,14 +7,13 @@ import pytest
 from tests.support.catalogs import make_world
 from tests.support.files import random_tokens
 from tests.support.scaled_jobs import price
-from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import open_part
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.build import build
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.recipe.structs import Recipe
-from torchmix.service.scale.loads import ComingLoads
-from torchmix.service.scale.profile import profile_of
+from torchmix.service.scale.loads import ComingLoads, profile_of
 
 
 @pytest.fixture

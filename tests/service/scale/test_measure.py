@@ -11,7 +11,7 @@ from tests.support.maps import recipe_of_map, write_functions
 from torchmix.indexing.scan import index_recipe
 from torchmix.reader.reader import Reader
 from torchmix.recipe.load import check_recipe
-from torchmix.recipe.source.row_map import maps_of
+from torchmix.recipe.sources import maps_of
 from torchmix.service.scale import measure as module
 from torchmix.service.scale.measure import measure_source
 

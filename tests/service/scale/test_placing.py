@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from torchmix.service.scale.placing import SourceTraffic, times_read, transform_places
+from torchmix.service.scale.loads import SourceTraffic, times_read, transform_places
 
 
 def traffic(name: str, **values: int) -> SourceTraffic:

@@ -8,7 +8,7 @@ import pytest
 from tests.support.catalogs import make_world
 from tests.support.files import random_tokens
 from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
-from torchmix.service.scale.profile import PROFILE_NAME, SourceProfile, profile_of, read_profile, write_profile
+from torchmix.service.scale.loads import PROFILE_NAME, SourceProfile, profile_of, read_profile, write_profile
 
 ONE = SourceProfile(
     tokens=10,
@@ -42,7 +42,7 @@ def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path, catalog, 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("torchmix.service.scale.profile.os.fsync", full)
+    monkeypatch.setattr("torchmix.service.scale.loads.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_profile(tmp_path, profile_of(catalog, 4, {"a": ONE, "b": ONE}))
     monkeypatch.undo()

@@ -8,8 +8,15 @@ import threading
 from tests.service.scale.test_rule import ROOMY, ramp, steps_of
 from tests.support.loads import load_of
 from torchmix.errors import LoaderLost
-from torchmix.service.scale.progress import PROGRESS_NAME, ProgressLog, follow_progress, notes_of
-from torchmix.service.scale.rule import RunNote, ScaleBounds, replay
+from torchmix.service.scale.rule import (
+    PROGRESS_NAME,
+    ProgressLog,
+    RunNote,
+    ScaleBounds,
+    follow_progress,
+    notes_of,
+    replay,
+)
 from torchmix.service.scale.scaling import LEAVE_S, WHOLE_CACHE, ScaledLoaders, decisions_of_log
 
 BOUNDS = ScaleBounds(least=1, most=8, budget=ROOMY)

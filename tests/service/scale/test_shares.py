@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.support.loads import load_of
+from torchmix.service.scale.loads import LEAST_PART, shared_cache, shares_of_nodes
 from torchmix.service.scale.partition import LoaderBudget, partition, partition_of_nodes
-from torchmix.service.scale.shares import LEAST_PART, shared_cache, shares_of_nodes
 
 BUDGET = LoaderBudget(cpu=12, memory_bytes=1 << 40)
 

@@ -12,15 +12,14 @@ from tests.support.files import make_tokens_file, random_tokens
 from tests.support.loaders import write_job
 from tests.support.plans import random_plan, values_of
 from torchmix.constructor.arrays import FIELDS
-from torchmix.constructor.build import ReplicaPieces, build, pieces_of_replica
-from torchmix.constructor.joined_steps import join_pieces
+from torchmix.constructor.build import ReplicaPieces, build, join_pieces, pieces_of_replica
 from torchmix.errors import CorruptPage
 from torchmix.parallel.topology import Topology
-from torchmix.reader.pieces.piece_copy import Tokens
+from torchmix.reader.piece_copy import Tokens
 from torchmix.recipe.structs import Packing
 from torchmix.stateful.open import build_loader
 from torchmix.steps import replica_steps
-from torchmix.steps.blocks.joined_build import ReplicaBlock
+from torchmix.steps.blocks import ReplicaBlock
 
 LENGTH = 48
 PACKINGS = (

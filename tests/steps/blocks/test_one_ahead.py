@@ -13,14 +13,14 @@ import pytest
 from tests.support.deadlines import LONG_S
 from tests.support.fleets import running
 from tests.support.loaders import write_job
-from torchmix.catalog.open_part import open_part
-from torchmix.parallel.layout import Layout
+from torchmix.catalog.store import open_part
+from torchmix.parallel.place_tree import Layout
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.service.fleet_reader import FleetReader
 from torchmix.service.open_fleet import FleetSettings
 from torchmix.steps import replica_steps
-from torchmix.steps.blocks.one_ahead import one_ahead
+from torchmix.steps.blocks import one_ahead
 from torchmix.steps.local_steps import local_steps
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import encode_state, start_state

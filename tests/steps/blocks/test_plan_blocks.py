@@ -12,8 +12,8 @@ from torchmix.errors import PlanError, SourceExhausted
 from torchmix.planner.cursor import Cursor
 from torchmix.planner.planner import Planner
 from torchmix.reader.protocol import StoppedWaiting
-from torchmix.steps.blocks import plan_blocks as blocks
-from torchmix.steps.blocks.plan_blocks import PlannedStep, plan_blocks
+from torchmix.steps import blocks
+from torchmix.steps.blocks import PlannedStep, plan_blocks
 
 
 def numbers(found: list[list[PlannedStep]]) -> list[list[int]]:

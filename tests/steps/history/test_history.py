@@ -13,17 +13,15 @@ import pytest
 
 from tests.support.loaders import run_job
 from tests.support.numbered_rows import Document, delivered, traced, write_numbered
-from torchmix.catalog.open_part import open_part
+from torchmix.catalog.store import open_part
 from torchmix.cli.main import main
 from torchmix.errors import HistoryMissing, StateMismatch
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.stateful.open import build_loader
-from torchmix.steps.history.entries import RunHistory
-from torchmix.steps.history.run_fold import Segment
-from torchmix.steps.history.segments import segments_of_recipe
+from torchmix.steps.history import RunHistory, Segment, segments_of_recipe
 from torchmix.steps.state import start_state
 
 Capture = pytest.CaptureFixture[str]

@@ -18,7 +18,7 @@ from torchmix.errors import RecipeError
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.structs import Recipe
-from torchmix.steps.images.decode_place import bytes_that_travel, decode_place
+from torchmix.steps.module_items import bytes_that_travel, decode_place
 
 
 def recipe_of(**module: Any) -> Recipe:

@@ -12,11 +12,10 @@ import pytest
 from tests.support.image_sources import make_rows, write_source
 from torchmix.errors import CorruptPage
 from torchmix.indexing.scan import index_recipe
-from torchmix.reader.images.image_reader import ImageReader
+from torchmix.reader.images import ImageReader
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import part_of
-from torchmix.steps.images.at_rank import RankDecoder
-from torchmix.steps.images.step_images import images_of_items
+from torchmix.steps.module_items import RankDecoder, images_of_items
 
 
 def made(

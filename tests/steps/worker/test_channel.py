@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.deadlines import LONG_S
 from torchmix.errors import OpenFilesLimit
-from torchmix.steps.worker.channel import Channel
+from torchmix.steps.worker.messages import Channel
 
 
 @pytest.fixture

@@ -14,10 +14,17 @@ from torchmix.errors import TopologyError
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 from torchmix.recipe.structs import Loaders
-from torchmix.steps.worker import early
-from torchmix.steps.worker.early import end_waiting, host_of, options_of, start_ahead, start_worker
+from torchmix.steps.worker import open_node as early
 from torchmix.steps.worker.host import NodeHost, NodeOptions
-from torchmix.steps.worker.open_node import open_node, start_for_node
+from torchmix.steps.worker.open_node import (
+    end_waiting,
+    host_of,
+    open_node,
+    options_of,
+    start_ahead,
+    start_for_node,
+    start_worker,
+)
 
 OPTIONS = NodeOptions(cpu=1)
 

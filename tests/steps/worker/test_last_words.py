@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from torchmix.steps.worker.last_words import lost_with
+from torchmix.steps.worker.host import lost_with
 
 
 @pytest.mark.parametrize(

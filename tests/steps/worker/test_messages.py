@@ -7,11 +7,11 @@ import pytest
 from tests.support.every_key import REFUSED, kinds_of, not_shown, recipes_with_every_key
 from torchmix import errors
 from torchmix.errors import CorruptPage, RankLost, RecipeError, TorchmixError
-from torchmix.parallel.error_form import ErrorForm
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.forms import ErrorForm
+from torchmix.parallel.place_tree import Layout
 from torchmix.recipe.load import check_recipe
 from torchmix.recipe.parts import Part, has_part, part_of
-from torchmix.recipe.source.documents import PARTS
+from torchmix.recipe.sources import PARTS
 from torchmix.recipe.structs import Recipe
 from torchmix.service.main import LoaderStart
 from torchmix.steps.replica_steps import StreamSettings

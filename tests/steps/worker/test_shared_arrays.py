@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from torchmix.constructor.arrays import FIELDS, StepArrays
+from torchmix.constructor.arrays import FIELDS, RECENT_CALLS, StepArrays, StepMemory
 from torchmix.constructor.fields import StepTensors
-from torchmix.constructor.memory import RECENT_CALLS, StepMemory
 from torchmix.errors import OpenFilesLimit
 from torchmix.steps.worker import shared_arrays
-from torchmix.steps.worker.channel import open_files_named
-from torchmix.steps.worker.messages import StepReply, decode_reply, encode
+from torchmix.steps.worker.messages import StepReply, decode_reply, encode, open_files_named
 from torchmix.steps.worker.shared_arrays import MappedArrays, SharedArrays
 
 TOKENS = 3000

@@ -7,15 +7,14 @@ import socket
 from pathlib import Path
 
 from tests.support.loaders import write_job
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.reader.page_cache import CacheRoom
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 from torchmix.steps.replica_steps import StreamSettings
 from torchmix.steps.state import encode_state, start_state
-from torchmix.steps.worker.channel import Channel
-from torchmix.steps.worker.messages import Start, StepReply, StepRequest, decode_reply
+from torchmix.steps.worker.messages import Channel, Start, StepReply, StepRequest, decode_reply
 from torchmix.steps.worker.shared_stream import SharedStream
 
 

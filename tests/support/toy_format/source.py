@@ -13,16 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from torchmix.catalog.bad_rows import BadRows
+from torchmix.catalog.manifest import BadRows
 from torchmix.errors import SourceUnreadable
-from torchmix.formats.found_column import FoundColumn
+from torchmix.formats.look import FoundColumn
 from torchmix.formats.source import Documents, FileScan, PageRun, offsets_of
 from torchmix.formats.table import READ_AS, FormatRow
-from torchmix.recipe.source.format import FORMATS, FormatNames
-from torchmix.storage.file_ends import hash_ends
-from torchmix.storage.open_path import opened
-from torchmix.storage.random_access import RandomAccessFile
-from torchmix.transform.row_encoder import RowEncoder
+from torchmix.recipe.sources import FORMATS, FormatNames
+from torchmix.storage.random_access import RandomAccessFile, hash_ends
+from torchmix.storage.store_file import opened
+from torchmix.transform.tokenizer import RowEncoder
 
 PAGE_ROWS = 10
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from torchmix.errors import SourceUnreadable
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.documents.lay_out import DocumentLayout, ImagesOfRows
-from torchmix.transform.documents.marked import MarkedText
+from torchmix.transform.documents.layout import DocumentLayout, ImagesOfRows
+from torchmix.transform.documents.row_parts import MarkedText
 
 TOKEN, BEFORE, AFTER = 300, 301, 302
 TEXTS = ["a<image>bc", None, "no image", "<image><image>", "two", "x<image>y<image>", "", ""]

@@ -21,8 +21,7 @@ from tests.support.synthetic_images import (
 )
 from torchmix.errors import ImageUnreadable
 from torchmix.transform.images.decode import decode_image, decoder_id, grey_image
-from torchmix.transform.images.header import header_of, read_header
-from torchmix.transform.images.orientation import orientation_of
+from torchmix.transform.images.header import header_of, orientation_of, read_header
 
 MOST = 1 << 20
 

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import RecipeError
-from torchmix.transform.images.anyres import AnyresRule
-from torchmix.transform.images.dynamic import DynamicRule
-from torchmix.transform.images.own_rule import OwnRule, import_function
-from torchmix.transform.images.rule import patches_in_rows
-from torchmix.transform.images.tiles import TilesRule
+from torchmix.transform.images.rules import (
+    AnyresRule,
+    DynamicRule,
+    OwnRule,
+    TilesRule,
+    import_function,
+    patches_in_rows,
+)
 
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 

@@ -11,9 +11,8 @@ import pytest
 
 from torchmix.errors import SourceUnreadable
 from torchmix.transform.bytes_tokenizer import BYTES
-from torchmix.transform.maps.map_encoder import MapEncoder
-from torchmix.transform.maps.row_map import RowMap
-from torchmix.transform.row_encoder import EncodedRows, RowsToEncode
+from torchmix.transform.maps import MapEncoder, RowMap
+from torchmix.transform.tokenizer import EncodedRows, RowsToEncode
 
 TEXTS = pa.array(["ab", "c", ""], pa.large_string())
 IDS = pa.array([[1, 2], [3], []], pa.list_(pa.int32()))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.maps import write_functions
 from torchmix.errors import RecipeError
-from torchmix.transform.maps.row_map import open_map
+from torchmix.transform.maps import open_map
 
 WHERE = "sources.web.map"
 

@@ -1,16 +1,10 @@
-"""torchmix init. Files in reading order:
+"""torchmix init. In reading order:
 
-recipe_yaml.py       a new recipe as commented YAML
-data_files.py        files, folders, globs and URIs -> the sources that they seem to be
-look.py              a look at one file: its columns, and how much of it is text or ids
-choose_tokenizer.py  the tokenizer of text, given or asked for
-choose_images.py     the images of a source, and the tokens that stand for them
-from_files.py        a recipe for data files
-megatron_blend.py    Megatron's data flags -> datasets and their shares
-megatron_ramp.py     Megatron's flags of the batch -> stages by step
-inner_ends.py        a look into a Megatron dataset: EODs inside documents
-megatron_resets.py   Megatron's flags about the ends of documents
-megatron.py          a recipe for a blend of Megatron's
-demo.py              a small corpus and its recipe
-command.py           the verb: which of these is asked for
+recipe_yaml.py     a new recipe as YAML that a person goes on with: keys in reading order, each with what it stands for
+choose.py          the tokenizer of text, and the images of a source with the tokens that stand for them, as keys of a
+                   recipe
+from_files.py      `torchmix init FILE...`: a recipe for data files as they lie
+megatron_blend.py  Megatron's data flags -> datasets, their exact shares, and where their documents end
+megatron.py        `torchmix init --from-megatron`: a recipe for the blend that a team trains on with Megatron
+command.py         `torchmix init`: a recipe for files that a team has, for a blend of Megatron's, or a demonstration
 """

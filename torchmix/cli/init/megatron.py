@@ -1,22 +1,21 @@
-"""`torchmix init --from-megatron`: a recipe for the blend that a team trains on with Megatron.
-
-In: Megatron's data flags, as they stand in the launch script. Out: a commented recipe, read back before success is
-told, and a table of its sources. Must hold: shares are Megatron's, in tokens; nothing is overwritten without --force;
-what Megatron would refuse is refused. Cost: none; without weights, one pass over the lengths in each .idx.
-"""
+"""`torchmix init --from-megatron`: a recipe for the blend that a team trains on with Megatron."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from torchmix.cli.init import megatron_resets
+from msgspec.structs import replace
+
 from torchmix.cli.init.megatron_blend import (
     Blend,
+    InnerEnds,
+    look_for_inner_ends,
     num_documents,
     parse_blend,
     samples_of_one_pass,
@@ -25,7 +24,6 @@ from torchmix.cli.init.megatron_blend import (
     words_of_file,
     words_of_split_file,
 )
-from torchmix.cli.init.megatron_ramp import ramp_stages, schedule_stages
 from torchmix.cli.init.recipe_yaml import (
     Draft,
     DraftSource,
@@ -41,9 +39,192 @@ from torchmix.formats.megatron.files import find_datasets
 from torchmix.planner.stream_order import check_rows_of_part
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import has_part
-from torchmix.recipe.source.documents import PARTS, documents_of_split
+from torchmix.recipe.sources import PARTS, documents_of_split
 from torchmix.recipe.structs import Recipe
 from torchmix.storage.stores import is_uri, place_of
+
+# --- Megatron's flags of the global batch -> `batch.samples` of a recipe.
+#
+# Every step has as many samples as Megatron's calculator gives it. Cost: one pass over the stages, and none over
+# steps.
+#
+# The rules are those of `RampupBatchsizeNumMicroBatchesCalculator` (core 0.16) and of
+# `StepBatchsizeNumMicroBatchesCalculator` (core 0.20) in megatron/core/num_microbatches_calculator.py of Megatron-LM:
+# the size of a step follows from the samples consumed before it.
+
+MULTIPLES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+Stage = tuple[int, int]
+"""First step, samples of a step."""
+
+
+def ramp_stages(start: int, increment: int, ramp_samples: int, samples: int) -> list[Stage]:
+    """Stages of `--rampup-batch-size START INCREMENT SAMPLES`.
+
+    Args:
+        start: Samples of the first step.
+        increment: What each stage adds.
+        ramp_samples: Samples over which the size grows.
+        samples: `--global-batch-size`.
+
+    Raises:
+        OptionError: Megatron refuses these numbers.
+    """
+    flag = f"--rampup-batch-size {start} {increment} {ramp_samples}"
+    if start < 1 or increment < 1 or ramp_samples < 0:
+        raise OptionError(f"{flag}: start and increment are at least 1, samples at least 0")
+    if samples < start or (samples - start) % increment:
+        raise OptionError(f"{flag}: {increment} does not lead from {start} to --global-batch-size {samples}")
+    if samples == start or ramp_samples == 0:
+        return [(0, samples)]
+    num_increments = (samples - start) // increment
+    per_increment = ramp_samples / num_increments  # a double, as Megatron has it
+    borders = [(0, start)]
+    for number in range(1, num_increments + 1):
+        consumed = math.floor(number * per_increment)  # or one beside it, as the division rounds
+        while consumed <= ramp_samples and int(consumed / per_increment) < number:
+            consumed += 1
+        borders.append((consumed, start + number * increment))
+    return _stages(borders)
+
+
+def schedule_stages(schedule: str, seq_length: int) -> list[Stage]:
+    """Stages of `--step-batch-size-schedule "TOKENS:SIZE TOKENS:SIZE ..."`; tokens and sizes may end in K, M, B or T.
+
+    Raises:
+        OptionError: Not such a schedule.
+    """
+    flag = f"--step-batch-size-schedule {schedule!r}"
+    try:
+        pairs = [entry.split(":", 1) for entry in schedule.replace(",", " ").split()]
+        borders = sorted((_count(tokens) // seq_length, _count(size)) for tokens, size in pairs)
+    except ValueError:
+        raise OptionError(f'{flag} is no schedule, as "0:768 250B:1536"') from None
+    befores = [before for before, _ in borders]
+    if not borders or befores[0] != 0 or len(set(befores)) < len(befores) or min(size for _, size in borders) < 1:
+        raise OptionError(f"{flag}: the first begins at 0, the next ones after it, and sizes are at least 1")
+
+    return _stages(borders)
+
+
+def _stages(borders: Sequence[tuple[int, int]]) -> list[Stage]:
+    """Stages by step, from (samples consumed, size from there on), ascending; the first is at 0."""
+    stages: list[Stage] = []
+    step = consumed = 0
+    for number, (_, size) in enumerate(borders):
+        until = borders[number + 1][0] if number + 1 < len(borders) else consumed
+        if number + 1 < len(borders) and until <= consumed:
+            continue  # the size before has stepped over this one
+        if not stages or stages[-1][1] != size:
+            stages.append((step, size))
+        steps = -(-(until - consumed) // size)
+        step, consumed = step + steps, consumed + steps * size
+    return stages
+
+
+def _count(text: str) -> int:
+    unit = text.strip().upper()[-1:]
+    return int(float(text.strip()[:-1]) * MULTIPLES[unit]) if unit in MULTIPLES else int(float(text))
+
+
+# --- Megatron's flags about the ends of documents -> what a recipe says of them.
+#
+# With one of these flags an EOD inside a document is written as `reset_id`, or it is said why not; without them
+# nothing resets in Megatron, and no file is looked at.
+
+FLAGS = ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss")
+
+
+def add_reset_arguments(group: argparse._ArgumentGroup) -> None:
+    """Declare the flags."""
+    for flag in FLAGS:
+        group.add_argument(flag, action="store_true")
+    group.add_argument("--eod-id", type=int, metavar="ID", help="the tokenizer's EOD, where documents hold it inside")
+
+
+def with_reset_ids(
+    parts: Mapping[str, Sequence[DraftSource]], arguments: argparse.Namespace, folder: Path
+) -> tuple[dict[str, Sequence[DraftSource]], list[str]]:
+    """The sources, those whose documents hold an EOD inside with a `reset_id`; and what to tell.
+
+    Args:
+        parts: Sources of each part; their paths are prefixes, relative to `folder`.
+        arguments: Of the command line.
+        folder: The recipe's.
+
+    Raises:
+        OptionError: `--eod-id` alone.
+        SourceUnreadable: A dataset that is none.
+    """
+    if not any(getattr(arguments, flag[2:].replace("-", "_")) for flag in FLAGS):
+        if arguments.eod_id is not None:
+            raise OptionError(f"--eod-id says which id resets; give it with {', '.join(FLAGS[:-1])} or {FLAGS[-1]}")
+        return dict(parts), []
+    seen: dict[str, InnerEnds] = {}
+    found: dict[str, Sequence[DraftSource]] = {}
+    warnings: list[str] = []
+    for part, sources in parts.items():
+        found[part] = []
+        for source in sources:
+            prefix = str(source.path)
+            if prefix not in seen:
+                seen[prefix] = look_for_inner_ends(folder / f"{prefix}.bin", end_id=arguments.eod_id)
+                warnings += _warnings(source.name, seen[prefix], is_given=arguments.eod_id is not None)
+            found[part] = [*found[part], _with_reset_id(source, seen[prefix])]
+    return found, warnings
+
+
+def packing_lines(parts: Mapping[str, Sequence[DraftSource]], arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The lines of `packing` that say what resets at documents."""
+    attention, positions = arguments.reset_attention_mask, arguments.reset_position_ids
+    lines = [
+        "  boundaries: document  # attention stops at documents: --reset-attention-mask"
+        if attention
+        else "  boundaries: none  # attention goes over documents: Megatron without --reset-attention-mask"
+    ]
+    if positions != attention:
+        lines.append(
+            "  positions: document  # count from 0 in each document: --reset-position-ids"
+            if positions
+            else "  positions: sample  # count through a sample: Megatron without --reset-position-ids"
+        )
+    has_reset_ids = any(key == "reset_id" for sources in parts.values() for s in sources for key, _ in s.keys)
+    if has_reset_ids and not arguments.eod_mask_loss:
+        lines.append("  reset_loss: keep  # an EOD inside a document has a label: Megatron without --eod-mask-loss")
+    return tuple(lines)
+
+
+def _with_reset_id(source: DraftSource, ends: InnerEnds) -> DraftSource:
+    if ends.end_id is None or (ends.is_whole and not ends.num_holding):
+        return source
+    comment = f"{ends.num_holding:,} of {ends.num_documents:,} documents looked at hold this EOD inside"
+    return replace(
+        source,
+        keys=(*source.keys, ("reset_id", str(ends.end_id))),
+        comment=f"{source.comment}; {comment}" if source.comment else comment,
+    )
+
+
+def _warnings(name: str, ends: InnerEnds, *, is_given: bool) -> list[str]:
+    if ends.end_id is None:
+        if not ends.num_documents:
+            return []
+        return [
+            f"{name}: its documents end with different ids, so whether they hold EODs inside could not be told; give "
+            f"--eod-id, or nothing resets inside them"
+        ]
+    if ends.num_holding and not is_given:
+        return [
+            f"{name}: the {ends.num_documents:,} documents looked at all end with id {ends.end_id}, and "
+            f"{ends.num_holding:,} hold it inside, too: reset_id: {ends.end_id} is written. If that is not the "
+            f"tokenizer's EOD, give --eod-id"
+        ]
+    return []
+
+
+# --- `torchmix init --from-megatron`: a recipe for the blend that a team trains on with Megatron.
+#
+# Shares are Megatron's, in tokens; nothing is overwritten without --force; what Megatron would refuse is refused.
 
 ONE_PASS = (("max_epochs", "1"), ("on_exhausted", "renormalise"))
 DEFAULT_SPLIT = "969, 30, 1"
@@ -75,7 +256,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--per-split-data-args-path", type=Path, metavar="FILE", help="JSON of train, valid and test")
     data.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
     data.add_argument("--step-batch-size-schedule", metavar="SCHEDULE", help='as "0:768 250B:1536"')
-    megatron_resets.add_arguments(data)
+    add_reset_arguments(data)
 
 
 def has_blend(arguments: argparse.Namespace) -> bool:
@@ -98,7 +279,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     blends, split = _blends(arguments)
     taken: set[str] = set()
     found = {part: _sources(blend, part, split, taken, arguments) for part, blend in blends.items()}
-    parts, about_resets = megatron_resets.with_reset_ids(found, arguments, target.absolute().parent)
+    parts, about_resets = with_reset_ids(found, arguments, target.absolute().parent)
     left_out = [
         f"{prefix} has weight 0 and is left out; Megatron fails on a weight of 0"
         for blend in blends.values()
@@ -120,7 +301,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         tail=(
             "packing:",
             "  method: concat  # documents run on from sample to sample, as in Megatron's GPTDataset",
-            *megatron_resets.packing_lines(parts, arguments),
+            *packing_lines(parts, arguments),
         ),
     )
     write_recipe(target, yaml_of(draft))

@@ -1,7 +1,7 @@
 """A new recipe as YAML that a person goes on with: keys in reading order, each with what it stands for.
 
-In: parts of sources with shares, sizes, and comments. Out: text, and a file. Must hold: `load_recipe` reads it; a name
-or path with any printable character keeps it; nothing is overwritten unless the user says so. Cost: none.
+`load_recipe` reads it; a name or path with any printable character keeps it; nothing is overwritten unless the user
+says so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from torchmix.errors import OptionError
+from torchmix.recipe.amounts import parse_share, share_text
 from torchmix.recipe.load import load_recipe
-from torchmix.recipe.shares import parse_share, share_text
 from torchmix.recipe.structs import MAX_NAME_BYTES, RECIPE_VERSION
 from torchmix.storage.stores import is_uri
 

@@ -1,9 +1,7 @@
-"""torchmix plan. Files in reading order:
+"""torchmix plan. In reading order:
 
-summary.py  steps of a plan, summed
-tree.py     who reads in a job, and who is served
-loaders.py  which loaders would read which sources
-simulate.py what the steps would take
-report/     one page with charts
-command.py  the steps of a run before it runs
+loaders.py   `torchmix plan RECIPE --loaders`: which loaders would read which sources
+simulate.py  `torchmix plan --simulate`: what the steps would take, beside jobs without a plan
+report.py    one page of HTML about a plan: predicted times, heat maps, lengths, mixture, a drawn microbatch
+command.py   `torchmix plan`: the steps of a run before it runs
 """

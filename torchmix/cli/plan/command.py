@@ -1,27 +1,24 @@
-"""`torchmix plan`: the steps of a run before it runs.
-
-In: a recipe with its catalog, a range of steps, and a layout. Out: a table of what each source gives, how full and
-how balanced the steps are; with `--out`, every piece as Parquet. Must hold: what is shown is what a training run gets,
-since the same planner makes it. Cost: planning of all steps from 0 on, since the order is a fold; no data is read.
-"""
+"""`torchmix plan`: the steps of a run before it runs."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from torchmix.catalog.open_part import open_part
-from torchmix.cli.groups import group_values, print_groups
-from torchmix.cli.layout import add_layout, layout_of_arguments
+import numpy as np
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.store import open_part
 from torchmix.cli.plan.loaders import add_loaders, show_loaders
-from torchmix.cli.plan.report.figures import check_charts
-from torchmix.cli.plan.report.numbers import ReportNumbers
-from torchmix.cli.plan.report.page import write_report
+from torchmix.cli.plan.report import ReportNumbers, check_charts, write_report
 from torchmix.cli.plan.simulate import (
     DEFAULT_STEPS,
     add_simulate,
@@ -30,24 +27,336 @@ from torchmix.cli.plan.simulate import (
     simulation_of,
     simulation_values,
 )
-from torchmix.cli.plan.summary import PlanSummary, print_summary
-from torchmix.cli.plan.tree import add_tree, tree_lines, tree_of, tree_values
-from torchmix.cli.run.decisions import add_decisions
-from torchmix.cli.run.second_interpreter import difference_elsewhere
-from torchmix.cli.run.steps import add_state, run_fold, state_of
-from torchmix.cli.terminal import ExitCode, add_explain, add_part, at_least, check_folder, print_json, progress_bar
+from torchmix.cli.run import add_decisions, add_layout, add_state, layout_of_arguments, run_fold, state_of
+from torchmix.cli.second_interpreter import difference_elsewhere
+from torchmix.cli.streams import group_values, print_groups
+from torchmix.cli.terminal import (
+    ExitCode,
+    add_explain,
+    add_part,
+    at_least,
+    check_folder,
+    count_text,
+    percent_text,
+    print_json,
+    print_meanings,
+    print_table,
+    progress_bar,
+)
 from torchmix.errors import OptionError, PlanError, SourceExhausted
+from torchmix.mixture.shares import SHARE_ONE
+from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.topology import Topology
+from torchmix.planner.forecast import ModuleSums
 from torchmix.planner.graph.strategy import backbone_cost
+from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner
 from torchmix.planner.stream_order import epoch_tokens
 from torchmix.recipe.fingerprint import recipe_fingerprint
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.parts import part_of
-from torchmix.recipe.ramp import length_of_step, most_length, samples_of_step
-from torchmix.steps.history.run_fold import RunFold
-from torchmix.steps.replay.tables import paths_of
-from torchmix.steps.replay.write import check_plan_folder, write_plan_files
+from torchmix.recipe.parts import Part, part_of
+from torchmix.recipe.ramp import length_of_step, most_length, samples_of_step, stages_of
+from torchmix.steps.history import RunFold
+from torchmix.steps.replay import check_plan_folder, paths_of, write_plan_files
 from torchmix.steps.state import LoaderState
+
+# --- `torchmix plan --tree`: who reads in a job, and who is served.
+#
+# It is the tree that `build_loader` makes of the same sizes. Cost: O(ranks); neither the catalog nor data are opened.
+
+MOST_REPLICAS = 4
+"""That are printed; the others have the same form."""
+
+
+def add_tree(parser: argparse.ArgumentParser) -> None:
+    """Declare --tree and what it needs beside the sizes of a job."""
+    parser.add_argument("--tree", action="store_true", help="show which ranks read and whom they serve, and no steps")
+    parser.add_argument(
+        "--leaders", choices=("replica", "node", "stage"), default="replica", help="for --tree: which ranks read"
+    )
+    parser.add_argument("--ranks-per-node", type=at_least(1), metavar="N", help="for --tree: ranks of every node")
+
+
+def tree_of(arguments: argparse.Namespace, part: Part) -> ClientPlaceTree:
+    """The tree of the job that the arguments describe.
+
+    Raises:
+        TopologyError: The sizes do not fit each other, the nodes, or a global batch.
+    """
+    layout = layout_of_arguments(arguments, part)
+    for stage in stages_of(part.batch):
+        layout.num_microbatches(stage.samples)
+    topology = Topology(tp=arguments.tp, cp=arguments.cp, pp=arguments.pp, dp=layout.dp)
+    return ClientPlaceTree.from_topology(
+        topology, leaders=arguments.leaders, ranks_per_node=arguments.ranks_per_node or topology.world_size
+    )
+
+
+def tree_values(tree: ClientPlaceTree) -> dict[str, Any]:
+    """The tree as values for --json; every list is by global rank."""
+    sizes = tree.topology
+    return {
+        **{axis: getattr(sizes, axis) for axis in ("tp", "cp", "pp", "dp")},
+        "leaders": list(tree.leaders),
+        "leader_of_rank": list(tree.leader_of_rank),
+        "replica_of_rank": list(tree.replica_of_rank),
+        "stage_of_rank": [role.stage for role in tree.role_of_rank],
+        "cp_rank_of_rank": [role.cp_rank for role in tree.role_of_rank],
+    }
+
+
+def tree_lines(tree: ClientPlaceTree) -> list[str]:
+    """The tree as text: a line for each place of a replica, slice and stage, with its ranks; leaders have a star."""
+    sizes = tree.topology
+    served = Counter(tree.leader_of_rank)
+    lines = [
+        f"{count_text(sizes.world_size)} ranks: dp {sizes.dp} x cp {sizes.cp} x pp {sizes.pp} x tp {sizes.tp}; "
+        f"{count_text(len(tree.leaders))} of them read, each for {_range_text(list(served.values()))} ranks"
+    ]
+    ranks_of_place: dict[tuple[int, int, int], list[int]] = {}
+    for rank in range(sizes.world_size):
+        at = sizes.coordinates_of(rank)
+        ranks_of_place.setdefault((at.dp, at.cp, at.pp), []).append(rank)
+    above: tuple[int, ...] = ()
+    for place in sorted(ranks_of_place):
+        dp, cp, pp = place
+        if dp == MOST_REPLICAS:
+            lines.append(f"... and {count_text(sizes.dp - dp)} more replicas")
+            break
+        if place[:1] != above[:1]:
+            lines.append(f"dp {dp}")
+        if place[:2] != above[:2]:
+            lines.append(f"  cp {cp}")
+        above = place
+        ranks = ranks_of_place[place]
+        leaders = sorted({tree.leader_of_rank[rank] for rank in ranks})
+        stars = " ".join(f"{rank}*" if rank in tree.leaders else str(rank) for rank in ranks)
+        stage = tree.role_of_rank[ranks[0]].stage
+        name = "only" if stage == "only" else f"{pp} ({stage})"
+        lines.append(f"    pp {name}  ranks {stars}  read by {' '.join(map(str, leaders))}")
+    return lines
+
+
+def _range_text(counts: list[int]) -> str:
+    return str(counts[0]) if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
+
+
+# --- Steps of a plan, summed into what a person asks of them.
+#
+# Memory does not grow with the number of steps, without 8 bytes a step of planning times. Cost: microseconds per step.
+
+COLUMNS = {
+    "source": "a source of the recipe, by its name",
+    "share": "the share that is asked of it: the mean over these steps, each by the recipe that the run has then; 0 "
+    "once it has run out",
+    "given": "its share of the tokens in the samples of these steps",
+    "tokens": "of it in these samples",
+    "epochs": "how often it has been gone through since step 0, up to the last of these steps",
+    "an epoch": "tokens that going through it once gives, after packing.overflow",
+    "deferred": "tokens of it that were drawn and wait, after the last of these steps, for a later one",
+}
+LINES = {
+    "fill": "tokens in samples over the tokens that the samples have room for; the rest is padding",
+    "balance": "cost of the slowest rank, summed over the microbatches, over the least that any placement could reach, "
+    "1 being perfect; hash order is the same for samples that are placed without a look at their cost",
+    "deferred": "pieces that came in a later step than their document was drawn in, and by how many steps at most",
+    "module": "the same of its items, by the costliest of its consumers",
+    "traffic": "rows that a module computes in one replica and another one trains on; and the steps in which items "
+    "could not stay near their text within near_text, or in which hash order was cheaper",
+    "planning": "time to plan a step, without reading",
+    "digest": "of the order from step 0 to this one: equal digests are equal orders",
+}
+
+
+class PlanSummary:
+    """Sums over the steps added."""
+
+    def __init__(self, epoch_tokens: Mapping[str, int], epochs: Mapping[str, float]) -> None:
+        """Start at no steps.
+
+        Args:
+            epoch_tokens: Tokens that one epoch of each source gives, by name; all that the run has.
+            epochs: How often each was gone through before the steps that are added or passed over; 0 where left out.
+        """
+        self._place = {name: s for s, name in enumerate(sorted(epoch_tokens))}
+        self._epoch_tokens = np.array([epoch_tokens[name] for name in self._place], np.int64)
+        self._epochs = np.array([epochs.get(name, 0.0) for name in self._place])
+        count = len(self._place)
+        self._asked, self._drawn, self._delivered, self._pool = (np.zeros(count, np.int64) for _ in range(4))
+        self._drawn_before = np.zeros(count, np.int64)
+        self._shares, self._shared_tokens = np.zeros(count), 0
+        self._seconds = array("d")
+        self._least_capacity = self._most_capacity = 0
+        self._capacity = self._cost = self._lower_bound = self._hash_order_cost = 0
+        self._lowest_fill, self._worst_ratio = (2.0, -1), (0.0, -1)  # beyond any step's
+        self._num_pieces = self._late_pieces = self._oldest = 0
+        self._hash_order = 0
+        self._modules: dict[str, ModuleSums] = {}
+        self._first_step = -1
+        self._last: StepPlan | None = None
+
+    def pass_over(self, plan: StepPlan) -> None:
+        """Count a step before the first one asked for: only the position in each source's epochs."""
+        self._drawn_before += self._by_name(plan, plan.drawn_tokens)
+
+    def add(self, plan: StepPlan, shares: Int64Array, seconds: float) -> None:
+        """Count a step; `shares` of `Planner.shares_asked`, `seconds` is how long it took to plan."""
+        if self._last is None:
+            self._first_step, self._least_capacity = plan.step, plan.capacity_tokens
+        self._asked += self._by_name(plan, plan.asked_tokens)
+        self._drawn += self._by_name(plan, plan.drawn_tokens)
+        self._delivered += self._by_name(plan, plan.delivered_tokens)
+        self._pool = self._by_name(plan, plan.pool_tokens)
+        if shares.any():
+            self._shares += self._by_name(plan, shares) / SHARE_ONE * plan.capacity_tokens
+            self._shared_tokens += plan.capacity_tokens
+        self._seconds.append(seconds)
+        self._capacity += plan.capacity_tokens
+        self._least_capacity = min(self._least_capacity, plan.capacity_tokens)
+        self._most_capacity = max(self._most_capacity, plan.capacity_tokens)
+        self._cost += plan.balance.cost
+        self._lower_bound += plan.balance.lower_bound
+        self._hash_order_cost += plan.balance.hash_order_cost
+        self._lowest_fill = min(self._lowest_fill, (plan.fill, plan.step))
+        if plan.balance.ratio > self._worst_ratio[0]:
+            self._worst_ratio = (plan.balance.ratio, plan.step)
+        ages = plan.step - plan.pieces.drawn_step
+        self._num_pieces += len(ages)
+        self._late_pieces += int(np.count_nonzero(ages))
+        self._oldest = max(self._oldest, int(ages.max(initial=0)))
+        self._hash_order += plan.balance.took_hash_order
+        for name in plan.item_modules:
+            self._modules.setdefault(name, ModuleSums()).add(plan, name)
+        self._last = plan
+
+    def _by_name(self, plan: StepPlan, tokens: Int64Array) -> Int64Array:
+        """Tokens of a plan's streams in the order of the shares; an edited run has other streams from step to step."""
+        found = np.zeros(len(self._place), np.int64)
+        found[[self._place[name] for name in plan.streams]] = tokens
+        return found
+
+    def delivered(self) -> dict[str, int]:
+        """Tokens that each source gave, by sorted name."""
+        return dict(zip(self._place, map(int, self._delivered), strict=True))
+
+    def shares(self) -> dict[str, float]:
+        """The mean share that was asked of each source, by sorted name."""
+        return dict(zip(self._place, (self._shares / max(1, self._shared_tokens)).tolist(), strict=True))
+
+    def values(self) -> dict[str, Any]:
+        """The summary for a program; tokens are of the steps added, epochs of all from step 0 on."""
+        if self._last is None:
+            return {"num_steps": 0, "sources": []}
+        total = int(self._delivered.sum())
+        epochs = self._epochs + (self._drawn_before + self._drawn) / np.maximum(self._epoch_tokens, 1)
+        milliseconds = 1000 * np.array(self._seconds)
+        return {
+            "first_step": self._first_step,
+            "num_steps": len(self._seconds),
+            "least_capacity_tokens": self._least_capacity,
+            "capacity_tokens": self._most_capacity,
+            "sources": [
+                {
+                    "name": name,
+                    "share": share,
+                    "asked_tokens": int(self._asked[s]),
+                    "drawn_tokens": int(self._drawn[s]),
+                    "delivered_tokens": int(self._delivered[s]),
+                    "delivered_share": int(self._delivered[s]) / max(total, 1),
+                    "pool_tokens": int(self._pool[s]),
+                    "epochs": float(epochs[s]),
+                    "epoch_tokens": int(self._epoch_tokens[s]),
+                }
+                for s, (name, share) in enumerate(self.shares().items())
+            ],
+            "fill": total / self._capacity,
+            "lowest_fill": self._lowest_fill[0],
+            "lowest_fill_step": self._lowest_fill[1],
+            "balance_ratio": self._cost / self._lower_bound,
+            "worst_balance_ratio": self._worst_ratio[0],
+            "worst_balance_step": self._worst_ratio[1],
+            "hash_order_ratio": self._hash_order_cost / self._lower_bound,
+            "steps_in_hash_order": self._hash_order,
+            "modules": {name: sums.values() for name, sums in self._modules.items()},
+            "late_pieces": self._late_pieces / max(self._num_pieces, 1),
+            "oldest_piece_steps": self._oldest,
+            "planning_ms": {
+                "median": float(np.median(milliseconds)),
+                "p95": float(np.quantile(milliseconds, 0.95)),
+                "max": float(milliseconds.max()),
+            },
+            "order_digest": self._last.order_digest.hex(),
+        }
+
+
+def module_lines(modules: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """`ModuleSums.values` of each module for a person: balance, traffic between replicas, and fall-backs."""
+    lines = []
+    for name, one in modules.items():
+        consumers, steps = count_text(one["num_consumers"]), count_text(one["num_steps"])
+        lines.append(
+            f"module    {name}: {count_text(one['num_items'])} {one['items']}s on {consumers} consumers, "
+            f"{one['balance_ratio']:.4f} x the lower bound; hash order {one['hash_order_ratio']:.4f}"
+        )
+        away, rows = one["rows_that_travel"], one["rows"]
+        left, hashed = one["steps_left_text"], one["steps_in_hash_order"]
+        fell_back = [f"left the text in {count_text(left)}"] * (left > 0)
+        fell_back += [f"took hash order in {count_text(hashed)}"] * (hashed > 0)
+        behind = f"; {' and '.join(fell_back)} of {steps} steps" if fell_back else ""
+        lines.append(
+            f"traffic   {name}: {count_text(away)} of {count_text(rows)} rows travel to another replica "
+            f"({percent_text(away / max(rows, 1))}){behind}"
+        )
+    return lines
+
+
+def print_summary(values: Mapping[str, Any], *, explain: bool = False) -> None:
+    """Print `PlanSummary.values()` for a person."""
+    if not values["num_steps"]:
+        return
+    rows = [
+        (
+            source["name"],
+            percent_text(source["share"]),
+            percent_text(source["delivered_share"]),
+            count_text(source["delivered_tokens"]),
+            f"{source['epochs']:,.4g}",
+            count_text(source["epoch_tokens"]),
+            count_text(source["pool_tokens"]),
+        )
+        for source in values["sources"]
+        if source["epoch_tokens"]
+    ]
+    print_table(COLUMNS, rows, explain=explain)
+    planning = values["planning_ms"]
+    balance = "nothing to balance at dp 1; see --dp"
+    if values.get("dp") != 1:
+        balance = (
+            f"{values['balance_ratio']:.4f} x the lower bound, worst {values['worst_balance_ratio']:.4f} "
+            f"in step {values['worst_balance_step']}; hash order {values['hash_order_ratio']:.4f}"
+        )
+        if values["steps_in_hash_order"]:
+            balance += f", taken in {count_text(values['steps_in_hash_order'])} steps where it was cheaper"
+    capacity = count_text(values["capacity_tokens"])
+    if values["least_capacity_tokens"] != values["capacity_tokens"]:
+        capacity = f"{count_text(values['least_capacity_tokens'])} to {capacity}"
+    of_modules = "".join(f"{line}\n" for line in module_lines(values["modules"]))
+    print(f"""
+fill      {percent_text(values["fill"])} of {capacity} tokens a step; \
+lowest {percent_text(values["lowest_fill"])} in step {values["lowest_fill_step"]}
+balance   {balance}
+{of_modules}deferred  {percent_text(values["late_pieces"])} of the pieces came late, the latest by \
+{values["oldest_piece_steps"]} step(s)
+planning  {planning["median"]:.2f} ms a step (p95 {planning["p95"]:.2f}, longest {planning["max"]:.2f})
+digest    {values["order_digest"]} after step {values["first_step"] + values["num_steps"] - 1}""")
+    if explain:
+        print_meanings(LINES)
+
+
+# --- `torchmix plan`: the steps of a run before it runs.
+#
+# What is shown is what a training run gets, since the same planner makes it. Cost: planning of all steps from 0 on,
+# since the order is a fold; no data is read.
 
 HELP = "show what the steps of a run will hold"
 

@@ -1,9 +1,7 @@
 """`torchmix plan RECIPE --loaders`: which loaders would read which sources.
 
-In: a recipe with its catalog and profile; steps, and a budget. Out: tables of sources and of loaders. Must hold: what
-is shown is what `torchmix serve --processes auto` does with the same recipe, catalog, profile and budget; where the
-recipe says how many loaders there are, it is what Ray does with them. Cost: that of opening the catalog; no step is
-planned and no data is read.
+What is shown is what `torchmix serve --processes auto` does with the same recipe, catalog, profile and budget; where
+the recipe says how many loaders there are, it is what Ray does with them.
 """
 
 from __future__ import annotations
@@ -13,19 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchmix.catalog.open_part import open_part
-from torchmix.cli.budget import budget_of
+from torchmix.catalog.store import open_part
+from torchmix.cli.run import budget_of
 from torchmix.cli.terminal import ExitCode, at_least, percent_text, print_json, print_table
 from torchmix.errors import OptionError
-from torchmix.recipe.byte_sizes import bytes_text
+from torchmix.recipe.amounts import bytes_text
 from torchmix.recipe.load import load_recipe, recipe_directory
-from torchmix.recipe.loader_structs import Loaders
 from torchmix.recipe.loaders import check_sources_of, words_of_sources
 from torchmix.recipe.parts import part_of, with_all_sources
-from torchmix.service.scale.loads import ComingLoads
+from torchmix.recipe.structs import Loaders
+from torchmix.service.scale.loads import ComingLoads, TransformPlace, read_profile, traffic_of, transform_places
 from torchmix.service.scale.partition import LOADER_BYTES, LoaderBudget, Partition, SourceLoad, partition
-from torchmix.service.scale.placing import TransformPlace, traffic_of, transform_places
-from torchmix.service.scale.profile import read_profile
 from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, replay
 
 SOURCES = {

@@ -1,7 +1,6 @@
 """`torchmix plan --simulate`: what the steps would take, beside jobs without a plan.
 
-In: the options, and plans of steps. Out: a table of predicted times, or the same as values. Must hold: all assumptions
-are said with it. Cost: some milliseconds a step.
+All assumptions are said with it. Cost: some milliseconds a step.
 """
 
 from __future__ import annotations
@@ -14,15 +13,12 @@ from msgspec.structs import replace
 
 from torchmix.cli.terminal import at_least, count_text, print_table
 from torchmix.errors import OptionError, TopologyError
-from torchmix.parallel.layout import Layout
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.graph.strategy import backbone_cost
-from torchmix.planner.simulation.named_models import MODELS, named_model
-from torchmix.planner.simulation.rivals import ORDERS
-from torchmix.planner.simulation.simulate import ASSUMPTIONS, Simulation
-from torchmix.recipe.balance.structs import Balance
+from torchmix.planner.simulation import ASSUMPTIONS, MODELS, ORDERS, Simulation, named_model
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import length_of, lengths_of, most_length, stages_of
-from torchmix.recipe.structs import Batch
+from torchmix.recipe.structs import Balance, Batch
 
 DEFAULT_STEPS = 8
 DEFAULT_TFLOPS = 400.0

@@ -1,5 +1,5 @@
-"""What runs on this machine, and what runs have left. Files in reading order:
+"""What runs on this machine, and what runs have left. In reading order:
 
-top.py     torchmix top
-doctor.py  torchmix doctor
+top.py     `torchmix top`: this user's runs on this machine, as they are now
+doctor.py  `torchmix doctor`: what dead runs of this user have left on this machine, and with --clean its removal
 """

@@ -1,14 +1,13 @@
 """`torchmix doctor`: what dead runs of this user have left on this machine, and with --clean its removal.
 
-In: nothing. Out: the leftovers, one a line; exit code 1 where there are some that stay. Must hold: nothing of a live
-run is touched. Cost: a look at this user's processes.
+Cost: a look at this user's processes.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from torchmix.boards.leftovers import clean, leftovers
+from torchmix.boards.find import clean, leftovers
 from torchmix.cli.terminal import ExitCode, print_json
 
 HELP = "find, and with --clean remove, what dead runs have left on this machine"

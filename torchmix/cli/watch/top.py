@@ -1,8 +1,6 @@
 """`torchmix top`: this user's runs on this machine, as they are now.
 
-In: the boards of processes, twice for rates. Out: for each run its processes with memory, processors, steps, tokens a
-second, the part of the time that training waited for data, how often pages are decoded, and what has happened. Must
-hold: no process is disturbed. Cost: a walk of the page tables of these processes, each time.
+No process is disturbed. Cost: a walk of the page tables of these processes, each time.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
-"""Arrow's IPC files, Feather files and streams. Files in reading order:
+"""Arrow's IPC files, Feather files and streams. In reading order:
 
-message.py  metadata of messages: where the buffers of a batch lie
-layout.py   a column's buffers among them -> an Arrow array
-slices.py   rows of a batch that can be read alone
-page.py     bytes of a page -> an Arrow array
-batches.py  a file or stream -> the messages of its batches
-column.py   a column's name -> the column
-scan.py     batches -> pages
-properties.py  other columns of a file
-look.py     a file -> the columns that one may train on
-source.py   the source of Arrow files
+messages.py  an Arrow file -> the messages that hold its record batches, and where their buffers lie
+column.py    a column of an Arrow file: its place in every record batch, and the rows of it that can be read alone
+scan.py      record batches of an Arrow file -> pages, and their bytes -> an Arrow array
+source.py    the source of Arrow files: one column of Arrow's IPC files, Feather files and streams
 """

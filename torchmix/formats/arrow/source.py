@@ -1,34 +1,85 @@
-"""The source of Arrow files: one column of Arrow's IPC files, Feather files and streams.
-
-In: a file's path; later the bytes of its pages. Out: `FileScan` and `Documents`, see source.py. Must hold: a scan
-decodes every page as it is decoded later. Without compression, rows of lists of integers and of strings are read by
-pages of about 64 KiB of their values, however many a batch has; of any other column, and of a compressed one, a page is
-a batch. Cost: a scan reads and decodes the column once, other columns never.
-"""
+"""The source of Arrow files: one column of Arrow's IPC files, Feather files and streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.bad_rows import BadRows
-from torchmix.errors import CorruptPage, located, where_of
-from torchmix.formats.arrow.batches import find_batches, open_arrow
+from torchmix.catalog.manifest import BadRows
+from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
 from torchmix.formats.arrow.column import find_column
-from torchmix.formats.arrow.page import read_page
-from torchmix.formats.arrow.properties import read_properties
-from torchmix.formats.arrow.scan import ArrowScan
-from torchmix.formats.column_source import ColumnSource
+from torchmix.formats.arrow.messages import MAGIC, find_batches, open_arrow
+from torchmix.formats.arrow.scan import ArrowScan, read_page
+from torchmix.formats.column import ColumnSource
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
-from torchmix.formats.seen_ids import SeenIds
-from torchmix.formats.source import Documents, FileScan, PageRun
-from torchmix.storage.file_ends import hash_ends
-from torchmix.storage.open_path import opened
-from torchmix.storage.random_access import RandomAccessFile
+from torchmix.formats.look import ID_BYTES, FoundColumn, columns_beside, images_in, open_input, possible_leaves
+from torchmix.formats.source import Documents, FileScan, PageRun, SeenIds
+from torchmix.recipe.build import nearest
+from torchmix.storage.random_access import ByteStream, RandomAccessFile, hash_ends
+from torchmix.storage.store_file import opened
+
+# --- A look at one Arrow file: its schema and first batch -> the columns that one may train on.
+
+
+def look(file: str) -> Iterator[FoundColumn]:
+    """The columns of a file, in its order; see `formats/look.py`."""
+    with open_input(file) as stream:
+        try:
+            reader = pa.ipc.open_file(stream)
+            batch = reader.get_batch(0) if reader.num_record_batches else None
+        except pa.ArrowInvalid:  # a stream has no footer
+            stream.seek(0)
+            reader = pa.ipc.open_stream(stream)
+            batch = next(iter(reader), None)
+        images = []
+        if batch is not None and batch.nbytes:
+            images = list(images_in(batch, possible_leaves(reader.schema), batch.num_rows / batch.nbytes))
+        yield from images
+        for name, kind in columns_beside(images, reader.schema):
+            top = reader.schema.get_field_index(name.partition(".")[0])
+            held = 0 if batch is None or not batch.nbytes or top < 0 else batch.column(top).nbytes / batch.nbytes
+            yield FoundColumn(name=name, kind=kind, share=held / ID_BYTES if kind == "tokens" else held)
+
+
+# --- Other columns of an Arrow file or stream: the properties of its rows.
+#
+# Rows are those of the file, in order, so they fit those of a scan. Cost: the batches are read once; of other columns
+# the bytes are read, and not kept.
+
+
+def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.Table:
+    """The named top-level columns of a file.
+
+    Raises:
+        SourceUnreadable: No such file or column, or not an Arrow file, which is `where`.
+    """
+    with opened(path, where) as file:
+        is_file = file.read(0, len(MAGIC)) == MAGIC
+        try:
+            stream = pa.PythonFile(ByteStream(file), mode="r")
+            reader = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
+            names = reader.schema.names
+            for column in columns:
+                if column not in names:
+                    raise SourceUnreadable(
+                        f"it has no column {column!r} for a property{nearest(column, names)}; it has {', '.join(names)}"
+                    )
+            batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
+            schema = pa.schema([reader.schema.field(column) for column in columns])
+            return pa.Table.from_batches([batch.select(list(columns)) for batch in batches], schema=schema)
+        except pa.ArrowException as error:
+            raise SourceUnreadable(f"its properties cannot be read: {error}") from None
+
+
+# --- The source of Arrow files: one column of Arrow's IPC files, Feather files and streams.
+#
+# A scan decodes every page as it is decoded later. Without compression, rows of lists of integers and of strings are
+# read by pages of about 64 KiB of their values, however many a batch has; of any other column, and of a compressed
+# one, a page is a batch. Cost: a scan reads and decodes the column once, other columns never.
 
 
 class ArrowSource(ColumnSource, frozen=True, kw_only=True):
@@ -36,7 +87,7 @@ class ArrowSource(ColumnSource, frozen=True, kw_only=True):
 
     @property
     def format(self) -> str:
-        """See `source.FormatSource.format`."""
+        """See `FormatSource.format`."""
         return "arrow"
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
@@ -44,7 +95,7 @@ class ArrowSource(ColumnSource, frozen=True, kw_only=True):
         return hash_ends(file)
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
-        """See `source.FormatSource.check`."""
+        """See `FormatSource.check`."""
         with opened(path, where_of(self.name, path)) as opened_file:
             num_bytes, _ = hash_ends(opened_file)
             file = open_arrow(opened_file.read, num_bytes)
@@ -69,7 +120,7 @@ class ArrowSource(ColumnSource, frozen=True, kw_only=True):
         return scan.as_scan(num_bytes, digest)
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
-        """See `source.FormatSource.properties`."""
+        """See `FormatSource.properties`."""
         return read_properties(path, columns, where_of(self.name, path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:

@@ -1,37 +1,94 @@
-"""The source of JSON lines: one key of each line, read by pages of about 64 KiB.
-
-In: a file's path, plain, or compressed in frames (`.gz`, `.zst`); later the bytes of its pages. Out: `FileScan` and
-`Documents`, see source.py. Must hold: a scan parses every page as it is parsed later. A line that is at fault ends the
-scan with its number and place; a missing key is such a fault, a null is a document of no tokens. Cost: a scan reads and
-parses the file once; the parser holds Python's lock, so that many threads scan hardly faster than one.
-"""
+"""The source of JSON lines: one key of each line, read by pages of about 64 KiB."""
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.bad_rows import BadRows
+from torchmix.catalog.manifest import BadRows
 from torchmix.errors import CatalogError, CorruptPage, SourceUnreadable, located, where_of
-from torchmix.formats.column_source import ColumnSource
+from torchmix.formats.column import ColumnSource
 from torchmix.formats.good_rows import documents_of_run, look_at_rows, passes_over_rows
 from torchmix.formats.jsonl.frames import codec_of_name
-from torchmix.formats.jsonl.lines import BYTE_ORDER_MARK, LineFault, LineParser
-from torchmix.formats.jsonl.pages import PLAIN, LinePage, Read, cut_pages, is_alone, lines_of_page
-from torchmix.formats.jsonl.properties import read_properties
-from torchmix.formats.seen_ids import SeenIds, join_seen
-from torchmix.formats.source import Documents, FileScan, PageRun
-from torchmix.storage.file_ends import hash_ends
-from torchmix.storage.open_path import opened
-from torchmix.storage.random_access import RandomAccessFile
+from torchmix.formats.jsonl.lines import (
+    BYTE_ORDER_MARK,
+    PLAIN,
+    LineFault,
+    LinePage,
+    LineParser,
+    Read,
+    cut_pages,
+    is_alone,
+    lines_of_page,
+    read_properties,
+)
+from torchmix.formats.look import FoundColumn, are_messages, flat_items, is_path, open_input
+from torchmix.formats.source import Documents, FileScan, PageRun, SeenIds, join_seen
+from torchmix.storage.random_access import RandomAccessFile, hash_ends
+from torchmix.storage.store_file import opened
+
+# --- A look at one file of JSON lines: its first lines -> the keys that one may train on.
+
+LOOK_BYTES = 1 << 20
+LOOK_LINES = 200
+
+
+def look(file: str) -> Iterator[FoundColumn]:
+    """The columns of a file, in its order; see `formats/look.py`."""
+    codec = codec_of_name(file)
+    with open_input(file) as stream:
+        lines_of = pa.CompressedInputStream(stream, codec) if codec is not None else stream
+        content = lines_of.read(LOOK_BYTES)
+        read_bytes = max(1, stream.tell())
+    lines = content.splitlines()
+    if len(content) == LOOK_BYTES and len(lines) > 1:
+        lines.pop()  # it may be cut
+    rows = [_row(line, file) for line in lines[:LOOK_LINES] if line.strip()]
+    seen_bytes = max(1, sum(len(line) for line in lines[:LOOK_LINES]))
+    names = set(rows[0]).intersection(*rows) if rows else set()
+    for name in (name for name in (rows[0] if rows else ()) if name in names):
+        values = [row[name] for row in rows if row[name] is not None]
+        is_tokens = any(values) and all(
+            isinstance(value, list) and all(type(item) is int for item in value) for value in values
+        )
+        paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
+        if paths and all(isinstance(path, str) and is_path(path) for path in paths):
+            yield FoundColumn(name=name, kind="image paths", share=0, example=paths[0])
+        elif are_messages(values):
+            held = sum(len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) for value in values)
+            yield FoundColumn(name=name, kind="messages", share=held / seen_bytes * len(content) / read_bytes)
+        elif is_tokens or (values and all(isinstance(value, str) for value in values)):
+            held = sum(len(value) if is_tokens else len(value.encode("utf-8", "replace")) for value in values)
+            share = held / seen_bytes * len(content) / read_bytes
+            yield FoundColumn(name=name, kind="tokens" if is_tokens else "text", share=share)
+
+
+def _row(line: bytes, file: str) -> dict[str, Any]:
+    """The keys of a line, those of objects in it by their paths."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise SourceUnreadable(f"{file}: a line is no JSON ({error}): {line[:60]!r}") from None
+    if not isinstance(row, dict):
+        raise SourceUnreadable(f"{file}: a line is no object, with a key for each column: {line[:60]!r}")
+    return dict(flat_items(row))
+
+
+# --- The source of JSON lines: one key of each line, read by pages of about 64 KiB.
+#
+# A scan parses every page as it is parsed later. A line that is at fault ends the scan with its number and place; a
+# missing key is such a fault, a null is a document of no tokens. Cost: a scan reads and parses the file once; the
+# parser holds Python's lock, so that many threads scan hardly faster than one.
 
 
 class JsonLinesSource(ColumnSource, frozen=True, kw_only=True, dict=True):
@@ -43,7 +100,7 @@ class JsonLinesSource(ColumnSource, frozen=True, kw_only=True, dict=True):
 
     @property
     def format(self) -> str:
-        """See `source.FormatSource.format`."""
+        """See `FormatSource.format`."""
         return "jsonl"
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
@@ -81,11 +138,11 @@ class JsonLinesSource(ColumnSource, frozen=True, kw_only=True, dict=True):
         return found.as_scan(num_bytes, digest)
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
-        """See `source.FormatSource.properties`."""
+        """See `FormatSource.properties`."""
         return read_properties(path, columns, where_of(self.name, path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """See `source.FormatSource.decode`."""
+        """See `FormatSource.decode`."""
         return list(map(self._documents, runs))
 
     def _documents(self, run: PageRun) -> Documents:

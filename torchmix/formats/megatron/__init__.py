@@ -1,8 +1,5 @@
-"""Megatron's .bin and .idx. Files in reading order:
+"""Megatron's .bin and .idx. In reading order:
 
-files.py      prefixes, and globs of them -> pairs of files
-header.py     the head of a .idx: what the pair holds
-documents.py  sequences -> documents and their pages
-look.py       a dataset -> what one may train on
-source.py     the source of Megatron's datasets
+files.py   files of Megatron datasets, and the heads of their .idx files
+source.py  the source of Megatron's datasets: pairs of .bin and .idx, read as they are
 """

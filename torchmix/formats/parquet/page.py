@@ -1,19 +1,15 @@
 """Bytes of data pages -> an Arrow array, by pyarrow's own decoder.
 
-In: the bytes of whole data pages of one column chunk, those of its dictionary page, and what the footer says of the
-column. Out: their rows. pyarrow reads no single page, so a Parquet file of one row group that holds just these pages is
-put together in memory:
-
     PAR1 | dictionary page | opening page | data pages | footer: one column, one chunk | footer's length | PAR1
 
 pyarrow refuses a page that begins inside a row. Where the first one does, a page of one value is put before it, which
 begins a row: what is left of the row before then belongs to that one, and it is dropped. This opening page is of
 version 2, which may leave its value uncompressed in a chunk of any codec.
 
-Must hold: the rows are those the whole file gives, in list<..> and string types (what a writer's Arrow schema adds is
-left out: fixed sizes, dictionaries, large offsets). The writer's checksums are verified, unless the bytes are known to
-be those that were indexed. Only public, documented pyarrow is used. Cost: decompression and decoding as pyarrow does
-them, about 100 us per call and 10 us per page.
+The rows are those the whole file gives, in list<..> and string types (what a writer's Arrow schema adds is left out:
+fixed sizes, dictionaries, large offsets). The writer's checksums are verified, unless the bytes are known to be those
+that were indexed. Only public, documented pyarrow is used. Cost: decompression and decoding as pyarrow does them, about
+100 us per call and 10 us per page.
 """
 
 from __future__ import annotations
@@ -28,8 +24,7 @@ from msgspec.structs import replace
 
 from torchmix.errors import CorruptPage
 from torchmix.formats.parquet import thrift
-from torchmix.formats.parquet.footer import MAGIC, Leaf
-from torchmix.formats.parquet.layout import PageHeader, read_page_header
+from torchmix.formats.parquet.footer import MAGIC, Leaf, PageHeader, read_page_header
 from torchmix.formats.source import PageRun
 
 _LIST_OF_ONE_STRUCT = bytes([1 << 4 | thrift.STRUCT])

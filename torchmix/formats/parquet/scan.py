@@ -1,10 +1,10 @@
 """A column chunk -> its pages with their rows, and the tokens of each row.
 
-In: an open file and a chunk of its footer. Out: `ScannedChunk`. Must hold: a page is one of the writer's pages in which
-a row begins, with those behind it in which none does; its rows are those that begin in it; its tail reaches to the end
-of the page in which its last row ends. Where index or headers tell the rows of pages, the chunk is decoded by the very
-path that reads it later, and what they tell is compared with what is found. Else, or if they tell it wrongly, rows are
-found by what they hold: lists tell how many values Parquet counts in a row, headers how many in a page.
+A page is one of the writer's pages in which a row begins, with those behind it in which none does; its rows are those
+that begin in it; its tail reaches to the end of the page in which its last row ends. Where index or headers tell the
+rows of pages, the chunk is decoded by the very path that reads it later, and what they tell is compared with what is
+found. Else, or if they tell it wrongly, rows are found by what they hold: lists tell how many values Parquet counts in
+a row, headers how many in a page.
 
 Cost: the chunk is read and decoded once, up to SCAN_RUN_BYTES of it at a time; twice, if the index lies.
 """
@@ -21,16 +21,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.bad_rows import BadRows
+from torchmix.catalog.manifest import BadRows
 from torchmix.errors import CorruptPage, SourceUnreadable
-from torchmix.formats.checksum import join_checksums
 from torchmix.formats.column import Kind, count_values
+from torchmix.formats.decompress import join_checksums
 from torchmix.formats.good_rows import look_at_rows
-from torchmix.formats.parquet.footer import Chunk, Leaf
-from torchmix.formats.parquet.layout import ChunkPages, find_pages
+from torchmix.formats.parquet.footer import Chunk, ChunkPages, Leaf, find_pages
 from torchmix.formats.parquet.page import decode_pages, decode_parts_of_rows, read_headers
-from torchmix.formats.seen_ids import SeenIds, join_seen
-from torchmix.formats.source import PageRun
+from torchmix.formats.source import PageRun, SeenIds, join_seen
 from torchmix.storage.random_access import RandomAccessFile
 from torchmix.transform.tokenizer import Tokenizer
 

@@ -1,14 +1,8 @@
-"""The Parquet source: one column of token lists, or of text, read page by page.
-
-In: a file's path; later the bytes of its pages. Out: `FileScan` and `Documents`, see source.py. Must hold: what
-the catalog promises of a page is what `decode` gives. A writer may split a row over pages (pyarrow before 18 without a
-page index, DuckDB): then pages are read on to where their last row ends.
-Cost: a scan reads and decodes the column once, see parquet_scan.py.
-"""
+"""The Parquet source: one column of token lists, or of text, read page by page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +12,85 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.bad_rows import BadRows
+from torchmix.catalog.manifest import BadRows
 from torchmix.errors import SourceUnreadable, located, where_of
-from torchmix.formats.column import find_leaf, is_without_values
-from torchmix.formats.column_source import ColumnSource
+from torchmix.formats.column import ColumnSource, find_leaf, is_without_values
 from torchmix.formats.good_rows import documents_of_run
+from torchmix.formats.look import LOOKED_AT, FoundColumn, columns_beside, images_in, open_input, possible_leaves
 from torchmix.formats.parquet.footer import MAGIC, Footer, read_column, read_footer
 from torchmix.formats.parquet.page import decode_pages, encode_schema
-from torchmix.formats.parquet.properties import read_properties
 from torchmix.formats.parquet.scan import ChunkScan, ScannedChunk
 from torchmix.formats.parquet.values import decode_values
-from torchmix.formats.seen_ids import join_seen
-from torchmix.formats.source import Documents, FileScan, PageRun, offsets_of
-from torchmix.storage.open_path import opened
-from torchmix.storage.random_access import RandomAccessFile
+from torchmix.formats.source import Documents, FileScan, PageRun, join_seen, offsets_of
+from torchmix.recipe.build import nearest
+from torchmix.storage.random_access import ByteStream, RandomAccessFile
+from torchmix.storage.store_file import opened
+
+# --- A look at one Parquet file: its footer -> the columns that one may train on.
+
+BUFFER_BYTES = 1 << 20
+"""Bytes read at a time, so that a column whose first rows are looked at is not read whole."""
+
+
+def look(file: str) -> Iterator[FoundColumn]:
+    """The columns of a file, in its order; see `formats/look.py`."""
+    with open_input(file) as stream:
+        num_bytes = stream.size()
+        parquet = pq.ParquetFile(stream, buffer_size=BUFFER_BYTES, pre_buffer=False)
+        metadata = parquet.metadata
+        text_bytes: dict[str, int] = {}
+        values: dict[str, int] = {}
+        for group in range(metadata.num_row_groups):
+            for number in range(metadata.num_columns):
+                chunk = metadata.row_group(group).column(number)
+                top = chunk.path_in_schema.partition(".")[0]
+                text_bytes[top] = text_bytes.get(top, 0) + chunk.total_uncompressed_size
+                values[top] = values.get(top, 0) + chunk.num_values
+        images = _images(parquet, num_bytes)
+        yield from images
+        for name, kind in columns_beside(images, parquet.schema_arrow):
+            held = values if kind == "tokens" else text_bytes
+            yield FoundColumn(name=name, kind=kind, share=held.get(name.partition(".")[0], 0) / max(1, num_bytes))
+
+
+def _images(parquet: pq.ParquetFile, num_bytes: int) -> list[FoundColumn]:
+    """The columns of images, by their first rows."""
+    leaves = possible_leaves(parquet.schema_arrow)
+    if not leaves:
+        return []
+    batch = next(parquet.iter_batches(LOOKED_AT, columns=sorted({leaf.partition(".")[0] for leaf in leaves})), None)
+    return [] if batch is None else list(images_in(batch, leaves, parquet.metadata.num_rows / max(1, num_bytes)))
+
+
+# --- Other columns of a Parquet file: the properties of its rows.
+#
+# Rows are those of the file, in order, so they fit those of a scan. Cost: pyarrow decodes these columns once.
+
+
+def read_properties(path: str | Path, columns: Sequence[str], where: str) -> pa.Table:
+    """The named top-level columns of a file, as Arrow's types.
+
+    Raises:
+        SourceUnreadable: No such file or column, or not a Parquet file, which is `where`.
+    """
+    with opened(path, where) as file:
+        try:
+            parquet = pq.ParquetFile(pa.PythonFile(ByteStream(file), mode="r"))
+            names = parquet.schema_arrow.names
+            for column in columns:
+                if column not in names:
+                    raise SourceUnreadable(
+                        f"it has no column {column!r} for a property{nearest(column, names)}; it has {', '.join(names)}"
+                    )
+            return parquet.read(columns=list(columns)).select(list(columns))
+        except pa.ArrowException as error:
+            raise SourceUnreadable(f"its properties cannot be read: {error}") from None
+
+
+# --- The Parquet source: one column of token lists, or of text, read page by page.
+#
+# What the catalog promises of a page is what `decode` gives. A writer may split a row over pages (pyarrow before 18
+# without a page index, DuckDB): then pages are read on to where their last row ends.
 
 
 class ParquetSource(ColumnSource, frozen=True, kw_only=True):
@@ -39,16 +98,16 @@ class ParquetSource(ColumnSource, frozen=True, kw_only=True):
 
     @property
     def format(self) -> str:
-        """See `source.FormatSource.format`."""
+        """See `FormatSource.format`."""
         return "parquet"
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
-        """See `source.FormatSource.fingerprint`."""
+        """See `FormatSource.fingerprint`."""
         footer = read_footer(file)
         return footer.num_bytes, footer.digest
 
     def check(self, path: str | Path, bad: BadRows | None = None) -> None:
-        """See `source.FormatSource.check`."""
+        """See `FormatSource.check`."""
         with opened(path, where_of(self.name, path)) as file:
             arrow_schema, _ = _read_schema(read_footer(file))
             find_leaf(arrow_schema, self.column, self.kind)
@@ -101,11 +160,11 @@ class ParquetSource(ColumnSource, frozen=True, kw_only=True):
         )
 
     def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
-        """See `source.FormatSource.properties`."""
+        """See `FormatSource.properties`."""
         return read_properties(path, columns, where_of(self.name, path))
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """See `source.FormatSource.decode`."""
+        """See `FormatSource.decode`."""
         values = decode_values(runs) if self._holds_tokens else [None] * len(runs)
         return list(map(self._documents, runs, values))
 

@@ -1,11 +1,9 @@
 """Thrift's compact encoding, as far as Parquet's footers and page headers use it.
 
-In: bytes and a position. Out: a struct as {field id: value}, and the position after it; or fields as bytes. A struct
-says nothing of names or signedness beyond the wire: integers come as int, booleans as bool, binaries and strings as
-bytes, lists and sets as list, structs as dict. Must hold: any input ends in a value, or in one of two errors:
-EOFError, the bytes end too early (read more, try again), and ValueError, they are no such encoding.
-Cost: about 1 us per field; `read_struct(keep=)` skips what a wide footer holds of other columns at half of that.
-Encoding: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
+Any input ends in a value, or in one of two errors: EOFError, the bytes end too early (read more, try again), and
+ValueError, they are no such encoding. Cost: about 1 us per field; `read_struct(keep=)` skips what a wide footer holds
+of other columns at half of that. Encoding: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-
+protocol.md
 """
 
 from __future__ import annotations

@@ -1,36 +1,219 @@
-"""The source of WebDataset shards: one member of each sample, read by its offset.
-
-In: a tar file's path; later the bytes of its pages. Out: `FileScan` and `Documents`, see source.py. Must hold: a row is
-a sample, and its page is the member with the 512 bytes of its header, so that reading a text touches no image beside
-it. Where a pattern names several members, the page reaches from the headers of the first to the end of the last. A
-sample without the member, or whose member holds no text, is a bad row; its page is the header of its first member. A
-sample without members of a pattern has none. Cost: a scan reads each header and the members of the column, and with an
-index beside the shard (beside.py) the headers of these members alone; the catalog keeps some 20 bytes a sample.
-"""
+"""The source of WebDataset shards: one member of each sample, read by its offset."""
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from torchmix.array_types import Int64Array
-from torchmix.catalog.bad_rows import BadRows
+from torchmix.catalog.manifest import BadRows
 from torchmix.errors import CorruptPage, SourceUnreadable, located, where_of
-from torchmix.formats.column_source import ColumnSource
+from torchmix.formats.column import ColumnSource, Kind
 from torchmix.formats.good_rows import documents_of_run, look_at_rows
+from torchmix.formats.images import PLACED, PlacedValues
+from torchmix.formats.look import FoundColumn, FoundKind, are_messages, flat_items, is_image, tokens_of
 from torchmix.formats.source import Documents, FileScan, PageRun
-from torchmix.formats.webdataset.beside import BesideIndex, index_beside
-from torchmix.formats.webdataset.members import BLOCK_BYTES, Member, TarSample, samples_of, size_in_header
-from torchmix.formats.webdataset.value import MemberValue
-from torchmix.storage.file_ends import hash_ends
-from torchmix.storage.open_path import opened
-from torchmix.storage.random_access import RandomAccessFile
+from torchmix.formats.webdataset.members import (
+    BLOCK_BYTES,
+    BesideIndex,
+    Member,
+    TarSample,
+    index_beside,
+    samples_of,
+    size_in_header,
+)
+from torchmix.storage.random_access import RandomAccessFile, hash_ends
+from torchmix.storage.store_file import opened
+
+# --- Members of a sample -> the text, or bytes, that a source reads of it.
+#
+# `txt` is the member of that suffix, `json.a.b` the value at the keys `a` and `b` of the member `json`, `jpg|png` the
+# first of these members that a sample has, and `*.jpg|*.png` all members whose suffix has one of these patterns, in
+# the order of the file. Cost: parsing the JSON.
+
+JSON = "json"
+_PATTERN = frozenset("*?[")
+
+
+class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
+    """What a column names."""
+
+    suffixes: tuple[str, ...]
+    """The member's; the first one that a sample has counts. Or patterns."""
+    keys: tuple[str, ...] = ()
+    """Keys that lead to the value in a member of JSON."""
+    is_pattern: bool = False
+    """Whether all members with such a suffix count."""
+    placed: PlacedValues | None = None
+    """Where images stand in a list of texts, in the member of JSON."""
+
+    @classmethod
+    def of(cls, column: str) -> MemberValue:
+        """From the recipe's word, or a `placed_column` of it."""
+        if PLACED in column:
+            column, _, place = column.partition(PLACED)
+            inner, prefix = cls.of(column), f"{JSON}."
+            if not place.startswith(prefix) or not (inner.is_pattern or inner.keys):
+                raise SourceUnreadable(f"images.place is {place!r}; it must be keys of the member json, as json.a.b")
+            placed = PlacedValues(values=inner.keys, places=tuple(place.removeprefix(prefix).split(".")))
+            return replace(inner, placed=placed)
+        head, _, rest = column.partition(".")
+        if head.lower() == JSON and rest:
+            return cls(suffixes=(JSON,), keys=tuple(rest.split(".")))
+        suffixes = tuple(suffix.strip().lstrip(".").lower() for suffix in column.split("|"))
+        return cls(suffixes=suffixes, is_pattern=not _PATTERN.isdisjoint(column))
+
+    def members(self, sample: TarSample) -> list[Member]:
+        """The members of a sample, in the order of the file."""
+        if self.is_pattern:
+            named = sample.members.items()
+            patterns = self.suffixes if self.placed is None else (*self.suffixes, JSON)
+            return [member for name, member in named if any(fnmatchcase(name, each) for each in patterns)]
+        return [sample.members[suffix] for suffix in self.suffixes if suffix in sample.members][:1]
+
+    def values(self, content: bytes, kind: Kind) -> list[bytes | None]:
+        """The values of a member with this content; [None] for a null.
+
+        Args:
+            content: Of the member.
+            kind: What is wanted: a text, of `values` one or a list of them, of `json` anything.
+
+        Raises:
+            ValueError: It is no JSON, or holds no such thing at the keys.
+        """
+        if self.placed is not None and not self.is_pattern:
+            row = _parsed(content)
+            if kind == "json":
+                return [json.dumps(self.placed.texts(row), ensure_ascii=False).encode("utf-8", "replace")]
+            return [None if name is None else name.encode("utf-8", "replace") for name in self.placed.images(row)]
+        if not self.keys and (kind != "json" or self.suffixes != (JSON,)):
+            return [content]
+        found = _parsed(content)
+        for key in self.keys:
+            if not isinstance(found, dict) or key not in found:
+                raise ValueError(f"it has no key {key!r}")
+            found = found[key]
+        if kind == "json":
+            return [None if found is None else json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")]
+        several = found if kind == "values" and isinstance(found, list) else [found]
+        for value in several:
+            if value is not None and not isinstance(value, str):
+                what = f"{'.'.join(self.keys)} {'holds' if several is found else 'is'} a {type(value).__name__}"
+                raise ValueError(f"{what}, not a text")
+        return [None if value is None else value.encode("utf-8", "replace") for value in several]
+
+    def in_order(self, members: Sequence[Member], contents: list[bytes]) -> list[bytes]:
+        """Contents of the members of a pattern, in the order of their places where they have some.
+
+        Raises:
+            ValueError: Places are missing, or as many as the images are not.
+        """
+        if self.placed is None:
+            return contents
+        row, images = None, []
+        for member, content in zip(members, contents, strict=True):
+            if member.name.rpartition("/")[2].partition(".")[2].lower() == JSON:
+                row = _parsed(content)
+            else:
+                images.append(content)
+        if row is None and images:
+            raise ValueError("its sample has no member json with the places of its images")
+        return self.placed.in_order(row, images) if row is not None else []
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON ({error})") from None
+
+
+# --- A look at one shard: its first samples -> the members that one may train on.
+
+LOOKED_AT = 16
+TEXTS = ("txt", "text", "md")
+
+
+def look(file: str) -> Iterator[FoundColumn]:
+    """The members of text and of images, by suffix, and the keys of those of JSON; see `formats/look.py`."""
+    with opened(file, file) as shard:
+        samples = list(islice(samples_of(shard.read, shard.num_bytes), LOOKED_AT))
+        rows = [
+            {suffix: shard.read(member.offset, member.num_bytes) for suffix, member in sample.members.items()}
+            for sample in samples
+        ]
+    whole = max(1, sum(len(content) for row in rows for content in row.values()))
+    suffixes = sorted({suffix for row in rows for suffix in row})
+    yield from _images(rows, suffixes, whole)
+    for suffix in suffixes:
+        contents = [row[suffix] for row in rows if suffix in row]
+        if suffix in TEXTS:
+            yield FoundColumn(name=suffix, kind="text", share=sum(map(len, contents)) / whole)
+        elif suffix == "json":
+            yield from _keys(contents, whole)
+
+
+def _images(rows: list[dict[str, bytes]], suffixes: list[str], whole: int) -> Iterator[FoundColumn]:
+    """Members of images: `jpg|png` where a sample has one of them, `*.jpg` where it has several that are numbered."""
+    found = [s for s in suffixes if all(is_image(row[s]) for row in rows if s in row)]
+    plain = [s for s in found if "." not in s]
+    ways = [f"*.{end}" for end in sorted({s.rpartition(".")[2] for s in found if s not in plain})]
+    if plain and all(len(set(plain) & row.keys()) <= 1 for row in rows):
+        ways.insert(0, "|".join(plain))
+    else:
+        ways = plain + ways
+    for way in ways:
+        ends = set(way.removeprefix("*.").split("|"))
+        contents = [
+            content
+            for row in rows
+            for suffix, content in row.items()
+            if suffix in found and (suffix in ends if "*" not in way else suffix.rpartition(".")[2] in ends)
+        ]
+        yield FoundColumn(name=way, kind="images", share=sum(map(tokens_of, contents)) / whole)
+
+
+def _keys(contents: list[bytes], whole: int) -> Iterator[FoundColumn]:
+    """Keys of the members of JSON whose values are texts or messages, in all of them."""
+    rows: list[dict[str, Any]] = []
+    for content in contents:
+        try:
+            row = json.loads(content)
+        except ValueError:
+            return
+        if not isinstance(row, dict):
+            return
+        rows.append(dict(flat_items(row, "json.")))
+    for name in rows[0]:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        kind: FoundKind | None = None
+        if all(name in row for row in rows) and values:
+            kind = "messages" if are_messages(values) else "text" if all(isinstance(v, str) for v in values) else None
+        if kind is not None:
+            texts = values if kind == "text" else [json.dumps(value, ensure_ascii=False) for value in values]
+            held = sum(len(text.encode("utf-8", "replace")) for text in texts)
+            yield FoundColumn(name=name, kind=kind, share=held / whole)
+
+
+# --- The source of WebDataset shards: one member of each sample, read by its offset.
+#
+# A row is a sample, and its page is the member with the 512 bytes of its header, so that reading a text touches no
+# image beside it. Where a pattern names several members, the page reaches from the headers of the first to the end of
+# the last. A sample without the member, or whose member holds no text, is a bad row; its page is the header of its
+# first member. A sample without members of a pattern has none. Cost: a scan reads each header and the members of the
+# column, and with an index beside the shard (members.py) the headers of these members alone; the catalog keeps some 20
+# bytes a sample.
 
 Values = list[bytes | None]
 """The values of one row; a text is at most one."""
@@ -48,7 +231,7 @@ class WebDatasetSource(ColumnSource, frozen=True, kw_only=True, dict=True):
 
     @property
     def format(self) -> str:
-        """See `source.FormatSource.format`."""
+        """See `FormatSource.format`."""
         return "webdataset"
 
     def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
@@ -168,7 +351,7 @@ class WebDatasetSource(ColumnSource, frozen=True, kw_only=True, dict=True):
         )
 
     def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
-        """See `source.FormatSource.decode`."""
+        """See `FormatSource.decode`."""
         return list(map(self._documents, runs))
 
     def _documents(self, run: PageRun) -> Documents:

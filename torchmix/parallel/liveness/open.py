@@ -1,9 +1,7 @@
 """One liveness for all loaders of a rank, over the store of the job.
 
-In: the place tree, and torch.distributed as the job has initialised it. Out: the `Liveness` of this rank, shared while
-it is open: loaders of training and of validation that live side by side have one pulse, and learn of each other's
-losses. Must hold: all ranks open and close their loaders in one order, so all share alike, or none. Cost: a connection
-to the store; nothing for later loaders.
+All ranks open and close their loaders in one order, so all share alike, or none. Cost: a connection to the store;
+nothing for later loaders.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store,
 
 from torchmix.parallel.agreement import await_key
 from torchmix.parallel.groups import check_job
+from torchmix.parallel.liveness.evidence import Patience
 from torchmix.parallel.liveness.guard import Liveness
-from torchmix.parallel.liveness.patience import Patience
 from torchmix.parallel.place_tree import ClientPlaceTree
 from torchmix.parallel.topology import Topology
 

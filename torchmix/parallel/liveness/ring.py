@@ -1,8 +1,5 @@
 """Is the next rank alive? The decision behind liveness, without threads, store or sockets.
 
-In: the records of a rank (`RankIdentity` once, `Beat` again and again), which the rank before it in the ring reads,
-with times of this process' own clock. Out: a `Loss` when the watched rank is lost, else None.
-
 A beat that does not change is silence, and silence has several meanings. On the same host the kernel knows which:
 
     gone       the process ended without a farewell: lost as soon as a second look finds none
@@ -20,9 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchmix.parallel.liveness.evidence import Evidence, RankIdentity, evidence_of_process
-from torchmix.parallel.liveness.patience import LONGEST_SILENCE_POLLS, Patience
-from torchmix.parallel.liveness.records import Beat, Loss
+from torchmix.parallel.liveness.evidence import (
+    LONGEST_SILENCE_POLLS,
+    Beat,
+    Evidence,
+    Loss,
+    Patience,
+    RankIdentity,
+    evidence_of_process,
+)
 
 
 class Silence:

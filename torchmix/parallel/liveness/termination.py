@@ -1,8 +1,7 @@
 """SIGTERM: find out who is lost, then end as the signal says.
 
-In: what to do once when SIGTERM comes. Out: it is done within two seconds, in a thread, and the process dies of the
-signal, as it would have. Must hold: a program that handles SIGTERM itself, before or after this, does so undisturbed,
-and decides alone what becomes of the process; a fork does nothing of this. Cost: a thread that waits, and two sockets.
+A program that handles SIGTERM itself, before or after this, does so undisturbed, and decides alone what becomes of the
+process; a fork does nothing of this. Cost: a thread that waits, and two sockets.
 
 Torchrun sends SIGTERM to all ranks a moment after one of them has died: too early for a heartbeat to be missed. Python
 runs a handler of a signal in the main thread, between two instructions, and the main thread of a rank that has lost

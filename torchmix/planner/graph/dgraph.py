@@ -1,15 +1,4 @@
-"""DGraph: who computes what of a step, said in a few chained calls.
-
-In: a drawn step. Out: a graph over its samples, or over items in them, that knows more after each call; at the end, a
-`StepPlan`. Must hold: a graph is a value, and each call gives a new one; no call changes which pieces are in which
-sample. Cost: struct of arrays; that of the method.
-
-    graph = step.graph("tokens").mix(step.schedule).distribute("DP").cost(flops(model)).balance("rows")
-    plan = graph.plan()
-
-Source: MegaScale-Data (arXiv 2504.09844), sections 4.1 and 4.2, whose primitives these are. There buffers of samples
-are balanced after they are fetched; here sizes, before anything is read.
-"""
+"""DGraph: who computes what of a step, said in a few chained calls."""
 
 from __future__ import annotations
 
@@ -23,20 +12,172 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError
-from torchmix.parallel.layout import GridAxis
-from torchmix.planner.cost import CostModel
-from torchmix.planner.graph.drawing import drawing_of
-from torchmix.planner.graph.drawn_step import DrawnStep
+from torchmix.parallel.place_tree import GridAxis, Layout
+from torchmix.planner.balance import CostModel
+from torchmix.planner.graph.drawing import drawing_of, states_of
 from torchmix.planner.graph.items import ItemBalance, place_items
-from torchmix.planner.graph.samples import SampleBalance
-from torchmix.planner.graph.states import states_of
-from torchmix.planner.items import Items
-from torchmix.planner.methods.objectives import OBJECTIVES
-from torchmix.planner.methods.own_method import OwnMethod
-from torchmix.planner.plan import ItemPlan, ModulePlan, StepPlan
-from torchmix.recipe.balance.modules import METHODS
+from torchmix.planner.graph.samples import SampleBalance, place_samples
+from torchmix.planner.methods import OBJECTIVES, OwnMethod
+from torchmix.planner.pack import Packed
+from torchmix.planner.plan import (
+    ItemPlan,
+    Items,
+    ItemsOfModule,
+    ModulePlan,
+    StepPlan,
+    plan_digest,
+    plan_digest_of_modules,
+)
 from torchmix.recipe.build import nearest
+from torchmix.recipe.modules import BACKBONE, METHODS
+from torchmix.recipe.structs import Module
+
+# --- A step that is drawn and packed, and not yet placed: what a strategy of balance begins with.
+#
+# Which pieces are in which sample is decided; a strategy cannot change it.
+
+ItemsKey = tuple[str, str, tuple[str, ...] | None]
+"""Unit, column of sizes, and sources; None: all."""
+
+
+class StrategyCache(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What the steps of a planner share. It decides nothing."""
+
+    finders: dict[ItemsKey, ItemsOfModule] = msgspec.field(default_factory=dict)
+    """What finds items, by unit, column and sources."""
+    methods: dict[str, OwnMethod] = msgspec.field(default_factory=dict)
+    """The user's methods, by name."""
+    last_placed: dict[tuple[object, ...], ModulePlan] = msgspec.field(default_factory=dict)
+    """The samples placed last, by all that this follows from: costs are often those of the step before."""
+
+    def placed(self, cost: Int64Array, memory: Int64Array, layout: Layout, options: SampleBalance) -> ModulePlan:
+        """Where the samples of a step are computed; arguments and errors as those of `place_samples`."""
+        key = (cost.tobytes(), memory.tobytes(), layout, options)
+        found = None if isinstance(options.method, OwnMethod) else self.last_placed.get(key)
+        if found is None:
+            placement, report = place_samples(cost, memory, layout, options)
+            lock(placement)  # a strategy that wrote into it would alter the steps that follow
+            found = ModulePlan(layout=layout, placement=placement, balance=report)
+            self.last_placed.clear()
+            self.last_placed[key] = found
+        return found
+
+
+class TokensOfStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Tokens of each stream in a step; int64 [S] each."""
+
+    asked: Int64Array
+    """Charged to it."""
+    drawn: Int64Array
+    pool: Int64Array
+    """Deferred to the next step."""
+
+
+class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A step whose samples are packed."""
+
+    step: int
+    packed: Packed
+    num_samples: int
+    """G."""
+    length: int
+    """Tokens of a sample."""
+    layout: Layout
+    schedule: object
+    """The recipe's mixture and schedule, which the step was drawn by."""
+    sources: tuple[str, ...]
+    """[S] sorted names."""
+    sizes: tuple[SourceSizes, ...]
+    """[S] of each source."""
+    modules: Mapping[str, Module]
+    """The recipe's."""
+    order_digest: bytes
+    """The digest of all steps up to and including this one."""
+    digest_of: Callable[[Packed], bytes]
+    """Called with samples: what the order digest is if this step has them."""
+    make: Callable[..., StepPlan]
+    """Called with `modules` and `plan_digest`: the plan."""
+    kept: StrategyCache
+    """What strategies of earlier steps have looked up."""
+    found: dict[ItemsKey, Items] = msgspec.field(default_factory=dict)
+    """Items of this step that were asked for."""
+
+    def items(
+        self, unit: str, column: str, sources: tuple[str, ...] | None = None, *, module: str | None = None
+    ) -> Items:
+        """The items of a kind in this step.
+
+        Args:
+            unit: `document` or `image`.
+            column: Column of sizes.
+            sources: Names of the sources whose items count; None for all.
+            module: Name of the module in the recipe, for errors.
+
+        Raises:
+            RecipeError: There is no such column, or no such source.
+            PlanError: An item does not lie in one piece.
+        """
+        key = (unit, column, sources)
+        if key not in self.kept.finders:
+            about = Module(items=unit, sizes=column, sources=sources)  # type: ignore[arg-type]
+            self.kept.finders[key] = ItemsOfModule(module or unit, about, self.sources, self.sizes)
+        if key not in self.found:
+            packed = self.packed
+            self.found[key] = self.kept.finders[key].of_step(packed.pieces, packed.sample, packed.sample_offset)
+            lock(self.found[key])
+        return self.found[key]
+
+    def own_method(self, name: str) -> OwnMethod:
+        """A method of the user's, imported once.
+
+        Raises:
+            RecipeError: It cannot be imported.
+        """
+        if name not in self.kept.methods:
+            self.kept.methods[name] = OwnMethod(name, "method")
+        method = self.kept.methods[name]
+        method.step = self.step
+        return method
+
+    def planned(self, backbone: ModulePlan, modules: Mapping[str, ItemPlan]) -> StepPlan:
+        """The plan of this step.
+
+        Args:
+            backbone: Where the samples are computed.
+            modules: Where items are computed, by module.
+
+        Raises:
+            PlanError: The name of a module is taken.
+        """
+        if BACKBONE in modules:
+            raise PlanError(f"{BACKBONE} is the module of samples; name the others otherwise")
+        digest = plan_digest(self.order_digest, backbone.placement, backbone.layout)
+        ordered = dict(sorted(modules.items()))
+        return self.make(modules={BACKBONE: backbone, **ordered}, plan_digest=plan_digest_of_modules(digest, ordered))
+
+
+def lock(record: msgspec.Struct) -> None:
+    """Make the arrays of a record read-only, also those of the records in it."""
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+        elif isinstance(value, msgspec.Struct):
+            lock(value)
+
+
+# --- DGraph: who computes what of a step, said in a few chained calls.
+#
+# A graph is a value, and each call gives a new one; no call changes which pieces are in which sample. Cost: struct of
+# arrays; that of the method.
+#
+#     graph = step.graph("tokens").mix(step.schedule).distribute("DP").cost(flops(model)).balance("rows")
+#     plan = graph.plan()
+#
+# Source: MegaScale-Data (arXiv 2504.09844), sections 4.1 and 4.2, whose primitives these are. There buffers of samples
+# are balanced after they are fetched; here sizes, before anything is read.
 
 UNITS = ("sample", "document", "image")
 AXES = ("DP", "CP", "WORLD")
@@ -261,3 +402,65 @@ def _checked(values: Any, count: int, what: str) -> Int64Array:
 def _check_word(where: str, word: object, valid: tuple[str, ...]) -> None:
     if word not in valid:
         raise PlanError(f"{where} {word!r} is not one of {', '.join(valid)}{nearest(word, valid)}")
+
+
+# --- The step that a strategy is given: graphs over it, and the plan that they make together.
+#
+# A graph can be asked for as often as one likes. Cost: finding items, for graphs over them.
+
+
+class StrategyStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A step, as strategies see it."""
+
+    drawn: DrawnStep
+
+    @property
+    def schedule(self) -> object:
+        """The recipe's mixture and schedule, for `mix`."""
+        return self.drawn.schedule
+
+    def graph(
+        self,
+        sizes: str = "tokens",
+        sources: tuple[str, ...] | list[str] | None = None,
+        *,
+        unit: str = "sample",
+        module: str | None = None,
+    ) -> DGraph:
+        """A graph over the samples of the step, or over items in them.
+
+        Args:
+            sizes: The column of sizes that costs are a function of; of samples it is `tokens`.
+            sources: Sources whose pieces or items count; None: all.
+            unit: `sample`, `document` or `image`.
+            module: Name of the module, for errors.
+
+        Raises:
+            PlanError: A word or a source is unknown.
+            RecipeError: A source has no such column or no such items.
+        """
+        if unit not in UNITS:
+            raise PlanError(f"graph: unit {unit!r} is not one of {', '.join(UNITS)}{nearest(unit, UNITS)}")
+        chosen = None if sources is None else tuple(sources)
+        for name in chosen or ():
+            if name not in self.drawn.sources and unit == "sample":
+                hint = nearest(name, self.drawn.sources)
+                raise PlanError(f"graph: {name!r} is no source of this part{hint}")
+        if unit == "sample":
+            if sizes != "tokens":
+                raise PlanError(f"graph: samples are measured in tokens, not in {sizes!r}; items have other columns")
+            return DGraph(step=self.drawn, unit=unit, column=sizes, sources=chosen, items=None)
+        items = self.drawn.items(unit, sizes, chosen, module=module)
+        return DGraph(step=self.drawn, unit=unit, column=sizes, sources=chosen, items=items)
+
+    def plan(self, backbone: DGraph, **modules: DGraph) -> StepPlan:
+        """The plan of the step.
+
+        Args:
+            backbone: A balanced graph over samples.
+            **modules: Balanced graphs over items, by module.
+
+        Raises:
+            PlanError: A graph is of the wrong kind, is not balanced, or its items do not fit.
+        """
+        return plan_of_graphs(self.drawn, backbone, modules)

@@ -1,8 +1,4 @@
-"""A picture of a microbatch: which pieces of which sources go through which samples to which ranks, as SVG.
-
-In: a plan. Out: one SVG document, without scripts and without references. Must hold: every number in it is the plan's.
-Cost: some hundred bytes a piece.
-"""
+"""The road of every piece of a step, and a picture of a microbatch as SVG."""
 
 from __future__ import annotations
 
@@ -15,8 +11,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchmix.errors import PlanError
-from torchmix.planner.graph.states import states_of
 from torchmix.planner.plan import StepPlan
+
+# --- The road of every piece of a step: from its source to the ranks that compute it.
+#
+# What is shown is the plan. Cost: a few array operations.
+
+
+def states_of(plan: StepPlan, module: str | None = None) -> dict[str, NDArray[Any]]:
+    """The road of each piece: source, when it was drawn, sample, bucket and bin; of a module's item, its consumer too.
+
+    Args:
+        plan: A step.
+        module: A module of items; None for the backbone.
+
+    Returns:
+        Columns of equal length. `source` is text, the others int64: `row`, `epoch`, `start`, `tokens`, `drawn_step`,
+        `sample`, `slot`, `bucket` (data-parallel rank), `bin` (microbatch); with a module `item`, `offset`, `size`,
+        `cost`, `consumer`, `consumer_bin`.
+    """
+    pieces, placement = plan.pieces, plan.placement
+    items = None if module is None else plan.item_modules[module]
+    piece = np.arange(len(pieces)) if items is None else items.items.piece
+    sample = plan.sample[piece]
+    columns: dict[str, NDArray[Any]] = {
+        "source": np.array(plan.sources)[pieces.source[piece]],
+        "row": pieces.row[piece],
+        "epoch": pieces.epoch[piece],
+        "start": pieces.start[piece],
+        "tokens": pieces.tokens[piece],
+        "drawn_step": pieces.drawn_step[piece],
+        "sample": sample,
+        "slot": plan.slot[piece],
+        "bucket": placement.dp_rank_of_sample[sample],
+        "bin": placement.microbatch_of_sample[sample],
+    }
+    if items is not None:
+        columns |= {
+            "item": items.items.item,
+            "offset": items.items.offset,
+            "size": items.items.size,
+            "cost": items.cost_of_item,
+            "consumer": items.consumer_of_item,
+            "consumer_bin": items.bin_of_item,
+        }
+    return columns
+
+
+# --- A picture of a microbatch: which pieces of which sources go through which samples to which ranks, as SVG.
+#
+# Every number in it is the plan's. Cost: some hundred bytes a piece.
 
 COLUMNS = (("source", 20), ("piece", 210), ("sample", 430), ("bin", 620), ("bucket", 810))
 COLORS = ("#4269d0", "#c98a00", "#e0452c", "#3a9c86", "#3ca951", "#d9538f", "#a463f2", "#5b8fd9", "#9c6b4e", "#6f7480")

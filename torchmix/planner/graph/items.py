@@ -1,8 +1,7 @@
 """Items -> consumers: which rank computes which item of a module.
 
-In: the items of a step, what they cost, and the placement of the backbone. Out: an `ItemPlan`. Must hold: every item is
-placed once; the bytes of a consumer stay below the cap; the placement never costs more than hash order, or, near the
-text, than the tolerance allows. Cost: that of the method.
+Every item is placed once; the bytes of a consumer stay below the cap; the placement never costs more than hash order,
+or, near the text, than the tolerance allows.
 """
 
 from __future__ import annotations
@@ -15,17 +14,21 @@ from msgspec.structs import replace
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError
-from torchmix.parallel.layout import GridAxis, Layout
+from torchmix.parallel.place_tree import GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, Placement
-from torchmix.planner.items import Items
-from torchmix.planner.methods.bins import lpt_within, sums_of_bins
-from torchmix.planner.methods.dealing import deal_to_groups, groups_of_bins, zigzag
-from torchmix.planner.methods.karmarkar_karp import karmarkar_karp
-from torchmix.planner.methods.lpt import lpt
-from torchmix.planner.methods.near_home import lpt_near_home
-from torchmix.planner.methods.objectives import objective_of
-from torchmix.planner.methods.own_method import OwnMethod
-from torchmix.planner.plan import ItemPlan
+from torchmix.planner.methods import (
+    OwnMethod,
+    deal_to_groups,
+    groups_of_bins,
+    karmarkar_karp,
+    lpt,
+    lpt_near_home,
+    lpt_within,
+    objective_of,
+    sums_of_bins,
+    zigzag,
+)
+from torchmix.planner.plan import ItemPlan, Items
 
 
 class ItemBalance(msgspec.Struct, frozen=True, kw_only=True):

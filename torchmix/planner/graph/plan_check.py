@@ -1,8 +1,7 @@
 """The rules of a plan that code of the user's has made: by a strategy, a method of balance, or `plan_raw`.
 
-In: a step as it was drawn, and what is said to be its plan. Out: the plan, or a `PlanError` with the first rule that it
-breaks. Must hold: a plan that passes gives every piece and every item of the step, each once; nothing is believed that
-can be computed from the arrays. Cost: a SHA-256 over 56 bytes a piece, and finding the items of modules again.
+A plan that passes gives every piece and every item of the step, each once; nothing is believed that can be computed
+from the arrays. Cost: a SHA-256 over 56 bytes a piece, and finding the items of modules again.
 """
 
 from __future__ import annotations
@@ -14,16 +13,15 @@ import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError
-from torchmix.parallel.layout import GridAxis, Layout
+from torchmix.parallel.place_tree import GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, Placement
-from torchmix.planner.graph.drawn_step import DrawnStep
+from torchmix.planner.graph.dgraph import DrawnStep
 from torchmix.planner.graph.items import slots_of
-from torchmix.planner.items import Items
 from torchmix.planner.pack import Packed, Pieces
-from torchmix.planner.plan import ItemPlan, ModulePlan, StepPlan, plan_digest, plan_digest_of_modules
-from torchmix.recipe.balance.modules import BACKBONE
-from torchmix.recipe.balance.structs import Module
+from torchmix.planner.plan import ItemPlan, Items, ModulePlan, StepPlan, plan_digest, plan_digest_of_modules
 from torchmix.recipe.build import nearest
+from torchmix.recipe.modules import BACKBONE
+from torchmix.recipe.structs import Module
 
 _PLACES = ("sample", "slot", "sample_offset")
 _CHECKED_ALONE = {"step", "pieces", *_PLACES, "modules", "order_digest", "plan_digest"}

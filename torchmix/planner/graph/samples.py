@@ -1,8 +1,7 @@
 """Samples -> (rank, microbatch) by any method, at any level; `balance.py` has the one that recipes use most.
 
-In: the cost of each sample, a layout, and how to balance. Out: a placement and its report. Must hold: every bin has
-exactly the samples of a microbatch, since the stages of a pipeline need one shape; what costs more than hash order is
-not taken. Cost: that of the method.
+Every bin has exactly the samples of a microbatch, since the stages of a pipeline need one shape; what costs more than
+hash order is not taken.
 
     level   may change                              keeps
     both    rank and microbatch of a sample         nothing
@@ -19,13 +18,25 @@ import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError
-from torchmix.parallel.layout import Layout
-from torchmix.planner.balance import BalanceReport, Placement, in_hash_order, in_rows, small_at_both_ends
-from torchmix.planner.methods.bins import sums_of_bins
-from torchmix.planner.methods.dealing import deal_to_groups, equal_counts, groups_of_bins, zigzag
-from torchmix.planner.methods.karmarkar_karp import karmarkar_karp
-from torchmix.planner.methods.objectives import lower_bound_of, objective_of
-from torchmix.planner.methods.own_method import OwnMethod
+from torchmix.parallel.place_tree import Layout
+from torchmix.planner.balance import (
+    BalanceReport,
+    Placement,
+    in_hash_order,
+    in_rows,
+    small_at_both_ends,
+)
+from torchmix.planner.methods import (
+    OwnMethod,
+    deal_to_groups,
+    equal_counts,
+    groups_of_bins,
+    karmarkar_karp,
+    lower_bound_of,
+    objective_of,
+    sums_of_bins,
+    zigzag,
+)
 
 Level = Literal["both", "bucket", "bin"]
 Microbatches = Literal["unimodal", "descending", "keep"]

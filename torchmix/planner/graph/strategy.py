@@ -1,7 +1,6 @@
-"""Strategies: who computes what of each step, from the recipe's `balance` and `modules` or from a function of the user.
+"""Strategies: who computes what of each step, from the recipe or from a function of the user's.
 
-In: a part of a recipe, and drawn steps. Out: plans. Must hold: a plan follows from the step and the layout alone. Cost:
-that of the graphs.
+A plan follows from the step and the layout alone.
 """
 
 from __future__ import annotations
@@ -16,21 +15,16 @@ import numpy as np
 from torchmix.array_types import Int64Array
 from torchmix.catalog.sizes import SourceSizes
 from torchmix.errors import PlanError
-from torchmix.parallel.layout import Layout
-from torchmix.parallel.place_tree import ClientPlaceTree
+from torchmix.parallel.place_tree import ClientPlaceTree, Layout
 from torchmix.parallel.topology import Topology
-from torchmix.planner.cost import CostModel, EncoderCost, cost_model, encoder_cost
-from torchmix.planner.graph.dgraph import DGraph
-from torchmix.planner.graph.drawn_step import DrawnStep, StrategyCache, lock
+from torchmix.planner.balance import CostModel, EncoderCost, cost_model, encoder_cost
+from torchmix.planner.graph.dgraph import DGraph, DrawnStep, StrategyCache, StrategyStep, lock
 from torchmix.planner.graph.plan_check import check_plan
-from torchmix.planner.graph.step import StrategyStep
-from torchmix.planner.items import ItemsOfModule
-from torchmix.planner.methods.own_method import errors_of, imported
-from torchmix.planner.plan import StepPlan
-from torchmix.recipe.balance.structs import EncoderModel, Model, Module
-from torchmix.recipe.byte_sizes import parse_bytes
+from torchmix.planner.methods import errors_of, imported
+from torchmix.planner.plan import ItemsOfModule, StepPlan
+from torchmix.recipe.amounts import parse_bytes, parse_fraction
 from torchmix.recipe.parts import Part
-from torchmix.recipe.shares import parse_fraction
+from torchmix.recipe.structs import EncoderModel, Model, Module
 
 Strategy = Callable[[DrawnStep], StepPlan]
 

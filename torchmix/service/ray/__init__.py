@@ -1,9 +1,7 @@
-"""Loaders and index shards on a Ray cluster. Files in reading order; these alone import ray, when they are used:
+"""Loaders and index shards on a Ray cluster. In reading order:
 
-connect.py  the cluster
-actor.py    what Ray runs on a node
-seats.py    loaders as actors
-main.py     the process that keeps the loaders of a job
-keeper.py   that process, as the job's first rank sees it
-shards.py   shards of an index as tasks
+shards.py  shards of an index as tasks of a Ray cluster
+seats.py   loaders as actors of a Ray cluster
+main.py    what runs in the process that keeps the loaders of a job on a Ray cluster
+keeper.py  the process that keeps a job's loaders on Ray, as the ranks of the job see it
 """

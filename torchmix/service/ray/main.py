@@ -1,10 +1,8 @@
 """What runs in the process that keeps the loaders of a job on a Ray cluster.
 
-In: a socket to the job's first rank, which says what they serve, how many there may be, and where they are registered.
-Out: over that socket a word once they listen, or why they do not; in the folder their registrations, which follow them.
-Must hold: it ends the loaders when the rank does, however it ends; where this process is killed itself, Ray ends them,
-since they are actors of its connection. Cost: a process of some 150 MB beside the rank, which thus has none of Ray's
-threads and handlers.
+It ends the loaders when the rank does, however it ends; where this process is killed itself, Ray ends them, since they
+are actors of its connection. Cost: a process of some 150 MB beside the rank, which thus has none of Ray's threads and
+handlers.
 """
 
 from __future__ import annotations
@@ -25,14 +23,13 @@ from typing import Literal, NoReturn
 import msgspec
 
 from torchmix.errors import TorchmixError
-from torchmix.parallel.children.interpreter import ignore_signals
-from torchmix.parallel.error_form import ErrorForm
-from torchmix.recipe.loader_structs import Autoscale
+from torchmix.parallel.children import ignore_signals
+from torchmix.parallel.forms import ErrorForm
+from torchmix.recipe.structs import Autoscale
 from torchmix.service.endpoints import SUFFIX
 from torchmix.service.main import LoaderStart, framed, receive
-from torchmix.service.ray.connect import connected
-from torchmix.service.ray.seats import RaySeats
-from torchmix.service.scale.bounds import bounds_of, budget_of_cluster, coming_loads
+from torchmix.service.ray.seats import RaySeats, connected
+from torchmix.service.scale.loads import bounds_of, budget_of_cluster, coming_loads
 from torchmix.service.scale.scaling import ScaledLoaders
 
 logger = logging.getLogger(__name__)

@@ -1,16 +1,12 @@
-"""Loaders as actors of a Ray cluster.
-
-In: what a loader is told, and the folder where clients, or whoever passes it on to them, find the loaders. Out:
-`LoaderSeats`. Must hold: an actor asks for the processor and the memory that the partition gives its loader, so Ray
-places it where they are; one that is killed, or whose node is lost, is started again by Ray, where there is room, and
-gets the sources that it had; the registration of the one that was lost goes. Cost: a call of each actor, twice a
-second.
-"""
+"""Loaders as actors of a Ray cluster."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import re
+import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +17,105 @@ import msgspec
 from torchmix.errors import LoaderLost, OptionError
 from torchmix.service.endpoints import register, registration_path
 from torchmix.service.main import LoaderStart
-from torchmix.service.ray.actor import ActorListens, LoaderActor, decode_listens
+from torchmix.service.pool import LoaderPool
+from torchmix.service.roster import ADDRESS_VARIABLE, bind_of
+from torchmix.service.server import new_pair
+
+# --- The Ray cluster that a command or a run uses.
+#
+# What travels as an argument is text and numbers. Ray itself sends classes and functions with cloudpickle; those of
+# this package are sent by their names, so each node of the cluster needs the same torchmix installed, and whoever may
+# connect to the cluster may run anything there. Cost: seconds to connect.
+
+ANSWER_S = 10.0
+_HOST_PORT = re.compile(r"[\w.-]+:\d+")
+
+
+def connected(address: str) -> Any:
+    """The module `ray`, connected to a cluster.
+
+    Args:
+        address: As `ray.init` takes it: `auto` for the cluster of this machine or of RAY_ADDRESS, or `HOST:PORT`.
+
+    Raises:
+        OptionError: ray is not installed, or there is no cluster.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise OptionError("loaders on Ray need the package ray: pip install 'torchmix[ray]'") from error
+    if not ray.is_initialized():
+        try:
+            if _HOST_PORT.fullmatch(address):  # ray itself tries for minutes
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+            ray.init(address=address, log_to_driver=False, logging_level="WARNING", namespace="torchmix")
+        except (OSError, ValueError, RuntimeError) as error:
+            raise OptionError(f"there is no Ray cluster at {address!r}: {error}; run ray start first") from error
+    return ray
+
+
+# --- What Ray runs on a node: one loader process, watched by the actor that has started it.
+#
+# What travels is text; where each loader has keys of its own, its secret is made on its node and stays there; the
+# loader ends with the actor. Cost: a worker process of Ray beside each loader, some 100 MB.
+
+
+class ActorListens(msgspec.Struct, frozen=True, kw_only=True):
+    """What an actor says of its loader."""
+
+    endpoint: str
+    public: str = ""
+    """Its public key; empty where the keys lie in a folder, or there are none."""
+
+
+_decode_start = msgspec.json.Decoder(LoaderStart).decode
+decode_listens = msgspec.json.Decoder(ActorListens).decode
+
+
+class LoaderActor:
+    """One loader process, started again when it ends. Arguments and results are text."""
+
+    def __init__(self, start: str, sources: str) -> None:
+        """Start the loader.
+
+        Args:
+            start: A `LoaderStart`, as JSON. Without `bind` it listens at the address of this node. With `allowed`, and
+                without keys, it makes a pair of its own.
+            sources: Parts of sources by name, as JSON.
+        """
+        import ray
+
+        told = _decode_start(start)
+        address = os.environ.get(ADDRESS_VARIABLE) or ray.util.get_node_ip_address()
+        pair = new_pair() if told.allowed and not told.keys else None
+        self._public = "" if pair is None else pair.public
+        self._pool = LoaderPool(
+            [msgspec.structs.replace(told, bind=told.bind or bind_of(address), own=pair, sources=json.loads(sources))]
+        )
+
+    def listens(self) -> str:
+        """An `ActorListens`, as JSON."""
+        return msgspec.json.encode(ActorListens(endpoint=self._pool.endpoints[0], public=self._public)).decode()
+
+    def give(self, sources: str) -> None:
+        """Change its sources; JSON."""
+        self._pool.give(0, json.loads(sources))
+
+    def leave(self) -> None:
+        """Take it from the folder."""
+        self._pool.leave(0)
+
+    def close(self) -> None:
+        """End the loader."""
+        self._pool.close()
+
+
+# --- Loaders as actors of a Ray cluster.
+#
+# An actor asks for the processor and the memory that the partition gives its loader, so Ray places it where they are;
+# one that is killed, or whose node is lost, is started again by Ray, where there is room, and gets the sources that it
+# had; the registration of the one that was lost goes. Cost: a call of each actor, twice a second.
 
 logger = logging.getLogger(__name__)
 

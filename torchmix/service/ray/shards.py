@@ -1,8 +1,7 @@
 """Shards of an index as tasks of a Ray cluster.
 
-In: a recipe's path, and how many shards. Out: parts of the catalog in its folder, for an index run to publish. Must
-hold: a task does what `torchmix index --shard I/N` does; one whose worker or node is lost is done again. Cost: the
-footers of all files for each shard, and the columns of its own.
+A task does what `torchmix index --shard I/N` does; one whose worker or node is lost is done again. Cost: the footers of
+all files for each shard, and the columns of its own.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from msgspec.structs import asdict
 
 from torchmix.catalog.settings import settings_of
 from torchmix.errors import CatalogError
-from torchmix.indexing.scan_shard import scan_shard
-from torchmix.indexing.scan_tasks import Shard
-from torchmix.parallel.error_form import ErrorForm
+from torchmix.indexing.source_work import Shard, scan_shard
+from torchmix.parallel.forms import ErrorForm
 from torchmix.recipe.load import recipe_and_directory
 from torchmix.recipe.parts import with_all_sources
 

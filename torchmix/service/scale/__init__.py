@@ -1,14 +1,8 @@
-"""Loaders sized and placed by what the data cost. Files in reading order:
+"""Loaders sized and placed by what the data cost. In reading order:
 
-profile.py    what each source costs, as it was measured
-measure.py    source -> what it costs
-partition.py  what sources cost -> which loaders read them
-placing.py    where rows are transformed: in loaders or in node workers
-loads.py      steps -> what they cost loaders
-rule.py       when loaders are started and ended
-progress.py   how far a run is
-scaling.py    loaders that follow a run
-bounds.py     how many loaders there may be, from what the user says
-shares.py     which sources and how much of the cache each loader has
-local.py      loaders of this machine, started and ended one by one
+partition.py  which loaders read which sources: a pure function of what the sources cost and of what loaders may take
+rule.py       when loaders are started, ended and given other sources: a pure rule over the load that is coming
+loads.py      what each source costs a loader, and what that makes of loaders: their number, shares and places
+measure.py    what a source costs a loader, measured on some of its rows
+scaling.py    loaders that follow a run: started, given sources and ended as the rule decides
 """

@@ -1,30 +1,332 @@
-"""What steps cost loaders: tokens of each source by its share, at the price of its profile.
-
-In: a part with its catalog and profile; steps, and what the run has decided so far. Out: the load of each source, in
-integers, mean of these steps. Must hold: a pure function, of steps that have not come yet, too; a stream of several
-sources shares its tokens among them by their sizes, and one of some rows of a source counts for that source. Cost: some
-operations a source.
-"""
+"""What each source costs a loader, and what that makes of loaders: their number, shares and places."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
+from typing import Literal
 
+import msgspec
 from msgspec.structs import replace
 
-from torchmix.catalog.store import Catalog
-from torchmix.mixture.shares.integers import SHARE_ONE
-from torchmix.planner.shares_of_step import NOT_DECIDED, SharesOfStep
+from torchmix.catalog.manifest import flush_folder
+from torchmix.catalog.store import Catalog, open_part
+from torchmix.errors import CatalogError, CatalogMissing, CatalogStale
+from torchmix.mixture.shares import SHARE_ONE
+from torchmix.planner.drawing import NOT_DECIDED, SharesOfStep
 from torchmix.planner.stream_order import tokens_of_streams
-from torchmix.reader.page_batches import BATCH_BYTES
+from torchmix.reader.source_pages import BATCH_BYTES
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import tokens_before
 from torchmix.recipe.streams import row_sets_of
+from torchmix.recipe.structs import Autoscale
 from torchmix.service.routing import run_pages
-from torchmix.service.scale.partition import SourceLoad
-from torchmix.service.scale.placing import SourceTraffic, traffic_of
-from torchmix.service.scale.profile import CostProfile, SourceProfile
+from torchmix.service.scale.partition import LoaderBudget, LoaderPlace, SourceLoad, partition
+from torchmix.service.scale.rule import ScaleBounds
+from torchmix.service.served import transforms_digest
+
+# --- What of the sources, and of the cache, each loader has.
+#
+# Integers alone; nodes have loaders one by one in turn, so that each has its part of the work; a loader's cache is in
+# proportion to the pages that it is to keep, and all caches together are not more than there is. Cost: some operations
+# a loader.
+
+LEAST_PART = 8
+"""A loader has at least this part of an even share of the cache: pages of other sources are asked of it, too, where
+their loaders are lost."""
+
+
+class LoaderShare(msgspec.Struct, frozen=True, kw_only=True):
+    """One loader's part."""
+
+    sources: dict[str, int]
+    """Parts of each source, by name."""
+    page_bytes: int
+    """Decoded pages of these."""
+
+
+def shares_of_nodes(places: Sequence[LoaderPlace], nodes: int) -> list[list[LoaderShare]]:
+    """The loaders of each node."""
+    assert len(places) % nodes == 0
+    shares = [LoaderShare(sources=dict(sorted(one.parts.items())), page_bytes=one.page_bytes) for one in places]
+    return [shares[node::nodes] for node in range(nodes)]
+
+
+def shared_cache(cache_bytes: int, page_bytes: Sequence[int]) -> list[int]:
+    """The cache of each loader."""
+    count, total = len(page_bytes), sum(page_bytes)
+    if not total:
+        return [cache_bytes // count] * count
+    least = cache_bytes // (LEAST_PART * count)
+    left = cache_bytes - least * count
+    return [least + left * one // total for one in page_bytes]
+
+
+# --- What each source of a recipe costs a loader, kept beside its catalog.
+#
+# The file is replaced in one step; a profile of another catalog, or of other transforms, is refused by name. All
+# values are integers, so that whatever follows from a profile is the same on every machine. Cost: one small file.
+
+PROFILE_NAME = "profile.json"
+PROFILE_VERSION = 1
+
+
+class SourceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What some rows of a source have cost; counts and sums over those rows."""
+
+    tokens: int
+    """Tokens that were read, 0 where the source has none."""
+    busy_ns: int
+    """Time that the reading thread took for them, without waiting for a processor: what bounds a loader."""
+    cpu_ns: int
+    """Time of processors, of all threads."""
+    read_bytes: int
+    """Bytes read from files."""
+    decoded_bytes: int
+    """Bytes of decoded pages, or of texts."""
+    sent_bytes: int
+    """Bytes of ids that a loader would send."""
+    window_bytes: int
+    """Decoded pages that are kept while a window of the source is read and the next one is made ready."""
+    state_bytes: int
+    """Memory of a loader for having the source open: what a process took for it beside decoded pages."""
+    pages: int
+    """Pages of the whole source."""
+    images: int = 0
+    """Images that were decoded, resized and cut into patches; 0 where the source has none."""
+    image_tokens: int = 0
+    """Tokens of the rows that have these images."""
+    image_ns: int = 0
+    """Time that these images took, as `busy_ns`."""
+    image_bytes: int = 0
+    """Bytes of these images in their files."""
+    patch_bytes: int = 0
+    """Bytes of their patches."""
+
+
+class CostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the sources of a catalog cost."""
+
+    version: int = PROFILE_VERSION
+    catalog: str
+    """Fingerprint of the catalog that was measured."""
+    transforms: str
+    """Digest of the transforms from rows to tokens, in hex."""
+    sources: dict[str, SourceProfile]
+    """By name."""
+
+
+def profile_of(catalog: Catalog, seed: int, sources: dict[str, SourceProfile]) -> CostProfile:
+    """The profile of a catalog whose sources have been measured."""
+    return CostProfile(
+        catalog=catalog.fingerprint,
+        transforms=transforms_digest(catalog, seed).hex(),
+        sources={name: sources[name] for name in sorted(sources)},
+    )
+
+
+def write_profile(folder: Path, profile: CostProfile) -> Path:
+    """Put a profile into a catalog's folder in one step; returns its path.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; the profile that was there stays.
+    """
+    path, new = folder / PROFILE_NAME, folder / f".{PROFILE_NAME}.{os.getpid()}"
+    try:
+        with new.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+    flush_folder(folder)
+    return path
+
+
+_decode_profile = msgspec.json.Decoder(CostProfile).decode
+
+
+def read_profile(folder: Path, catalog: Catalog, seed: int) -> CostProfile:
+    """The profile of a catalog.
+
+    Args:
+        folder: The catalog's.
+        catalog: What the profile must be of.
+        seed: The recipe's; maps may draw from it.
+
+    Raises:
+        CatalogMissing: There is none.
+        CatalogStale: It is of another catalog, other transforms or another version of the format.
+        CatalogError: It is damaged or cannot be read.
+    """
+    path = folder / PROFILE_NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CatalogMissing(f"there is no {path}; run torchmix profile to measure what the sources cost") from error
+    except OSError as error:
+        raise CatalogError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        found = _decode_profile(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CatalogError(f"{path} is damaged ({error}); run torchmix profile again") from error
+    if found.version != PROFILE_VERSION:
+        raise CatalogStale(f"{path} has version {found.version}, this torchmix reads {PROFILE_VERSION}; run it again")
+    if found.catalog != catalog.fingerprint:
+        raise CatalogStale(
+            f"{path} was measured with catalog {found.catalog}, this is catalog {catalog.fingerprint}; run torchmix "
+            "profile again"
+        )
+    transforms = transforms_digest(catalog, seed).hex()
+    if found.transforms != transforms:
+        raise CatalogStale(
+            f"{path} was measured with transforms {found.transforms}, these are {transforms}; run torchmix profile "
+            "again"
+        )
+    if missing := sorted(catalog.sources.keys() - found.sources.keys()):
+        raise CatalogStale(f"{path} lacks source {missing[0]!r}; run torchmix profile again")
+    return found
+
+
+# --- Where the rows of a source are transformed: in loaders, or in the node worker, which then reads the source
+# itself.
+#
+# A pure function in integers; a word of the user's comes first; workers together get no more work than as many loaders
+# have. Cost: some operations a source.
+#
+# A loader reads a page once for all nodes and sends ids. A node worker sends nothing; but each node reads nearly every
+# page for the few of its rows that it needs, n (1 - (1 - 1/n)^r) times over n nodes for a page of r rows. So what pays
+# is decided by nodes, rows a page, and how ids compare to what they are made of. After the reordering of transforms in
+# MegaScale-Data, which moves those that make data larger behind the road.
+
+Place = Literal["loader", "worker"]
+SEND_NS_OF_BYTE = 2
+"""Time of processors of both sides for a byte of ids, encrypted: 2.0 to 2.3 s a GB as measured."""
+MOST_ROWS = 4096
+"""More rows of a page make no difference that counts."""
+
+
+class SourceTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """One source, for a step."""
+
+    name: str
+    read_bytes: int
+    """Bytes of files, where each page is read once."""
+    sent_bytes: int
+    """Bytes of ids."""
+    busy_ns: int
+    """Time of a reading thread, where each page is read once."""
+    page_rows: int
+    """Rows of a page, mean; 1 or more."""
+    is_by_row: bool
+    """Whether the time is that of rows, as where text is tokenized; else it is that of pages."""
+    has_images: bool = False
+    """It stays with loaders, where its images are: `decode_at` of a module places these."""
+
+
+class TransformPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a source is transformed, and what it costs in either place, a step."""
+
+    name: str
+    place: Place
+    loader_bytes: int
+    worker_bytes: int
+    loader_ns: int
+    worker_ns: int
+
+
+def transform_places(
+    sources: Sequence[SourceTraffic],
+    *,
+    nodes: int,
+    loaders: int,
+    said: Mapping[str, str] | None = None,
+) -> dict[str, TransformPlace]:
+    """Where each source is transformed, by name.
+
+    Args:
+        sources: Their order means nothing.
+        nodes: Node workers, 1 or more.
+        loaders: Loaders, 1 or more.
+        said: The user's word for some sources; `auto` is none.
+    """
+    said = {name: word for name, word in (said or {}).items() if word != "auto"}
+    found = {source.name: _costs(source, nodes) for source in sources}
+    total = sum(one.loader_ns for one in found.values())
+    room = nodes * total // (nodes + loaders) - sum(
+        one.worker_ns for name, one in found.items() if said.get(name) == "worker"
+    )
+    with_images = {source.name for source in sources if source.has_images}
+    gains = sorted(found.values(), key=lambda one: (one.worker_bytes - one.loader_bytes, one.name))
+    chosen = {name for name, place in said.items() if place == "worker"}
+    for one in gains:
+        pays = one.worker_bytes < one.loader_bytes and one.worker_ns <= one.loader_ns
+        if one.name not in said and one.name not in with_images and pays and one.worker_ns <= room:
+            room -= one.worker_ns
+            chosen.add(one.name)
+    return {
+        name: TransformPlace(
+            name=name,
+            place="worker" if name in chosen else "loader",
+            loader_bytes=one.loader_bytes,
+            worker_bytes=one.worker_bytes,
+            loader_ns=one.loader_ns,
+            worker_ns=one.worker_ns,
+        )
+        for name, one in found.items()
+    }
+
+
+def traffic_of(loads: Sequence[SourceLoad], catalog: Catalog, profile: CostProfile) -> list[SourceTraffic]:
+    """What sources move in a step.
+
+    Args:
+        loads: What they cost a step.
+        catalog: Of these sources, open.
+        profile: Of this catalog.
+    """
+    found = []
+    for load in loads:
+        source, cost = catalog.sources[load.name], profile.sources[load.name]
+        found.append(
+            SourceTraffic(
+                name=load.name,
+                read_bytes=load.cost * cost.read_bytes // max(1, cost.busy_ns),
+                sent_bytes=load.cost * cost.sent_bytes // max(1, cost.busy_ns),
+                busy_ns=load.cost,
+                page_rows=max(1, source.num_documents // max(1, source.pages.num_pages)),
+                is_by_row=source.tokenizer is not None or source.map is not None,
+                has_images=source.images is not None,
+            )
+        )
+    return found
+
+
+def times_read(nodes: int, page_rows: int) -> Fraction:
+    """How often a page is read where each node reads what it needs."""
+    rows = min(max(1, page_rows), MOST_ROWS)
+    return nodes * (1 - Fraction(nodes - 1, nodes) ** rows)
+
+
+def _costs(source: SourceTraffic, nodes: int) -> TransformPlace:
+    times = times_read(nodes, source.page_rows)
+    return TransformPlace(
+        name=source.name,
+        place="loader",
+        loader_bytes=source.read_bytes + source.sent_bytes,
+        worker_bytes=int(source.read_bytes * times),
+        loader_ns=source.busy_ns + SEND_NS_OF_BYTE * source.sent_bytes,
+        worker_ns=source.busy_ns if source.is_by_row else int(source.busy_ns * times),
+    )
+
+
+# --- What steps cost loaders: tokens of each source by its share, at the price of its profile.
+#
+# A pure function, of steps that have not come yet, too; a stream of several sources shares its tokens among them by
+# their sizes, and one of some rows of a source counts for that source. Cost: some operations a source.
 
 MOST_KEPT = 1024
 NOTHING_GONE: frozenset[str] = frozenset()
@@ -115,3 +417,75 @@ def _sources_of_stream(part: Part, catalog: Catalog, name: str) -> dict[str, Fra
         tokens[source] = tokens.get(source, 0) + held
     total = sum(tokens.values())
     return {source: Fraction(held, total) if total else Fraction(1, len(tokens)) for source, held in tokens.items()}
+
+
+# --- How many loaders a run may have, and what is known of their work, from what the user says.
+#
+# A number of loaders needs no profile; `auto` and `autoscale` do. Cost: a partition.
+
+FIRST_STEPS = 100
+"""Whose load decides how many loaders `auto` is."""
+_EVEN_TOKENS = 1000
+
+
+def coming_loads(part: Part, folder: Path, *, is_profile_needed: bool = True) -> ComingLoads:
+    """What the steps of a part cost.
+
+    Args:
+        part: That of training.
+        folder: The catalog's.
+        is_profile_needed: Whether each token of every source must not count alike where there is no profile.
+
+    Raises:
+        CatalogMissing, CatalogStale: There is no profile, or it is of another catalog.
+    """
+    catalog = open_part(folder, part)
+    try:
+        return ComingLoads(part, catalog, read_profile(folder, catalog, part.seed))
+    except CatalogMissing:
+        if is_profile_needed:
+            raise
+    return ComingLoads(part, catalog, _even_profile(catalog, part.seed))
+
+
+def bounds_of(
+    processes: int | Literal["auto"], autoscale: Autoscale | None, coming: ComingLoads, budget: LoaderBudget
+) -> ScaleBounds:
+    """How many loaders there may be: as `autoscale` says, else one number.
+
+    Raises:
+        OptionError: The budget does not suffice.
+    """
+    if autoscale is not None:
+        return ScaleBounds(least=autoscale.min, most=autoscale.max, budget=budget)
+    count = len(partition(coming.mean(0, FIRST_STEPS), budget).loaders) if processes == "auto" else processes
+    return ScaleBounds(least=count, most=count, budget=budget)
+
+
+def budget_of_cluster(cpu: int | None, memory_bytes: int | None, resources: Mapping[str, float]) -> LoaderBudget:
+    """What loaders on a Ray cluster may take: what the recipe says, or else all of the cluster.
+
+    Args:
+        cpu, memory_bytes: The recipe's, if it says so.
+        resources: The cluster's, as Ray names them: `CPU`, and `memory` in bytes.
+    """
+    return LoaderBudget(
+        cpu=cpu or max(1, int(resources.get("CPU", 1))),
+        memory_bytes=memory_bytes or int(resources.get("memory", 1 << 62)),
+    )
+
+
+def _even_profile(catalog: Catalog, seed: int) -> CostProfile:
+    """A profile by which a token of every source costs the same, and memory is no matter."""
+    one = SourceProfile(
+        tokens=_EVEN_TOKENS,
+        busy_ns=_EVEN_TOKENS,
+        cpu_ns=0,
+        read_bytes=0,
+        decoded_bytes=0,
+        sent_bytes=0,
+        window_bytes=0,
+        state_bytes=0,
+        pages=1,
+    )
+    return profile_of(catalog, seed, dict.fromkeys(catalog.sources, one))

@@ -1,9 +1,8 @@
 """What a source costs a loader, measured on some of its rows.
 
-In: an open catalog, the name of one of its sources, how many tokens to read at most and for how long. Out: a
-`SourceProfile`. Must hold: rows are read by the code that loaders read with, their map and tokenizer included; the
-pages lie evenly over the source; time in which the thread could have run and had no processor counts for nothing.
-Memory is right in a process that has measured no other source. Cost: that of reading these rows.
+Rows are read by the code that loaders read with, their map and tokenizer included; the pages lie evenly over the
+source; time in which the thread could have run and had no processor counts for nothing. Memory is right in a process
+that has measured no other source.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import pyarrow.parquet as pq
 
 from torchmix.array_types import Int64Array
 from torchmix.catalog.store import Catalog, SourceCatalog, catalog_fingerprint
-from torchmix.reader.images.image_reader import ImageReader
+from torchmix.reader.images import ImageReader
 from torchmix.reader.reader import Reader
-from torchmix.service.scale.profile import SourceProfile
+from torchmix.service.scale.loads import SourceProfile
 
 MOST_TOKENS = 1 << 20
 """Read of a source."""

@@ -1,9 +1,8 @@
 """Which loaders read which sources: a pure function of what the sources cost and of what loaders may take.
 
-In: for each source its cost a step, its memory, and how many loaders may share it; processors and memory of all
-loaders. Out: for each loader the sources that it reads, and how much of each. Must hold: every source has a loader; the
-budgets hold, or an error says by how much they do not; the answer depends on nothing else, ties go by name, and all of
-it is integers. Cost: some 20 ns for each source, part of one and loader; 306 sources on 64 loaders take 20 ms.
+Every source has a loader; the budgets hold, or an error says by how much they do not; the answer depends on nothing
+else, ties go by name, and all of it is integers. Cost: some 20 ns for each source, part of one and loader; 306 sources
+on 64 loaders take 20 ms.
 
 Three stages, after MegaScale-Data (section 5.1):
 
@@ -28,7 +27,7 @@ from itertools import pairwise
 import msgspec
 
 from torchmix.errors import OptionError
-from torchmix.recipe.byte_sizes import bytes_text
+from torchmix.recipe.amounts import bytes_text
 
 CLUSTERS = 4
 """Most clusters of sources: the paper found no gain beyond (Figure 19)."""

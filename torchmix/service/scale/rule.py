@@ -1,29 +1,38 @@
-"""When loaders are started, ended and given other sources: a pure rule over the load that is coming.
-
-In: what each interval of steps will cost loaders, as the plan has it; the notes of the run, of streams that have run
-out and shares that a policy has decided; bounds. Out: decisions, each with the step that it holds from. Must hold: the
-same load and the same notes give the same decisions, wherever and whenever they are worked out; there are never more
-loaders than `most`, the processors or the memory allow; a decision needs several intervals in a row that ask for it.
-Cost: the loads of an interval, once, and a partition for each decision.
-
-The load of an interval is a moving average over it and the next ones, or over as many after these, whichever costs
-more: what will be asked, not what was, and in time for loaders to start. `unit` is the
-work of a step that one loader is to have: that of the run's first intervals over the fewest loaders, since these are
-declared to suffice for them.
-
-After MegaScale-Data, section 5.2, where the moving average is over past shares.
-"""
+"""When loaders are started, ended and given other sources: a pure rule over the load that is coming."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from torchmix.errors import OptionError
-from torchmix.service.scale.partition import LOADER_BYTES, LoaderBudget, LoaderPlace, Partition, SourceLoad, partition
+from torchmix.service.scale.partition import (
+    LOADER_BYTES,
+    LoaderBudget,
+    LoaderPlace,
+    Partition,
+    SourceLoad,
+    partition,
+)
+
+# --- When loaders are started, ended and given other sources: a pure rule over the load that is coming.
+#
+# The same load and the same notes give the same decisions, wherever and whenever they are worked out; there are never
+# more loaders than `most`, the processors or the memory allow; a decision needs several intervals in a row that ask
+# for it. Cost: the loads of an interval, once, and a partition for each decision.
+#
+# The load of an interval is a moving average over it and the next ones, or over as many after these, whichever costs
+# more: what will be asked, not what was, and in time for loaders to start. `unit` is the work of a step that one
+# loader is to have: that of the run's first intervals over the fewest loaders, since these are declared to suffice for
+# them.
+#
+# After MegaScale-Data, section 5.2, where the moving average is over past shares.
 
 EVERY_STEPS = 10
 """Steps of an interval."""
@@ -239,3 +248,84 @@ def _or_none(loads: Sequence[SourceLoad], budget: LoaderBudget, processes: int) 
         return partition(loads, budget, processes=processes)
     except OptionError:
         return None
+
+
+# --- How far a run is, and what it has decided: the notes that scaling follows.
+#
+# A run writes only where somebody follows it, and one process of it does; a run that goes on from an earlier step
+# takes back the notes after it. Cost: a line for each interval, and for each decision of the run.
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_NAME = "progress.jsonl"
+
+
+class ProgressLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the file."""
+
+    step: int
+    gone: list[str] = []
+    decided: dict[str, int] = {}
+
+
+_decode = msgspec.json.Decoder(ProgressLine).decode
+
+
+class ProgressLog:
+    """What a run tells of itself."""
+
+    def __init__(self, folders: tuple[str, ...]) -> None:
+        """Nothing is written; `folders`: where loaders register."""
+        self._paths = [Path(folder) / PROGRESS_NAME for folder in folders]
+        self._last: ProgressLine | None = None
+
+    def note(self, step: int, gone: frozenset[str], decided: Mapping[str, int]) -> None:
+        """Say that a step comes next; most calls write nothing."""
+        line = ProgressLine(step=step, gone=sorted(gone), decided=dict(sorted(decided.items())))
+        last, self._last = self._last, line
+        is_same = last is not None and (last.gone, last.decided) == (line.gone, line.decided)
+        if last is not None and is_same and last.step // EVERY_STEPS == step // EVERY_STEPS:
+            return
+        for path in self._paths:
+            try:
+                _append(path, line)
+            except OSError as error:
+                logger.warning("%s: %s; loaders are not scaled meanwhile", path, error.strerror)
+
+
+def follow_progress(folder: Path) -> Path:
+    """Begin to follow a run: empty the file, so that runs write into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / PROGRESS_NAME
+    path.write_bytes(b"")
+    return path
+
+
+def notes_of(path: Path) -> list[RunNote]:
+    """The notes of the run that wrote last, by rising step."""
+    notes: list[RunNote] = []
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # behind the last line end is nothing, or half a line
+    except OSError:
+        return notes
+    for line in lines:
+        try:
+            found = _decode(line)
+        except msgspec.MsgspecError:
+            continue
+        while notes and notes[-1].step >= found.step:
+            notes.pop()
+        notes.append(RunNote(step=found.step, gone=frozenset(found.gone), decided=found.decided))
+    return notes
+
+
+def _append(path: Path, line: ProgressLine) -> None:
+    """Write a line in one call, where the file is there."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    except FileNotFoundError:
+        return
+    try:
+        os.write(descriptor, msgspec.json.encode(line) + b"\n")
+    finally:
+        os.close(descriptor)

@@ -1,14 +1,9 @@
-"""Loaders that follow a run: started, given sources and ended as the rule decides.
-
-In: the rule's inputs, the notes of a run, and something that can start a loader. Out: loaders that clients find in a
-folder; each decision as a line of `scaling.jsonl` there. Must hold: what is done is what a replay of the rule over the
-notes decides; a loader that ends leaves the folder first, so that clients move their requests without a wait. Cost: a
-look at the notes each half second.
-"""
+"""Loaders that follow a run: started, given sources and ended as the rule decides."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,10 +12,17 @@ from typing import Any, Protocol
 import msgspec
 
 from torchmix.errors import TorchmixError
+from torchmix.service.endpoints import with_port
+from torchmix.service.main import LoaderStart
+from torchmix.service.pool import LoaderPool
+from torchmix.service.scale.loads import shared_cache
 from torchmix.service.scale.partition import SourceLoad
-from torchmix.service.scale.progress import follow_progress, notes_of
-from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, ScaleRule
-from torchmix.service.scale.shares import shared_cache
+from torchmix.service.scale.rule import RunNote, ScaleBounds, ScaleDecision, ScaleRule, follow_progress, notes_of
+
+# --- Loaders that follow a run: started, given sources and ended as the rule decides.
+#
+# What is done is what a replay of the rule over the notes decides; a loader that ends leaves the folder first, so that
+# clients move their requests without a wait. Cost: a look at the notes each half second.
 
 logger = logging.getLogger(__name__)
 
@@ -177,3 +179,56 @@ def decisions_of_log(folder: Path) -> list[dict[str, Any]]:
     """The decisions that were taken, as the file has them."""
     lines = (folder / SCALING_NAME).read_bytes().splitlines()
     return [msgspec.json.decode(line) for line in lines]
+
+
+# --- Loaders of this machine, each of which can be started and ended alone.
+#
+# Cost: a process for each.
+
+
+class LocalSeats:
+    """A pool of one loader for each number."""
+
+    def __init__(self, start: LoaderStart) -> None:
+        """Nothing is started.
+
+        Args:
+            start: What all are told; their ports count up from its own, and they share its cache.
+        """
+        self._start = start
+        self._lock = threading.Lock()
+        self._pools: dict[int, LoaderPool] = {}
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where those that run listen, by number."""
+        return [self._pools[number].endpoints[0] for number in sorted(self._pools)]
+
+    def start(self, number: int, sources: Mapping[str, int], memory_bytes: int, cache_part: int) -> None:
+        """See `LoaderSeats`."""
+        port = self._start.metrics_port
+        start = msgspec.structs.replace(
+            self._start,
+            bind=with_port(self._start.bind, number),
+            metrics_port=port + number if port else 0,
+            sources=dict(sources),
+            cache_bytes=self._start.cache_bytes * cache_part >> 32,
+        )
+        pool = LoaderPool([start])
+        with self._lock:
+            self._pools[number] = pool
+
+    def give(self, number: int, sources: Mapping[str, int]) -> None:
+        """See `LoaderSeats`."""
+        self._pools[number].give(0, dict(sources))
+
+    def leave(self, number: int) -> None:
+        """See `LoaderSeats`."""
+        self._pools[number].leave(0)
+
+    def stop(self, number: int) -> None:
+        """See `LoaderSeats`."""
+        self._pools.pop(number).close()
+
+    def look(self) -> None:
+        """Nothing: each pool has a thread that looks."""

@@ -1,34 +1,163 @@
-"""The leader's side of a stream: steps as the worker of the node makes them.
-
-In: what a stream is made of, and where it begins. Out: `StepArrays` over memory that is shared with the worker. Must
-hold: as many steps are asked for ahead as may wait, and no more; where a worker is lost, its successor goes on after
-the last step that came, so every step comes once; closing the generator, or the stop signal, ends the stream at once.
-Cost: two small messages a step.
-"""
+"""A leader's hold on the worker of its node, and the steps that come from it."""
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from collections import deque
 from collections.abc import Generator
 from contextlib import suppress
 
 from torchmix.constructor.arrays import StepArrays
+from torchmix.errors import WorkerLost
 from torchmix.steps.header import state_after
-from torchmix.steps.replica_steps import StreamSettings
-from torchmix.steps.stop_signal import StopSignal
-from torchmix.steps.worker.channel import Channel
+from torchmix.steps.replica_steps import StopSignal, StreamSettings
+from torchmix.steps.worker.host import FAREWELL_S, NodeHost
 from torchmix.steps.worker.messages import (
+    Channel,
     EndReply,
     FailedReply,
+    NewWorker,
+    NodeLost,
+    OpenStream,
     Start,
     StepRequest,
+    decode_host_reply,
     decode_reply,
     encode,
     error_of,
+    open_files_named,
 )
-from torchmix.steps.worker.node import NodeHold
 from torchmix.steps.worker.shared_arrays import MappedArrays
 from torchmix.steps.worker.shared_stream import SKEW_STEPS
+
+# --- A leader's hold on the worker of its node.
+#
+# Whoever waits for a worker wakes up when its own stream is to end, and when the host has gone; several loaders of a
+# process share one hold, and the last one to close lets go. Cost: two small messages a stream.
+
+_LOOK_S = 0.25
+
+
+class NodeHold:
+    """What the loaders of a leader share."""
+
+    def __init__(self, road: Channel, *, replica_of: dict[int, int], host: NodeHost | None = None) -> None:
+        """Hold the road to the host.
+
+        Args:
+            road: This leader's end.
+            replica_of: Of all leaders that the worker serves, by global rank.
+            host: The host if it is in this process.
+        """
+        self.replica_of = replica_of
+        self._road = road
+        self._host = host
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._worker: Channel | None = None
+        self._generation = -1
+        self._lost = ""
+        self._num_users = 0
+
+    @property
+    def num_lost(self) -> int:
+        """Workers that were lost since the start, as far as this leader has noticed."""
+        return max(0, self._generation)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the last loader has let go, or this is a fork of the process that has it."""
+        return self._num_users == 0 or os.getpid() != self._process
+
+    def join(self) -> NodeHold:
+        """One more loader."""
+        self._num_users += 1
+        return self
+
+    def leave(self, farewell_s: float = FAREWELL_S) -> None:
+        """One loader less; with the last one the host is told, or ended.
+
+        Args:
+            farewell_s: How long the host stays for other leaders that have not let go.
+        """
+        if os.getpid() != self._process or self._num_users == 0:
+            return
+        self._num_users -= 1
+        if self._num_users:
+            return
+        with self._lock:
+            self._road.close()
+            if self._worker is not None:
+                self._worker.close()
+        if self._host is not None:
+            self._host.end(farewell_s)
+
+    def open_stream(self, *, newer_than: int, stop: StopSignal) -> tuple[Channel, int]:
+        """A road to the worker for a stream.
+
+        Args:
+            newer_than: Generation of a worker that was lost, -1 before the first.
+            stop: Ends the wait for a worker.
+
+        Returns:
+            The road, and the generation of the worker.
+
+        Raises:
+            EOFError: `stop` was set.
+            WorkerLost: There is no worker, and there will be none.
+            OpenFilesLimit: This process has as many open files as it may.
+        """
+        with open_files_named():
+            ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                while True:
+                    with self._lock:
+                        self._take_newer(newer_than)
+                        generation = self._generation
+                        if generation > newer_than and self._worker is not None:
+                            with suppress(EOFError):
+                                self._worker.send(encode(OpenStream()), [theirs.fileno()])
+                                return Channel(ours), generation
+                            newer_than = generation
+                    if stop.is_set():
+                        raise EOFError("the stream was stopped")
+            except BaseException:
+                ours.close()
+                raise
+
+    def _take_newer(self, newer_than: int) -> None:
+        """Look for a worker that the host tells of, and wait a little for it where it is needed."""
+        while True:
+            if self._lost:
+                raise WorkerLost(self._lost)
+            try:
+                message, descriptors = self._road.receive(0 if self._generation > newer_than else _LOOK_S)
+            except TimeoutError:
+                return
+            except EOFError:
+                self._lost = (
+                    "the process that watches over this node's worker has ended, and the worker with it; restart from "
+                    "the last checkpoint"
+                )
+                continue
+            reply = decode_host_reply(message)
+            if isinstance(reply, NodeLost):
+                self._lost = reply.text
+                continue
+            if not isinstance(reply, NewWorker):
+                continue
+            if self._worker is not None:
+                self._worker.close()
+            [descriptor] = descriptors
+            self._worker, self._generation = Channel(socket.socket(fileno=descriptor)), reply.generation
+
+
+# --- The leader's side of a stream: steps as the worker of the node makes them.
+#
+# Cost: two small messages a step.
 
 
 def worker_steps(

@@ -1,10 +1,4 @@
-"""Whoever starts the worker of a node, watches it, and puts another in its place.
-
-In: roads to the members, the leaders of a node. Out: each member gets a road to the worker, and to its successor when
-one is lost. Must hold: a worker that is gone, stopped or stuck is replaced, and named in one line of the log; the third
-within a minute is an error at every member; when the host ends or is killed, so does the worker. Cost: a thread that
-looks four times a second.
-"""
+"""Whoever starts the worker of a node, watches it, and puts another in its place."""
 
 from __future__ import annotations
 
@@ -25,14 +19,55 @@ import msgspec
 
 from torchmix.boards.board import own_board
 from torchmix.errors import WorkerLost
-from torchmix.parallel.children.interpreter import start_interpreter
-from torchmix.parallel.children.judge import ProcessBeat, ProcessWatch
-from torchmix.parallel.children.memory_limit import ENVIRONMENT, limit_memory
-from torchmix.parallel.liveness.evidence import evidence_of_process, identity_of_process
-from torchmix.parallel.liveness.patience import Patience
-from torchmix.steps.worker.channel import Channel, open_files_named
-from torchmix.steps.worker.last_words import lost_with
-from torchmix.steps.worker.messages import AddMember, NewWorker, NodeLost, decode_beat, encode
+from torchmix.parallel.children import ENVIRONMENT, ProcessBeat, ProcessWatch, limit_memory, start_interpreter
+from torchmix.parallel.liveness.evidence import Patience, evidence_of_process, identity_of_process
+from torchmix.steps.worker.messages import (
+    AddMember,
+    Channel,
+    NewWorker,
+    NodeLost,
+    decode_beat,
+    encode,
+    open_files_named,
+)
+
+# --- What ended a worker process, in words.
+
+
+def lost_with(pid: int, code: int, reason: str = "has ended") -> WorkerLost:
+    """The error for a worker that is lost.
+
+    Args:
+        pid: Of its process.
+        code: The exit code, negative for a signal.
+        reason: How it was lost, where that was not by its own end.
+    """
+    if reason != "has ended":
+        return WorkerLost(
+            f"the worker process {pid}, which reads for this node, {reason}. A disk or a network that does not answer "
+            f"may be behind it; restart from the last checkpoint"
+        )
+    how = f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
+    if code >= 0:
+        advice = ". What it printed last says why; restart from the last checkpoint"
+    elif -code == signal.SIGBUS:
+        advice = (
+            ": a file that it had mapped into memory was cut, or the disk failed under it. Run torchmix check, which "
+            "names changed files; then restart from the last checkpoint"
+        )
+    else:
+        advice = (
+            ". If the machine ran out of memory, lower look_ahead or the recipe's read.cache; then restart from the "
+            "last checkpoint"
+        )
+    return WorkerLost(f"the worker process {pid}, which reads for this node, was ended {how}{advice}")
+
+
+# --- Whoever starts the worker of a node, watches it, and puts another in its place.
+#
+# A worker that is gone, stopped or stuck is replaced, and named in one line of the log; the third within a minute is
+# an error at every member; when the host ends or is killed, so does the worker. Cost: a thread that looks four times a
+# second.
 
 logger = logging.getLogger(__name__)
 

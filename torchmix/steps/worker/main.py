@@ -1,9 +1,7 @@
 """The worker's side: what runs in the process.
 
-In: the road to the host, which gives the worker its members. Out: beats to the host, and replies to the requests of
-all streams. Must hold: it ends when the host says so, goes or is killed; what a stream fails with is its leaders' to
-raise; one stream does not wait for another. Cost: that of planning, reading and building; a thread for each stream, and
-this one, which passes requests on.
+It ends when the host says so, goes or is killed; what a stream fails with is its leaders' to raise; one stream does not
+wait for another.
 """
 
 from __future__ import annotations
@@ -21,12 +19,9 @@ from typing import NoReturn
 import pyarrow as pa
 
 from torchmix.boards.board import own_board
-from torchmix.parallel.children.interpreter import end_with_parent, ignore_signals
-from torchmix.parallel.children.judge import ProcessBeat
-from torchmix.parallel.children.pulse import BEAT_S, OwnPulse
+from torchmix.parallel.children import BEAT_S, OwnPulse, ProcessBeat, end_with_parent, ignore_signals
 from torchmix.reader.page_cache import CacheRoom
-from torchmix.steps.worker.channel import Channel
-from torchmix.steps.worker.messages import Start, decode_request, decode_start, encode
+from torchmix.steps.worker.messages import Channel, Start, decode_request, decode_start, encode
 from torchmix.steps.worker.shared_stream import Seat, SharedStream
 
 

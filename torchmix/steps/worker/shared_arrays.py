@@ -22,11 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchmix.constructor.arrays import StepArrays
-from torchmix.constructor.memory import lend
-from torchmix.parallel.array_form import ArrayForm
-from torchmix.steps.worker.channel import LIMIT_ERRNOS, open_files_named
-from torchmix.steps.worker.messages import Arena, InlineArray, SharedArray, StepReply
+from torchmix.constructor.arrays import StepArrays, lend
+from torchmix.parallel.forms import ArrayForm
+from torchmix.steps.worker.messages import LIMIT_ERRNOS, Arena, InlineArray, SharedArray, StepReply, open_files_named
 
 
 class SharedArrays:

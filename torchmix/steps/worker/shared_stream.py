@@ -1,13 +1,11 @@
 """A stream that several leaders of a node take their steps from: planned once, read once, built for each.
 
-In: what the steps follow from, a state to begin at, and the leaders of the node. Out: replies to the leaders'
-requests, by a thread of the worker. Must hold: each leader gets every step from its own state on, in order, whoever
-else asks, comes late or leaves; a step is planned and read once for all who need it. A leader that has not come yet
-finds its steps waiting, a few of them at most; beyond that it gets a stream of its own when it comes. Cost: that of the
-steps.
+Each leader gets every step from its own state on, in order, whoever else asks, comes late or leaves; a step is planned
+and read once for all who need it. A leader that has not come yet finds its steps waiting, a few of them at most; beyond
+that it gets a stream of its own when it comes.
 
-After the loss of a worker leaders come back at different steps. The first to come says from where others may still
-need steps, so the stream begins there: those steps are planned once more, and built for the others alone.
+After the loss of a worker leaders come back at different steps. The first to come says from where others may still need
+steps, so the stream begins there: those steps are planned once more, and built for the others alone.
 """
 
 from __future__ import annotations
@@ -18,15 +16,13 @@ from collections import deque
 
 from msgspec.structs import replace
 
-from torchmix.constructor.arrays import StepArrays
-from torchmix.constructor.memory import StepMemory
+from torchmix.constructor.arrays import StepArrays, StepMemory
 from torchmix.errors import MemoryLimit
 from torchmix.reader.page_cache import CacheRoom
-from torchmix.steps.blocks.read_steps import Consumer
+from torchmix.steps.blocks import Consumer
 from torchmix.steps.local_steps import local_shared_steps
 from torchmix.steps.state import LoaderState, decode_state
-from torchmix.steps.worker.channel import Channel
-from torchmix.steps.worker.messages import EndReply, FailedReply, Start, StepRequest, encode, failed_reply
+from torchmix.steps.worker.messages import Channel, EndReply, FailedReply, Start, StepRequest, encode, failed_reply
 from torchmix.steps.worker.shared_arrays import SharedArrays
 
 SKEW_STEPS = 4

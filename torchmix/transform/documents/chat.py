@@ -1,23 +1,26 @@
-"""A conversation -> the parts of its document, by a template.
-
-In: for each row its messages as JSON, `{role, content}` or `{from, value}` each; or their contents, with the roles
-beside. Out: parts, with loss on what the model says and none on the rest. Must hold: what the template puts around a
-content never mixes with it: names of special tokens in the template are these tokens, in a content they are text. A
-content is a text, in which markers stand for images, or a list of texts and images. Images of a conversation without
-places for them stand before the first content of the user. A conversation without messages has no tokens. Cost: parsing
-the JSON, and some Python for each message.
-"""
+"""A conversation -> the parts of its document, by a template."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from torchmix.errors import SourceUnreadable
-from torchmix.transform.documents.interleaved import contents, json_of_rows, parsed
-from torchmix.transform.documents.row_parts import PartsWriter, RowParts, RowsToCut
+from torchmix.recipe.sources import template_of, tokenizer_kind
+from torchmix.recipe.structs import Chat
+from torchmix.transform.documents.row_parts import PartsWriter, RowParts, RowsToCut, contents, json_of_rows, parsed
+from torchmix.transform.open_tokenizer import Tokenizers
+
+# --- A conversation -> the parts of its document, by a template.
+#
+# What the template puts around a content never mixes with it: names of special tokens in the template are these
+# tokens, in a content they are text. A content is a text, in which markers stand for images, or a list of texts and
+# images. Images of a conversation without places for them stand before the first content of the user. A conversation
+# without messages has no tokens. Cost: parsing the JSON, and some Python for each message.
 
 Pieces = tuple[str | int, ...]
 """Texts of a template, and ids of its special tokens."""
@@ -155,3 +158,50 @@ def _write_pieces(writer: PartsWriter, pieces: Pieces, *, has_loss: bool) -> Non
             writer.id(piece, has_loss=has_loss)
         else:
             writer.text(piece, has_loss=has_loss)
+
+
+# --- The recipe's words for chat -> a template whose special tokens are ids.
+#
+# The name of a special token of the tokenizer is that token wherever a template has it; a template of this file whose
+# tokens the tokenizer lacks is an error that names one. With `bytes` a template is text. Cost: opening the tokenizer.
+
+
+def open_chat(source: str, chat: Chat, tokenizers: Tokenizers, *, tokenizer: str, marker: str | None) -> ChatCutter:
+    """The template of a source.
+
+    Args:
+        source: Its name, for errors.
+        chat: What its recipe says.
+        tokenizers: Opens its tokenizer.
+        tokenizer: The recipe's words for it.
+        marker: Stands for an image in a content; None: the source has no images.
+
+    Raises:
+        RecipeError: The template has a special token that the tokenizer lacks.
+        SourceUnreadable: The tokenizer cannot be opened.
+    """
+    template = template_of(chat)
+    ids: dict[str, int] = {}
+    if tokenizer_kind(tokenizer) != "bytes":
+        where = f"sources.{source}.chat.template"
+        for name in template.tokens:
+            found = tokenizers.token_id(source, tokenizer, name, where)
+            assert found is not None, "it has a name"
+            ids[name] = found
+        ids |= {
+            name: number for name, number in tokenizers.special_tokens(source, tokenizer).items() if name not in ids
+        }
+    turns = {
+        role: TurnPieces(before=_pieces(turn.before, ids), after=_pieces(turn.after, ids), has_loss=role in chat.loss)
+        for role, turn in template.turns.items()
+    }
+    return ChatCutter(turns=turns, separator=_pieces(template.separator, ids), marker=marker)
+
+
+def _pieces(text: str, ids: dict[str, int]) -> Pieces:
+    """A text of a template, with its special tokens as ids."""
+    parts: Sequence[str] = [text]
+    if ids:
+        longest_first = sorted(ids, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+    return tuple(ids.get(part, part) for part in parts if part)

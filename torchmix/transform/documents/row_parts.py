@@ -1,13 +1,10 @@
-"""What a row is cut into, before it becomes a document.
-
-In: texts, ids and places of images, in the order of a document. Out: arrays. Must hold: a part is a text that is
-encoded by itself, and behind it stands one thing at most; what has loss and what has none never share a part. The last
-part of a row has nothing behind it. Cost: Python objects, one for each part.
-"""
+"""What a row is cut into, before it becomes a document: texts, and places of images."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import json
+import re
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -15,6 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from torchmix.array_types import Int64Array
+from torchmix.errors import SourceUnreadable
+
+# --- What a row is cut into, before it becomes a document.
+#
+# A part is a text that is encoded by itself, and behind it stands one thing at most; what has loss and what has none
+# never share a part. The last part of a row has nothing behind it. Cost: Python objects, one for each part.
 
 NOTHING = -1
 AN_IMAGE = -2
@@ -131,3 +134,150 @@ class PartsWriter(msgspec.Struct, kw_only=True):
             has_loss=np.array(self._has_loss, np.bool_) if has_losses else None,
             behind_has_loss=np.array(self._behind_has_loss, np.bool_) if has_losses else None,
         )
+
+
+# --- A text with markers -> its parts, with the place of an image at each marker.
+#
+# A text without markers has its images before it. Cost: a few operations on arrays.
+
+
+class MarkedText(msgspec.Struct, frozen=True):
+    """Implements `RowCutter`."""
+
+    marker: str
+
+    @property
+    def cut_id(self) -> str:
+        """See `RowCutter`."""
+        return f"marked-1:{self.marker}"
+
+    @property
+    def highest_id(self) -> int:
+        """See `RowCutter`."""
+        return -1
+
+    @property
+    def places(self) -> str:
+        """See `RowCutter`."""
+        return f"markers {self.marker!r}"
+
+    def cut(self, rows: RowsToCut) -> RowParts:
+        """See `RowCutter`."""
+        import pyarrow.compute as pc  # not needed for ids, and slow to load
+
+        texts, counts = rows.texts, rows.num_images
+        markers = pc.fill_null(pc.count_substring(texts, self.marker), 0).to_numpy(zero_copy_only=False)
+        is_null = texts.is_null().to_numpy(zero_copy_only=False)
+        is_bare = (markers == 0) & (counts > 0) & ~is_null
+        if is_bare.any():
+            before = pa.array([self.marker * int(n) if b else "" for n, b in zip(counts, is_bare, strict=True)])
+            empty = pa.scalar("", pa.large_string())
+            texts = pc.binary_join_element_wise(before.cast(pa.large_string()), texts, empty)
+        parts = pc.split_pattern(texts, self.marker).flatten().cast(pa.large_string())
+        num_parts = np.where(is_null, 0, np.where(is_bare, counts, markers) + 1).astype(np.int64)
+        behind = np.full(len(parts), AN_IMAGE, np.int64)
+        behind[np.cumsum(num_parts)[num_parts > 0] - 1] = NOTHING
+        return RowParts(parts=parts, num_parts=num_parts, behind=behind, has_loss=None, behind_has_loss=None)
+
+
+# --- A list of texts and images -> the parts of its document.
+#
+# A text is a string, or `{type: text, text: ...}`; an image is null, or `{type: image}`, whatever else that holds. So
+# a list of texts with a null for each image is read as well (OBELICS has its rows so). Texts that follow each other
+# are joined. A list of nothing has no tokens. Cost: parsing the JSON.
+
+_HALF_OF_PAIR = re.compile("[\ud800-\udfff]")
+
+
+class Interleaved(msgspec.Struct, frozen=True):
+    """Implements `RowCutter`."""
+
+    place: str | None = None
+    """The column that the format has put the images into the list by."""
+
+    @property
+    def cut_id(self) -> str:
+        """See `RowCutter`."""
+        return "interleaved-1" if self.place is None else f"interleaved-1:{self.place}"
+
+    @property
+    def highest_id(self) -> int:
+        """See `RowCutter`."""
+        return -1
+
+    @property
+    def places(self) -> str:
+        """See `RowCutter`."""
+        return "places of images in its list"
+
+    def cut(self, rows: RowsToCut) -> RowParts:
+        """See `RowCutter`."""
+        writer = PartsWriter()
+        for number, text in enumerate(json_of_rows(rows.texts)):
+            if text is None:
+                writer.null_row()
+                continue
+            try:
+                found = contents(parsed(text))
+                for part in found:
+                    if part is None:
+                        writer.image()
+                    else:
+                        writer.text(part)
+            except ValueError as error:
+                raise SourceUnreadable(f"row {rows.first_row + number}: {error}", row=rows.first_row + number) from None
+            if found:
+                writer.end_row()
+            else:
+                writer.null_row()
+        return writer.row_parts(has_losses=False)
+
+
+def json_of_rows(texts: pa.Array) -> list[bytes | None]:
+    """The bytes of each row, whatever they are; `texts` is string or large_string."""
+    held: list[bytes | None] = texts.cast(pa.large_string()).view(pa.large_binary()).to_pylist()
+    return held
+
+
+def parsed(text: bytes) -> Any:
+    """What a JSON text says; half of an escaped surrogate pair is U+FFFD. Raises ValueError."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        fault = ValueError(f"it is no JSON ({error})")
+    if b"\\ud" not in text.lower():
+        raise fault
+    try:
+        return msgspec.json.decode(_HALF_OF_PAIR.sub("\ufffd", json.dumps(json.loads(text), ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        raise fault from None
+
+
+def contents(held: Any) -> list[str | None]:
+    """Texts of a list, and None for each image; of a string itself.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if isinstance(held, str):
+        return [held]
+    if not isinstance(held, list):
+        raise ValueError(f"it holds a {_kind(held)} where a list of texts and images should be")
+    return [_content(part) for part in held]
+
+
+def _content(part: Any) -> str | None:
+    if part is None or isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise ValueError(f"its list holds a {_kind(part)}, neither a text nor an image")
+    kind = part.get("type")
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if kind in ("image", "image_url"):
+        return None
+    raise ValueError(f"its list holds a part of type {kind!r}; text, image and image_url are read")
+
+
+def _kind(held: Any) -> str:
+    return {dict: "mapping", list: "list", type(None): "null"}.get(type(held), type(held).__name__)

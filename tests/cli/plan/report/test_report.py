@@ -17,16 +17,14 @@ import pytest
 from tests.support.catalogs import open_catalog
 from tests.support.projects import make_indexed_project
 from torchmix.cli.main import main
-from torchmix.cli.plan.report.figures import MOST_STREAMS, colors_of, mixture
-from torchmix.parallel.layout import Layout
+from torchmix.cli.plan.report import MOST_STREAMS, colors_of, mixture
+from torchmix.parallel.place_tree import Layout
 from torchmix.planner.balance import in_hash_order
-from torchmix.planner.graph.drawing import drawing_of
-from torchmix.planner.graph.states import states_of
+from torchmix.planner.graph.drawing import drawing_of, states_of
 from torchmix.planner.graph.strategy import backbone_cost
 from torchmix.planner.plan import StepPlan
 from torchmix.planner.planner import Planner, open_planner
-from torchmix.planner.simulation.rivals import ORDERS, bins_of
-from torchmix.planner.simulation.simulate import ASSUMPTIONS
+from torchmix.planner.simulation import ASSUMPTIONS, ORDERS, bins_of
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import part_of
 

@@ -1,0 +1,234 @@
+"""The options by which a verb knows a run: its layout, its log of decisions, its state and history."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from torchmix.catalog.store import Catalog
+from torchmix.cli.terminal import at_least
+from torchmix.errors import OptionError, TopologyError
+from torchmix.parallel.place_tree import Layout
+from torchmix.planner.forecast import SIMULATED_STEPS, Forecast, forecast, patient
+from torchmix.planner.planner import ONE_RANK, open_planner
+from torchmix.recipe.parts import Part
+from torchmix.recipe.structs import Recipe
+from torchmix.service.scale.partition import LoaderBudget
+from torchmix.steps.decisions import EndedLog, opened_log
+from torchmix.steps.edits import row_facts, state_for
+from torchmix.steps.history import RunFold, Segment, segments_of_recipe, segments_of_state, start_cursor
+from torchmix.steps.memory_budget import loader_budget
+from torchmix.steps.state import LoaderState, check_catalog
+
+# --- What the loaders of a recipe may take: its `loaders.cpu` and `loaders.memory`, less what the node worker needs.
+#
+# Where the recipe says nothing, the budget is what this job may use of this machine. Cost: some small files of /proc
+# and /sys.
+
+
+def budget_of(recipe: Recipe, *, cpu: int | None = None, memory: str | None = None) -> LoaderBudget:
+    """What the loaders of a recipe may take. With `where: ray` or `remote` they are on machines of their own, all of
+    which is theirs; else a processor, and the memory of built steps of a whole global batch, are the node worker's.
+
+    Raises:
+        RecipeError: `memory` is no size.
+    """
+    given = recipe.loaders
+    given = msgspec.structs.replace(given, cpu=cpu or given.cpu, memory=given.memory if memory is None else memory)
+    return loader_budget(given, recipe.batch)
+
+
+# --- The options that say how large a job is: `--dp` or `--world`, `--tp`, `--cp`, `--pp` and `--micro-batch-size`.
+#
+# What is given twice must agree.
+
+
+def add_layout(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Declare the options."""
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--dp", type=at_least(1), metavar="D", help="data-parallel size (default 1)")
+    sizes.add_argument("--world", type=at_least(1), metavar="N", help="all ranks of the job, in the place of --dp")
+    for name, meaning in (("tp", "tensor"), ("cp", "context"), ("pp", "pipeline")):
+        parser.add_argument(
+            f"--{name}", type=at_least(1), default=1, metavar="N", help=f"{meaning}-parallel size (default 1)"
+        )
+    parser.add_argument(
+        "--micro-batch-size", type=at_least(1), default=1, metavar="B", help="samples of a microbatch (default 1)"
+    )
+
+
+def layout_of_arguments(arguments: argparse.Namespace, part: Part) -> Layout:
+    """The grid that samples, and items of modules, are placed on.
+
+    Raises:
+        TopologyError: The ranks do not divide into replicas.
+    """
+    replica = arguments.tp * arguments.cp * arguments.pp
+    dp = arguments.dp or 1
+    if arguments.world is not None:
+        dp, rest = divmod(arguments.world, replica)
+        if rest or not dp:
+            raise TopologyError(
+                f"--world {arguments.world} does not divide by tp {arguments.tp} x cp {arguments.cp} x pp "
+                f"{arguments.pp} = {replica} ranks of a replica"
+            )
+    return Layout(
+        dp=dp,
+        micro_batch_size=arguments.micro_batch_size,
+        tp=arguments.tp,
+        cp=arguments.cp,
+        pp=arguments.pp,
+        broadcast_at=part.balance.broadcast_at,
+    )
+
+
+# --- The option `--decisions`: the log of a run whose recipe has a policy.
+#
+# Without it, steps are planned with the schedule's shares, and a warning says so. Cost: the log is read once.
+
+logger = logging.getLogger(__name__)
+
+
+def add_decisions(parser: argparse.ArgumentParser) -> None:
+    """Declare the option."""
+    parser.add_argument(
+        "--decisions", type=Path, metavar="DIR", help="log of the recipe's policy: plan the shares that it decided"
+    )
+
+
+def decisions_of(
+    arguments: argparse.Namespace, part: Part, *, directory: Path | None = None, state: LoaderState | None = None
+) -> EndedLog | None:
+    """The log that was named, or the one that a state's run has written.
+
+    Args:
+        arguments: Of the verb.
+        part: Of the recipe.
+        directory: The recipe's folder.
+        state: Of the run.
+
+    Raises:
+        PlanError: There is no log at the place, or several that no other one goes on from.
+    """
+    if arguments.decisions is not None:
+        return opened_log(arguments.decisions)
+    if part.dynamic is not None and directory is not None and state is not None and state.log_branch:
+        return opened_log(directory / part.dynamic.decisions / f"{state.log_branch}.jsonl")
+    if part.dynamic is not None:
+        logger.warning("these are the schedule's shares; --decisions DIR plans those that the recipe's policy decided")
+    return None
+
+
+# --- The steps of a run for a verb that plans: by its state, its history and its log of decisions.
+#
+# An edited run is planned by the recipe that it had at each step; where that is not known, an error says so. An edit
+# that is not made yet is planned as a loader would go on with it, and nothing is written. Cost: reading small files.
+
+
+def add_state(parser: argparse._ActionsContainer, what: str) -> None:
+    """Declare --state, `what` it is for, and --accept-edit."""
+    parser.add_argument("--state", type=Path, metavar="FILE", help=f"bytes of a state: {what}")
+    parser.add_argument(
+        "--accept-edit",
+        metavar="WORD",
+        help="with --state: plan as if a loader went on from it with the edit that this word accepts",
+    )
+
+
+def state_of(arguments: argparse.Namespace, part: Part, catalog: Catalog) -> LoaderState | None:
+    """The state that was named, as a loader goes on from it; one from inside a step is that of the step's start.
+
+    Raises:
+        StateError: It is no state of this recipe and catalog; where that is an edit, the message has its word.
+        OptionError: `--accept-edit` without a state.
+        OSError: The file cannot be read.
+    """
+    if arguments.state is None:
+        if arguments.accept_edit is not None:
+            raise OptionError("--accept-edit goes with --state FILE: an edit begins at a state of the run")
+        return None
+    state = state_for(
+        arguments.state.read_bytes(),
+        part,
+        rows=row_facts(part, catalog),
+        from_step_start=True,
+        accept_edit=arguments.accept_edit,
+    )
+    if not state.edited_from:
+        check_catalog(state, catalog.fingerprint)
+    return state
+
+
+def forecast_of_run(
+    part: Part,
+    catalog: Catalog,
+    num_steps: int,
+    *,
+    state: LoaderState | None = None,
+    layout: Layout = ONE_RANK,
+    simulated_steps: int = SIMULATED_STEPS,
+    progress: Callable[[], object] = lambda: None,
+) -> Forecast:
+    """What each source gives in N steps: from the run's beginning, or from where a state stands.
+
+    Args:
+        part: Of the recipe.
+        catalog: Of the part.
+        num_steps: N.
+        state: Of the run, maybe with an edit accepted.
+        layout: What samples, and items of modules, are placed on.
+        simulated_steps, progress: As `forecast`.
+
+    Raises:
+        PlanError: What the planner refuses from the start: a source without tokens, a document too long.
+        StateError: The state does not fit; the edit takes rows away that it may not.
+    """
+    planner = open_planner(patient(part), catalog, layout)
+    cursor = None
+    if state is not None:
+        cursor = start_cursor(state, planner, catalog=catalog, catalog_folder=catalog.directory)
+    return forecast(part, planner, num_steps, cursor=cursor, simulated_steps=simulated_steps, progress=progress)
+
+
+def run_fold(
+    arguments: argparse.Namespace,
+    part: Part,
+    catalog: Catalog,
+    *,
+    directory: Path,
+    layout: Layout = ONE_RANK,
+    state: LoaderState | None = None,
+    first: int = 0,
+) -> RunFold:
+    """The fold of the run, standing at or before a step.
+
+    Args:
+        arguments: With --decisions.
+        part: Of the recipe.
+        catalog: Of the part.
+        directory: The recipe's folder.
+        layout: What samples are placed on.
+        state: Of the run.
+        first: The first step that is wanted.
+
+    Raises:
+        HistoryMissing: Steps before the state or an edit are wanted, and the history of the run is not whole.
+    """
+    decisions = decisions_of(arguments, part, directory=directory, state=state)
+    present = Segment(part=part, catalog=catalog)
+    if part.name != "train" or part.one_pass:
+        segments = [present]
+        if state is not None and state.streams:
+            last = Segment(part=part, catalog=catalog, state=state)
+            segments = [last] if state.step <= first else [present, last]
+    elif state is None:
+        segments = segments_of_recipe(catalog.directory, present, decisions=decisions)
+    elif state.streams and state.step <= first:
+        segments = [Segment(part=part, catalog=catalog, state=state)]
+    else:
+        segments = segments_of_state(catalog.directory, present, state, decisions=decisions)
+    return RunFold(segments, layout, decisions=decisions)

@@ -1,0 +1,262 @@
+"""`torchmix trace`: in which steps a document was, or will be; and every document of a step."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.manifest import read_manifest
+from torchmix.catalog.store import open_part
+from torchmix.cli.run import add_decisions, add_state, run_fold, state_of
+from torchmix.cli.terminal import (
+    ExitCode,
+    add_explain,
+    add_part,
+    at_least,
+    check_folder,
+    count_text,
+    print_json,
+    print_table,
+    progress_bar,
+    readable,
+)
+from torchmix.errors import OptionError
+from torchmix.lineage import (
+    MOST_NAMED,
+    DocumentNames,
+    appearances,
+    deny_list,
+    documents_of_step,
+    never_drawn,
+    rows_by_source,
+    write_whole,
+)
+from torchmix.recipe.build import listed
+from torchmix.recipe.load import load_recipe, recipe_directory
+from torchmix.recipe.parts import part_of
+from torchmix.steps.history import RunFold
+from torchmix.steps.state import LoaderState
+
+# --- The documents that a command names: rows, ids, or a file with a list of both.
+#
+# A word that names nothing is an error. Cost: a look at the kept ids, where ids are given.
+
+
+def add_documents(parser: argparse.ArgumentParser) -> None:
+    """Declare --row, --id and --list."""
+    group = parser.add_argument_group("which documents; may be given together")
+    group.add_argument("--row", action="append", default=[], metavar="SOURCE:R", help="a row, as web:1234; again")
+    group.add_argument("--id", action="append", default=[], metavar="ID", help="what the id column names; again")
+    group.add_argument("--list", type=Path, metavar="FILE", help="a text file with a row or an id in each line")
+
+
+def has_documents(arguments: argparse.Namespace) -> bool:
+    """Whether documents are named."""
+    return bool(arguments.row or arguments.id or arguments.list is not None)
+
+
+def documents_asked(
+    arguments: argparse.Namespace, names: DocumentNames, sources: Sequence[str]
+) -> list[tuple[str, int]]:
+    """Source and row of each.
+
+    Raises:
+        OptionError: A word names no document, or the file cannot be read.
+    """
+    words, ids = list(arguments.row), list(arguments.id)
+    if arguments.list is not None:
+        for line in _lines(arguments.list):
+            name, _, number = line.rpartition(":")
+            (words if name in sources and number.isdigit() else ids).append(line)
+    rows = [names.row(word) for word in words]
+    return rows + (names.rows_of_ids(ids) if ids else [])
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--list {path}: {getattr(error, 'strerror', error)}") from error
+    found = [line for line in lines if line]
+    if not found:
+        raise OptionError(f"--list {path}: it names no document; write a row as web:1234, or an id, in each line")
+    return found
+
+
+# --- `torchmix trace`: in which steps a document was, or will be; and every document of a step.
+#
+# The steps are those that a run was given, since the same planner makes them; the order of a state's run is compared
+# with the state's digest. Cost: planning of all steps from 0 on, since the order is a fold; no data is read.
+
+HELP = "say in which steps a document is, or which documents are in a step"
+MOST_LINES = 40
+"""Pieces that are printed; a file has all."""
+COLUMNS = {
+    "document": "source and row; torchmix show --source NAME --row R shows it",
+    "step": "the step that has it",
+    "when": "whether the state's run has consumed the step",
+    "sample": "sample of the global batch",
+    "stream": "the stream that gave it",
+    "epoch": "how often the stream had been gone through before",
+    "tokens": "which tokens of the document, half-open",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of this verb beside RECIPE and --json."""
+    add_documents(parser)
+    parser.add_argument("--step", type=at_least(0), metavar="N", help="all documents of this step instead")
+    add_state(parser, "the steps that its run has had")
+    parser.add_argument(
+        "--steps", type=at_least(1), metavar="N", help="look at the steps before this one (default the state's)"
+    )
+    parser.add_argument("--start", type=at_least(0), default=0, metavar="S", help="first step to look at (default 0)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write what was found as Parquet")
+    parser.add_argument("--deny-from", type=Path, metavar="FILE", help="write these documents as a deny-list (Parquet)")
+    add_part(parser)
+    add_decisions(parser)
+    add_explain(parser)
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """Trace, and print or write what was found.
+
+    Raises:
+        OptionError: Nothing is asked, or what is asked is not there.
+        StateError: `--state` is no state of this recipe, or the history of its run is not whole.
+        TorchmixError: The recipe is wrong or not indexed, or a step cannot be planned.
+    """
+    if has_documents(arguments) == (arguments.step is not None):
+        raise OptionError("name documents with --row, --id or --list, or a step with --step")
+    for flag, path in (("--out", arguments.out), ("--deny-from", arguments.deny_from)):
+        if path is not None:
+            check_folder(flag, path)
+    recipe, directory = load_recipe(arguments.recipe), recipe_directory(arguments.recipe)
+    part, folder = part_of(recipe, arguments.part), directory / recipe.catalog
+    catalog = open_part(folder, part)
+    state = state_of(arguments, part, catalog)
+    steps = _steps(arguments, state)
+    fold, sources = None, dict(catalog.sources)
+    if steps is not None:
+        fold = run_fold(arguments, part, catalog, directory=directory, state=state, first=steps.start)
+        for segment in fold.segments:  # also what an edit has removed; rows of files that were added come last
+            sources = {**segment.catalog.sources, **sources}
+    names = DocumentNames(sources, folder, read_manifest(folder).properties)
+    wanted = rows_by_source(documents_asked(arguments, names, list(sources)))
+    values: dict[str, Any] = {"recipe": str(arguments.recipe), "part": arguments.part}
+    table, files, never = None, [], dict[str, list[tuple[str, int]]]()
+    if fold is not None and steps is not None:
+        table = _found(arguments, fold, names, wanted, steps, state)
+        values |= {"start": steps.start, "stop": steps.stop, "edits": list(fold.edits), "pieces": table.to_pylist()}
+        if arguments.step is None:
+            given = set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
+            for reason, rows in never_drawn(part, catalog, wanted).items():
+                if left := [row for row in rows if row not in given]:  # else an earlier recipe of the run has drawn it
+                    never[reason] = left
+            values["never"] = [
+                {"source": name, "row": row, "reason": reason} for reason, rows in never.items() for name, row in rows
+            ]
+        else:
+            wanted = rows_by_source(list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)))
+        if arguments.out is not None:
+            write_whole(arguments.out, table)
+            files.append(str(arguments.out))
+    if arguments.deny_from is not None:
+        write_whole(arguments.deny_from, deny_list(wanted))
+        files.append(str(arguments.deny_from))
+    if arguments.json:
+        print_json({**values, "files": files})
+        return ExitCode.OK
+    if table is not None and steps is not None:
+        _print(table, wanted, arguments, steps, state)
+        for reason, rows in never.items():
+            names_of_rows = listed([readable(f"{name}:{row}") for name, row in rows], MOST_NAMED)
+            print(f"never drawn, since {reason}: {names_of_rows}")
+    if files:
+        print(f"wrote {' and '.join(files)}")
+    return ExitCode.OK
+
+
+def _steps(arguments: argparse.Namespace, state: LoaderState | None) -> range | None:
+    """The steps to look at; None where documents are only to be listed."""
+    if arguments.step is not None:
+        return range(arguments.step, arguments.step + 1)
+    stop = arguments.steps if arguments.steps is not None else None if state is None else state.step
+    if stop is not None:
+        if arguments.start >= stop:
+            raise OptionError(
+                f"there are no steps from --start {arguments.start} on before step {stop}; give --steps N"
+            )
+        return range(arguments.start, stop)
+    if arguments.out is not None:
+        raise OptionError("--out writes what was found in steps; give --state, --steps or --step, too")
+    if arguments.deny_from is None:
+        raise OptionError("give --state FILE, for the steps that a run has had, or --steps N")
+    return None
+
+
+def _found(
+    arguments: argparse.Namespace,
+    fold: RunFold,
+    names: DocumentNames,
+    wanted: dict[str, Int64Array],
+    steps: range,
+    state: LoaderState | None,
+) -> pa.Table:
+    """What the steps have; all of the state's steps are planned, so that its digest is compared."""
+    end = max(steps.stop, 0 if state is None else state.step)
+    silent = arguments.json or arguments.quiet
+    with progress_bar(end - fold.cursor.step, unit="step", title="planning", silent=silent) as bar:
+
+        def skip_to(step: int) -> None:
+            while fold.cursor.step < step:
+                fold.pack()
+                bar.update()
+            fold.skip_to(step)
+
+        skip_to(steps.start)
+        if arguments.step is not None:
+            table = documents_of_step(fold, names)
+        else:
+            table = appearances(fold, wanted, steps.stop, on_step=bar.update)
+        skip_to(end)
+    return table
+
+
+def _print(
+    table: pa.Table, wanted: dict[str, Any], arguments: argparse.Namespace, steps: range, state: LoaderState | None
+) -> None:
+    pieces = table.slice(0, MOST_LINES).to_pylist()
+    rows = [
+        (
+            readable(f"{piece['source']}:{piece['row']}"),
+            count_text(piece["step"]),
+            "" if state is None else "was" if piece["step"] < state.step else "will be",
+            str(piece["sample"]),
+            piece["stream"],
+            str(piece["epoch"]),
+            f"{count_text(piece['start'])} to {count_text(piece['stop'])}",
+        )
+        for piece in pieces
+    ]
+    if rows:
+        print_table(COLUMNS, rows, explain=arguments.explain)
+    num_documents = sum(len(of_source) for of_source in wanted.values())
+    more = f"; {count_text(len(table) - len(rows))} more lines with --out or --json" if len(table) > len(rows) else ""
+    if arguments.step is not None:
+        print(
+            f"\nstep {arguments.step}: {count_text(num_documents)} documents in {count_text(len(table))} pieces{more}"
+        )
+        return
+    found = len(set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)))
+    num_steps = len(np.unique(table["step"].to_numpy()))
+    print(
+        f"{chr(10) if rows else ''}{found} of {num_documents} documents are in {num_steps} of the steps "
+        f"{count_text(steps.start)} to {count_text(steps.stop - 1)}{more}"
+    )

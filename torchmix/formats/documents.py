@@ -1,0 +1,480 @@
+"""Rows that become documents by a template, a list of texts and images, or a mask of loss, as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int32Array, Int64Array
+from torchmix.catalog.manifest import BadRows
+from torchmix.catalog.settings import name_of_images
+from torchmix.catalog.sizes import ItemTable
+from torchmix.catalog.store import Catalog
+from torchmix.errors import CatalogError, SourceUnreadable, located, where_of
+from torchmix.formats.images import IMAGE
+from torchmix.formats.source import Documents, FileScan, FormatSource, PageRun
+from torchmix.storage.random_access import RandomAccessFile
+from torchmix.storage.stores import place_of
+from torchmix.transform.bytes_tokenizer import BYTES
+from torchmix.transform.documents.chat import ChatCutter
+from torchmix.transform.documents.layout import TRANSFORM_ID, DocumentLayout, ImagesOfRows, LossFlags
+from torchmix.transform.documents.row_parts import json_of_rows, parsed
+from torchmix.transform.images.header import HEADER_VERSION
+from torchmix.transform.images.rules import SizeRule
+from torchmix.transform.tokenizer import EncodedRows, Ids, RowEncoder, RowsToEncode, Tokenizer
+
+# --- Items of documents that the catalog keeps beside images: runs of tokens without loss, and turns of a chat.
+#
+# Runs are in the order of their tokens; no two touch. Cost: 8 bytes a run and 9 a turn, and 8 a row.
+
+NO_LOSS = "no_loss"
+"""A run of tokens that no model is trained to predict."""
+TURN = "turn"
+"""A message of a chat; its column `role` numbers the role."""
+ROLE = "role"
+
+Runs = tuple[NDArray[np.integer], NDArray[np.integer]]
+"""Where the runs of a row begin in its document, and their tokens."""
+
+
+def runs_table(runs: Mapping[int, Runs], num_rows: int) -> ItemTable:
+    """Runs of tokens without loss, by row."""
+    rows = sorted(row for row, (offsets, _) in runs.items() if len(offsets))
+    none = np.zeros(0, np.int32)
+    return ItemTable(
+        first_item_of_row=_first_items(rows, [len(runs[row][0]) for row in rows], num_rows),
+        offset=np.concatenate([none, *(runs[row][0] for row in rows)]).astype(np.int32),
+        tokens=np.concatenate([none, *(runs[row][1] for row in rows)]).astype(np.int32),
+    )
+
+
+def turns_table(roles: Mapping[int, Sequence[int]], num_rows: int) -> ItemTable:
+    """Roles of the turns of each row."""
+    rows = sorted(roles)
+    of_rows = [role for row in rows for role in roles[row]]
+    return ItemTable(
+        first_item_of_row=_first_items(rows, [len(roles[row]) for row in rows], num_rows),
+        offset=np.zeros(len(of_rows), np.int32),
+        tokens=np.zeros(len(of_rows), np.int32),
+        sizes={ROLE: np.array(of_rows, np.uint8)},
+    )
+
+
+def roles_of_rows(table: ItemTable, rows: Int64Array) -> list[list[int]]:
+    """Roles of the turns of some rows, as `turns_table` had them."""
+    first = np.asarray(table.first_item_of_row)
+    role = table.sizes[ROLE]
+    return [role[first[row] : first[row + 1]].tolist() for row in rows.tolist()]
+
+
+def _first_items(rows: list[int], counts: list[int], num_rows: int) -> Int64Array:
+    of_row = np.zeros(num_rows, np.int64)
+    of_row[rows] = counts
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(of_row)])
+
+
+# --- The roles of a chat whose messages are structs of a file, so that roles and contents are columns of their own.
+#
+# A role that the template lacks is a fault of its row.
+
+FIELDS = (("content", "role"), ("value", "from"))
+"""The fields of a message: what it says, and who says it."""
+
+
+class RoleNames:
+    """Takes the roles of one file; stands where a tokenizer stands."""
+
+    transform_id = "roles-1"
+    vocab_size = 1
+    vocabulary = "roles"
+
+    def __init__(self, cutter: ChatCutter) -> None:
+        """Nothing is seen yet."""
+        self._cutter = cutter
+        self.roles: dict[int, list[int]] = {}
+        """By row."""
+
+    def count_tokens(self, texts: pa.Array, first_row: int) -> NDArray[np.int64]:
+        """See `tokenizer.Tokenizer`; no row has tokens."""
+        for row, text in enumerate(json_of_rows(texts), first_row):
+            if text is None:
+                continue
+            try:
+                self.roles[row] = [self._cutter.role_number(name) for name in parsed(text)]
+            except ValueError as error:
+                raise SourceUnreadable(f"row {row}: {error}", row=row) from None
+        return np.zeros(len(texts), np.int64)
+
+    def tokenize(self, texts: pa.Array, first_row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """See `tokenizer.Tokenizer`; no row has tokens."""
+        return np.zeros(0, np.uint8), np.zeros(len(texts) + 1, np.int64)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer`."""
+        return f"{len(ids)} roles"
+
+
+def fields_of_messages(source: FormatSource, column: str, path: str | Path) -> tuple[str, str] | None:
+    """The columns of contents and roles, where messages are structs of the file; None: they are JSON.
+
+    Args:
+        source: Of the column of messages.
+        column: Its name.
+        path: The file.
+
+    Raises:
+        SourceUnreadable: There is no such column, or it holds something else.
+    """
+    try:
+        source.check(path, BadRows())
+    except SourceUnreadable as error:
+        for content, role in FIELDS:
+            if "is a struct" in str(error) and all(f"{column}.{name}" in str(error) for name in (content, role)):
+                inner = f"{column}.{content}.text"  # a list of parts, each with its type
+                return (inner if inner in str(error) else f"{column}.{content}"), f"{column}.{role}"
+        raise
+    return None
+
+
+# --- Ids with a column beside them that says which of them have loss, as a source.
+#
+# A row has as many flags as ids; another number is a fault of the row. Cost: the second column is read once, by the
+# index.
+
+
+class LossMasked(msgspec.Struct, frozen=True, kw_only=True):
+    """Implements `source.FormatSource`."""
+
+    name: str
+    ids: FormatSource
+    column: str
+    """The column of flags."""
+    make_flags: Callable[[LossFlags], FormatSource]
+    """Takes flags -> the format's own source of their column."""
+
+    @property
+    def format(self) -> str:
+        """See `FormatSource.format`."""
+        return self.ids.format
+
+    @property
+    def transform_id(self) -> str:
+        """See `FormatSource.transform_id`."""
+        return f"{self.ids.transform_id}+{TRANSFORM_ID}:{self.column}"
+
+    @property
+    def vocab_size(self) -> int | None:
+        """See `FormatSource.vocab_size`."""
+        return self.ids.vocab_size
+
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """See `FormatSource.row_encoder`."""
+        return None
+
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
+        """See `FormatSource.fingerprint`."""
+        return self.ids.fingerprint(file, path)
+
+    def check(self, path: str | Path, bad: BadRows | None = None) -> None:
+        """See `FormatSource.check`."""
+        self.ids.check(path, bad)
+        self.make_flags(LossFlags()).check(path, bad)
+
+    def scan(
+        self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
+    ) -> FileScan:
+        """See `FormatSource.scan`."""
+        flags = LossFlags()
+        of_flags = self.make_flags(flags).scan(path, None, None if bad is None else BadRows())
+        scan = self.ids.scan(path, progress, bad)
+        with located(where_of(self.name, path)):
+            tokens = self._good_tokens(of_flags, scan, bad)
+        runs = {row: flags.runs(row) for row in np.flatnonzero(tokens).tolist()}
+        return replace(scan, tokens=tokens, items={NO_LOSS: runs_table(runs, scan.num_rows)})
+
+    def _good_tokens(self, of_flags: FileScan, scan: FileScan, bad: BadRows | None) -> Int32Array:
+        """Tokens of each row; none of one with another number of flags."""
+        if of_flags.num_rows != scan.num_rows:
+            raise SourceUnreadable(
+                f"{self.column!r} has {of_flags.num_rows} rows, and there are {scan.num_rows} of ids"
+            )
+        is_bad = np.zeros(scan.num_rows, np.bool_)
+        if bad is not None:
+            is_bad[np.asarray(bad.rows, np.int64)] = True
+        for row in np.flatnonzero((of_flags.tokens != scan.tokens) & ~is_bad).tolist():
+            fault = f"it has {scan.tokens[row]} tokens and {of_flags.tokens[row]} values in {self.column!r}"
+            if bad is None:
+                raise SourceUnreadable(f"row {row}: {fault}; there must be as many", row=row)
+            bad.add(row, fault)
+            is_bad[row] = True
+        return np.where(is_bad, 0, scan.tokens).astype(np.int32)
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """See `FormatSource.properties`."""
+        return self.ids.properties(path, columns)
+
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """See `FormatSource.decode`."""
+        return self.ids.decode(runs)
+
+
+# --- Rows that a template or a list of texts and images makes documents of, as a source.
+#
+# What encodes a row later has the tokens that the scan counted, since both take the tokens of each image from its size
+# alone.
+
+TableOfFile = Callable[[str], tuple[ItemTable, Mapping[int, str]]]
+"""Path of a file -> the images in it, and what is wrong with the bad ones, by number."""
+MakeColumn = Callable[[str, Tokenizer], FormatSource]
+"""Column and tokenizer -> the format's own source."""
+
+
+class LaidOutTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """Implements `source.FormatSource`."""
+
+    name: str
+    column: str
+    layout: DocumentLayout
+    rule: SizeRule | None
+    """The size rule of images; None: there are none."""
+    make: MakeColumn
+    tables: TableOfFile | None = None
+    """Needed for a scan of a source with images."""
+    items: Mapping[str, ItemTable] | None = None
+    """Items of the source as they were indexed; needed to read."""
+
+    @property
+    def format(self) -> str:
+        """See `FormatSource.format`."""
+        return self._inner().format
+
+    @property
+    def transform_id(self) -> str:
+        """See `FormatSource.transform_id`."""
+        return (
+            f"{self.layout.transform_id}:{'' if self.rule is None else f'sized-{HEADER_VERSION}:{self.rule.rule_id}'}"
+        )
+
+    @property
+    def vocab_size(self) -> int | None:
+        """See `FormatSource.vocab_size`."""
+        return self.layout.vocab_size
+
+    @property
+    def row_encoder(self) -> RowEncoder | None:
+        """See `FormatSource.row_encoder`; None while a file is scanned, which counts the tokens itself."""
+        return None if self.items is None else LaidOutEncoder(self.layout, self.items)
+
+    def fingerprint(self, file: RandomAccessFile, path: str) -> tuple[int, str]:
+        """See `FormatSource.fingerprint`."""
+        return self._inner().fingerprint(file, path)
+
+    def check(self, path: str | Path, bad: BadRows | None = None) -> None:
+        """See `FormatSource.check`; images are not looked at."""
+        fields = self._fields(path)
+        for column in (self.column,) if fields is None else fields:
+            self.make(column, BYTES).check(path, bad)
+
+    def scan(
+        self, path: str | Path, progress: Callable[[int], None] | None = None, bad: BadRows | None = None
+    ) -> FileScan:
+        """See `FormatSource.scan`.
+
+        Raises:
+            CatalogError: The images of the file are not indexed, or are of other rows.
+        """
+        items: dict[str, ItemTable] = {}
+        table, faults = self._images(path)
+        images = ImagesOfRows(first_item_of_row=None, tokens=np.zeros(0, np.int64), faults={})
+        if table is not None:
+            images = ImagesOfRows(
+                first_item_of_row=np.asarray(table.first_item_of_row, np.int64),
+                tokens=np.asarray(table.tokens, np.int64),
+                faults=faults,
+            )
+        column, fields = self.column, self._fields(path)
+        if fields is not None:
+            assert isinstance(self.layout.cutter, ChatCutter), "messages alone have roles"
+            names = RoleNames(self.layout.cutter)
+            column, of_roles = fields[0], self._scan_roles(fields[1], names, path, bad)
+            items[TURN] = turns_table(names.roles, of_roles.num_rows)
+            images = replace(images, roles=[names.roles.get(row, []) for row in range(of_roles.num_rows)])
+        counted = _CountedRows(self.layout, images)
+        scan = self.make(column, counted).scan(path, progress, bad)
+        if table is not None:
+            if scan.num_rows != len(table.first_item_of_row) - 1:
+                raise CatalogError(
+                    f"source {self.name!r}: {path} has {scan.num_rows} rows of text and "
+                    f"{len(table.first_item_of_row) - 1} of images; run torchmix index again"
+                )
+            items[IMAGE] = replace(table, offset=counted.offset_of_image.astype(np.int32))
+        if isinstance(self.layout.cutter, ChatCutter):
+            items[NO_LOSS] = runs_table(counted.runs, scan.num_rows)
+        return replace(scan, items=items)
+
+    def properties(self, path: str | Path, columns: Sequence[str]) -> pa.Table:
+        """See `FormatSource.properties`."""
+        return self._inner().properties(path, columns)
+
+    def decode(self, runs: Sequence[PageRun]) -> list[Documents]:
+        """See `FormatSource.decode`."""
+        return self._inner().decode(runs)
+
+    def _images(self, path: str | Path) -> tuple[ItemTable | None, dict[int, str]]:
+        """The images of a file with their tokens and sizes, still without offsets, and what is wrong with bad ones."""
+        if self.rule is None:
+            return None, {}
+        if self.tables is None:
+            raise SourceUnreadable(
+                f"source {self.name!r} has images, which an index of shards does not find; run torchmix index"
+            )
+        table, faults = self.tables(str(path))
+        sizes = self.rule.sizes(np.maximum(table.sizes["width"], 1), np.maximum(table.sizes["height"], 1))
+        is_bad = np.asarray(table.sizes["width"]) == 0
+        columns = {
+            "grid_height": sizes.grid_height,
+            "grid_width": sizes.grid_width,
+            "patches": sizes.patches,
+            "segments": sizes.segments,
+        }
+        of_images = {name: np.where(is_bad, 0, column).astype(np.int32) for name, column in columns.items()}
+        of_images |= {name: np.asarray(table.sizes[name]) for name in ("bytes", "height", "width")}
+        found = ItemTable(
+            first_item_of_row=table.first_item_of_row,
+            offset=np.zeros(len(is_bad), np.int32),
+            tokens=np.where(is_bad, 0, sizes.tokens).astype(np.int32),
+            sizes=dict(sorted(of_images.items())),
+        )
+        return found, {image: faults.get(image, "its image is bad") for image in np.flatnonzero(is_bad).tolist()}
+
+    def _fields(self, path: str | Path) -> tuple[str, str] | None:
+        """The columns of contents and roles, where messages are structs of the file."""
+        is_chat = isinstance(self.layout.cutter, ChatCutter)
+        return fields_of_messages(self._inner(), self.column, path) if is_chat else None
+
+    def _scan_roles(self, column: str, names: RoleNames, path: str | Path, bad: BadRows | None) -> FileScan:
+        """A row whose roles are bad has none, so that its contents are too many."""
+        return self.make(column, names).scan(path, None, None if bad is None else BadRows())
+
+    def _inner(self) -> FormatSource:
+        return self.make(self.column, self.layout.parts)
+
+
+class LaidOutEncoder(msgspec.Struct, frozen=True, eq=False):
+    """Rows of a source -> ids, with places for its images; implements `RowEncoder`."""
+
+    layout: DocumentLayout
+    items: Mapping[str, ItemTable]
+
+    @property
+    def takes(self) -> Literal["text", "tokens"]:
+        """See `RowEncoder`."""
+        return "text"
+
+    @property
+    def is_mapped(self) -> bool:
+        """See `RowEncoder`; the number of a row leads to its images and turns."""
+        return True
+
+    def encode(self, asked: RowsToEncode) -> EncodedRows:
+        """See `RowEncoder`."""
+        images = ImagesOfRows(first_item_of_row=None, tokens=np.zeros(0, np.int64), faults={})
+        if IMAGE in self.items:
+            table = self.items[IMAGE]
+            first = np.asarray(table.first_item_of_row[asked.row], np.int64)
+            counts = np.asarray(table.first_item_of_row[asked.row + 1], np.int64) - first
+            stops = np.cumsum(counts)
+            image = np.arange(stops[-1] if len(stops) else 0) + np.repeat(first - (stops - counts), counts)
+            images = ImagesOfRows(
+                first_item_of_row=np.concatenate([np.zeros(1, np.int64), stops]),
+                tokens=np.asarray(table.tokens[image], np.int64),
+                faults={},
+            )
+        if TURN in self.items:
+            images = replace(images, roles=roles_of_rows(self.items[TURN], asked.row))
+        values, offsets = self.layout.encode(asked.rows, images, 0, asked.first_row)
+        return EncodedRows(values=values, offsets=offsets)
+
+
+class _CountedRows:
+    """Counts the tokens of a file's rows, and notes where images begin and loss ends; implements `Tokenizer`."""
+
+    def __init__(self, layout: DocumentLayout, images: ImagesOfRows) -> None:
+        self._layout = layout
+        self._images = images
+        self.transform_id = layout.transform_id
+        self.vocab_size = layout.vocab_size
+        self.vocabulary = layout.parts.vocabulary
+        self.offset_of_image = np.zeros(len(images.tokens), np.int64)
+        self.runs: dict[int, Runs] = {}
+        """By row, where tokens have no loss."""
+
+    def tokenize(self, texts: pa.Array, first_row: int) -> tuple[Ids, Int64Array]:
+        """See `Tokenizer`."""
+        return self._layout.encode(texts, self._images, first_row, first_row)
+
+    def count_tokens(self, texts: pa.Array, first_row: int) -> NDArray[np.int64]:
+        """See `Tokenizer`; `first_row` is the row of the file."""
+        laid = self._layout.count(texts, self._images, first_row, first_row)
+        if len(texts):
+            _, first, _ = self._images.take(first_row, len(texts))
+            self.offset_of_image[first : first + len(laid.offset_of_image)] = laid.offset_of_image
+            self._note_runs(laid.row_of_run, laid.offset_of_run, laid.tokens_of_run, first_row, len(texts))
+        return laid.tokens
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer`."""
+        return self._layout.parts.decode(ids)
+
+    def _note_runs(self, rows: Int64Array, offset: Int64Array, tokens: Int64Array, first_row: int, count: int) -> None:
+        borders = np.searchsorted(rows, np.arange(count + 1)).tolist()
+        for row in range(count):
+            start, stop = borders[row], borders[row + 1]
+            self.runs[first_row + row] = offset[start:stop], tokens[start:stop]
+
+
+def with_items(source: FormatSource, items: Mapping[str, Any]) -> FormatSource:
+    """A source that is to be read, with the items that the catalog has of it."""
+    return replace(source, items=items) if isinstance(source, LaidOutTexts) else source
+
+
+# --- The images of each file, from the catalog of their column.
+#
+# Files are found by their paths, since two indexes may count files in different orders.
+
+
+class ImageTables:
+    """Images of the files of several sources."""
+
+    def __init__(self, catalog: Catalog, base: Path) -> None:
+        """`catalog` holds the columns of images; paths of files are relative to `base`."""
+        self._catalog = catalog
+        self._base = base
+
+    def of_source(self, name: str) -> TableOfFile:
+        """The images of the files of one source."""
+        source = self._catalog.sources[name_of_images(name)]
+        files = {place_of(self._base, file.path): file for file in source.files}
+
+        def find(path: str) -> tuple[ItemTable, Mapping[int, str]]:
+            if path not in files:
+                raise CatalogError(f"source {name!r}: the images of {path} are not indexed; run torchmix index")
+            file = files[path]
+            table = source.sizes.items[IMAGE].of_rows(file.first_row, file.first_row + file.num_rows)
+            first = table.first_item_of_row
+            reasons = {
+                image: bad.reason
+                for bad in file.bad_rows
+                for image in range(int(first[bad.row]), int(first[bad.row + 1]))
+            }
+            return table, reasons
+
+        return find

@@ -1,0 +1,111 @@
+"""What the modules of a recipe must mean.
+
+A column of sizes is looked up in the catalog, later. Cost: microseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from torchmix.errors import RecipeError
+from torchmix.recipe.amounts import parse_bytes, parse_fraction
+from torchmix.recipe.build import nearest
+from torchmix.recipe.structs import Balance, EncoderModel, Module
+
+BACKBONE = "backbone"
+"""The module that computes every token of a sample; every recipe has it."""
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,23}")
+"""A module's name is part of the names of arrays that travel."""
+METHODS = ("rows", "lpt", "karmarkar_karp", "zigzag", "none")
+"""How samples are balanced, and items shared out; `rows` is for samples."""
+ITEM_METHODS = METHODS[1:]
+"""How items of a module are shared out."""
+
+
+def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> None:
+    """Check all modules of a recipe.
+
+    Args:
+        modules: By name.
+        sources: Names of the sources of all parts.
+
+    Raises:
+        RecipeError: The first fault.
+    """
+    for name, module in modules.items():
+        where = f"modules.{name}"
+        if not NAME.fullmatch(name) or name == BACKBONE:
+            message = f"the name {name!r} is not usable: a letter, then at most 23 letters, digits or _, not {BACKBONE}"
+            raise RecipeError(message, where)
+        for i, source in enumerate(module.sources or ()):
+            if source not in sources:
+                message = f"{source!r} is no source of this recipe{nearest(source, sources)}"
+                raise RecipeError(message, f"{where}.sources[{i}]")
+        if module.sources == ():
+            raise RecipeError("is empty; name sources, or remove the key for all of them", f"{where}.sources")
+        if ":" not in module.method and module.method not in ITEM_METHODS:
+            message = f"{module.method!r} is not one of {', '.join(ITEM_METHODS)}{nearest(module.method, ITEM_METHODS)}"
+            raise RecipeError(message, f"{where}.method")
+        if module.near_text is not None:
+            if module.method != "lpt":
+                raise RecipeError(
+                    f"is of the method lpt, and this one is {module.method}; remove it", f"{where}.near_text"
+                )
+            if not 0 <= parse_fraction(module.near_text, f"{where}.near_text") <= 10:
+                raise RecipeError(f"{module.near_text} is out of range; as 5%, up to 1000%", f"{where}.near_text")
+        if module.group_size is not None and module.group_size < 1:
+            raise RecipeError(f"{module.group_size} is out of range; it must be at least 1", f"{where}.group_size")
+        _check_decode_at(module, f"{where}.decode_at")
+        if module.cap is not None:
+            if module.model is None:
+                raise RecipeError("needs the module's model, from which the bytes of an item follow", f"{where}.cap")
+            parse_bytes(module.cap, where=f"{where}.cap")
+        if module.model is not None:
+            _check_encoder(module.model, f"{where}.model")
+
+
+def _check_decode_at(module: Module, where: str) -> None:
+    if module.decode_at is not None and module.items != "image":
+        raise RecipeError("is of images, and this module computes documents; remove it", where)
+    if module.decode_at == "rank" and module.axis != "WORLD":
+        message = f"with axis {module.axis} several ranks encode an image, and each would decode it; write worker"
+        raise RecipeError(message, where)
+
+
+def check_balance(balance: Balance) -> None:
+    """Check how samples are balanced; raises a RecipeError at the first fault."""
+    if ":" not in balance.method and balance.method not in METHODS:
+        message = f"{balance.method!r} is not one of {', '.join(METHODS)}{nearest(balance.method, METHODS)}"
+        raise RecipeError(message, "balance.method")
+    if balance.method == "rows" and balance.model is None and balance.cost is None:
+        message = "method rows needs the model's dimensions: model: {layers: , hidden: , ffn: , heads: }"
+        raise RecipeError(message, "balance.model")
+    if balance.strategy is not None and balance.strategy.count(":") != 1:
+        raise RecipeError(f"{balance.strategy!r} is no module:function", "balance.strategy")
+    if balance.group_size is not None and balance.group_size < 1:
+        raise RecipeError(f"{balance.group_size} is out of range; it must be at least 1", "balance.group_size")
+    if balance.cost is not None:
+        for key in ("per_token", "per_pair"):
+            value = getattr(balance.cost, key)
+            if not 0 <= value < 1 << 40:
+                raise RecipeError(f"{value} is out of range; it must be in [0, 2^40)", f"balance.cost.{key}")
+        if balance.cost.per_token + balance.cost.per_pair == 0:
+            raise RecipeError("both are 0; one must be above", "balance.cost")
+    if balance.model is not None and (balance.model.experts_per_token or 1) < 1:
+        raise RecipeError("0 is out of range; it must be at least 1", "balance.model.experts_per_token")
+
+
+def _check_encoder(model: EncoderModel, where: str) -> None:
+    for key in ("layers", "hidden", "ffn", "heads", "kv_heads", "patch", "window", "merge", "out"):
+        value = getattr(model, key)
+        if value is not None and value < 1:
+            raise RecipeError(f"{value} is out of range; it must be at least 1", f"{where}.{key}")
+    if model.kv_heads is not None and model.heads % model.kv_heads:
+        raise RecipeError(f"{model.kv_heads} does not divide heads {model.heads}", f"{where}.kv_heads")
+    for i, layer in enumerate(model.full_layers):
+        if not 0 <= layer < model.layers or layer in model.full_layers[:i]:
+            message = f"layer {layer} does not exist or stands twice; layers are 0 to {model.layers - 1}"
+            raise RecipeError(message, f"{where}.full_layers[{i}]")
+    if model.full_layers and model.window is None:
+        raise RecipeError("without a window all layers are full; remove the key", f"{where}.full_layers")

@@ -1,0 +1,280 @@
+"""The loaders of a job: started together, shared by the loaders of a process, left together.
+
+The first rank of each node, leader or not, starts its loaders, or the first of all has them started on a Ray cluster,
+and they end with it, however it ends; keys are made for this run, secrets stay in the memory of the processes that use
+them. A node asks its own loaders over sockets in a folder of this user alone, without keys, which costs a third. A
+collective: all ranks call it, as often and in the same order. Cost: the imports of the loaders, once for all parts of a
+recipe that are open together.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+import msgspec
+
+from torchmix.boards.socket_folders import socket_folder
+from torchmix.service.endpoints import MOST_IPC_BYTES
+from torchmix.service.keys import KeyPair
+from torchmix.service.main import LoaderStart
+from torchmix.service.open_fleet import FleetSettings
+from torchmix.service.pool import LoaderPool, starts_of
+from torchmix.service.ray.keeper import RayMeans, open_ray_loaders
+from torchmix.service.roster import (
+    JobStore,
+    NearSocket,
+    NodeLoaders,
+    Nodes,
+    Present,
+    bind_of,
+    loaders_of_job,
+    network_name,
+    nodes_of,
+    own_address,
+    text_of,
+    value_of,
+)
+from torchmix.service.scale.loads import LoaderShare, shared_cache, shares_of_nodes
+from torchmix.service.scale.partition import LoaderPlace
+from torchmix.service.server import new_pair
+
+_lock = threading.Lock()
+_open: list[tuple[object, LoaderStart, JobLoaders]] = []
+"""Those that this process holds, with the store and what they serve."""
+_num_opened = 0
+"""Times this process has asked a store for some; equal on all ranks."""
+
+
+class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where this rank stands."""
+
+    rank: int = 0
+    world_size: int = 1
+    node: str = ""
+    """Equal for the ranks of a node."""
+    store: JobStore = None
+    """The job's; None where all ranks are in this process."""
+    store_address: tuple[str, int] | None = None
+    """Host and port of the store, if it has one."""
+    own_store: Callable[[], JobStore] = lambda: None
+    """Makes a connection to the store of its own, for a thread."""
+
+
+class LoaderHold(Protocol):
+    """What starts and ends loaders."""
+
+    def close(self) -> None:
+        """End them; may be called again."""
+        ...
+
+
+class NoLoaders:
+    """What a rank holds that has started none."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class LoadersOfNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """How many loaders each node has."""
+
+    processes: int = 1
+    places: Callable[[int], Sequence[LoaderPlace]] | None = None
+    """In the place of `processes`: from a number of nodes to the loaders of all, as many for each."""
+
+
+class JobLoaders:
+    """The loaders of a node, where this process has started them, and the way to those of all nodes."""
+
+    def __init__(self, held: LoaderHold, fleet: FleetSettings, num_nodes: int) -> None:
+        """Nobody uses them yet."""
+        self.fleet, self.num_nodes = fleet, num_nodes
+        self._held = held
+        self._process = os.getpid()
+        self._num_users = 0
+        atexit.register(held.close)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the last user has left, or this is a fork of the process that has it."""
+        return self._num_users == 0 or os.getpid() != self._process
+
+    def join(self) -> JobUse:
+        """One more user."""
+        self._num_users += 1
+        return JobUse(self)
+
+    def leave(self) -> None:
+        """One user less; the last one ends the loaders of the node."""
+        if os.getpid() != self._process:
+            return
+        self._num_users -= 1
+        if self._num_users == 0:
+            atexit.unregister(self._held.close)
+            self._held.close()
+
+
+class JobUse:
+    """One user of a job's loaders: it leaves once, at the latest when it is collected."""
+
+    def __init__(self, loaders: JobLoaders) -> None:
+        """Made by `JobLoaders.join`."""
+        self.fleet = loaders.fleet
+        """How they are asked."""
+        self.num_nodes = loaders.num_nodes
+        """Nodes of the job."""
+        self.leave = weakref.finalize(self, loaders.leave)
+        """Ends the use; may be called again."""
+        self.leave.atexit = False  # the pool has its own end
+
+
+def open_job_loaders(
+    start: LoaderStart,
+    *,
+    means: LoadersOfNodes | RayMeans,
+    place: JobPlace,
+    lost_s: float,
+    check: Callable[[], None] = lambda: None,
+) -> JobUse:
+    """The loaders of the job; `leave` them with the loader.
+
+    Args:
+        start: What they serve; its `bind` and its keys are not looked at.
+        means: How many there are, and where.
+        place: Where this rank stands.
+        lost_s: How long no loader may answer.
+        check: Raises while this waits, if a rank is lost.
+
+    Raises:
+        OptionError: A node has no address that the others reach; or ray is not installed.
+        TorchmixError: A loader cannot serve; or there is no profile, which tells how many there are.
+        OSError: A process cannot be started.
+    """
+    global _num_opened
+    with _lock:
+        _open[:] = [entry for entry in _open if not entry[2].is_closed]
+        for store, of_start, found in _open:
+            if store is place.store and of_start == start:
+                return found.join()
+        client = new_pair()
+        own = Present(node=place.node, network=network_name(), public=client.public)
+        prefix, rank = "", 0 if place.store is None else place.rank
+        nodes = Nodes(hosts=(0,), num_networks=1, clients=(client.public,))
+        if place.store is not None:
+            _num_opened += 1
+            prefix = f"torchmix/loaders/{_num_opened}"
+            nodes = nodes_of(place.store, prefix, own, rank=rank, world_size=place.world_size, check=check)
+        held: LoaderHold
+        if isinstance(means, RayMeans):
+            held, folder = open_ray_loaders(
+                start,
+                means,
+                nodes,
+                store=place.store,
+                own_store=place.own_store,
+                prefix=prefix,
+                rank=rank,
+                check=check,
+            )
+            fleet = FleetSettings(endpoints=(), folders=(str(folder),), own=client, lost_s=lost_s)
+        else:
+            held, loaders = _open_nodes(start, means, nodes, own, place, prefix, rank, check)
+            fleet = fleet_settings(client, loaders, own, lost_s)
+        entry = JobLoaders(held, fleet, len(nodes.hosts))
+        _open.append((place.store, start, entry))
+        return entry.join()
+
+
+def _open_nodes(
+    start: LoaderStart,
+    means: LoadersOfNodes,
+    nodes: Nodes,
+    own: Present,
+    place: JobPlace,
+    prefix: str,
+    rank: int,
+    check: Callable[[], None],
+) -> tuple[LoaderHold, NodeLoaders]:
+    """Start the loaders of this node; those of all nodes."""
+    shares: list[list[LoaderShare]] = []
+    if means.places is not None:
+        if rank == 0:
+            shares = shares_of_nodes(means.places(len(nodes.hosts)), len(nodes.hosts))
+            if place.store is not None:
+                place.store.set(f"{prefix}/shares", text_of(shares))
+        else:
+            shares = value_of(place.store, f"{prefix}/shares", _decode_shares, check)
+    held: LoaderHold = NoLoaders()
+    mine: NodeLoaders | None = None
+    try:
+        if rank in nodes.hosts:
+            own_shares = shares[nodes.hosts.index(rank)] if shares else []
+            held, mine = _start(start, means.processes, own_shares, nodes, own, place)
+        if place.store is None:
+            assert mine is not None
+            return held, mine
+        return held, loaders_of_job(place.store, prefix, mine, nodes, rank=rank, check=check)
+    except BaseException:
+        held.close()
+        raise
+
+
+def _start(
+    start: LoaderStart, processes: int, shares: Sequence[LoaderShare], nodes: Nodes, own: Present, place: JobPlace
+) -> tuple[LoaderPool, NodeLoaders]:
+    """The loaders of this node."""
+    pair = new_pair()
+    bind = bind_of(own_address(place.store_address))
+    processes = len(shares) or processes
+    with ExitStack() as stack:
+        near = stack.enter_context(socket_folder())
+        is_short = len(os.fsencode(near / str(processes))) <= MOST_IPC_BYTES
+        start = msgspec.structs.replace(
+            start,
+            bind=bind,
+            near=f"ipc://{near}" if is_short else "",
+            own=pair,
+            allowed=nodes.clients,
+            cpu=max(1, start.cpu // processes),
+        )
+        starts = starts_of(start, processes)
+        if shares:
+            caches = shared_cache(start.cache_bytes, [one.page_bytes for one in shares])
+            starts = [
+                msgspec.structs.replace(one, sources=share.sources, cache_bytes=cache)
+                for one, share, cache in zip(starts, shares, caches, strict=True)
+            ]
+        pool = LoaderPool(starts, near=stack.pop_all())
+    sockets = {
+        endpoint: NearSocket(node=own.node, network=own.network, endpoint=one.near)
+        for endpoint, one in zip(pool.endpoints, starts, strict=True)
+        if one.near
+    }
+    parts_of = {endpoint: share.sources for endpoint, share in zip(pool.endpoints, shares, strict=False)}
+    return pool, NodeLoaders(public_of=dict.fromkeys(pool.endpoints, pair.public), near_of=sockets, parts_of=parts_of)
+
+
+def fleet_settings(pair: KeyPair, loaders: NodeLoaders, own: Present, lost_s: float) -> FleetSettings:
+    """How a rank asks the loaders of the job: those of its own node over their sockets."""
+    near_of = {
+        endpoint: near.endpoint
+        for endpoint, near in loaders.near_of.items()
+        if (near.node, near.network) == (own.node, own.network)
+    }
+    return FleetSettings(
+        endpoints=tuple(sorted(loaders.public_of)),
+        own=pair,
+        server_of=loaders.public_of,
+        near_of=near_of,
+        parts_of=loaders.parts_of,
+        lost_s=lost_s,
+    )
+
+
+_decode_shares = msgspec.json.Decoder(list[list[LoaderShare]]).decode

@@ -1,0 +1,364 @@
+"""Blocks of small steps: planned together, read at once, ready to be built."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.store import Catalog
+from torchmix.constructor.arrays import StepArrays, StepMemory
+from torchmix.constructor.build import ReplicaPieces, cut_steps, join_pieces, pieces_of_replica
+from torchmix.errors import SourceExhausted, TorchmixError
+from torchmix.planner.cursor import Cursor
+from torchmix.planner.plan import StepPlan
+from torchmix.planner.planner import BegunDocuments, Planner
+from torchmix.reader.piece_copy import OtherRows, Tokens
+from torchmix.reader.protocol import StepReader, StoppedWaiting
+from torchmix.recipe.fingerprint import key_digests, recipe_fingerprint, recipe_keys
+from torchmix.recipe.parts import Part
+from torchmix.recipe.ramp import length_of_step, samples_of_step
+from torchmix.steps.bad_tokens import BadTokenBounds
+from torchmix.steps.cursor_state import state_of_cursor
+from torchmix.steps.replay import RecordedPlan
+from torchmix.steps.state import Boundary, boundary_of_cursor, encode_state
+from torchmix.steps.windows_ahead import WindowsAhead
+
+# --- The next item is made while the present one is used.
+#
+# At most one item is made beyond the one in use; the iterator runs in one thread, and is closed only when that thread
+# rests. Cost: a thread, and two changes of threads for each item.
+
+Item = TypeVar("Item")
+
+
+def one_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
+    """The same items; closing waits for the one at hand."""
+    with ThreadPoolExecutor(1, "torchmix-ask") as thread:
+        coming = thread.submit(next, items, None)
+        try:
+            while (item := coming.result()) is not None:
+                coming = thread.submit(next, items, None)
+                yield item
+        finally:
+            wait([coming])
+            items.close()
+
+
+# --- Which steps are planned before the first of them is read: a block, of small steps.
+#
+# The plans are those of one step after the other; a block ends before a step whose decision is not known, at a change
+# of the batch and at the last step; what ends the plans, or fails, comes after the steps before it. Blocks begin with
+# one step and double, so the first step of a stream comes as soon as it would alone.
+
+BLOCK_TOKENS = 1 << 18
+"""Most tokens of a block, unless it is one step."""
+
+
+class PlannedStep(NamedTuple):
+    """A step of a block."""
+
+    plan: StepPlan
+    after: Cursor
+    plan_s: float
+    """Time to plan the step."""
+
+
+def plan_blocks(
+    planner: Planner, cursor: Cursor, max_steps: int | None, *, recorded: RecordedPlan | None = None
+) -> Generator[list[PlannedStep], None, None]:
+    """Blocks of plans from the cursor on, each with at least one step.
+
+    Args:
+        planner: Plans the steps.
+        cursor: Before the first one.
+        max_steps: The step before which they end; None: they do not.
+        recorded: Plans on disk, which are taken where there are some.
+
+    Raises:
+        TorchmixError: A step cannot be planned; the steps before it have been given.
+    """
+    most = 1
+    while max_steps is None or cursor.step < max_steps:
+        size = _size(planner, cursor.step)
+        whole = max(1, BLOCK_TOKENS // (size[0] * size[1]))
+        stop = cursor.step + min(most, whole)
+        stop = stop if max_steps is None else min(stop, max_steps)
+        block: list[PlannedStep] = []
+        error: Exception | None = None
+        while cursor.step < stop and _size(planner, cursor.step) == size:
+            is_recorded = recorded is not None and recorded.has(cursor.step)
+            if block and not is_recorded and not planner.is_decided(cursor):
+                break
+            began = time.perf_counter()
+            try:
+                plan, cursor = (recorded if recorded is not None and is_recorded else planner).step(cursor)
+            except Exception as raised:  # it belongs in the place of its step
+                error = raised
+                break
+            block.append(PlannedStep(plan, cursor, time.perf_counter() - began))
+        if block:
+            yield block
+        if error is not None:
+            if isinstance(error, StoppedWaiting) or (isinstance(error, SourceExhausted) and planner.part.one_pass):
+                return
+            raise error
+        most *= 2
+
+
+def _size(planner: Planner, step: int) -> tuple[int, int]:
+    """Samples of a step, and the tokens of each."""
+    return samples_of_step(planner.part.batch, step), length_of_step(planner.part.batch, step)
+
+
+# --- The pieces of several steps and replicas, asked for at once.
+#
+# Cost: one call of the reader.
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def read_together(
+    reader: StepReader, pieces_of: Mapping[Key, ReplicaPieces], lengths: Sequence[int]
+) -> dict[Key, Tokens]:
+    """Tokens of each, in memory that the next call uses again.
+
+    Args:
+        reader: Who reads.
+        pieces_of: At least one.
+        lengths: Tokens of a sample of each.
+
+    Raises:
+        TorchmixError: Some piece cannot be read.
+    """
+    sizes = [pieces.num_samples * length for pieces, length in zip(pieces_of.values(), lengths, strict=True)]
+    stops = list(accumulate(sizes))
+    starts = [stop - size for stop, size in zip(stops, sizes, strict=True)]
+
+    def wanted_places() -> list[Int64Array]:
+        of_each = zip(pieces_of.values(), lengths, starts, strict=True)
+        return [pieces.places(length) + start for pieces, length, start in of_each]
+
+    def of_all(name: str) -> NDArray[Any]:
+        return _joined([getattr(pieces, name) for pieces in pieces_of.values()])
+
+    tokens = reader.read(
+        of_all("source"),
+        of_all("row"),
+        of_all("start"),
+        of_all("tokens"),
+        places=_joined(wanted_places()),
+        num_places=stops[-1],
+        epochs=of_all("epoch"),
+    )
+    found: dict[Key, Tokens] = {}
+    first = 0
+    for (key, pieces), start, stop in zip(pieces_of.items(), starts, stops, strict=True):
+        last = first + len(pieces.row)
+        found[key] = tokens_of_part(tokens, (first, last), (start, stop))
+        first = last
+    return found
+
+
+def tokens_of_part(tokens: Tokens, pieces: tuple[int, int], places: tuple[int, int]) -> Tokens:
+    """The tokens of some consecutive pieces, which lie in a range of places."""
+    (first, last), (start, stop) = pieces, places
+    unlabelled = tokens.unlabelled
+    return Tokens(
+        values=tokens.values[start:stop],
+        successors=tokens.successors[first:last],
+        others=tuple(_cut(other, first, last) for other in tokens.others),
+        unlabelled=None if unlabelled is None else unlabelled[(unlabelled >= start) & (unlabelled < stop)] - start,
+    )
+
+
+def _cut(other: OtherRows, first: int, last: int) -> OtherRows:
+    """The rows that begin with some of the pieces, which are numbered from 0 on."""
+    chosen = np.flatnonzero((other.piece >= first) & (other.piece < last))
+    return other.only(chosen, other.piece[chosen] - first)
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+# --- What one replica's steps of a block are built from, and the steps once the first of them is asked for.
+#
+# Cost: one `build` for each consumer; where tokens are masked, or a page is bad, one for each step.
+
+Build = Callable[[ReplicaPieces, Tokens], StepArrays]
+
+
+class ReplicaBlock:
+    """The steps of one replica in a block."""
+
+    def __init__(self, steps: Sequence[ReplicaPieces], joined: ReplicaPieces, tokens: Tokens, length: int) -> None:
+        """Nothing is built yet.
+
+        Args:
+            steps: The pieces of each.
+            joined: From `join_pieces`.
+            tokens: Of `joined`.
+            length: Tokens of a sample.
+        """
+        self._steps, self._joined, self._tokens, self._length = steps, joined, tokens, length
+        self._number_of_step = {step.step: number for number, step in enumerate(steps)}
+        self._built: dict[int, list[StepArrays]] = {}
+
+    def build(self, step: int, consumer: int, make: Build, *, is_joint: bool) -> StepArrays:
+        """A step's arrays, in memory of the consumer's.
+
+        Args:
+            step: Its number.
+            consumer: Whom it is for.
+            make: Builds from pieces and their tokens.
+            is_joint: Whether no token is masked because of its id.
+
+        Raises:
+            TorchmixError: The step cannot be built.
+        """
+        number = self._number_of_step[step]
+        if consumer not in self._built:
+            self._built[consumer] = self._all(make) if is_joint and len(self._steps) > 1 else []
+        if built := self._built[consumer]:
+            return built[number]
+        pieces = self._steps[number]
+        first = sum(len(before.row) for before in self._steps[:number])
+        part = (first, first + len(pieces.row))
+        begin = number * pieces.num_samples * self._length
+        return make(pieces, tokens_of_part(self._tokens, part, (begin, begin + pieces.num_samples * self._length)))
+
+    def _all(self, make: Build) -> list[StepArrays]:
+        """All steps; none where they must be built one by one."""
+        if self._tokens.unlabelled is not None:
+            return []
+        try:
+            joined = make(self._joined, self._tokens)
+        except TorchmixError:  # it belongs in the place of its step
+            return []
+        if joined.num_masked_tokens or joined.bad_tokens is not None:
+            return []
+        return cut_steps(joined, self._steps)
+
+
+# --- Steps with their tokens, ready to be built.
+#
+# What cannot be read is an error in the place of its step; windows follow the steps that were read.
+
+
+class Consumer(NamedTuple):
+    """Whoever gets a replica's step."""
+
+    replica: int
+    """Data-parallel rank, in [0, layout.dp)."""
+    memory: StepMemory
+    """Where the memory of the sequence fields comes from."""
+
+
+Consumers = Callable[[int], Mapping[int, Consumer]]
+"""A step's number -> whom to build it for, each under a number of its own."""
+
+
+class ReadStep(NamedTuple):
+    """What a step is built from, and for whom."""
+
+    planned: PlannedStep
+    consumers: Mapping[int, Consumer]
+    replicas: Mapping[int, ReplicaBlock]
+    """By replica, with other steps that were read together with this one."""
+    read_s: float
+    reading: dict[str, int | float]
+    """The reader's figures."""
+    boundary: Boundary | None = None
+    """What alters in the state after the step."""
+    most_bad_tokens: dict[str, int] | None = None
+
+
+def read_steps(
+    part: Part,
+    blocks: Iterable[list[PlannedStep]],
+    planner: Planner,
+    catalog: Catalog,
+    reader: StepReader,
+    consumers: Consumers,
+    *,
+    branch: str,
+    decoder: str,
+) -> Generator[ReadStep, None, None]:
+    """Each step with its tokens, ready to be built; the tokens of one call of the reader live up to the next but one.
+
+    Args:
+        part: What is planned.
+        blocks: From `plan_blocks`.
+        planner: Which planned them.
+        catalog: The part's.
+        reader: Of the catalog's sources.
+        consumers: Asked for each step.
+        branch: Of the log of decisions; empty without one.
+        decoder: The build that decodes images; empty without images.
+
+    Raises:
+        TorchmixError: A step cannot be planned or read; those before it have been given.
+    """
+    fingerprint, keys = recipe_fingerprint(part), key_digests(recipe_keys(part))
+    bounds, windows, like = BadTokenBounds(part, catalog), WindowsAhead(planner, reader), b""
+    begun = BegunDocuments(planner)
+    for block in blocks:
+        to_come = begun.at(block[-1].after)
+        reader.hold(to_come.source, to_come.row, to_come.start)
+        if not like:
+            first = state_of_cursor(
+                block[0].after,
+                planner,
+                recipe=fingerprint,
+                catalog=catalog.fingerprint,
+                keys=keys,
+                log_branch=branch,
+                decoder=decoder,
+            )
+            like = encode_state(first)
+        for read in _read_block(part, block, reader, consumers):
+            after = read.planned.after
+            boundary = boundary_of_cursor(after, planner, recipe=fingerprint, like=like)
+            yield read._replace(boundary=boundary, most_bad_tokens=bounds.at(after))
+        windows.follow(block[-1].after)
+
+
+def _read_block(
+    part: Part, block: Sequence[PlannedStep], reader: StepReader, consumers: Consumers
+) -> Generator[ReadStep, None, None]:
+    """Each step of a block with its tokens.
+
+    Raises:
+        TorchmixError: A step cannot be read; those before it have been given.
+    """
+    began = time.perf_counter()
+    consumers_of = [consumers(plan.step) for plan, _, _ in block]
+    steps_of: dict[int, list[ReplicaPieces]] = {}
+    for step, consumers_of_step in zip(block, consumers_of, strict=True):
+        for replica in dict.fromkeys(replica for replica, _ in consumers_of_step.values()):
+            steps_of.setdefault(replica, []).append(pieces_of_replica(step.plan, replica))
+    pieces_of = {replica: join_pieces(steps) for replica, steps in steps_of.items()}
+    length = length_of_step(part.batch, block[0].plan.step)  # of all steps of a block
+    try:
+        tokens_of = read_together(reader, pieces_of, [length] * len(pieces_of)) if pieces_of else {}
+    except TorchmixError:
+        if len(block) == 1:
+            raise
+        for step in block:  # one by one, so that the error comes in the place of its step
+            yield from _read_block(part, [step], reader, consumers)
+        return
+    read_s = (time.perf_counter() - began) / len(block)
+    reading = reader.stats()
+    replicas = {
+        replica: ReplicaBlock(steps_of[replica], pieces, tokens_of[replica], length)
+        for replica, pieces in pieces_of.items()
+    }
+    for step, consumers_of_step in zip(block, consumers_of, strict=True):
+        yield ReadStep(step, consumers_of_step, replicas, read_s, reading)

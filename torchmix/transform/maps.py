@@ -1,0 +1,231 @@
+"""`module:function` in a recipe -> the function, and an encoder of the rows that it gives."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from torchmix.array_types import Int64Array
+from torchmix.catalog.manifest import MOST_ID
+from torchmix.errors import MemoryLimit, RecipeError, SourceUnreadable
+from torchmix.transform.tokenizer import EncodedRows, RowsToEncode, Tokenizer
+
+# --- `module:function` in a recipe -> the function.
+#
+# Only a recipe names a function: no catalog, state or message does. Its module is looked for in the recipe's folder
+# first, then where Python looks. Cost: importing it, once in each process.
+
+
+class RowMap(msgspec.Struct, frozen=True, kw_only=True):
+    """A function over rows, imported."""
+
+    words: str
+    """`module:function`, as the recipe has it."""
+    function: Callable[..., Mapping[str, Any]]
+    version: str
+    """What its author calls this version: lengths in a catalog are true for this one alone."""
+    is_random: bool
+    """Whether the epoch and the seed of a row decide its tokens."""
+
+
+def open_maps(words_of_source: Mapping[str, str], directory: Path) -> dict[str, RowMap]:
+    """The function of each source that has one, by the source's name; errors as `open_map`."""
+    return {name: open_map(words, directory, f"sources.{name}.map") for name, words in words_of_source.items()}
+
+
+def open_map(words: str, directory: Path, where: str) -> RowMap:
+    """Import a function.
+
+    Args:
+        words: `module:function`, as the recipe's check lets pass.
+        directory: The recipe's folder.
+        where: Path of keys in the recipe, for errors.
+
+    Raises:
+        RecipeError: There is no such module or function, or it has no version.
+    """
+    module_name, _, path = words.partition(":")
+    found: Any = _import(module_name, directory, where)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise RecipeError(f"module {module_name!r} ({_file(module_name)}) has no {path!r}", where)
+        found = getattr(found, name)
+    if not callable(found):
+        raise RecipeError(f"{words!r} is no function", where)
+    version = getattr(found, "version", None)
+    if not isinstance(version, str | int) or isinstance(version, bool):
+        name = path.rpartition(".")[2]
+        raise RecipeError(
+            f"{words!r} has no version: write `{name}.version = 1` behind the function, and another number whenever it "
+            "gives other tokens; the index is made again then",
+            where,
+        )
+    return RowMap(words=words, function=found, version=str(version), is_random=bool(getattr(found, "random", False)))
+
+
+def _import(name: str, directory: Path, where: str) -> Any:
+    """The module, from the recipe's folder if it is there."""
+    here = directory.absolute() / Path(*name.split("."))
+    own = next((file for file in (here.with_name(here.name + ".py"), here / "__init__.py") if file.is_file()), None)
+    folder = str(directory.absolute())
+    sys.path.insert(0, folder)
+    try:
+        importlib.invalidate_caches()
+        module = pkgutil.resolve_name(f"{name}:")
+    except ImportError as error:
+        raise RecipeError(
+            f"cannot import {name!r}: {error}; it is looked for in the recipe's folder {folder}, then where Python "
+            "looks (PYTHONPATH)",
+            where,
+        ) from error
+    except Exception as error:  # whatever the user's module does while it is imported
+        raise RecipeError(f"importing {name!r} fails: {type(error).__name__}: {error}", where) from error
+    finally:
+        sys.path.remove(folder)
+    if own is not None and Path(_file(name)).resolve() != own.resolve():
+        raise RecipeError(
+            f"the recipe's folder has {own}, but another module {name!r} is loaded already, from {_file(name)}; rename "
+            "one of them",
+            where,
+        )
+    return module
+
+
+def _file(module: str) -> str:
+    return str(getattr(sys.modules.get(module), "__file__", None) or "no file")
+
+
+# --- A function of the user's, and a tokenizer for the texts that it gives -> an encoder of rows.
+#
+#     f(columns: Mapping[str, pa.Array], *, row: int64 [n], epoch: int, seed: uint64 [n]) -> Mapping[str, pa.Array]
+#
+# N rows in, n rows out, of which one output is `text` or `tokens`; ids are from 0 to 2^31 - 1; what breaks this is an
+# error that names the row. A row that is null or has no tokens is never given to the function.
+
+ERROR = "error"
+"""Output that says what is wrong with a row: text, null where nothing is."""
+
+
+class MapEncoder(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A `RowEncoder` of one source."""
+
+    map: RowMap
+    column: str
+    """The name under which the function finds its rows."""
+    takes: Literal["text", "tokens"]
+    """See `RowEncoder`."""
+    tokenizer: Tokenizer | None
+    """Encodes the function's `text`; None where the recipe names none."""
+
+    @property
+    def is_mapped(self) -> bool:
+        """See `RowEncoder`."""
+        return True
+
+    @property
+    def transform_id(self) -> str:
+        """What turns a row into tokens, with its version."""
+        behind = "tokens-1" if self.tokenizer is None else self.tokenizer.transform_id
+        return f"map:{self.map.words}@{self.map.version}+{behind}"
+
+    def encode(self, asked: RowsToEncode) -> EncodedRows:
+        """See `RowEncoder`."""
+        try:
+            given = self.map.function({self.column: asked.rows}, row=asked.row, epoch=asked.epoch, seed=asked.seed)
+        except MemoryError as error:
+            raise MemoryLimit(
+                f"the map {self.map.words}, given {len(asked.rows)} rows from row {asked.first_row} on, asks for more "
+                f"memory than this process may have ({error or 'no more'}): let it hold less, or raise loaders.memory"
+            ) from error
+        except Exception as error:  # whatever the user's function does
+            raise self._fault(asked, f"raises {type(error).__name__}: {error}") from error
+        outputs = self._outputs(given, asked)
+        self._raise_errors(outputs.pop(ERROR, None), asked)
+        if "text" in outputs:
+            values, offsets = self._tokenized(outputs.pop("text"), asked)
+        else:
+            values, offsets = self._ids(outputs.pop("tokens"), asked)
+        others = {name: self._others(name, array, asked) for name, array in outputs.items()}
+        return EncodedRows(values=values, offsets=offsets, others=others)
+
+    def _outputs(self, given: Any, asked: RowsToEncode) -> dict[str, pa.Array]:
+        """The outputs by name, each one array of n rows."""
+        if not isinstance(given, Mapping):
+            raise self._fault(asked, f"gives a {type(given).__name__}, not a mapping of names to Arrow arrays")
+        if ("text" in given) == ("tokens" in given):
+            raise self._fault(asked, f"gives {sorted(map(str, given))}: exactly one output must be `text` or `tokens`")
+        outputs: dict[str, pa.Array] = {}
+        for name, array in given.items():
+            if isinstance(array, pa.ChunkedArray):
+                array = array.combine_chunks()
+            if not isinstance(array, pa.Array):
+                raise self._fault(asked, f"gives {name!r} as a {type(array).__name__}, not as a pyarrow.Array")
+            if len(array) != len(asked.rows):
+                raise self._fault(asked, f"gives {len(array)} rows of {name!r} for {len(asked.rows)}")
+            outputs[str(name)] = array
+        return outputs
+
+    def _raise_errors(self, errors: pa.Array | None, asked: RowsToEncode) -> None:
+        import pyarrow.compute as pc  # not needed for ids, and slow to load
+
+        if errors is not None and errors.null_count < len(errors):
+            first = int(pc.index(errors.is_valid(), True).as_py())
+            row = asked.first_row + first
+            raise SourceUnreadable(f"row {row}: {errors[first].as_py()} (says {self.map.words})", row=row)
+
+    def _tokenized(self, texts: pa.Array, asked: RowsToEncode) -> tuple[NDArray[np.integer[Any]], Int64Array]:
+        if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+            raise self._fault(asked, f"gives `text` of {texts.type}, not of string")
+        if self.tokenizer is None:
+            raise self._fault(asked, "gives `text`, and the source has no tokenizer; add one, or give `tokens`")
+        return self.tokenizer.tokenize(texts, asked.first_row)
+
+    def _ids(self, lists: pa.Array, asked: RowsToEncode) -> tuple[NDArray[np.integer[Any]], Int64Array]:
+        values, offsets = self._ragged("tokens", lists, asked)
+        ids = values.to_numpy(zero_copy_only=False)
+        if ids.dtype.kind not in "iu":
+            raise self._fault(asked, f"gives `tokens` of {lists.type}, not lists of integers")
+        if len(ids) and (ids.min() < 0 or ids.max() > MOST_ID):
+            place = int(np.argmax((ids < 0) | (ids > MOST_ID)))
+            row = int(np.searchsorted(offsets, place, side="right")) - 1
+            raise self._fault(
+                asked, f"gives row {asked.first_row + row} the token {ids[place]}; ids go from 0 to {MOST_ID}"
+            )
+        return (ids if ids.dtype.itemsize < 4 or ids.dtype == np.int32 else ids.astype(np.int32)), offsets
+
+    def _others(self, name: str, array: pa.Array, asked: RowsToEncode) -> pa.Array:
+        """A further output as large_list; a null row has an empty list."""
+        values, offsets = self._ragged(name, array, asked)
+        begins = pa.py_buffer(offsets)
+        return pa.Array.from_buffers(pa.large_list(values.type), len(array), [None, begins], children=[values])
+
+    def _ragged(self, name: str, array: pa.Array, asked: RowsToEncode) -> tuple[pa.Array, Int64Array]:
+        """Values of lists end to end, and where each row begins; a null row has none."""
+        import pyarrow.compute as pc  # not needed for ids, and slow to load
+
+        is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+        is_list = is_list or pa.types.is_fixed_size_list(array.type)
+        numbers = is_list and (
+            pa.types.is_integer(array.type.value_type) or pa.types.is_floating(array.type.value_type)
+        )
+        if not numbers:
+            raise self._fault(asked, f"gives {name!r} of {array.type}, not lists of numbers")
+        values = array.flatten()
+        if values.null_count:
+            raise self._fault(asked, f"gives a null inside a list of {name!r}")
+        offsets = np.zeros(len(array) + 1, np.int64)
+        np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False), out=offsets[1:])
+        return values, offsets
+
+    def _fault(self, asked: RowsToEncode, what: str) -> SourceUnreadable:
+        rows = f"row {asked.first_row}" if len(asked.rows) == 1 else f"{len(asked.rows)} rows"
+        return SourceUnreadable(f"{rows}: the map {self.map.words} {what}")
