@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--micro-batch-size", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=257)
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint at the end, and go on from one")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint at the end, and resume from one")
     parser.add_argument("--prometheus", type=Path, metavar="FOLDER", help="write a file of figures for each rank")
     parser.add_argument("--endpoints", help="ask the loaders that register in this folder, or listen at this address")
     parser.add_argument("--keys", help="keys of a client of these loaders")

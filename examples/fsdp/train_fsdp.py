@@ -1,9 +1,8 @@
 """Training with torch's FSDP2 and tensor parallelism from one DeviceMesh, and nothing of Megatron's.
 
 In: a recipe. Out: a line a step on rank 0: loss and digest of the order; with --save a folder of torch's distributed
-checkpoint with model, optimizer and loader, from which a job with another mesh goes on. Must hold: the steps are those
-of one rank, up to the order of float additions, at any mesh and across a change of it. Cost: that of a toy; it runs on
-CPUs.
+checkpoint with model, optimizer and loader, from which a job with another mesh continues. The steps are those of one
+rank, up to the order of float additions, at any mesh and across a change of it. It runs on CPUs.
 
     torchmix init --demo demo
     torchrun --nproc-per-node 4 examples/fsdp/train_fsdp.py demo/recipe.yaml --tp 2 --steps 4 --save step-4
@@ -90,7 +89,7 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--micro-batch-size", type=int, default=1)
     parser.add_argument("--vocab", type=int, default=257)
-    parser.add_argument("--load", type=Path, metavar="FOLDER", help="go on from this checkpoint")
+    parser.add_argument("--load", type=Path, metavar="FOLDER", help="resume from this checkpoint")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write a checkpoint at the end")
     arguments = parser.parse_args()
     recipe = torchmix.load_recipe(arguments.recipe)

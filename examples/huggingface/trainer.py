@@ -36,7 +36,7 @@ class TorchmixTrainer(Trainer):
     def __init__(self, recipe: str | Path, *, args: TrainingArguments, **options: Any) -> None:
         samples = int(torchmix.load_recipe(recipe).batch.samples)
         args.gradient_accumulation_steps = samples // (args.per_device_train_batch_size * args.world_size)
-        args.ignore_data_skip = True  # the loader goes on from its state, and has no batches to skip
+        args.ignore_data_skip = True  # the loader resumes from its state, and has no batches to skip
         super().__init__(args=args, compute_loss_func=loss_of, **options)
         self.batches = _Batches(recipe, args)
         self.add_callback(_SaveState(self.batches))

@@ -11,7 +11,7 @@ Must hold: a checkpoint is complete before it has its name, and has its name bef
 moment leaves the previous checkpoint, and `latest` pointing at it. The data state is bytes to Megatron, the same on
 every rank.
 
-Cost: one file per rank of its share, written and synced before training goes on.
+Cost: one file per rank of its share, written and synced before training continues.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ with labels of -100 where there is no loss: [local batch, seq_len] for torchtita
 a step of the recipe is a step there, so `batch.samples` is its `global_batch_size` (main: `num_tokens_per_train_step`
 over `batch.length`), and `batch.length` is its `seq_len` (main: at most `max_context_length`). torchtitan cuts the
 sequence for CP and chooses tensors for PP by itself, so all ranks of a replica receive the same. The state is the same
-on every rank, and goes into torchtitan's checkpoint; a run may go on at another number of ranks. Cost: that of the
+on every rank, and goes into torchtitan's checkpoint; a run may continue at another number of ranks. Cost: that of the
 loader. Written for torchtitan 0.3.0, and for main of August 2026.
 """
 
@@ -84,7 +84,7 @@ class TorchmixDataLoader(BaseDataLoader):
         return self._loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state; torchtitan gives an empty one where a checkpoint has none."""
+        """Resume from a state; torchtitan gives an empty one where a checkpoint has none."""
         if state_dict:
             self._loader.load_state_dict(state_dict)
 

@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--save", type=Path, help="file of the checkpoint, written after the last step")
-    parser.add_argument("--load", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--load", type=Path, help="checkpoint to resume from")
     asked = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")

@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_recipe_is_refused() -> None:
     args = SimpleNamespace()
     remember(args, state_before(2, recipe="f" * 16))
     loaded.note(args)
-    with pytest.raises(StateMismatch, match=r"saved with recipe f{16}.*--data-start-fresh goes on with this recipe"):
+    with pytest.raises(StateMismatch, match=r"saved with recipe f{16}.*--data-start-fresh continues with this recipe"):
         start(loaded, consumed_train_samples=8)
 
 

@@ -342,7 +342,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     views: dict[str, dict[str, ViewEntry]] = {}
     """By part of a recipe, then by name, both sorted."""
     earlier_views: dict[str, dict[str, tuple[ViewEntry, ...]]] = {}
-    """Likewise: views that were replaced, the last one first, for runs that go on with other rows."""
+    """Likewise: views that were replaced, the last one first, for runs that continue with other rows."""
     denied: dict[str, DeniedEntry] = {}
     """By source, sorted; of those that were indexed with deny-lists."""
 

@@ -320,7 +320,7 @@ def _boundaries(pieces: ReplicaPieces, parts: CutPieces, length: int, packing: P
 
 # --- What maps give beside ids, as numpy arrays of a replica's step.
 #
-# Rows lie in the order of their first tokens, and each microbatch has those that begin in it; a row that goes on in
+# Rows lie in the order of their first tokens, and each microbatch has those that begin in it; a row that continues in
 # another microbatch, sample or step has its lists where it begins. Cost: copies of the lists.
 #
 #     NAME:values    [v]          the numbers of all rows, end to end

@@ -123,7 +123,7 @@ def rows_of_microbatches(tensors: Mapping[str, torch.Tensor], num_microbatches: 
 # --- Positions in three dimensions of the tokens of a microbatch, as Qwen2-VL's rotary embeddings take them.
 #
 # A text token has three equal positions, each one more than the largest before it; an image of h x w tokens begins at
-# such a position t, and its token in row r and column c has (t, t + r, t + c); what follows goes on at t + max(h, w).
+# such a position t, and its token in row r and column c has (t, t + r, t + c); what follows resumes at t + max(h, w).
 # Positions restart where those of the text do, which need not be where attention stops: a token of position p has its
 # stretch begin p tokens before it. Cost: a few operations on the tokens.
 #

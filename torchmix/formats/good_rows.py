@@ -112,7 +112,7 @@ def _with_tokens(tokens: Int32Array) -> list[tuple[int, int]]:
 # --- How large the lists are that maps give beside ids.
 #
 # A step of T tokens in S samples, of a source whose lists are so large, has at most T x `of_token` + S x `of_row`
-# bytes of lists, since a row that begins in a sample ends in it, or is the one that goes on. Cost: some array
+# bytes of lists, since a row that begins in a sample ends in it, or is the one that continues. Cost: some array
 # operations a list.
 
 ROW_BYTES = 16

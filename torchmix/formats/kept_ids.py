@@ -237,8 +237,8 @@ class IdsWriter:
         except OSError as error:
             self._drop()
             logger.warning(
-                "ids cannot be kept in %s (%s); the index goes on, and training tokenizes these rows. Make room, then "
-                "run torchmix index --keep-tokens",
+                "ids cannot be kept in %s (%s); the index continues, and training tokenizes these rows. Make room, "
+                "then run torchmix index --keep-tokens",
                 self._path,
                 error.strerror or error,
             )

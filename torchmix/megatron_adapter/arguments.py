@@ -75,9 +75,9 @@ def _with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     group.add_argument(
         "--data-accept-edit",
         default=None,
-        metavar="WORD",
-        help="Go on with a recipe that was edited since the checkpoint: the word that the refusal, or torchmix diff, "
-        "names.",
+        metavar="CODE",
+        help="Continue with a recipe that was edited since the checkpoint: the code that the refusal, or torchmix "
+        "diff, names.",
     )
     group.add_argument(
         "--data-leaders",

@@ -211,8 +211,8 @@ def check_training(args: Any, batch: Batch, *, dp: int, step: int) -> None:
     if args.seq_length != length:
         raise StateMismatch(
             f"step {step} has samples of {length} tokens by the recipe, and --seq-length is {args.seq_length}; save a "
-            f"checkpoint before this step (--train-samples {samples_before(batch, step)} ends a run there), and go on "
-            f"from it with --seq-length {length} --max-position-embeddings {length}"
+            f"checkpoint before this step (--train-samples {samples_before(batch, step)} ends a run there), and "
+            f"continue from it with --seq-length {length} --max-position-embeddings {length}"
         )
     planned = samples_before(batch, step)
     if args.consumed_train_samples != planned:

@@ -268,7 +268,7 @@ def _decoded(data: bytes, recipe: str | Part, accept_edit: str | None) -> Loader
         return decode_state(data, recipe=recipe)
     except StateMismatch as error:
         raise StateMismatch(
-            f"{error}. {FRESH_FLAG} goes on with this recipe, at the step of Megatron's count"
+            f"{error}. {FRESH_FLAG} continues with this recipe, at the step of Megatron's count"
         ) from error
 
 

@@ -3,7 +3,7 @@
 It is a pure function of that count, so nothing of it is in a checkpoint; every rank does the same at the same
 microbatch.
 
-    --eval-iters N       goes on from evaluation to evaluation, and repeats sources without end, whatever `max_epochs`
+    --eval-iters N       resumes from evaluation to evaluation, and repeats sources without end, whatever `max_epochs`
     --full-validation    one pass over every document of validation, from its beginning at each evaluation
     --multiple-validation-sets    likewise, of each source of validation by itself
     test                 from the beginning, as many steps as Megatron asks for
@@ -103,7 +103,7 @@ def fails_in_full_validation(training: Any) -> bool:
 
 
 def first_step(consumed: int, *, samples: int) -> int:
-    """The step of validation to go on with; a step that was begun with another batch size is not repeated.
+    """The step of validation to continue with; a step that was begun with another batch size is not repeated.
 
     Args:
         consumed: Megatron's `consumed_valid_samples`.

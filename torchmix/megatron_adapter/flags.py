@@ -425,7 +425,7 @@ def _contradictions(args: Any, recipe: Recipe, *, cp: int, pp: int) -> Iterator[
 
 
 def _faults_of_validation_sets(args: Any, recipe: Recipe) -> Iterator[str]:
-    """Each source of validation is a set of its own; Megatron has no count for sets that go on, so all are whole."""
+    """Each source of validation is a set of its own; Megatron has no count for sets that continue, so all are whole."""
     if not getattr(args, "multiple_validation_sets", False):
         return
     if not getattr(args, "full_validation", False):

@@ -69,7 +69,7 @@ Report = Callable[[int, Mapping[str, tuple[float, int]]], None]
 
 
 class StepReports:
-    """Tells the losses of steps; a run that goes on with a later step tells those from there on."""
+    """Tells the losses of steps; a run that continues with a later step tells those from there on."""
 
     def __init__(self, names: Sequence[str], report: Report) -> None:
         """Begin.

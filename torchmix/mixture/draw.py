@@ -270,7 +270,7 @@ def exhausted_error(name: str, epochs: int, step: int, *, all_sources: bool) -> 
         )
     return SourceExhausted(
         f"source '{name}' has given its max_epochs ({epochs}) and step {step} asks for more; raise `max_epochs`, "
-        f"set `on_exhausted: renormalise` to go on with the other sources, or lower its share. "
+        f"set `on_exhausted: renormalise` to continue with the other sources, or lower its share. "
         f"`torchmix check RECIPE --steps N` shows when each source runs out"
     )
 

@@ -113,7 +113,7 @@ def with_floor(shares: Shares, floor: float) -> Shares:
 #
 # Source: Jiang et al., Adaptive Data Optimization (arXiv 2410.11820), section 3.1; its bounds on the parameters and
 # its 512 starts. There L-BFGS descends from each start. Here alpha and e are scanned on a grid, where a is found by
-# itself, and Levenberg's and Marquardt's steps go on from the best points: without a package for optimization. Bounds
+# itself, and Levenberg's and Marquardt's steps resume from the best points: without a package for optimization. Bounds
 # are kept, where theirs are penalties. Losses that are flat from the start fit many curves alike, and the two may take
 # different ones.
 
@@ -159,8 +159,8 @@ def smoothed(losses: Floats, window: int = 101, degree: int = 3) -> Floats:
     Returns:
         [n]; as given where there are too few points.
 
-    Source: Savitzky and Golay (1964); at the ends the polynomials of the first and the last window go on, as in scipy's
-    `savgol_filter`.
+    Source: Savitzky and Golay (1964); at the ends the polynomials of the first and the last window continue, as in
+    scipy's `savgol_filter`.
     """
     window = min(window, len(losses) - (len(losses) + 1) % 2)
     if window <= degree:
@@ -450,7 +450,7 @@ class Exp3(_Bandit):
         return self._rewards * self._explore_before
 
 
-# --- Shares that an operator writes into a file while the run goes on.
+# --- Shares that an operator writes into a file while the run continues.
 #
 # A file that is missing says nothing; one that is half written or wrong is an error, and the shares stay as they are
 # where the recipe says `on_error: keep`. Replace the file by a rename, so that nobody reads half of it. Cost: one read

@@ -1,14 +1,14 @@
 """The log of a run's policy, on a disk that all nodes see: what it observed, and what it decided.
 
 A record is never altered; a digest chains all records before it, so a state names its log by a length and a digest; a
-run that goes on from an earlier state begins a branch, and the records that it leaves stay in theirs. Cost: one
+run that resumes from an earlier state begins a branch, and the records that it leaves stay in theirs. Cost: one
 appended line a step; reading a branch is one pass over its lines.
 
     decisions/
-        1f0c9a4e77b2d310.jsonl      one start of the job: a line that says where it goes on, then a record a line
+        1f0c9a4e77b2d310.jsonl      one start of the job: a line that says where it continues, then a record a line
 
-A start of a job that goes on has a file of its own, with the name of the file before it and how many records of the run
-are older. So no two processes ever write one file. Lines are JSON: an operator reads them with any tool.
+A start of a job that continues has a file of its own, with the name of the file before it and how many records of the
+run are older. So no two processes ever write one file. Lines are JSON: an operator reads them with any tool.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The first line of a branch."""
 
     parent: str
-    """Name of the branch that it goes on from; empty for the first one."""
+    """Name of the branch that it resumes from; empty for the first one."""
     records: Annotated[int, msgspec.Meta(ge=0)]
     """Records of the run before the first one of this branch."""
     digest: str
@@ -60,7 +60,7 @@ def begin_branch(folder: Path, branch: str, *, parent: str = "", length: int = 0
     Args:
         folder: The log's; made if it does not exist.
         branch: 16 hex digits that no other start has.
-        parent: The branch that it goes on from; empty for a new run.
+        parent: The branch that it resumes from; empty for a new run.
         length: Records before the first one of this branch.
         digest: Of these records.
 
@@ -100,7 +100,7 @@ class LogWriter:
 
 
 class LogReader:
-    """The records of one branch and of all that it goes on from, as they come."""
+    """The records of one branch and of all that it resumes from, as they come."""
 
     def __init__(self, folder: Path, branch: str) -> None:
         """Open a branch that `begin_branch` has made."""
@@ -108,7 +108,7 @@ class LogReader:
         self._file = _path(folder, branch).open("rb")
         head = _head(self._file.readline(), branch)
         self.parent = head.parent
-        """The branch that this one goes on from; empty for a first one."""
+        """The branch that this one resumes from; empty for a first one."""
         self._before = head.records
         self.length, self.digest = head.records, head.digest
         """Number and digest of all records that were read, with those of the branches before."""
@@ -142,7 +142,7 @@ class LogReader:
 
 
 def records_of_branch(folder: Path, branch: str) -> list[tuple[StepRecord, str]]:
-    """All records of a branch and of those that it goes on from, each with the digest of the log up to it.
+    """All records of a branch and of those that it resumes from, each with the digest of the log up to it.
 
     Raises:
         StateMismatch: A file of the chain is missing or damaged.
@@ -166,11 +166,11 @@ def _records(folder: Path, branch: str, length: int) -> Iterator[tuple[StepRecor
     chain: list[tuple[str, _Head, list[bytes]]] = []
     while branch:
         if len(chain) > 100_000 or any(name == branch for name, _, _ in chain):
-            raise StateMismatch(f"{folder}: the log {branch} goes on from itself; it is damaged")
+            raise StateMismatch(f"{folder}: the log {branch} resumes from itself; it is damaged")
         try:
             lines = _path(folder, branch).read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
-            raise StateMismatch(f"{folder}: the log {branch} is missing, and another one goes on from it") from None
+            raise StateMismatch(f"{folder}: the log {branch} is missing, and another one resumes from it") from None
         if not lines:
             raise StateMismatch(f"{folder}: the log {branch} is empty")
         head = _head(lines[0], branch)
@@ -179,7 +179,7 @@ def _records(folder: Path, branch: str, length: int) -> Iterator[tuple[StepRecor
     digest, given = LOG_START, 0
     for i, (name, head, lines) in enumerate(reversed(chain)):
         if head.records != given or head.digest != digest:
-            raise StateMismatch(f"{folder}: the log {name} does not go on from the one it names")
+            raise StateMismatch(f"{folder}: the log {name} does not resume from the one it names")
         after = chain[len(chain) - 2 - i][1].records if i + 1 < len(chain) else length
         for line in lines[: max(0, min(after, length) - given)]:
             digest = next_digest(digest, line)

@@ -88,7 +88,7 @@ class StepReader(Protocol):
         ...
 
     def hold(self, source: NDArray[np.int64], rows: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
-        """Keep what is left of documents that go on after the next `read`."""
+        """Keep what is left of documents that continue after the next `read`."""
         ...
 
     def forget(self, source: int, page_ids: NDArray[np.int64]) -> None:

@@ -252,7 +252,7 @@ class Reader:
         self._store.warm(source, page_ids)
 
     def hold(self, source: Int64Array, rows: Int64Array, starts: Int64Array) -> None:
-        """Name the documents that go on after the next `read`: their rests are kept beside the page cache.
+        """Name the documents that continue after the next `read`: their rests are kept beside the page cache.
 
         Args:
             source: [n] index of the source, by sorted name.

@@ -267,7 +267,7 @@ def _check_batch(batch: Batch) -> None:
 
 
 def _check_length(batch: Batch, number: int, where: str) -> None:
-    """Check the length that a stage names: documents that were cut before go on where they were."""
+    """Check the length that a stage names: documents that were cut before continue where they were."""
     assert not isinstance(batch.samples, int), "a stage names a length"
     length = batch.samples[number].length or batch.length
     before = max([batch.length, *(stage.length or 0 for stage in batch.samples[:number])])

@@ -38,9 +38,9 @@ def recipe_fingerprint(recipe: Recipe | Part) -> str:
     Covers seed, batch with its ramp, packing method, overflow, alignment (not with `concat`), exact shares, shuffle,
     and the column, tokenizer, format and used rows of each source. The fingerprint of a recipe with several parts is
     that of `train`. It leaves out `max_epochs` and `on_exhausted`: they decide nothing before the end of a source, that
-    end is a decision logged in the loader's state, and a run that stopped there must be able to go on with more epochs.
-    Equal sizes and shares written differently are equal. Only the kind of a tokenizer counts; its content, and the ids
-    around documents, are in the catalog's fingerprint.
+    end is a decision logged in the loader's state, and a run that stopped there must be able to continue with more
+    epochs. Equal sizes and shares written differently are equal. Only the kind of a tokenizer counts; its content, and
+    the ids around documents, are in the catalog's fingerprint.
 
     Returns:
         16 hex digits: the head of the SHA-256 of sorted, compact ASCII JSON (`docs/formats.md`).

@@ -476,7 +476,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Dynamic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shares that a policy decides while the run goes on, from the losses that the trainer reports."""
+    """Shares that a policy decides while the run continues, from the losses that the trainer reports."""
 
     policy: str
     """`ado`, `odm`, `exp3`, `file`, or `module:Class` of your own."""
@@ -491,7 +491,7 @@ class Dynamic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     on_error: Literal["keep", "stop"] = "keep"
     """What a policy that fails does: it changes no share and is logged, or the run stops."""
     on_missing: Literal["refuse", "constant"] = "refuse"
-    """What a resume without its log does: it is refused, or goes on with the shares of the state."""
+    """What a resume without its log does: it is refused, or continues with the shares of the state."""
     decisions: str = "./decisions"
     """Folder of the log, on a disk that all nodes see; no part of the order."""
     options: dict[str, int | float | str] = {}
@@ -569,7 +569,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     schedule: tuple[Change, ...] = ()
     """How the mixture changes over training, in the order of places."""
     dynamic: Dynamic | None = None
-    """A policy that decides shares while the run goes on."""
+    """A policy that decides shares while the run continues."""
     split: tuple[int | float, ...] | None = None
     """Weights of train, validation and test: each source's rows are cut in this ratio, as Megatron's `--split` does."""
     hold_out: dict[str, dict[str, str]] | None = None

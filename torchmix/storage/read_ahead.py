@@ -1,8 +1,9 @@
 """A file of a store, read by large ranges: what a scan asks for byte by byte comes from blocks that are kept.
 
 Bytes are those of the file. Cost: in a range that was named, one request for each BLOCK_BYTES of it, and the next one
-is under way while one is used; elsewhere one request for each SMALL_BYTES, doubled while reads go on where the last one
-ended. What a file ends with is one request, as that is what describes most files. Memory: KEPT_BYTES, and one block.
+is under way while one is used; elsewhere one request for each SMALL_BYTES, doubled while reads continue where the last
+one ended. What a file ends with is one request, as that is what describes most files. Memory: KEPT_BYTES, and
+one block.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def cell_of_feature(bench: Bench, name: str, check: Callable[[Bench], list[str] 
 def validation(bench: Bench) -> list[str]:
     """Two steps of validation after every two of training, and of test at the end; losses by source are shown.
 
-    Training must not notice, and validation goes on in its own data, from one time to the next.
+    Training must not notice, and validation continues in its own data, from one time to the next.
     """
     board = bench.runner.folder / "tensorboard"
     flags = ["--eval-interval", "2", "--eval-iters", "2", "--tensorboard-dir", str(board)]
@@ -114,7 +114,7 @@ def ramp_up(bench: Bench) -> list[str]:
 
 
 def exit_interval(bench: Bench) -> list[str]:
-    """A run at TP2 x PP2 ends itself after three steps; another at CP2 goes on."""
+    """A run at TP2 x PP2 ends itself after three steps; another at CP2 continues."""
     layout, saved = LAYOUT_OF_NAME["TP2 x PP2"], bench.checkpoints("exit")
     plan = planned_samples(bench.recipe(), STEPS)
     run = bench.train("exit", layout, [*bench.first_weights, *ends_saved(saved)])
@@ -162,7 +162,7 @@ def skipped_iterations(bench: Bench) -> list[str]:
 def rerun(bench: Bench) -> list[str]:
     """Megatron suspects a loss, and computes the step twice: with the same samples, and then the next ones."""
     plan = planned_samples(bench.recipe(), STEPS)
-    # A spiky loss is the one suspicion after which Megatron goes on.
+    # A spiky loss is the one suspicion after which Megatron continues.
     suspect = ["--check-for-spiky-loss", "--no-check-for-nan-in-loss-and-grad"]
     inject = ["--error-injection-rate", "10", "--error-injection-type", "transient_error"]
     run = bench.train("rerun", PIPELINE, [*bench.first_weights, *suspect, *inject])
@@ -192,7 +192,7 @@ def rerun_elsewhere(bench: Bench) -> list[str]:
     """A fault that comes again: Megatron saves the step unfinished, with its microbatches, for another job to try.
 
     Here the other job has no other GPU, so it computes the step once more and asks for a restart again. A third one
-    does not mind, and goes on.
+    does not mind, and continues.
     """
     saved = bench.checkpoints("rerun")
     plan = planned_samples(bench.recipe(), STEPS)
@@ -219,7 +219,7 @@ def checkpoint_without_state(bench: Bench) -> list[str]:
     refused = bench.train("forgotten resumed", SINGLE, ["--load", str(saved)])
     problems = missing(refused, "StateError", "was not trained with torchmix", "--data-start-fresh")
     if refused.is_fine:
-        problems.append("the run went on")
+        problems.append("the run continued")
     fresh = bench.train("forgotten fresh", SINGLE, ["--load", str(saved), "--data-start-fresh"])
     return problems + problems_of_run(fresh, SINGLE, planned_samples(bench.recipe(), STEPS), first=SAVE_AT)
 
@@ -231,7 +231,7 @@ def other_recipe(bench: Bench) -> list[str]:
     if not run.is_fine:
         return [run.trouble]
     refused = bench.train("other resumed", SINGLE, ["--load", str(saved)])
-    return missing(refused, "StateMismatch", "recipe") + (["the run went on"] if refused.is_fine else [])
+    return missing(refused, "StateMismatch", "recipe") + (["the run continued"] if refused.is_fine else [])
 
 
 def killed_rank(bench: Bench) -> list[str]:

@@ -26,7 +26,7 @@ POLICY_STEPS, SAVE_EVERY, KILL_AFTER = 50, 10, 25
 
 
 def edited_recipe(bench: Bench) -> list[str]:
-    """A checkpoint goes on with other shares and a source more, at another layout, by the word of the refusal."""
+    """A checkpoint continues with other shares and a source more, at another layout, by the word of the refusal."""
     saved = bench.checkpoints("edited")
     run = bench.train("edited before", PIPELINE, [*bench.first_weights, *ends_saved(saved)])
     if not run.is_fine:
@@ -42,7 +42,7 @@ def edited_recipe(bench: Bench) -> list[str]:
 
 
 def policy(bench: Bench) -> list[str]:
-    """ADO decides shares over 50 steps; all ranks are killed on the way, and a run at another layout goes on."""
+    """ADO decides shares over 50 steps; all ranks are killed on the way, and a run at another layout continues."""
     saved, name = bench.checkpoints("ado"), f"{bench.packing} ado"
     log = bench.recipe("-ado").parent / f"decisions-{bench.packing}"
     save = ["--save", str(saved), "--save-interval", str(SAVE_EVERY)]
@@ -66,7 +66,7 @@ def policy(bench: Bench) -> list[str]:
         return [run.trouble]
     begin = re.search(r"the data begin at step (\d+): continuing", run.log)
     if begin is None or not 0 < int(begin[1]) < POLICY_STEPS:
-        return ["the second run did not go on from a checkpoint", run.trouble]
+        return ["the second run did not resume from a checkpoint", run.trouble]
     plan = planned_samples(bench.recipe("-ado"), POLICY_STEPS, decisions=str(log))
     unchanged = planned_samples(bench.recipe(), POLICY_STEPS)
     problems = ["the policy changed nothing"] if plan == unchanged else []

@@ -37,7 +37,7 @@ def distillation(bench: Bench) -> list[str] | None:
     problems = missing(student, "logits distillation loss") if student.is_fine else [student.trouble]
     other = bench.train("student of other data", SINGLE, load, variant="-other", schedule=schedule)
     problems += missing(other, "Data does not align")
-    return [*problems, *(["the run on other data went on"] if other.is_fine else [])]
+    return [*problems, *(["the run on other data continued"] if other.is_fine else [])]
 
 
 def full_validation(bench: Bench) -> list[str] | None:

@@ -209,7 +209,7 @@ def test_expected_rows_only_save_time(tmp_path: Path, seed: int) -> None:
         found = UnusualLevels(most=1, usual=1, expected=expected)
         assert found.read(levels, 0, num_levels) == len(levels)
         np.testing.assert_array_equal(found.places(), np.cumsum(counts) - counts)
-    with pytest.raises(ValueError, match=f"{num_levels} levels go on behind their {len(levels) - 1} bytes"):
+    with pytest.raises(ValueError, match=f"{num_levels} levels continue behind their {len(levels) - 1} bytes"):
         UnusualLevels(most=1, usual=1).read(levels[:-1], 0, num_levels)
 
 

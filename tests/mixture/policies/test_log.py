@@ -97,7 +97,7 @@ def test_a_resume_from_an_older_state_begins_a_branch_and_the_records_that_it_le
 def test_a_chain_that_is_broken_is_refused_by_name(tmp_path: Path) -> None:
     digests = filled(tmp_path, ONE, [0, 1])
     filled(tmp_path, TWO, [2], parent=ONE, length=2, digest=digests[0])
-    with pytest.raises(StateMismatch, match=f"{TWO} does not go on from"):
+    with pytest.raises(StateMismatch, match=f"{TWO} does not resume from"):
         records_of_branch(tmp_path, TWO)
     filled(tmp_path, THREE, [2], parent=ONE, length=2, digest=digests[1])
     (tmp_path / f"{ONE}.jsonl").unlink()

@@ -130,7 +130,7 @@ def zstd_frame_bytes(buffer: bytes) -> int:
     """Size of the zstd frame, skippable ones too, that some bytes begin with.
 
     Raises:
-        EOFError: The frame goes on after these bytes.
+        EOFError: The frame continues after these bytes.
         ValueError: No frame begins here.
     """
     magic = _number(buffer, 0, 4)

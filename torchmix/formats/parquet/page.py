@@ -84,7 +84,7 @@ def decode_parts_of_rows(run: PageRun) -> list[pa.Array]:
 
     Returns:
         With `begins_inside_row` the first row is one value that is not in the file, and then the end of the row before,
-        if the run begins inside one; the last row may go on behind the run.
+        if the run begins inside one; the last row may continue behind the run.
     """
     arrays: list[pa.Array] = _decode(run, sum(header.num_values for header in read_headers(run)) + 1).chunks
     return arrays
@@ -129,7 +129,7 @@ class _Envelope(NamedTuple):
     chunk: bytes
     tail: bytes
     opening_page: bytes
-    """A page before all others of a column with lists: one row that goes on in the pages behind it."""
+    """A page before all others of a column with lists: one row that continues in the pages behind it."""
 
 
 @lru_cache(maxsize=1024)

@@ -137,7 +137,7 @@ class ChunkScan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _scan_by_values(self, chunk: Chunk, first_row: int, bad: BadRows | None) -> ScannedChunk:
-        """As `scan`; which rows begin in a page, and whether one goes on in it, follows from the values in each."""
+        """As `scan`; which rows begin in a page, and whether one continues in it, follows from the values in each."""
         pages = find_pages(self.file, chunk, self.leaf, use_index=False)
         assert pages.values is not None
         dictionary = self._read_dictionary(pages)

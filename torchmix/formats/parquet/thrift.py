@@ -38,7 +38,7 @@ def read_struct(buffer: Bytes, position: int = 0, *, keep: tuple[int, int] | Non
     try:
         return _read_struct(buffer, position, 0, keep)
     except IndexError:
-        raise EOFError(f"struct at byte {position} goes on after byte {len(buffer)}") from None
+        raise EOFError(f"struct at byte {position} continues after byte {len(buffer)}") from None
 
 
 def find_field(buffer: Bytes, position: int, field: int) -> tuple[int, int]:
@@ -62,7 +62,7 @@ def find_field(buffer: Bytes, position: int, field: int) -> tuple[int, int]:
             if head & 15 > FALSE:  # a boolean is in its type
                 position = _skip(buffer, position, head & 15, 1)
     except IndexError:
-        raise EOFError(f"struct at byte {position} goes on after byte {len(buffer)}") from None
+        raise EOFError(f"struct at byte {position} continues after byte {len(buffer)}") from None
 
 
 def read_list_head(buffer: Bytes, position: int) -> tuple[int, int, int]:
@@ -70,7 +70,7 @@ def read_list_head(buffer: Bytes, position: int) -> tuple[int, int, int]:
     try:
         return _read_list_head(buffer, position)
     except IndexError:
-        raise EOFError(f"list at byte {position} goes on after byte {len(buffer)}") from None
+        raise EOFError(f"list at byte {position} continues after byte {len(buffer)}") from None
 
 
 def write_struct(fields: Sequence[tuple[int, int, int | bytes]], *, after: int = 0, end: bool = True) -> bytes:

@@ -124,7 +124,7 @@ class UnusualLevels:
         except IndexError:
             position = len(levels) + 1
         if position > len(levels):
-            raise ValueError(f"{count} levels go on behind their {len(levels)} bytes")
+            raise ValueError(f"{count} levels continue behind their {len(levels)} bytes")
         return position
 
     def places(self) -> Int64Array:

@@ -246,7 +246,7 @@ class BesideIndex:
             rest = members_of(lambda place, count: read(stop + place, count), self._num_bytes - stop)
             more = next((member for member in rest if names_a_sample(member.name)), None)
         except (CorruptPage, SourceUnreadable):
-            raise self._other(f"the shard goes on behind byte {stop}") from None
+            raise self._other(f"the shard continues behind byte {stop}") from None
         if more is not None:
             raise self._other(f"it lacks the member {more.name!r}")
 
