@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
@@ -21,7 +22,7 @@ import yaml
 from torchmix.indexing.scan import index_recipe
 from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import with_all_sources
-from torchmix.steps.state import LoaderState
+from torchmix.steps.state import LoaderState, encode_state, read_state
 
 LENGTH = 64
 UNTOUCHED = "z"
@@ -486,3 +487,21 @@ def make_world(draw: random.Random, folder: Path) -> World:
         for one in world.selections.values():
             one.least = draw.randint(1, 8)
     return world
+
+
+def state_of(content: bytes) -> LoaderState:
+    """A state from its bytes, as `World.edit` takes it."""
+    return read_state(content)
+
+
+def facts_of_state(content: bytes) -> dict[str, Any]:
+    """What a state says of decisions, and of the plan of the step that it stands in; and its bytes without the random
+    name of a policy's log."""
+    state = read_state(content)
+    decisions = [[one.step, one.kind, one.name, one.epochs] for one in state.decisions]
+    return {
+        "decisions": decisions,
+        "shares": dict(state.shares),
+        "plan": state.plan_digest.hex(),
+        "bytes": encode_state(msgspec.structs.replace(state, log_branch="")) if state.log_branch else content,
+    }

@@ -1,12 +1,15 @@
-"""What random recipes plan and hand out, as one JSON: two commits that should behave alike are compared by it.
+"""What random recipes plan and hand out, bit for bit: two commits that should behave alike are compared by it.
 
-    python -m tests.trials.step_dump --seed 1 --count 40 --out after.json
-    python -m tests.trials.step_dump --seed 1 --count 40 --out after.json --same-as before.json
+    python -m tests.trials.step_dump --seed 1 --count 60 --out after
+    python -m tests.trials.step_dump --seed 1 --count 60 --out after --same-as before --but state
 
-In: a seed and a number of recipes. Out: for each recipe a digest of its planned pieces, of its plans' placement, and of
-every tensor that every rank is handed. Must hold: it uses the package by its public names and files alone, so the same
-script runs at both commits; digests of the product itself are left out, since a change of version alters them. A run
-goes on where it stopped. Cost: about two seconds a recipe.
+In: a seed and a number of recipes. Out: a folder with a JSON for each recipe. A recipe is run in legs, each from the
+bytes of the state before it, at another layout or after an edit; a leg has the order and the plan of each step, every
+field of every microbatch of every rank, the decisions, and the state. `--same-as` names the first value that differs;
+`--but state` leaves out the bytes of states, where a commit alters them. Must hold: public names and `tests.support`
+alone, so the same script runs at both commits; the files and the recipe of a leg have a digest of their own, so that
+a change of the generator is told from one of the product. A dump goes on where it stopped. Cost: three seconds a
+recipe.
 """
 
 from __future__ import annotations
@@ -15,170 +18,317 @@ import argparse
 import hashlib
 import json
 import random
-import subprocess
+import re
 import sys
 import tempfile
-import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 import torchmix
-from tests.support.arrow_files import write_arrow
-from tests.support.files import make_text_file, make_tokens_file, random_texts, random_tokens
-from tests.support.indexed_datasets import write_dataset
-from tests.support.json_lines import json_lines, write_lines
-from torchmix.parallel.fan_out import local_world
+from tests.support.edited_worlds import VALIDATION, World, facts_of_state, make_world, state_of
+from tests.support.loaders import FIELDS, Rank, run_job, write_job
+from tests.support.random_projects import random_balance, write_formats, write_images, write_mixture
 
-FIELDS = ("tokens", "labels", "loss_mask", "position_ids", "source_index", "cu_seqlens", "cu_seqlens_padded")
-LAYOUTS = ({}, {"dp": 2}, {"tp": 2, "dp": 2}, {"cp": 2, "dp": 2}, {"pp": 2, "dp": 2}, {"tp": 2, "pp": 2}, {"dp": 4})
-PLANNED = ("step", "sample", "slot", "sample_offset", "source", "row", "epoch", "start", "tokens", "drawn_step")
-PLACED = ("step", "sample", "dp_rank", "microbatch")
-
-
-def write_recipe(folder: Path, draw: random.Random) -> tuple[Path, dict[str, int], list[str]]:
-    """Random files of every format, a random recipe over them, a layout, and the recipe's parts."""
-    seed = draw.randrange(2**31)
-    sources: dict[str, str] = {}
-    kinds = draw.sample(["list", "text", "arrow", "stream", "lines", "gzip", "megatron"], draw.randint(2, 4))
-    for number, kind in enumerate(kinds):
-        name, rows = f"{kind}{number}", draw.randint(60, 400)
-        ids = random_tokens(seed + number, rows, mean_tokens=draw.choice([9, 40, 150]))
-        texts = random_texts(seed + number, rows, mean_words=draw.choice([3, 12]))
-        choices = {
-            "codec": draw.choice(["none", "snappy", "zstd"]),
-            "page_bytes": draw.choice([300, 2000]),
-            "page_version": draw.choice(["1.0", "2.0"]),
-            "dictionary": draw.random() < 0.5,
-        }
-        if kind == "list":
-            make_tokens_file(folder / f"{name}.parquet", ids, **choices)
-            sources[name] = f"{{path: {name}.parquet, tokens: input_ids}}"
-        elif kind == "text":
-            make_text_file(folder / f"{name}.parquet", texts, **choices)
-            sources[name] = f"{{path: {name}.parquet, text: text, tokenizer: bytes}}"
-        elif kind in ("arrow", "stream"):
-            table = pa.table({"v": pa.array(ids, pa.list_(pa.int32()))})
-            write_arrow(folder / f"{name}.arrow", table, stream=kind == "stream", batch_rows=70)
-            sources[name] = f"{{path: {name}.arrow, tokens: v}}"
-        elif kind in ("lines", "gzip"):
-            suffix = ".jsonl" if kind == "lines" else ".jsonl.gz"
-            path = folder / f"{name}{suffix}"
-            write_lines(path, json_lines(texts, "v", seed), mean_bytes=3000, at_lines=True, seed=seed)
-            sources[name] = f"{{path: {path.name}, text: v, tokenizer: bytes}}"
-        else:
-            write_dataset(folder / name, [np.asarray(row, np.uint16) for row in ids], dtype="uint16")
-            sources[name] = f"{{path: {name}.bin}}"
-    weights = [draw.randint(1, 9) for _ in sources]
-    shares = [weight * 100 // sum(weights) for weight in weights]
-    shares[0] += 100 - sum(shares)
-    mixture = ", ".join(f"{name}: {share}%" for name, share in zip(sources, shares, strict=True))
-    layout = draw.choice(LAYOUTS)
-    length, samples = draw.choice([64, 96]), draw.choice([8, 16])
-    ramp = f"[{{from_step: 0, samples: {samples}}}, {{from_step: 2, samples: {2 * samples}}}]"
-    method, boundaries = draw.choice(["best_fit", "concat"]), draw.choice(["document", "none"])
-    split = draw.random() < 0.3
-    text = f"""
-version: 1
-seed: {draw.randrange(2**40)}
-batch: {{samples: {draw.choice([str(samples), ramp])}, length: {length}}}
-sources:
-{chr(10).join(f"  {name}: {source}" for name, source in sources.items())}
-mixture: {{{mixture}}}
-packing: {{method: {method}, overflow: {draw.choice(["split", "truncate"])}, boundaries: {boundaries}, align_tokens: 8}}
-balance: {{method: rows, model: {{layers: 4, hidden: 64, ffn: 256, heads: 4}}}}
-shuffle: {{method: {draw.choice(["page", "row", "none"])}}}
-{"split: [80, 20]" if split else ""}
-"""
-    path = folder / "recipe.yaml"
-    path.write_text(text)
-    return path, dict(layout), ["train", "validation"] if split else ["train"]
+SHAPES = ("life", "mixture", "formats", "images", "life", "formats", "mixture", "policy", "life", "images")
+"""Of ten recipes. A life is a recipe that is edited."""
+EDITS = ("shares", "schedule", "stage", "add_source", "remove_source", "add_file", "where", "add_selection", "deny")
+EDITS += ("deny", "add_file", "epochs", "remove_selection", "flat_add", "undo")
+LAYOUTS: tuple[dict[str, int], ...] = (
+    {},
+    {"dp": 2},
+    {"tp": 2},
+    {"cp": 2},
+    {"pp": 2},
+    {"tp": 2, "dp": 2},
+    {"cp": 2, "dp": 2},
+    {"pp": 2, "dp": 2},
+)
+OF_MODULE = ("units", "rows", "cu_seqlens", "cu_rows", "max_seqlen", "images", "cp_rank")
+OF_ROUTES = ("sends", "receives", "num_rows")
+OF_ROWS = ("values", "lengths", "places")
+NUMBERS = ("num_tokens_global", "max_seqlen", "is_last_of_step")
+ACCEPTED = re.compile(r"accept_edit='([0-9a-f]{16})'")
+MADE = {"catalog", "decisions", "__pycache__"}
+"""Folders of a project that torchmix writes."""
 
 
-def digest_of_tensors(recipe: Path, layout: dict[str, int], part: str) -> str:
-    """16 hex digits over every field of every microbatch of every rank, for three steps."""
-    sizes = {axis: layout.get(axis, 1) for axis in ("tp", "cp", "pp")}
-    world = int(np.prod([*sizes.values(), layout.get("dp", 1)]))
-    topology = torchmix.Topology.from_world(world_size=world, rank=0, **sizes)
-    ends = local_world(topology) if world > 1 else [None]
-    digests = [""] * world
+def digest(value: Any) -> str:
+    """16 hex digits over a tensor with its type and shape, or over plain values."""
+    found = hashlib.sha256()
+    if isinstance(value, torch.Tensor):
+        found.update(f"{value.dtype} {tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())
+    else:
+        found.update(value if isinstance(value, bytes) else repr(value).encode())
+    return found.hexdigest()[:16]
 
-    def consume(rank: int) -> None:
-        digest = hashlib.sha256()
-        options: dict[str, Any] = {"loaders": "in_process", "max_steps": 3, "part": part}
-        with torchmix.build_loader(recipe, topology=topology.with_rank(rank), fan_out=ends[rank], **options) as loader:
+
+def inputs_of(folder: Path) -> str:
+    """A digest of all files of a project but those that torchmix writes."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [path.relative_to(folder) for path in paths]
+    return digest([(str(n), digest((folder / n).read_bytes())) for n in names if not MADE & {*n.parts}])
+
+
+def fields_of(microbatch: torchmix.Microbatch) -> dict[str, str]:
+    """A digest of each field."""
+    found = {name: digest(getattr(microbatch, name)) for name in (*FIELDS, *NUMBERS)}
+    for name, lists in sorted(microbatch.rows.items()):
+        found |= {f"rows.{name}.{field}": digest(getattr(lists, field)) for field in OF_ROWS}
+    for name, batch in sorted(microbatch.modules.items()):
+        found |= {f"{name}.{field}": digest(getattr(batch, field)) for field in OF_MODULE}
+        found |= {f"{name}.routes.{field}": digest(getattr(batch.routes, field)) for field in OF_ROUTES}
+        found |= {f"{name}.arrays.{field}": digest(array) for field, array in sorted(batch.arrays.items())}
+        if "grid_thw" in batch.arrays:
+            try:
+                found[f"{name}.mrope"] = digest(microbatch.mrope_position_ids(name))
+            except torchmix.OptionError as error:
+                found[f"{name}.mrope"] = type(error).__name__
+    return found
+
+
+def run_leg(
+    recipe: Path,
+    layout: Mapping[str, int],
+    *,
+    state: dict[str, Any] | None = None,
+    steps: int,
+    inside: bool = False,
+    losses: bool = False,
+    **options: Any,
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Run a job for some steps.
+
+    Args:
+        recipe: Its path.
+        layout: Sizes of axes.
+        state: Where it begins.
+        steps: How many.
+        inside: End after the first microbatch of the last step, if it has several.
+        losses: Report losses of each step.
+        options: Of `build_loader`.
+
+    Returns:
+        What is dumped of it, and the state after it; None if it did not begin.
+    """
+
+    def program(loader: torchmix.StatefulDataLoader, rank: Rank) -> None:
+        rank.result = found = {"tensors": {}, "plan": {}, "end": ""}
+        try:
+            if state is not None:
+                _load(loader, state)
             for microbatch in loader:
-                numbers = (microbatch.step, microbatch.index, microbatch.num_tokens_global, microbatch.max_seqlen)
-                digest.update(repr(numbers).encode())
-                for name in FIELDS:
-                    value = getattr(microbatch, name)
-                    digest.update(name.encode() if value is None else value.numpy().tobytes())
-                    digest.update(repr(None if value is None else (value.dtype, tuple(value.shape))).encode())
-        digests[rank] = digest.hexdigest()
+                where = f"step {microbatch.step} microbatch {microbatch.index}"
+                found["tensors"][where] = fields_of(microbatch)
+                if not microbatch.is_last_of_step:
+                    facts = facts_of_state(loader.state_dict()["torchmix_state"])
+                    found["plan"][f"step {microbatch.step}"] = facts["plan"]
+                    if inside and len(rank.digests) == steps - 1:
+                        return
+                    continue
+                rank.digests.append(loader.order_digest)
+                if losses:
+                    told = {name: (1.0 + (microbatch.step * place) % 7, 60) for place, name in enumerate(LOSSES)}
+                    loader.report(microbatch.step, told)
+                if len(rank.digests) == steps:
+                    return
+        except torchmix.TorchmixError as error:
+            found["end"] = type(error).__name__
 
-    threads = [threading.Thread(target=consume, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
+    about: dict[str, Any] = {"inputs": inputs_of(recipe.parent), "layout": dict(layout), "options": repr(options)}
+    try:
+        ranks = run_job(recipe, torchmix.Topology(**layout), program=program, **options)
+    except torchmix.TorchmixError as error:
+        return {**about, "refused": type(error).__name__}, None
+    facts = facts_of_state(ranks[0].state["torchmix_state"])
+    ends = {rank.result["end"] for rank in ranks}  # of a rank that fails, the others hear sooner or later
+    return {
+        **about,
+        "order": ranks[0].digests,
+        "plan": ranks[0].result["plan"],
+        "end": sorted(ends - {"RankLost"} or ends),
+        "tensors": {f"rank {number}": rank.result["tensors"] for number, rank in enumerate(ranks)},
+        "decisions": [facts["decisions"], facts["shares"]],
+        "state": digest(facts["bytes"]),
+    }, ranks[0].state
 
 
-def digests_of_plan(recipe: Path, layout: dict[str, int], part: str) -> tuple[str, str]:
-    """16 hex digits over the pieces of six steps, and over their placement."""
-    out = recipe.parent / f"plan-{part}"
-    command = ["plan", str(recipe), "--steps", "6", "--out", str(out), "--part", part]
-    command += ["--dp", str(layout.get("dp", 1))]
-    call = "import sys; from torchmix.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run([sys.executable, "-c", call, *command], capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1):  # 1: a validation part that ends
-        return done.stderr[-200:], ""
-    table = pq.read_table(out / "pieces.parquet")
-    return tuple(_digest_of_table(table.select(list(names))) for names in (PLANNED, PLACED))  # type: ignore[return-value]
+LOSSES = ("web", "prose", "tiny")
 
 
-def _digest_of_table(table: pa.Table) -> str:
-    return hashlib.sha256(json.dumps(table.to_pydict(), sort_keys=True).encode()).hexdigest()[:16]
+def _load(loader: torchmix.StatefulDataLoader, state: dict[str, Any]) -> None:
+    """Load a state; an edit is accepted."""
+    try:
+        loader.load_state_dict(state)
+    except torchmix.StateMismatch as error:
+        code = ACCEPTED.search(str(error))
+        if code is None:
+            raise
+        loader.load_state_dict(state, accept_edit=code[1])
+
+
+def plans_of(recipe: Path, dp: int, **options: Any) -> list[list[str]]:
+    """Order and plan of six steps, without data; the last line is the error that ended them, if one did."""
+    found = []
+    try:
+        for plan in torchmix.plan(recipe, steps=6, dp=dp, **options):
+            found.append([plan.order_digest.hex(), plan.plan_digest.hex()])
+    except torchmix.TorchmixError as error:
+        found.append([type(error).__name__])
+    return found
 
 
 def dump(seed: int, number: int) -> dict[str, Any]:
-    """The digests of recipe `number` of a seed."""
-    with tempfile.TemporaryDirectory() as folder:
-        draw = random.Random(f"{seed} {number}")
-        recipe, layout, parts = write_recipe(Path(folder), draw)
-        call = "import sys; from torchmix.cli.main import main; sys.exit(main(sys.argv[1:]))"
-        subprocess.run([sys.executable, "-c", call, "index", str(recipe)], capture_output=True, check=True)
-        found: dict[str, Any] = {}
-        for part in parts:
-            pieces, placement = digests_of_plan(recipe, layout, part)
-            found[part] = [pieces, placement, digest_of_tensors(recipe, layout, part)]
-        return found
+    """All of recipe `number` of a seed."""
+    draw = random.Random(f"dump {seed}/{number}")
+    shape = SHAPES[number % len(SHAPES)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if shape == "life":
+            return {"shape": shape, **dump_life(draw, folder)}
+        if shape == "policy":
+            return {"shape": shape, **dump_policy(draw, folder)}
+        write = {"mixture": write_mixture, "formats": write_formats, "images": write_images}[shape]
+        recipe = write(draw, folder)
+        try:
+            torchmix.index(recipe)
+        except torchmix.TorchmixError as error:
+            return {"shape": shape, "inputs": inputs_of(folder), "refused": type(error).__name__}
+        return {"shape": shape, **dump_legs(draw, recipe)}
+
+
+def dump_legs(draw: random.Random, recipe: Path) -> dict[str, Any]:
+    """Two layouts one after the other, a stop inside a step, another part, and one pass."""
+    text = recipe.read_text()
+    without: set[str] = {"pp"} if "scope: microbatch" in text else set()  # stages do not wait for each other's items
+    without |= {"cp"} if "reset_id" in text else set()  # slices of a document that ends inside are not planned
+    layouts = [layout for layout in LAYOUTS if not without & {*layout}]
+    first, second = draw.sample(layouts, 2)
+    steps = draw.randint(1, 3)
+    found: dict[str, Any] = {"plans": plans_of(recipe, first.get("dp", 1))}
+    found["first"], state = run_leg(recipe, first, steps=steps)
+    if state is not None:
+        found["second"], state = run_leg(recipe, second, state=state, steps=2, inside=True)
+    if state is not None:
+        found["inside"], state = run_leg(recipe, second, state=state, steps=1)
+    far = draw.randint(4, 30)
+    found["far"], _ = run_leg(recipe, draw.choice(LAYOUTS[:3]), steps=1, start_step=far, look_ahead=1)
+    found["one pass"], _ = run_leg(recipe, {}, steps=2, one_pass=True)
+    if "\nsplit:" in text:
+        found["validation"], _ = run_leg(recipe, second, steps=2, part="validation", one_pass=draw.random() < 0.5)
+    return found
+
+
+def dump_life(draw: random.Random, folder: Path) -> dict[str, Any]:
+    """A run whose recipe is edited between its legs."""
+    world = make_world(draw, folder)
+    world.extra["balance"] = random_balance(draw)
+    if draw.random() < 0.3:
+        world.extra["packing"]["boundaries"] = "none"
+    for stage in world.stages:
+        stage["samples"] *= 2
+    recipe = world.write()
+    found: dict[str, Any] = {"plans": plans_of(recipe, _layout(draw, world).get("dp", 1))}
+    state: dict[str, Any] | None = None
+    past: list[dict[str, Any]] = []
+    kind = ""
+    for number in range(4):
+        if state is not None:
+            kind = _edit(draw, world, state, past)
+            recipe = world.write()
+        what = f"leg {number} {kind}".strip()
+        found[what], state = run_leg(recipe, _layout(draw, world), state=state, steps=draw.choice([1, 2, 3, 9]))
+        if world.held or world.split or VALIDATION in world.rows:
+            options = {"part": "validation", "one_pass": draw.random() < 0.5}
+            found[f"{what} validation"], _ = run_leg(recipe, {}, steps=1, **options)
+        if state is None or not found[what]["order"]:
+            break
+    return found
+
+
+def _edit(draw: random.Random, world: World, state: dict[str, Any], past: list[dict[str, Any]]) -> str:
+    """Edit a world in one way that is possible; its kind."""
+    for _ in range(20):
+        values, kind = world.recipe_values, draw.choice(EDITS)
+        if world.edit(kind, state_of(state["torchmix_state"]), past):
+            past.append(values)
+            return kind
+        world.take_back(values)
+    return ""
+
+
+def _layout(draw: random.Random, world: World) -> dict[str, int]:
+    """One whose replicas share the samples of each step, and whose slices are of whole pieces."""
+    without: set[str] = set() if all(stage["samples"] % 2 == 0 for stage in world.stages) else {"dp"}
+    without |= {"cp"} if world.extra["packing"]["align_tokens"] == 1 else set()
+    return draw.choice([layout for layout in LAYOUTS if not without & {*layout}])
+
+
+def dump_policy(draw: random.Random, folder: Path) -> dict[str, Any]:
+    """A run whose shares a policy decides."""
+    policy, every, lag = draw.choice(["odm", "exp3", "ado"]), draw.randint(2, 4), draw.randint(1, 3)
+    keys = f'policy: {policy}, every: {every} steps, lag: {lag} steps, within: ["0.2x", "5x"]'
+    keys += ", options: {ignore_steps: 1, start_step: 4}" if policy == "ado" else ""
+    recipe = write_job(folder, extra=f"dynamic: {{{keys}}}")
+    found: dict[str, Any] = {}
+    found["first"], state = run_leg(recipe, draw.choice(LAYOUTS), steps=8, losses=True)
+    if state is not None:
+        found["second"], _ = run_leg(recipe, draw.choice(LAYOUTS), state=state, steps=6, losses=True)
+    logs = [path.read_text().splitlines() for path in (folder / "decisions").glob("*.jsonl")]
+    found["log"] = sorted(line for _, *lines in logs for line in lines)  # the first line names a random branch
+    return found
+
+
+def differences(one: Any, other: Any, but: set[str], path: str = "") -> Iterator[str]:
+    """Each value that differs, with where it is."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            if key not in but:
+                yield from differences(one.get(key), other.get(key), but, f"{path}: {key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, pair in enumerate(zip(one, other, strict=True)):
+            yield from differences(*pair, but, f"{path}: {number}")
+    elif one != other:
+        yield f"{path}: {_short(one)}, before {_short(other)}"
+
+
+def _short(value: Any) -> str:
+    said = json.dumps(value)
+    return said if len(said) < 100 else f"{said[:100]}..."
 
 
 def main() -> int:
+    """Dump the recipes that the folder lacks, and compare; 1 if a value differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--same-as", type=Path, help="a JSON of another commit; exit code 1 where a digest differs")
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--same-as", type=Path, help="the folder of another commit, or one of its files")
+    parser.add_argument("--but", action="append", default=[], help="what is not compared, as `state`")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = json.loads(options.out.read_text()) if options.out.exists() else {}
+    options.out.mkdir(parents=True, exist_ok=True)
+    compared, differing = 0, []
     for number in range(options.count):
-        key = f"{options.seed}/{number}"
-        if key not in found:
-            found[key] = dump(options.seed, number)
-            options.out.write_text(json.dumps(found, indent=1))
+        name = f"{options.seed}-{number}.json"
+        path = options.out / name
+        if not path.exists():
+            path.write_text(json.dumps(dump(options.seed, number), indent=0))
+        if options.same_as is None:
+            continue
+        other = options.same_as / name if options.same_as.is_dir() else options.same_as
+        if other.name != name:
+            continue
+        pair = (json.loads(path.read_text()), json.loads(other.read_text()) if other.exists() else None)
+        compared += 1
+        first = next(differences(*pair, {*options.but}, name), None)
+        differing += [] if first is None else [first]
     if options.same_as is None:
         return 0
-    other = json.loads(options.same_as.read_text())
-    differing = [key for key in found if found[key] != other.get(key)]
-    print(json.dumps({"compared": len(found), "differing": differing}))
-    return 1 if differing else 0
+    print(json.dumps({"compared": compared, "differing": differing}, indent=1))
+    return int(bool(differing) or not compared)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The dump of two commits: the same code gives the same digests, and it goes on where it stopped."""
+"""The dump of two commits: the same code gives the same values, a dump goes on, and the first difference is named."""
 
 from __future__ import annotations
 
@@ -16,17 +16,35 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return step_dump.main()
 
 
-def test_a_dump_is_repeatable_resumable_and_sees_a_difference(
+def test_a_dump_is_repeatable_resumable_and_names_the_first_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, other = tmp_path / "one.json", tmp_path / "other.json"
-    assert run(monkeypatch, "--count", "1", "--out", str(one)) == 0
-    assert run(monkeypatch, "--count", "2", "--out", str(one)) == 0
-    assert run(monkeypatch, "--count", "2", "--out", str(other), "--same-as", str(one)) == 0
-    found = json.loads(other.read_text())
-    digests = [digest for recipe in found.values() for part in recipe.values() for digest in part]
-    assert len(digests) == len(set(digests)) >= 6 and all(len(digest) == 16 for digest in digests)
-    found["3/1"]["train"][2] = "0" * 16
-    other.write_text(json.dumps(found))
-    assert run(monkeypatch, "--count", "2", "--out", str(other), "--same-as", str(one)) == 1
-    assert '"differing": ["3/1"]' in capsys.readouterr().out
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    assert run(monkeypatch, "--count", "2", "--out", one) == 0
+    made = {path.name: path.stat().st_mtime_ns for path in Path(one).iterdir()}
+    assert run(monkeypatch, "--count", "4", "--out", one) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in Path(one).iterdir()}.items() >= made.items()
+    assert run(monkeypatch, "--count", "2", "--out", other, "--same-as", one) == 0
+    capsys.readouterr()
+    path = Path(other) / "3-1.json"
+    found = json.loads(path.read_text())
+    found["first"]["state"] = "0" * 16
+    path.write_text(json.dumps(found))
+    assert run(monkeypatch, "--count", "2", "--out", other, "--same-as", f"{one}/3-1.json", "--but", "state") == 0
+    assert run(monkeypatch, "--count", "2", "--out", other, "--same-as", one) == 1
+    tensors = found["first"]["tensors"]["rank 0"]["step 0 microbatch 0"]
+    tensors["labels"] = "f" * 16
+    path.write_text(json.dumps(found))
+    capsys.readouterr()
+    assert run(monkeypatch, "--count", "2", "--out", other, "--same-as", one) == 1
+    [named] = json.loads(capsys.readouterr().out)["differing"]
+    assert named.startswith('3-1.json: first: tensors: rank 0: step 0 microbatch 0: labels: "ffff')
+
+
+def test_no_recipe_is_left_out_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "3-0.json").write_text("{}")
+    (tmp_path / "other").mkdir()
+    words = ("--count", "1", "--out", str(tmp_path / "one"), "--same-as")
+    assert run(monkeypatch, *words, str(tmp_path / "other")) == 1
+    assert run(monkeypatch, *words, str(tmp_path / "one" / "3-7.json")) == 1
