@@ -201,6 +201,13 @@ class World:
 
     def write(self) -> Path:
         """The recipe with its catalog."""
+        path = self.folder / "recipe.yaml"
+        path.write_text(self.recipe_text(), encoding="utf-8")
+        index_recipe(with_all_sources(load_recipe(path)), self.folder)
+        return path
+
+    def recipe_text(self) -> str:
+        """The recipe as YAML, with its deny-list beside it."""
         sources: dict[str, Any] = {}
         for name in sorted(self.sources()):
             columns = {"path": f"{name}/*.parquet", "tokens": "ids", "properties": ["score", "lang"]}
@@ -232,12 +239,10 @@ class World:
                 "source": pa.array([self.documents[number].source for number in named], pa.string()),
                 "row": pa.array([self.documents[number].row for number in named], pa.int64()),
             }
-            pq.write_table(pa.table(table), self.folder / "deny.parquet")
-            recipe["deny"] = ["deny.parquet"]
-        path = self.folder / "recipe.yaml"
-        path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-        index_recipe(with_all_sources(load_recipe(path)), self.folder)
-        return path
+            name = f"deny-{hashlib.sha256(repr(named).encode()).hexdigest()[:9]}.parquet"
+            pq.write_table(pa.table(table), self.folder / name)
+            recipe["deny"] = [name]
+        return yaml.safe_dump(recipe)
 
     def held_out(self) -> set[int]:
         """Documents that validation has instead of training."""

@@ -62,6 +62,8 @@ from torchmix.steps.state import LoaderState, encode_state, read_state, start_st
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 Key = tuple[int, str]
 """Document and lane, see `World.homes`."""
+FORETOLD = 5
+"""Steps of which `diff` is asked."""
 POLICY_STEPS = 24
 ACCEPTED = re.compile(r"accept_edit='([0-9a-f]{16})'")
 
@@ -269,7 +271,21 @@ class Life:
         self.is_planned = True
         """Whether a step was planned since the edit before."""
         self.before_edit = self.run.ledger
-        self.found = {"steps": 0, "resumes": 0, "branches": 0, "shares": 0, "planned": 0, "traced": 0, "shown": 0}
+        self.is_alone = False
+        """Whether the last edit was made where a step was planned since the one before."""
+        self.foretold: dict[str, float] = {}
+        self.asked: list[dict[str, int]] = []
+        """Of each stream, by step."""
+        self.found = {
+            "steps": 0,
+            "resumes": 0,
+            "branches": 0,
+            "shares": 0,
+            "planned": 0,
+            "traced": 0,
+            "shown": 0,
+            "foretold": 0,
+        }
         self.delivered = 0
 
     # Opening
@@ -354,6 +370,7 @@ class Life:
                 break
             self._judge_drawn(planner, new, homes, lanes)
             run.ledger.give(packed.pieces, planner, lanes)
+            self.asked.append(dict(zip(planner.streams, asked.tolist(), strict=True)))
             is_same = gone_by(after.decisions) == gone
             capacity = sum(self._samples(cursor.step)) * length_of_step(part.batch, cursor.step)
             if is_same:
@@ -440,6 +457,7 @@ class Life:
             self.found["branches"] += 1
             state = read_state(self.run.state)
             self.is_over, self.is_planned = False, True
+        (self.folder / "old.yaml").write_text(self.world.recipe_text(), encoding="utf-8")
         kind = self.draw.choice(KINDS)
         values, files = self.world.recipe_values, dict(self.world.num_files)
         if not self.world.edit(kind, state, self.past):
@@ -453,6 +471,7 @@ class Life:
             self.history.append(f"{kind} at step {state.step}")
             self.run.edits += 1
         self.write()
+        self.is_alone = self.is_planned
         if self.is_planned:
             self.before_edit = copy.deepcopy(self.run.ledger)
         else:  # nothing was planned since the edit before: both are one
@@ -477,9 +496,30 @@ class Life:
         if code and "run out" in said:
             return None
         assert code == 0, f"{self.name}: plan said {said}"
+        if self.is_alone:
+            self.foretold = self.foretell(words[-1] if "--accept-edit" in words else None)
         table = pq.read_table(out / "pieces.parquet")
         names = ("step", "sample", "slot", "stream", "source", "row", "epoch", "start", "tokens")
         return list(zip(*(table[name].to_pylist() for name in names), strict=True))
+
+    def foretell(self, word: object) -> dict[str, float]:
+        """The shares that `diff` says of the next steps; it gives the word, too."""
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told):
+            words = ["diff", self.folder / "old.yaml", self.path, "--state", self.folder / "state.bin", "--json"]
+            code = torchmix([*map(str, words), "--steps", str(FORETOLD)])
+        assert code == 0, f"{self.name}: diff after {self.history}"
+        found = json.loads(told.getvalue())
+        assert word is None or found["accept_edit"] == word, f"{self.name}: diff gives another word, {self.history}"
+        return {row["stream"]: row["after"] for row in found["streams"] if row["after"] is not None}
+
+    def judge_foretold(self, asked: dict[str, int]) -> None:
+        """What was asked for in these steps is what `diff` has said."""
+        whole = sum(asked.values())
+        for name, share in self.foretold.items():
+            off = abs(share - asked.get(name, 0) / whole)
+            assert off < 0.02, f"{self.name}: diff said {share} of {name}, it is {asked[name] / whole}, {self.history}"
+        self.found["foretold"] += len(self.foretold)
 
     # Looking back
 
@@ -581,13 +621,17 @@ def try_life(seed: int, number: int) -> dict[str, Any]:
                 life.kept.append(copy.deepcopy(life.run))
             is_edited = life.change()
             planned = life.preview() if draw.random() < 0.3 else None
-            before = life.run.step
+            before, num_asked = life.run.step, len(life.asked)
             if is_fifth:
                 life.deliver()
             if life.is_over and not is_edited:
                 break
             life.is_over = False
-            life.go_on(draw.choice([0, 1, 2, 5, 9, 14]) if planned is None else 5)
+            life.go_on(draw.choice([0, 1, 2, 5, 9, 14]) if planned is None else FORETOLD)
+            if life.foretold and len(life.asked) == num_asked + FORETOLD:
+                totals = {name: sum(one.get(name, 0) for one in life.asked[num_asked:]) for name in life.foretold}
+                life.judge_foretold(totals)
+            life.foretold = {}
             life.found["resumes"] += 1
             if life.run.step > before:
                 life.run.ledger.check(read_state(life.run.state), f"{life.name} after {life.history}")
