@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,11 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The accepted state at that step, base64 in JSON; empty where a run begins."""
 
     @property
+    def prints(self) -> tuple[str, str, str]:
+        """The fingerprints of recipe, catalog and denied documents."""
+        return self.recipe, self.catalog, self.denied
+
+    @property
     def order(self) -> tuple[str, str, str, bytes]:
         """What decides the steps: entries that are equal in it are of one run, started again with another balance."""
         return self.recipe, self.catalog, self.denied, self.state
@@ -213,28 +219,36 @@ class RunHistory:
         self._recipe = msgspec.json.format(msgspec.json.encode(recipe), indent=1)
 
     def keep(self, state: LoaderState, *, catalog: str) -> None:
-        """Keep where a run begins, or goes on with an edit; any other state needs nothing.
+        """Keep where a run begins, goes on with an edit, or with other epochs of its streams than it had.
+
+        Any other state needs nothing. Epochs are no part of a recipe's fingerprint, and decide what runs out.
 
         Args:
             state: What the run goes on from.
             catalog: Fingerprint of the catalog that it has opened.
         """
-        if state.streams and not state.edited_from:
-            return
         try:
+            if state.streams and not state.edited_from and not self._had_other_ends(state):
+                return
             manifest, found = self._opened(catalog)
             denied = denied_fingerprint(found.denied_rows)
             prints = recipe_fingerprint(self._part), catalog, denied
             is_known = state.step and not state.streams
-            if is_known and any((one.recipe, one.catalog, one.denied) == prints for one in entries_of(self._folder)):
+            if is_known and any(one.prints == prints for one in entries_of(self._folder)):
                 return
-            self._write(manifest, prints, state if state.edited_from else None)
+            self._write(manifest, prints, state if state.streams else None)
         except (OSError, CatalogError, HistoryMissing) as error:
             logger.warning(
                 "the history of this run is not kept (%s); after an edit `torchmix plan`, `show` and `trace` will need "
                 "a state of the run",
                 error,
             )
+
+    def _had_other_ends(self, state: LoaderState) -> bool:
+        """Whether a run of a state's recipe is known that bounded epochs in another way."""
+        prints = state.recipe, state.catalog, state.denied
+        found = {one.recipe_file: one for one in entries_of(self._folder) if one.prints == prints}
+        return any(_ends_of(part_of_entry(self._folder, one)) != _ends_of(self._part) for one in found.values())
 
     def _opened(self, fingerprint: str) -> tuple[Manifest, Catalog]:
         manifest = read_manifest(self._folder)
@@ -285,7 +299,7 @@ def catalog_of_state(catalog_folder: Path, state: LoaderState) -> Catalog | None
     """
     prints = state.recipe, state.catalog, state.denied
     for entry in entries_of(catalog_folder):
-        if (entry.recipe, entry.catalog, entry.denied) == prints:
+        if entry.prints == prints:
             return segment_of(catalog_folder, entry).catalog
     return None
 
@@ -296,15 +310,12 @@ def segment_of(catalog_folder: Path, entry: HistoryEntry) -> Segment:
     Raises:
         HistoryMissing: A file of the history or of the catalog is gone, or was altered.
     """
-    from torchmix.recipe.load import check_recipe  # with YAML, which is slow to load
-
+    part = part_of_entry(catalog_folder, entry)
     try:
-        recipe = check_recipe(msgspec.json.decode(kept_file(catalog_folder, entry.recipe_file, RECIPE_SUFFIX)))
-        part = part_of(recipe, "train")
         manifest = kept_manifest(catalog_folder, entry.manifest_file)
         catalog = open_manifest(catalog_folder, settings_of(part.sources, part.shuffle), manifest, views_of(part))
     except (CatalogError, RecipeError) as error:
-        raise HistoryMissing(f"what the run had from step {entry.step} on cannot be opened again: {error}") from error
+        raise _not_opened(entry, error) from error
     found = recipe_fingerprint(part), catalog.fingerprint, denied_fingerprint(catalog.denied_rows)
     if found != (entry.recipe, entry.catalog, entry.denied):
         raise HistoryMissing(
@@ -312,6 +323,30 @@ def segment_of(catalog_folder: Path, entry: HistoryEntry) -> Segment:
             f"with the version that ran it"
         )
     return Segment(part=part, catalog=catalog, state=entry.before)
+
+
+def part_of_entry(catalog_folder: Path, entry: HistoryEntry) -> Part:
+    """The recipe that took hold, as it is planned.
+
+    Raises:
+        HistoryMissing: Its file is gone, or was altered.
+    """
+    from torchmix.recipe.load import check_recipe  # with YAML, which is slow to load
+
+    try:
+        recipe = check_recipe(msgspec.json.decode(kept_file(catalog_folder, entry.recipe_file, RECIPE_SUFFIX)))
+        return part_of(recipe, "train")
+    except (CatalogError, RecipeError) as error:
+        raise _not_opened(entry, error) from error
+
+
+def _not_opened(entry: HistoryEntry, error: Exception) -> HistoryMissing:
+    return HistoryMissing(f"what the run had from step {entry.step} on cannot be opened again: {error}")
+
+
+def _ends_of(part: Part) -> dict[str, tuple[int | None, str]]:
+    """Where streams end."""
+    return {name: (stream.max_epochs, stream.on_exhausted) for name, stream in part.streams.items()}
 
 
 # --- The history of one run: which recipe it had, from which step on.
@@ -341,7 +376,7 @@ def segments_of_recipe(
     tree = _History(catalog_folder, present, decisions)
     found = list({entry.order: entry for entry in tree.of(*tree.present)}.values())
     if len(found) == 1 and not whole:
-        return [tree.segment(found[0])]
+        return [tree.present_segment(found[0])]
     chains = [tree.chain(entry) for entry in found]
     earlier = {entry.order for chain in chains for entry in chain[:-1]}
     runs = [chain for chain in chains if chain[-1].order not in earlier]
@@ -353,7 +388,8 @@ def segments_of_recipe(
         )
     if not runs:
         return [present]
-    return tree.opened(runs[0], whole=whole)
+    *earlier_segments, _ = tree.opened(runs[0], whole=whole)
+    return [*earlier_segments, tree.present_segment(runs[0][-1])]
 
 
 def segments_of_state(
@@ -399,7 +435,7 @@ class _History:
 
     def of(self, *prints: str) -> list[HistoryEntry]:
         """Entries with the fingerprints of a recipe, a catalog and denied documents."""
-        return [entry for entry in self._entries if (entry.recipe, entry.catalog, entry.denied) == prints]
+        return [entry for entry in self._entries if entry.prints == prints]
 
     def chain(self, entry: HistoryEntry) -> list[HistoryEntry]:
         """Entries from a run's beginning to this one; from the first that is known, where earlier ones are missing."""
@@ -442,10 +478,17 @@ class _History:
         return [self.segment(entry) for entry in (chain if whole else chain[-1:])]
 
     def segment(self, entry: HistoryEntry) -> Segment:
-        """What took hold; the recipe at hand, where it is of the same order, has the present balance and epochs."""
-        if (entry.recipe, entry.catalog, entry.denied) == self.present:
-            return replace(self._present, state=entry.before)
-        return segment_of(self._folder, entry)
+        """What took hold; the recipe at hand, where it is of the same order, has the present balance."""
+        if entry.prints != self.present:
+            return segment_of(self._folder, entry)
+        part = self._present.part
+        with suppress(HistoryMissing):  # where epochs are those of then, nothing is missing; else the digest tells
+            part = replace(part, streams=part_of_entry(self._folder, entry).streams)
+        return replace(self._present, part=part, state=entry.before)
+
+    def present_segment(self, entry: HistoryEntry) -> Segment:
+        """The recipe at hand, which took hold with an entry, with its present epochs, too."""
+        return replace(self._present, state=entry.before)
 
 
 # --- The cursor that a run goes on from: of a state, or of a step's number, which its history makes a cursor.

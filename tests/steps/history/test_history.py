@@ -22,7 +22,7 @@ from torchmix.recipe.load import load_recipe
 from torchmix.recipe.parts import Part, part_of
 from torchmix.stateful.open import build_loader
 from torchmix.steps.history import RunHistory, Segment, segments_of_recipe
-from torchmix.steps.state import start_state
+from torchmix.steps.state import read_state, start_state
 
 Capture = pytest.CaptureFixture[str]
 Given = dict[int, Counter[Document]]
@@ -87,6 +87,27 @@ def test_every_step_of_an_edited_run_is_traced_as_it_was_given(by_state: bool, t
     found = trace_all(capsys, recipe, *words)
     assert traced(found["pieces"]) == given and len(given) == STOP
     assert found["edits"] == [EDIT]
+
+
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_steps_before_other_epochs_are_those_of_the_run(is_resumed: bool, tmp_path: Path, capsys: Capture) -> None:
+    def write(epochs: int) -> Path:
+        recipe = write_numbered(tmp_path, "{web: 5%, late: 5%, code: 90%}", sources=SOURCES)
+        bound = f"max_epochs: {epochs}, on_exhausted: renormalise"
+        recipe.write_text(recipe.read_text().replace("code.parquet, ", f"code.parquet, {bound}, "))
+        return recipe
+
+    given, state = run(write(1), 40)
+    recipe = write(2)
+    if is_resumed:
+        after, state = run(recipe, 44, state)
+        given |= after
+    at = read_state(state["torchmix_state"])
+    assert [one.step for one in at.decisions] == ([] if is_resumed else [at.decisions[0].step]), "code comes again"
+    found = trace_all(capsys, recipe, "--state", save(tmp_path, state))
+    assert traced(found["pieces"]) == given and found["edits"] == []
+    counts = [len([*(tmp_path / "catalog" / "history").glob("*.run.json")]) for _ in range(2) if run(recipe, 46, state)]
+    assert counts[0] == counts[1], "one entry for one beginning"
 
 
 def test_a_plan_and_a_step_shown_are_those_of_the_run(tmp_path: Path, capsys: Capture) -> None:
