@@ -8,6 +8,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ from torchmix.service.roster import JobStore
 from torchmix.service.scale.loads import FIRST_STEPS, coming_loads, transform_places
 from torchmix.service.scale.partition import LoaderPlace, partition_of_nodes
 from torchmix.stateful.loader import StatefulDataLoader, run_name
-from torchmix.stateful.reports import open_reports
+from torchmix.stateful.reports import Reports, open_reports
 from torchmix.stateful.serve import SharedParts, facts_of_places, places_of
 from torchmix.stateful.stream import StepStream
 from torchmix.steps.edits import row_facts
@@ -299,137 +300,48 @@ def build_loader(
         PlanError: A source has no row in this part; the plan to replay is damaged, or of another recipe or catalog.
         RankLost: Another rank failed, or did not come, before the loaders were built.
     """
-    is_job = dist.is_available() and dist.is_initialized()
-    job_size = dist.get_world_size() if is_job else None
-    is_alone = fan_out is not None or _is_of_one(topology)
-    store = None if is_alone or job_size in (None, 1) else dist.distributed_c10d._get_default_store()
-    liveness: Liveness | None = None
+    options = LoaderOptions(
+        micro_batch_size=micro_batch_size,
+        look_ahead=look_ahead,
+        max_steps=max_steps,
+        part=part,
+        start_step=start_step,
+        one_pass=one_pass,
+        patience_s=patience_s,
+        padded_vocab_size=padded_vocab_size,
+        worker_ignores=worker_ignores,
+        decisions=decisions,
+        replay=replay,
+    )
+    store = _store_of_job(is_alone=fan_out is not None or _is_of_one(topology))
+    with announcing_failures(store, rank=dist.get_rank() if _is_in_job() else 0):
+        asked = read_and_check(recipe, options, topology=topology, loaders=loaders, directory=directory)
+        others = watch_others(asked, store, has_exchange=fan_out is not None)
     started: JobUse | None = None
-    with announcing_failures(store, rank=dist.get_rank() if is_job else 0):
-        whole, folder = recipe_and_directory("build_loader", recipe, directory)
-        means = loaders_of("build_loader", whole.loaders, loaders)
-        of_node = limits_of_node(means)
-        planned = part_of(whole, part, one_pass=true_or_false("build_loader", "one_pass", one_pass))
-        _check_topology(topology)
-        if topology is None:
-            topology = Topology.from_torchrun() if job_size is None else _topology_in(job_size)
-        _check_numbers(
-            micro_batch_size=micro_batch_size,
-            look_ahead=look_ahead,
-            max_steps=max_steps,
-            start_step=start_step,
-            padded_vocab_size=padded_vocab_size,
-        )
-        _check_patience(patience_s)
-        if replay is not None and planned.dynamic is not None:
-            raise OptionError("build_loader: replay gives steps of a recipe without a policy; use decisions=...")
-        tree, layout = places_of(topology, micro_batch_size, planned)
-        if means.where != "in_process" and fan_out is None:  # its imports take longer than all below
-            start_for_node(tree, options_of(means, worker_ignores))
-        if job_size not in (None, 1) and tree.topology.world_size == 1:
-            text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
-            logger.warning(text, job_size)
-        if fan_out is None and tree.topology.world_size > 1:
-            liveness = open_liveness(
-                tree, patience=patience_of(patience_s)
-            )  # the other ranks name a rank that fails below
     try:
-        if liveness is not None:
-            assert store is not None  # `open_liveness` asks for a job
-            numbers = {
-                "micro_batch_size": micro_batch_size,
-                "max_steps": max_steps,
-                "start_step": start_step,
-                "padded_vocab_size": padded_vocab_size,
-            }
-            words: dict[str, Any] = {"part": part, "one_pass": one_pass, "decisions": decisions, "replay": replay}
-            facts = _facts(planned, tree, **numbers, **words, loaders=repr(means), patience_s=patience_s)
-            topology = tree.topology
-            agree(store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=liveness.check)
-            fan_out = open_fan_out(tree, pin=torch.cuda.is_available())
-        reports, log_folder = None, None
-        if planned.dynamic is not None and decisions is None:
-            log_folder = folder / planned.dynamic.decisions
-            reports = open_reports(planned, tree, log_folder, base=folder, fan_out=fan_out, store=store)
-
+        if others.liveness is not None:
+            agree_on_arguments(asked, others)
+            fan_out = open_fan_out(asked.tree, pin=torch.cuda.is_available())
+        reports = reports_of(asked, others, fan_out)
         started = job_loaders(
-            means,
-            whole,
-            folder,
-            tree,
-            store=store if liveness is not None else None,
+            asked.means,
+            asked.whole,
+            asked.folder,
+            asked.tree,
+            store=others.watched_store,
             ignored_signals=worker_ignores,
-            check=liveness.check if liveness is not None else lambda: None,
+            check=others.check,
         )
-
-        def stream_of_leader(tree: ClientPlaceTree, layout: Layout, held: HeldReader) -> StepStream:
-            catalog = catalog_of(planned, whole, folder)
-            rows = {name: source.num_documents for name, source in catalog.sources.items()}
-            check_rows_of_part(whole, part, rows)
-            check_lists(folder, planned.deny, catalog.directory, planned.sources)
-            check_vocabulary(whole.vocab_size, catalog, padded_vocab_size=padded_vocab_size)
-            if replay is not None:
-                check_plan_of(read_manifest(folder / replay), planned, catalog.fingerprint, folder=folder / replay)
-            settings = StreamSettings(
-                part=planned,
-                base=str(folder),
-                catalog_folder=str(folder / whole.catalog),
-                cache_bytes=parse_bytes(whole.read.cache, where="read.cache"),
-                replica=tree.replica,
-                layout=layout,
-                max_steps=max_steps,
-                start_step=start_step,
-                padded_vocab_size=padded_vocab_size,
-                catalog=catalog.fingerprint,
-                places=RankPlaces.of_tree(tree) if planned.modules or planned.balance.strategy else ONE_PLACE,
-                decisions=str(log_folder) if log_folder else "",
-                replayed=str(folder / decisions) if decisions is not None else "",
-                recorded=str(folder / replay) if replay is not None else "",
-                fleet=with_own_sources(
-                    remote_loaders(means, folder) if started is None else started.fleet,
-                    means,
-                    planned,
-                    whole,
-                    folder,
-                    nodes=1 if started is None else started.num_nodes,
-                ),
-            )
-            here = leaders_here(tree, is_job=liveness is not None)
-            samples = samples_of_leaders(planned, dp=tree.topology.dp, num_leaders=here)
-            memory_budget(
-                planned, catalog, whole.read, of_node, samples_here=samples, num_leaders=here, look_ahead=look_ahead
-            ).check()
-            node = None
-            if means.where != "in_process":
-                options = options_of(means, worker_ignores)
-                if liveness is None:
-                    node = open_node(tree, options)
-                else:
-                    node = open_node(tree, options, store=store, check=liveness.check)
-            history = None
-            if part == "train" and tree.replica == 0 and not one_pass and decisions is None:
-                history = RunHistory(folder / whole.catalog, msgspec.to_builtins(whole), planned)
-            return StepStream(
-                settings,
-                catalog=catalog if node is None else None,
-                node=node,
-                consumer=tree.topology.rank,
-                look_ahead=look_ahead,
-                held=held,
-                rows=row_facts(planned, catalog),
-                history=history,
-            )
-
         shared = SharedParts(
-            part=planned,
-            stream_of_leader=stream_of_leader,
+            part=asked.part,
+            stream_of_leader=partial(stream_of_leader, asked, others, started),
             store=store,
-            liveness=liveness,
+            liveness=others.liveness,
             started=started,
-            run=run_name(recipe, folder),
+            run=run_name(recipe, asked.folder),
         )
         return StatefulDataLoader(
-            shared.seat(tree, layout, fan_out, HeldReader()),
+            shared.seat(asked.tree, asked.layout, fan_out, HeldReader()),
             shared=shared,
             look_ahead=look_ahead,
             start_step=start_step,
@@ -437,11 +349,266 @@ def build_loader(
             reports=reports,
         )
     except BaseException as error:
-        if liveness is not None:
-            liveness.post_abort(error)
+        if others.liveness is not None:
+            others.liveness.post_abort(error)
         if started is not None:
             started.leave()
         raise
+
+
+# --- What is asked: recipe, part, options and the places of the ranks. Nothing is open, and no data is read.
+
+
+class LoaderOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of `build_loader` that are no recipe, no ranks and no exchange; its docstring describes them."""
+
+    micro_batch_size: int
+    look_ahead: int
+    max_steps: int | None
+    part: str
+    start_step: int
+    one_pass: bool
+    patience_s: float | None
+    padded_vocab_size: int | None
+    worker_ignores: Collection[int]
+    decisions: str | Path | None
+    replay: str | Path | None
+
+
+class AskedLoader(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call of `build_loader` asks for, checked."""
+
+    options: LoaderOptions
+    whole: Recipe
+    folder: Path
+    """Relative paths of the recipe start here."""
+    means: Loaders
+    part: Part
+    tree: ClientPlaceTree
+    layout: Layout
+
+    @property
+    def catalog_folder(self) -> Path:
+        """The folder of the catalog."""
+        return self.folder / self.whole.catalog
+
+    @property
+    def log_folder(self) -> Path | None:
+        """Where the policy's decisions are logged; None: no policy is asked."""
+        dynamic = self.part.dynamic
+        return self.folder / dynamic.decisions if dynamic is not None and self.options.decisions is None else None
+
+
+def read_and_check(
+    recipe: str | Path | Recipe | Mapping[str, Any],
+    options: LoaderOptions,
+    *,
+    topology: Topology | ClientPlaceTree | None,
+    loaders: str | Loaders | Mapping[str, Any] | None,
+    directory: str | Path | None,
+) -> AskedLoader:
+    """What is asked for; arguments and errors are those of `build_loader`."""
+    whole, folder = recipe_and_directory("build_loader", recipe, directory)
+    means = loaders_of("build_loader", whole.loaders, loaders)
+    one_pass = true_or_false("build_loader", "one_pass", options.one_pass)
+    part = part_of(whole, options.part, one_pass=one_pass)
+    _check_topology(topology)
+    if topology is None:
+        topology = _topology_in(dist.get_world_size()) if _is_in_job() else Topology.from_torchrun()
+    _check_numbers(
+        micro_batch_size=options.micro_batch_size,
+        look_ahead=options.look_ahead,
+        max_steps=options.max_steps,
+        start_step=options.start_step,
+        padded_vocab_size=options.padded_vocab_size,
+    )
+    _check_patience(options.patience_s)
+    if options.replay is not None and part.dynamic is not None:
+        raise OptionError("build_loader: replay gives steps of a recipe without a policy; use decisions=...")
+    tree, layout = places_of(topology, options.micro_batch_size, part)
+    return AskedLoader(options=options, whole=whole, folder=folder, means=means, part=part, tree=tree, layout=layout)
+
+
+# --- The other ranks: heartbeats, the comparison of what they were given, and the policy's losses.
+
+
+class OtherRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """How this rank knows of the others of its job."""
+
+    store: Any = None
+    """The job's store; None where no other rank waits for this one."""
+    liveness: Liveness | None = None
+    """Heartbeats; None where this loader has all samples, or its exchange was made by the caller."""
+
+    @property
+    def watched_store(self) -> Any:
+        """The store, where the ranks that use it are watched."""
+        return None if self.liveness is None else self.store
+
+    def check(self) -> None:
+        """Raise RankLost if a rank is lost."""
+        if self.liveness is not None:
+            self.liveness.check()
+
+
+def watch_others(asked: AskedLoader, store: Any, *, has_exchange: bool) -> OtherRanks:
+    """Begin to watch the other ranks, so that they name a rank that fails from here on. A collective.
+
+    The worker of the node starts first: its imports take longer than all that is between here and its first message.
+
+    Args:
+        asked: What this rank was asked for.
+        store: The job's; None: there is no other rank.
+        has_exchange: The caller has made the exchange with the other ranks, who are in this process.
+    """
+    tree = asked.tree
+    if asked.means.where != "in_process" and not has_exchange:
+        start_for_node(tree, options_of(asked.means, asked.options.worker_ignores))
+    if _is_in_job() and dist.get_world_size() > 1 and tree.topology.world_size == 1:
+        text = "of %s ranks, this one opens a loader for itself alone, which gives it all samples"
+        logger.warning(text, dist.get_world_size())
+    liveness = None
+    if not has_exchange and tree.topology.world_size > 1:
+        liveness = open_liveness(tree, patience=patience_of(asked.options.patience_s))
+    return OtherRanks(store=store, liveness=liveness)
+
+
+def agree_on_arguments(asked: AskedLoader, others: OtherRanks) -> None:
+    """Compare what the ranks were given. A collective.
+
+    Raises:
+        RecipeError: An argument or the recipe differs from that of rank 0; names both values.
+        RankLost: A rank failed before it came here.
+    """
+    options, topology = asked.options, asked.tree.topology
+    given = {
+        name: getattr(options, name)
+        for name in LoaderOptions.__struct_fields__
+        if name not in ("look_ahead", "worker_ignores")  # a rank's own: no other one sees a difference
+    }
+    facts = _facts(asked.part, asked.tree, **given, loaders=repr(asked.means))
+    agree(others.store, rank=topology.rank, world_size=topology.world_size, facts=facts, check=others.check)
+
+
+def reports_of(asked: AskedLoader, others: OtherRanks, fan_out: FanOut | None) -> Reports | None:
+    """This rank's end of the losses that go to the policy, if one is asked. A collective."""
+    if asked.log_folder is None:
+        return None
+    return open_reports(
+        asked.part, asked.tree, asked.log_folder, base=asked.folder, fan_out=fan_out, store=others.store
+    )
+
+
+# --- The stream of a leader: catalog, settings, the bound of memory, the worker, and the history of the run.
+
+
+def stream_of_leader(
+    asked: AskedLoader,
+    others: OtherRanks,
+    started: JobUse | None,
+    tree: ClientPlaceTree,
+    layout: Layout,
+    held: HeldReader,
+) -> StepStream:
+    """The steps of the replica that this rank leads.
+
+    Args:
+        asked: What `build_loader` was asked for.
+        others: The other ranks.
+        started: The loaders that the job has started; None: none.
+        tree, layout: As they are now; after a change of places they are not those of `asked`.
+        held: Keeps the reader of this process from one stream to the next.
+    """
+    catalog = checked_catalog(asked)
+    settings = stream_settings(asked, started, tree, layout, catalog)
+    check_memory(asked, others, tree, catalog)
+    node = None
+    if asked.means.where != "in_process":
+        options = options_of(asked.means, asked.options.worker_ignores)
+        node = open_node(tree, options, store=others.watched_store, check=others.check)
+    return StepStream(
+        settings,
+        catalog=catalog if node is None else None,
+        node=node,
+        consumer=tree.topology.rank,
+        look_ahead=asked.options.look_ahead,
+        held=held,
+        rows=row_facts(asked.part, catalog),
+        history=history_of(asked, tree),
+    )
+
+
+def checked_catalog(asked: AskedLoader) -> Catalog:
+    """The catalog of the part, built if it is missing; it suits the part, the model and the plan to replay."""
+    part, folder, options = asked.part, asked.folder, asked.options
+    catalog = catalog_of(part, asked.whole, folder)
+    rows = {name: source.num_documents for name, source in catalog.sources.items()}
+    check_rows_of_part(asked.whole, options.part, rows)
+    check_lists(folder, part.deny, catalog.directory, part.sources)
+    check_vocabulary(asked.whole.vocab_size, catalog, padded_vocab_size=options.padded_vocab_size)
+    if options.replay is not None:
+        plan = folder / options.replay
+        check_plan_of(read_manifest(plan), part, catalog.fingerprint, folder=plan)
+    return catalog
+
+
+def stream_settings(
+    asked: AskedLoader, started: JobUse | None, tree: ClientPlaceTree, layout: Layout, catalog: Catalog
+) -> StreamSettings:
+    """What decides the steps of a replica and how they are read, as it also travels to the worker."""
+    part, folder, options = asked.part, asked.folder, asked.options
+    fleet = remote_loaders(asked.means, folder) if started is None else started.fleet
+    num_nodes = 1 if started is None else started.num_nodes
+    return StreamSettings(
+        part=part,
+        base=str(folder),
+        catalog_folder=str(asked.catalog_folder),
+        cache_bytes=parse_bytes(asked.whole.read.cache, where="read.cache"),
+        replica=tree.replica,
+        layout=layout,
+        max_steps=options.max_steps,
+        start_step=options.start_step,
+        padded_vocab_size=options.padded_vocab_size,
+        catalog=catalog.fingerprint,
+        places=RankPlaces.of_tree(tree) if part.modules or part.balance.strategy else ONE_PLACE,
+        decisions=str(asked.log_folder or ""),
+        replayed="" if options.decisions is None else str(folder / options.decisions),
+        recorded="" if options.replay is None else str(folder / options.replay),
+        fleet=with_own_sources(fleet, asked.means, part, asked.whole, folder, nodes=num_nodes),
+    )
+
+
+def check_memory(asked: AskedLoader, others: OtherRanks, tree: ClientPlaceTree, catalog: Catalog) -> None:
+    """Raise MemoryLimit where the loaders of this node would need more than the recipe gives them."""
+    leaders = leaders_here(tree, is_job=others.liveness is not None)
+    memory_budget(
+        asked.part,
+        catalog,
+        asked.whole.read,
+        limits_of_node(asked.means),
+        samples_here=samples_of_leaders(asked.part, dp=tree.topology.dp, num_leaders=leaders),
+        num_leaders=leaders,
+        look_ahead=asked.options.look_ahead,
+    ).check()
+
+
+def history_of(asked: AskedLoader, tree: ClientPlaceTree) -> RunHistory | None:
+    """The history of the run, which the first replica of a training run keeps; None on all others."""
+    options = asked.options
+    if options.part != "train" or tree.replica != 0 or options.one_pass or options.decisions is not None:
+        return None
+    return RunHistory(asked.catalog_folder, msgspec.to_builtins(asked.whole), asked.part)
+
+
+def _is_in_job() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _store_of_job(*, is_alone: bool) -> Any:
+    """The store of the job, if this loader has to do with other ranks of it."""
+    if is_alone or not _is_in_job() or dist.get_world_size() == 1:
+        return None
+    return dist.distributed_c10d._get_default_store()
 
 
 def _topology_in(job_size: int) -> Topology:
