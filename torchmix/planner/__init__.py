@@ -6,9 +6,9 @@ methods.py       methods of balance: items with costs -> bins
 plan.py          one step's result: which pieces, in which samples, on which rank, in which microbatch
 graph/           DGraph: a strategy of balance in a few calls, from a recipe or from the user's function
 stream_order.py  a stream of a part -> its order: which rows are used, and how many tokens of each document count
-eras.py          edits of rows -> the windows of the epochs that they fell into, and the orders that follow them
 drawing.py       what a step asks of its streams, and the draws that answer
 cursor.py        where a run stands: everything that the coming steps depend on besides the recipe and the catalog
+eras.py          edits of rows -> the windows of the epochs that they fell into, and the orders that follow them
 planner.py       the fold: `step(cursor) -> (StepPlan, cursor')`, pure
 plans.py         planning as calls: the plans of a recipe's steps, the steps of one pass, and plans of one's own
 forecast.py      what each source will give in N steps: the plan, run ahead without data

@@ -7,18 +7,52 @@ least `lag` steps before it, so how far steps are prepared ahead changes nothing
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 
+from torchmix.array_types import Int64
 from torchmix.errors import PlanError, StateError
 from torchmix.mixture.draw import Position
 from torchmix.mixture.policy_log import LOG_START, StepRecord
 from torchmix.mixture.shares import Begun, BegunStage
 from torchmix.planner.drawing import NOT_DECIDED, DrawnTokens
-from torchmix.planner.eras import NO_ERAS, Eras
 from torchmix.planner.pack import Pieces
 from torchmix.recipe.changes import Deciding
+from torchmix.recipe.structs import MAX_NAME_BYTES
+
+# --- The records that a cursor is made of. A state keeps them as they are, so each number and text has its bounds.
+
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES)]
+Fingerprint = Annotated[str, msgspec.Meta(max_length=16)]
+Members = tuple[tuple[Name, Fingerprint], ...]
+"""Members of a stream by sorted name, each with the fingerprint of its rows."""
+NO_COUNTS: Mapping[str, int] = {}
+
+
+class StreamBefore(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """A stream before an edit of its rows."""
+
+    name: Name
+    epoch: Int64
+    window: Int64
+    offset: Int64
+    members: Members
+    """Those that it had; none where the edit added the stream."""
+    after: Members
+    """The members after the edit; none where it removed the stream. Edits in between may be forgotten."""
+
+
+class Eras(msgspec.Struct, frozen=True, kw_only=True):
+    """Edits of rows that still matter, in their order; and how many each stream has seen."""
+
+    edits: tuple[tuple[StreamBefore, ...], ...] = ()
+    """The streams whose rows each edit changed, and those that took rows or gave them away."""
+    counts: Mapping[str, int] = msgspec.field(default_factory=lambda: NO_COUNTS)
+    """By stream; those without edits are left out."""
+
+
+NO_ERAS = Eras()
 
 
 class DecisionRecords(Protocol):
@@ -45,16 +79,16 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
 UNDECIDED = Decided()
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class Decision(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """A logged change of what holds, from the next draw of `step` on."""
 
-    step: int
+    step: Int64
     kind: Literal["ran_out", "stage"]
     """`ran_out`: a stream has given its `max_epochs`. `stage`: an entry of the schedule has begun, whose place is an
     epoch of a stream."""
-    name: str
+    name: Name
     """The stream's name."""
-    epochs: int = 0
+    epochs: Int64 = 0
     """The whole epochs of the stream at which a stage begins; 0 of a run-out."""
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from torchmix.array_types import Int64Array
+from torchmix.array_types import Int64, Int64Array
 from torchmix.mixture.coming import ComingPieces
 from torchmix.mixture.draw import MAX_ASKED_TOKENS, Draw, NextWindows, Position, Stretches, draw, draw_documents
 from torchmix.mixture.order import StreamOrder
@@ -145,12 +145,12 @@ MOST_ALIGNED = 1 << 40
 """Totals above this are halved, so they stay small and the ratio follows recent draws."""
 
 
-class DrawnTokens(msgspec.Struct, frozen=True, kw_only=True):
+class DrawnTokens(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """Tokens of all draws so far."""
 
-    raw: int = 1
+    raw: Int64 = 1
     """Tokens without alignment; where shares count documents, what these cost."""
-    aligned: int = 1
+    aligned: Int64 = 1
     """Tokens with each piece rounded up to the alignment."""
 
     def to_ask(self, need_tokens: int) -> int:

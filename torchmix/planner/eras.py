@@ -15,41 +15,15 @@ from torchmix.errors import StateError, StateMismatch
 from torchmix.mixture.order import StreamOrder
 from torchmix.mixture.spaces import RestSpace, Space
 from torchmix.mixture.windows import EraWindows
+from torchmix.planner.cursor import NO_ERAS, Eras, Members, StreamBefore
 from torchmix.planner.stream_order import flat_space, order_of_space, space_of_rows
 from torchmix.recipe.parts import Part
 from torchmix.recipe.sources import rows_of
 
-# --- What a run remembers of the rows that its streams had before they were edited.
+# --- Which edits a run remembers.
 #
 # They are enough, with the catalog, to make every window that is still to come of the epochs that were edited; what no
 # such epoch needs is forgotten. Cost: some 60 bytes for each stream of an edit, until its epoch ends.
-
-NO_COUNTS: Mapping[str, int] = {}
-
-
-class StreamBefore(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream before an edit of its rows."""
-
-    name: str
-    epoch: int
-    window: int
-    offset: int
-    members: tuple[tuple[str, str], ...]
-    """Name of each member, and the fingerprint of its rows; none where the edit added the stream."""
-    after: tuple[tuple[str, str], ...]
-    """The members after the edit; none where it removed the stream. Edits in between may be forgotten."""
-
-
-class Eras(msgspec.Struct, frozen=True, kw_only=True):
-    """Edits of rows that still matter, in their order; and how many each stream has seen."""
-
-    edits: tuple[tuple[StreamBefore, ...], ...] = ()
-    """The streams whose rows each edit changed, and those that took rows or gave them away."""
-    counts: Mapping[str, int] = msgspec.field(default_factory=lambda: NO_COUNTS)
-    """By stream; those without edits are left out."""
-
-
-NO_ERAS = Eras()
 
 
 def still_needed(eras: Eras, streams: Sequence[str], epoch: Int64Array, max_epochs: Int64Array) -> Eras:
@@ -123,14 +97,14 @@ class Versions:
             earlier: The rows that sources and views had before; None: nothing is known.
         """
         self._part, self._sizes, self._earlier = part, sizes, earlier
-        self._found: dict[tuple[str, tuple[tuple[str, str], ...]], StreamRows] = {}
+        self._found: dict[tuple[str, Members], StreamRows] = {}
 
-    def sources_of(self, members: tuple[tuple[str, str], ...]) -> set[str]:
+    def sources_of(self, members: Members) -> set[str]:
         """Sources of members, of those whose rows the catalog has."""
         found = [] if self._earlier is None else [self._earlier.rows(*member) for member in members]
         return {one[0] for one in found if one is not None}
 
-    def rows(self, stream: str, members: tuple[tuple[str, str], ...]) -> StreamRows:
+    def rows(self, stream: str, members: Members) -> StreamRows:
         """A version of a stream.
 
         Args:
@@ -144,7 +118,7 @@ class Versions:
             self._found[stream, members] = self._made(stream, members)
         return self._found[stream, members]
 
-    def _made(self, stream: str, members: tuple[tuple[str, str], ...]) -> StreamRows:
+    def _made(self, stream: str, members: Members) -> StreamRows:
         spaces: list[Space] = []
         sources, first, kept, end = dict[str, str](), dict[str, int](), dict[str, Mask](), 0
         for name, fingerprint in members:
@@ -171,7 +145,6 @@ class Versions:
 
 MakeOrder = Callable[[str, Space, int | None], StreamOrder]
 """A stream's name, a space, and the window that an era begins with -> an order of the space."""
-Members = tuple[tuple[str, str], ...]
 
 
 class _Era(msgspec.Struct, kw_only=True, eq=False):

@@ -25,12 +25,13 @@ from torchmix.planner.cursor import (
     Decided,
     Decision,
     DecisionRecords,
+    Eras,
     begun_by,
     decided_at,
     gone_by,
 )
 from torchmix.planner.drawing import Drawing, DrawnTokens, SharesOfStep
-from torchmix.planner.eras import EditedOrders, Eras, still_needed
+from torchmix.planner.eras import EditedOrders, still_needed
 from torchmix.planner.graph.dgraph import DrawnStep, TokensOfStep
 from torchmix.planner.graph.strategy import backbone_cost, strategy_cache, strategy_of
 from torchmix.planner.pack import Packed, Pieces

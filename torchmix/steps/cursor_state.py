@@ -16,16 +16,14 @@ from torchmix.mixture.draw import Position
 from torchmix.mixture.policy_log import LOG_START
 from torchmix.mixture.shares import SHARE_ONE
 from torchmix.planner.cursor import Cursor, Decided, gone_by
-from torchmix.planner.drawing import NOT_DECIDED, DrawnTokens
+from torchmix.planner.drawing import NOT_DECIDED
 from torchmix.planner.planner import Planner
 from torchmix.recipe.build import listed
 from torchmix.recipe.changes import dynamic_of
-from torchmix.steps.edits import decisions_of_state, eras_of_state, members_of_state, reconciled
+from torchmix.steps.edits import eras_of_state, members_of_state, reconciled
 from torchmix.steps.state import (
     MAX_STEPS,
     MOST_KEYS,
-    DecisionState,
-    DrawnState,
     LoaderState,
     PoolState,
     StreamState,
@@ -34,7 +32,6 @@ from torchmix.steps.state import (
     check_cursor,
     check_step,
     pieces_of_columns,
-    states_of_eras,
 )
 
 logger = logging.getLogger(__name__)
@@ -79,16 +76,16 @@ def state_of_cursor(
             )
             for name, (epoch, window, offset, debt, residue), fingerprint in of_streams
         ],
-        drawn=DrawnState(raw=cursor.drawn.raw, aligned=cursor.drawn.aligned),
+        drawn=cursor.drawn,
         pool=PoolState(**{**pool, "source": []} if has_plain_streams else pool),
-        decisions=[DecisionState(step=d.step, kind=d.kind, name=d.name, epochs=d.epochs) for d in cursor.decisions],
+        decisions=cursor.decisions,
         sources=[] if has_plain_streams else list(planner.sources),
         shares=dict(cursor.decided.shares),
         log_digest=bytes.fromhex(cursor.decided.digest) if cursor.decided.length else b"",
         log_length=cursor.decided.length,
         log_branch=log_branch,
         members=members_of_state(planner),
-        eras=states_of_eras(cursor.eras),
+        eras=cursor.eras.edits,
         denied=planner.denied_fingerprint,
         decoder=decoder,
     )
@@ -157,8 +154,8 @@ def recorded_cursor(state: LoaderState, planner: Planner) -> Cursor:
         ),
         pool=pieces_of_columns(planner, **pool),
         order_digest=state.order_digest,
-        decisions=decisions_of_state(state),
-        drawn=DrawnTokens(raw=state.drawn.raw, aligned=state.drawn.aligned),
+        decisions=state.decisions,
+        drawn=state.drawn,
         decided=Decided(
             shares=state.shares or NOT_DECIDED, length=state.log_length, digest=state.log_digest.hex() or LOG_START
         ),

@@ -17,8 +17,7 @@ from torchmix.catalog.store import Catalog
 from torchmix.errors import StateMismatch
 from torchmix.mixture.shares import BegunStage
 from torchmix.mixture.windows import are_denied, denied_fingerprint
-from torchmix.planner.cursor import Decision, begun_by
-from torchmix.planner.eras import Eras, Members, StreamBefore
+from torchmix.planner.cursor import Decision, Eras, Members, StreamBefore, begun_by
 from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner
 from torchmix.planner.stream_order import stream_fingerprint
 from torchmix.recipe.build import listed
@@ -29,13 +28,11 @@ from torchmix.recipe.sources import rows_of
 from torchmix.recipe.streams import row_sets_of
 from torchmix.steps.state import (
     MOST_KEYS,
-    DecisionState,
     LoaderState,
     PoolState,
     StreamState,
     other_recipe,
     read_state,
-    states_of_eras,
     step_start,
 )
 
@@ -90,15 +87,10 @@ def reconciled(state: LoaderState, planner: Planner, *, catalog: str) -> LoaderS
         decisions=_decisions(state, planner, {one.name: one.epoch for one in streams}),
         bad_tokens={name: tokens for name, tokens in state.bad_tokens.items() if name in planner.sources},
         members=members_of_state(planner),
-        eras=states_of_eras(eras),
+        eras=eras.edits,
         denied=planner.denied_fingerprint,
         edited_from="",
     )
-
-
-def decisions_of_state(state: LoaderState) -> tuple[Decision, ...]:
-    """The decisions of a state."""
-    return tuple(Decision(step=d.step, kind=d.kind, name=d.name, epochs=d.epochs) for d in state.decisions)
 
 
 def runs_again(before: LoaderState, after: LoaderState) -> tuple[str, ...]:
@@ -113,7 +105,7 @@ def runs_again(before: LoaderState, after: LoaderState) -> tuple[str, ...]:
     return tuple(sorted(one.name for one in before.decisions if one.kind == "ran_out" and one.name in stay))
 
 
-def _decisions(state: LoaderState, planner: Planner, epochs: Mapping[str, int]) -> list[DecisionState]:
+def _decisions(state: LoaderState, planner: Planner, epochs: Mapping[str, int]) -> tuple[Decision, ...]:
     """The decisions that hold on: run-outs of streams that have nothing new to give, and begun stages that the schedule
     still has.
 
@@ -123,7 +115,7 @@ def _decisions(state: LoaderState, planner: Planner, epochs: Mapping[str, int]) 
         epochs: The epoch in which each stream stands after it.
     """
     has_given = {name for name, most in planner.most_epochs.items() if epochs[name] >= most}
-    begun = [*planner.shares_of_step.places.still_begun(begun_by(decisions_of_state(state)))]
+    begun = [*planner.shares_of_step.places.still_begun(begun_by(state.decisions))]
     staying = []
     for one in state.decisions:
         if one.kind == "ran_out":
@@ -132,40 +124,26 @@ def _decisions(state: LoaderState, planner: Planner, epochs: Mapping[str, int]) 
             begun.remove(BegunStage(one.name, one.epochs, one.step))
         if stays:
             staying.append(one)
-    return staying
+    return tuple(staying)
 
 
 def members_before(state: LoaderState, stream: StreamState) -> Members:
     """Members of a stream of a state, with the fingerprints of their rows; none where these are not known."""
     if not stream.fingerprint:
         return ()
-    return tuple(state.members.get(stream.name, [(stream.name, stream.fingerprint)]))
+    return state.members.get(stream.name, ((stream.name, stream.fingerprint),))
 
 
-def members_of_state(planner: Planner) -> dict[str, list[tuple[str, str]]]:
+def members_of_state(planner: Planner) -> dict[str, Members]:
     """Members of flats, as a state keeps them."""
     members = planner.edits.members
-    return {name: list(of) for name, of in members.items() if of and planner.part.streams[name].is_flat}
+    return {name: of for name, of in members.items() if of and planner.part.streams[name].is_flat}
 
 
 def eras_of_state(state: LoaderState) -> Eras:
     """What a state remembers of edits."""
     counts = {stream.name: stream.era for stream in state.streams if stream.era}
-    edits = tuple(
-        tuple(
-            StreamBefore(
-                name=one.name,
-                epoch=one.epoch,
-                window=one.window,
-                offset=one.offset,
-                members=tuple(one.members),
-                after=tuple(one.after),
-            )
-            for one in edit
-        )
-        for edit in state.eras
-    )
-    return Eras(edits=edits, counts=counts) if edits or counts else Eras()
+    return Eras(edits=state.eras, counts=counts) if state.eras or counts else Eras()
 
 
 def _still_known(eras: Eras, planner: Planner) -> Eras:

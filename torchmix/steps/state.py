@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from torchmix.array_types import Int64Array
+from torchmix.array_types import Int64, Int64Array
 from torchmix.catalog.sizes import MAX_DOCUMENT_TOKENS
 from torchmix.errors import StateError, StateMismatch, StateVersion
 from torchmix.mixture.windows import are_denied
 from torchmix.parallel.place_tree import Layout
-from torchmix.planner.cursor import Cursor, begun_by
-from torchmix.planner.drawing import MOST_ALIGNED
-from torchmix.planner.eras import Eras
+from torchmix.planner.cursor import Cursor, Decision, Fingerprint, Members, Name, StreamBefore, begun_by
+from torchmix.planner.drawing import MOST_ALIGNED, DrawnTokens
 from torchmix.planner.pack import Pieces
 from torchmix.planner.planner import UNLIMITED_EPOCHS, Planner
 from torchmix.planner.stream_order import DOCUMENT_CHARGE
@@ -25,7 +24,7 @@ from torchmix.recipe.build import listed
 from torchmix.recipe.fingerprint import differing_keys, key_digests, recipe_fingerprint, recipe_keys
 from torchmix.recipe.parts import Part
 from torchmix.recipe.ramp import most_length, most_tokens, samples_of_step, tokens_before
-from torchmix.recipe.structs import MAX_NAME_BYTES, Batch
+from torchmix.recipe.structs import Batch
 
 # --- What a cursor may hold: a bound of each of its numbers, which the recipe and the catalog imply.
 #
@@ -290,9 +289,6 @@ MOST_KEYS = 5
 MAX_STATE_BYTES = 32 << 20
 """Most bytes of an encoded state, which travels in the header of an exchange: about two million deferred pieces."""
 
-_Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES)]
-_Fingerprint = Annotated[str, msgspec.Meta(max_length=16)]
 _Keys = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=_DIGEST_BYTES)]
 
@@ -300,105 +296,78 @@ _Digest = Annotated[bytes, msgspec.Meta(max_length=_DIGEST_BYTES)]
 class StreamState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """Where one stream stands; see `mixture.draw.Position`."""
 
-    name: _Name
-    epoch: _Int
-    window: _Int
-    offset: _Int
-    debt: _Int
-    residue: _Int
-    fingerprint: _Fingerprint
+    name: Name
+    epoch: Int64
+    window: Int64
+    offset: Int64
+    debt: Int64
+    residue: Int64
+    fingerprint: Fingerprint
     """A hash of its rows, see `planner.stream_order.stream_fingerprint`; empty where not known."""
-    era: _Int
+    era: Int64
     """How often its rows were changed during the run."""
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """Deferred pieces as columns; `stream` counts `LoaderState.streams`."""
 
-    stream: list[_Int]
-    source: list[_Int]
+    stream: list[Int64]
+    source: list[Int64]
     """Counts `LoaderState.sources`; empty where that is left out, as each piece is of its stream's own source then."""
-    epoch: list[_Int]
-    row: list[_Int]
-    start: list[_Int]
-    tokens: list[_Int]
-    drawn_step: list[_Int]
-
-
-class DrawnState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """Tokens of all draws; see `planner.asking.DrawnTokens`."""
-
-    raw: _Int
-    aligned: _Int
-
-
-class EraState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """A stream before an edit of its rows; see `planner.eras.records.StreamBefore`."""
-
-    name: _Name
-    epoch: _Int
-    window: _Int
-    offset: _Int
-    members: list[tuple[_Name, _Fingerprint]]
-    after: list[tuple[_Name, _Fingerprint]]
-
-
-class DecisionState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """A logged change of what holds; see `planner.cursor.Decision`."""
-
-    step: _Int
-    kind: Literal["ran_out", "stage"]
-    name: _Name
-    epochs: _Int = 0
+    epoch: list[Int64]
+    row: list[Int64]
+    start: list[Int64]
+    tokens: list[Int64]
+    drawn_step: list[Int64]
 
 
 class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The state of a loader, on every rank alike."""
 
-    recipe: _Fingerprint
+    recipe: Fingerprint
     """Fingerprint of the part of the recipe."""
-    catalog: _Fingerprint
+    catalog: Fingerprint
     """Fingerprint of the catalog; empty where nothing was planned yet."""
-    step: _Int
+    step: Int64
     """The step to consume next, or the one being consumed."""
-    microbatch: _Int
+    microbatch: Int64
     """Microbatches of `step` that are consumed; 0 at a boundary."""
-    dp: _Int
-    micro_batch_size: _Int
+    dp: Int64
+    micro_batch_size: Int64
     order_digest: _Digest
     """The digest of the steps before `step`; empty where nothing was planned yet."""
     plan_digest: _Digest
     """The digest of the plan of `step`, whose placement `microbatch` counts in; empty at a boundary."""
     streams: list[StreamState]
     """By sorted name; empty where nothing was planned yet: the steps before `step` are to be planned from 0."""
-    drawn: DrawnState
+    drawn: DrawnTokens
     """Sums over all draws before `step`."""
     pool: PoolState
-    decisions: list[DecisionState]
-    sources: list[_Name] = []
+    decisions: tuple[Decision, ...]
+    sources: list[Name] = []
     """Sorted names of the sources; left out where each stream is a source as it is."""
-    bad_tokens: dict[_Name, _Int] = {}
+    bad_tokens: dict[Name, Int64] = {}
     """Tokens of each source that could not be read in the steps before `step`; none is left out."""
     recipe_keys: _Keys = b""
     """Digests of the recipe's keys, to say which of them differs in another recipe; see `key_digests`."""
-    shares: dict[_Name, _Int] = {}
+    shares: dict[Name, Int64] = {}
     """Shares that a policy has given the children of its group, sum 2^32; empty while the schedule's hold."""
     log_digest: _Digest = b""
     """The digest of the records of the policy's log that these shares follow from; empty where there are none yet."""
-    log_length: _Int = 0
+    log_length: Int64 = 0
     """Number of these records."""
-    edited_from: _Fingerprint = ""
+    edited_from: Fingerprint = ""
     """Fingerprint of the recipe whose streams these are, where an edit was accepted and no step planned since."""
-    members: dict[_Name, list[tuple[_Name, _Fingerprint]]] = {}
+    members: dict[Name, Members] = {}
     """Members of each flat, with the fingerprints of their rows."""
-    eras: list[list[EraState]] = []
+    eras: tuple[tuple[StreamBefore, ...], ...] = ()
     """Edits of rows that still matter, in their order; empty without."""
-    denied: _Fingerprint = ""
+    denied: Fingerprint = ""
     """Fingerprint of the documents that deny-lists name; empty where there are none."""
-    log_branch: _Fingerprint = ""
+    log_branch: Fingerprint = ""
     """The branch of the log that they were read from, and that has the decisions which do not hold yet."""
 
-    decoder: _Name = ""
+    decoder: Name = ""
     """The build that decodes images, see `transform.images.decode.decoder_id`; left out without images."""
 
     @property
@@ -421,9 +390,9 @@ def start_state(layout: Layout, *, recipe: str | Part, step: int = 0) -> LoaderS
         order_digest=b"",
         plan_digest=b"",
         streams=[],
-        drawn=DrawnState(raw=1, aligned=1),
+        drawn=DrawnTokens(),
         pool=PoolState(stream=[], source=[], epoch=[], row=[], start=[], tokens=[], drawn_step=[]),
-        decisions=[],
+        decisions=(),
     )
 
 
@@ -602,13 +571,13 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """int64 [S, 5], little-endian: of each stream those of POSITION_FIELDS."""
     pool: bytes
     """int64 [7, n], little-endian: a column each of POOL_FIELDS."""
-    drawn: DrawnState
-    decisions: list[DecisionState] = []
+    drawn: DrawnTokens
+    decisions: tuple[Decision, ...] = ()
     shares: dict[str, int] = {}
     log_digest: bytes = b""
     log_length: _Count = 0
     bad_tokens: dict[str, int] = {}
-    eras: list[list[EraState]] = []
+    eras: tuple[tuple[StreamBefore, ...], ...] = ()
     """Edits that an epoch follows from which is not over; those of an epoch that ends are forgotten."""
 
     @property
@@ -666,21 +635,6 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-def states_of_eras(eras: Eras) -> list[list[EraState]]:
-    """What a cursor remembers of edits, as a state keeps it."""
-    return [
-        [
-            EraState(
-                **{name: getattr(one, name) for name in ("name", "epoch", "window", "offset")},
-                members=list(one.members),
-                after=list(one.after),
-            )
-            for one in edit
-        ]
-        for edit in eras.edits
-    ]
-
-
 def boundary_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, like: bytes) -> Boundary:
     """What of the state before `cursor.step` alters; `like`: an encoded state of the same stream."""
     at, pool = cursor.position, cursor.pool
@@ -696,12 +650,12 @@ def boundary_of_cursor(cursor: Cursor, planner: Planner, *, recipe: str, like: b
         order_digest=cursor.order_digest,
         positions=positions.tobytes(),
         pool=np.array([getattr(pool, name) for name in POOL_FIELDS], "<i8").tobytes(),
-        drawn=DrawnState(raw=cursor.drawn.raw, aligned=cursor.drawn.aligned),
-        decisions=[DecisionState(step=d.step, kind=d.kind, name=d.name, epochs=d.epochs) for d in cursor.decisions],
+        drawn=cursor.drawn,
+        decisions=cursor.decisions,
         shares=dict(cursor.decided.shares),
         log_digest=bytes.fromhex(cursor.decided.digest) if cursor.decided.length else b"",
         log_length=cursor.decided.length,
-        eras=states_of_eras(cursor.eras),
+        eras=cursor.eras.edits,
     )
 
 
