@@ -8,12 +8,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal, get_args
 
+import msgspec
 import numpy as np
 
 from torchmix.array_types import Int64Array
 from torchmix.errors import PlanError, RecipeError, TorchmixError
+from torchmix.planner.balance import Placement, in_rows
 
 # --- What a placement is judged by, and the least that any placement of the same items costs.
 #
@@ -333,6 +336,43 @@ def _least(heap: list[tuple[int, int]], load: list[int]) -> tuple[int, int]:
     while load[heap[0][1]] != heap[0][0]:
         heapq.heappop(heap)
     return heap[0]
+
+
+# --- The table of built-in methods. A new one is a row here, and one in `METHODS` of `recipe/modules.py`, which says
+# what a recipe may do with it. The method `none` keeps hash order and has no row.
+
+Deal = Callable[[Int64Array, int], Int64Array]
+"""Costs int64 [n] of items, and a number of bins -> the bin of each item, int64 [n]."""
+
+
+class BalanceMethod(msgspec.Struct, frozen=True, kw_only=True):
+    """How a built-in method places samples and items."""
+
+    samples: Deal
+    """Bins of equally many items."""
+    items: Deal
+    """Bins of any number of items."""
+    samples_of_rank: Deal | None = None
+    """How the samples of one rank come into microbatches at level `bin`; None: as `samples`."""
+    whole: Callable[..., Placement] | None = None
+    """Costs, Layout and keyword `microbatches` -> rank and microbatch at once, at level `both`; None: `samples` makes
+    bins, and those of like cost come into the same microbatch of all ranks."""
+
+
+def blocks(cost: Int64Array, num_bins: int) -> Int64Array:
+    """Cut the items, costliest first, into bins of equally many; the first bin has the costliest ones."""
+    bin_of_item = np.empty(len(cost), np.int64)
+    bin_of_item[by_descending_cost(cost)] = np.arange(len(cost)) // (len(cost) // num_bins)
+    return bin_of_item
+
+
+BALANCE_METHODS: dict[str, BalanceMethod] = {
+    "rows": BalanceMethod(samples=equal_counts, items=lpt, samples_of_rank=blocks, whole=in_rows),
+    "lpt": BalanceMethod(samples=equal_counts, items=lpt),
+    "karmarkar_karp": BalanceMethod(samples=partial(karmarkar_karp, has_equal_counts=True), items=karmarkar_karp),
+    "zigzag": BalanceMethod(samples=zigzag, items=zigzag),
+}
+"""By the keys of the recipe's `METHODS`."""
 
 
 # --- A method of the user's: `module:function` of the recipe.

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+import msgspec
+
 from torchmix.errors import RecipeError
 from torchmix.recipe.amounts import parse_bytes, parse_fraction
 from torchmix.recipe.build import nearest
@@ -17,10 +19,37 @@ BACKBONE = "backbone"
 """The module that computes every token of a sample; every recipe has it."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,23}")
 """A module's name is part of the names of arrays that travel."""
-METHODS = ("rows", "lpt", "karmarkar_karp", "zigzag", "none")
-"""How samples are balanced, and items shared out; `rows` is for samples."""
-ITEM_METHODS = METHODS[1:]
-"""How items of a module are shared out."""
+
+
+class MethodWords(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recipe may say with a method of balance."""
+
+    places_items: bool = True
+    """Whether it shares out items of modules; all of them place samples."""
+    needs_cost: bool = False
+    """Whether samples need the model's dimensions or a fitted cost, since their tokens would not do."""
+    keeps_near_text: bool = False
+    """Whether a module may have `near_text` with it."""
+
+
+METHODS: dict[str, MethodWords] = {
+    "rows": MethodWords(places_items=False, needs_cost=True),
+    "lpt": MethodWords(keeps_near_text=True),
+    "karmarkar_karp": MethodWords(),
+    "zigzag": MethodWords(),
+    "none": MethodWords(),
+}
+"""The built-in methods, by name. Their functions are in the other half of the table, in `planner/methods.py`."""
+
+
+def _words_of(method: str, where: str, *, of_items: bool = False) -> MethodWords:
+    """What may be said with a method; with one of the user's, only what needs no rule of its own."""
+    if ":" in method:
+        return MethodWords()
+    valid = [name for name, words in METHODS.items() if words.places_items or not of_items]
+    if method not in valid:
+        raise RecipeError(f"{method!r} is not one of {', '.join(valid)}{nearest(method, valid)}", where)
+    return METHODS[method]
 
 
 def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> None:
@@ -44,13 +73,12 @@ def check_modules(modules: Mapping[str, Module], sources: Collection[str]) -> No
                 raise RecipeError(message, f"{where}.sources[{i}]")
         if module.sources == ():
             raise RecipeError("is empty; name sources, or remove the key for all of them", f"{where}.sources")
-        if ":" not in module.method and module.method not in ITEM_METHODS:
-            message = f"{module.method!r} is not one of {', '.join(ITEM_METHODS)}{nearest(module.method, ITEM_METHODS)}"
-            raise RecipeError(message, f"{where}.method")
+        words = _words_of(module.method, f"{where}.method", of_items=True)
         if module.near_text is not None:
-            if module.method != "lpt":
+            if not words.keeps_near_text:
+                able = ", ".join(name for name, each in METHODS.items() if each.keeps_near_text)
                 raise RecipeError(
-                    f"is of the method lpt, and this one is {module.method}; remove it", f"{where}.near_text"
+                    f"is of the method {able}, and this one is {module.method}; remove it", f"{where}.near_text"
                 )
             if not 0 <= parse_fraction(module.near_text, f"{where}.near_text") <= 10:
                 raise RecipeError(f"{module.near_text} is out of range; as 5%, up to 1000%", f"{where}.near_text")
@@ -75,11 +103,9 @@ def _check_decode_at(module: Module, where: str) -> None:
 
 def check_balance(balance: Balance) -> None:
     """Check how samples are balanced; raises a RecipeError at the first fault."""
-    if ":" not in balance.method and balance.method not in METHODS:
-        message = f"{balance.method!r} is not one of {', '.join(METHODS)}{nearest(balance.method, METHODS)}"
-        raise RecipeError(message, "balance.method")
-    if balance.method == "rows" and balance.model is None and balance.cost is None:
-        message = "method rows needs the model's dimensions: model: {layers: , hidden: , ffn: , heads: }"
+    words = _words_of(balance.method, "balance.method")
+    if words.needs_cost and balance.model is None and balance.cost is None:
+        message = f"method {balance.method} needs the model's dimensions: model: {{layers: , hidden: , ffn: , heads: }}"
         raise RecipeError(message, "balance.model")
     if balance.strategy is not None and balance.strategy.count(":") != 1:
         raise RecipeError(f"{balance.strategy!r} is no module:function", "balance.strategy")

@@ -262,7 +262,8 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Place samples or items. Whatever costs more than hash order by the objective is not taken.
 
         Args:
-            method: `rows` (samples), `lpt`, `karmarkar_karp`, `zigzag`, `none`, or `module:function`.
+            method: A key of `METHODS` of `recipe/modules.py`, such as `lpt`, or `module:function`. With items, `rows`
+                is `lpt`, as items fill rows of any size.
             level: Of samples: `both`, `bucket` (which rank) or `bin` (which microbatch).
             objective: `rows`, `max`, `rank` or `pipeline`.
             cap: Most bytes of a bin.
@@ -278,7 +279,7 @@ class DGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         for name, word, valid in (*words, ("microbatches", microbatches, MICROBATCHES)):
             _check_word(f"balance: {name}", word, valid)
         if ":" not in method:
-            _check_word("balance: method", method, METHODS)
+            _check_word("balance: method", method, tuple(METHODS))
         if self.axis is None or self.costs is None:
             missing = "distribute(axis)" if self.axis is None else "cost(fn)"
             raise PlanError(f"balance: call {missing} before it")

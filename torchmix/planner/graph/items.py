@@ -17,16 +17,14 @@ from torchmix.errors import PlanError
 from torchmix.parallel.place_tree import GridAxis, Layout
 from torchmix.planner.balance import BalanceReport, Placement
 from torchmix.planner.methods import (
+    BALANCE_METHODS,
     OwnMethod,
     deal_to_groups,
     groups_of_bins,
-    karmarkar_karp,
-    lpt,
     lpt_near_home,
     lpt_within,
     objective_of,
     sums_of_bins,
-    zigzag,
 )
 from torchmix.planner.plan import ItemPlan, Items
 
@@ -36,7 +34,7 @@ class ItemBalance(msgspec.Struct, frozen=True, kw_only=True):
 
     axis: GridAxis
     method: str | OwnMethod = "lpt"
-    """lpt, karmarkar_karp, zigzag, none, or the user's; `rows` means lpt, as items fill rows of any size."""
+    """A key of `BALANCE_METHODS`, `none`, or the user's."""
     scope: str = "step"
     objective: str = "rows"
     cap: int | None = None
@@ -161,10 +159,7 @@ def _in_group(cost: Int64Array, memory: Int64Array, num_bins: int, options: Item
     method, cap = options.method, options.cap
     if isinstance(method, OwnMethod):
         return method(cost, memory, num_buckets=num_bins, bins=1, items_per_bin=None, cap=cap)
-    if method == "karmarkar_karp":
-        found = karmarkar_karp(cost, num_bins)
-    else:
-        found = zigzag(cost, num_bins) if method == "zigzag" else lpt(cost, num_bins)
+    found = BALANCE_METHODS[method].items(cost, num_bins)
     if cap is not None and sums_of_bins(memory, found, num_bins).max() > cap:
         try:
             return lpt_within(cost, memory, num_bins, cap)

@@ -27,15 +27,14 @@ from torchmix.planner.balance import (
     small_at_both_ends,
 )
 from torchmix.planner.methods import (
+    BALANCE_METHODS,
+    BalanceMethod,
     OwnMethod,
     deal_to_groups,
-    equal_counts,
     groups_of_bins,
-    karmarkar_karp,
     lower_bound_of,
     objective_of,
     sums_of_bins,
-    zigzag,
 )
 
 Level = Literal["both", "bucket", "bin"]
@@ -46,7 +45,7 @@ class SampleBalance(msgspec.Struct, frozen=True, kw_only=True):
     """How samples are balanced."""
 
     method: str | OwnMethod = "rows"
-    """rows, lpt, karmarkar_karp, zigzag, none, or the user's."""
+    """A key of `BALANCE_METHODS`, `none`, or the user's."""
     level: Level = "both"
     objective: str = "rows"
     microbatches: Microbatches = "unimodal"
@@ -54,6 +53,11 @@ class SampleBalance(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks of a group, inside which samples are balanced; None: all ranks are one."""
     cap: int | None = None
     """Most bytes of a bin."""
+
+    @property
+    def built_in(self) -> BalanceMethod | None:
+        """The row of a built-in method; None: the method is the user's."""
+        return BALANCE_METHODS[self.method] if isinstance(self.method, str) else None
 
 
 def place_samples(
@@ -95,8 +99,9 @@ def _placed(
 ) -> Placement:
     if options.group_size is not None and options.group_size < layout.dp and options.level != "bin":
         return _in_groups(cost, memory, plain, layout, options)
-    if options.level == "both" and options.method == "rows":
-        return in_rows(cost, layout, microbatches=options.microbatches)
+    built_in = options.built_in
+    if options.level == "both" and built_in is not None and built_in.whole is not None:
+        return built_in.whole(cost, layout, microbatches=options.microbatches)
     num_rows = layout.num_microbatches(len(cost))
     if options.level == "bucket":
         rank, row = _other_ranks(cost, memory, plain.microbatch_of_sample, layout, options), plain.microbatch_of_sample
@@ -105,7 +110,7 @@ def _placed(
         rank, row = plain.dp_rank_of_sample, _other_rows(cost, memory, plain.dp_rank_of_sample, layout, options)
     else:
         bin_of_sample = _shared_out(cost, memory, layout.dp, num_rows, layout.micro_batch_size, options)
-        if isinstance(options.method, OwnMethod):
+        if built_in is None:
             rank, row = np.divmod(bin_of_sample, num_rows)
         else:  # bins of like cost go to the same microbatch of all ranks
             of_bin = in_rows(
@@ -124,7 +129,7 @@ def _other_ranks(
     for number in range(int(row.max()) + 1):
         mine = np.flatnonzero(row == number)
         bucket = _shared_out(cost[mine], memory[mine], layout.dp, 1, layout.micro_batch_size, options)
-        if not isinstance(options.method, OwnMethod):
+        if options.built_in is not None:
             # The costliest bucket of the row goes to the rank with the least cost so far.
             sums = sums_of_bins(cost[mine], bucket, layout.dp)
             rank_of_bucket = np.empty(layout.dp, np.int64)
@@ -143,12 +148,12 @@ def _other_rows(
     num_rows = len(cost) // layout.row_samples
     for number in range(layout.dp):
         mine = np.flatnonzero(rank == number)
-        if options.method == "rows":
-            found = np.empty(len(mine), np.int64)
-            found[np.argsort(-cost[mine], kind="stable")] = np.arange(len(mine)) // layout.micro_batch_size
+        built_in = options.built_in
+        if built_in is not None and built_in.samples_of_rank is not None:
+            found = built_in.samples_of_rank(cost[mine], num_rows)
         else:
             found = _shared_out(cost[mine], memory[mine], 1, num_rows, layout.micro_batch_size, options)
-        if not isinstance(options.method, OwnMethod):
+        if built_in is not None:
             place = np.empty(num_rows, np.int64)
             place[np.argsort(-sums_of_bins(cost[mine], found, num_rows), kind="stable")] = np.arange(num_rows)
             found = place[found]
@@ -163,9 +168,7 @@ def _shared_out(
     method, num_bins = options.method, num_buckets * bins
     if isinstance(method, OwnMethod):
         return method(cost, memory, num_buckets=num_buckets, bins=bins, items_per_bin=items_per_bin, cap=options.cap)
-    if method == "karmarkar_karp":
-        return karmarkar_karp(cost, num_bins, has_equal_counts=True)
-    return zigzag(cost, num_bins) if method == "zigzag" else equal_counts(cost, num_bins)
+    return BALANCE_METHODS[method].samples(cost, num_bins)
 
 
 def _in_groups(
