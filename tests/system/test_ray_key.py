@@ -99,7 +99,7 @@ def taken(folder: Path) -> list[tuple[int, str, list[dict[str, int]]]]:
 
 
 @needs_ray
-def test_loaders_on_a_cluster_give_the_same_tensors_when_actors_and_a_node_are_lost(tmp_path, cluster, monkeypatch):
+def test_a_job_has_the_same_tensors_when_an_actor_the_keeper_and_a_node_are_lost(tmp_path, cluster, monkeypatch):
     recipe = write_job_of(tmp_path, "remote_map_of_key")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -114,7 +114,12 @@ def test_loaders_on_a_cluster_give_the_same_tensors_when_actors_and_a_node_are_l
                 assert len(now) == 3 == len(loader_actors()) and all(one.public for one in registered(folder))
                 os.kill(loader_actors()[0], signal.SIGKILL)
                 wait_until(lambda now=now: is_whole(folder, now), deadline_s=DEADLINE_S, what="another actor")
-            if number == 15:
+            if number == 12:
+                [killed] = workers_of_this_process("service.ray.main")
+                os.kill(killed, signal.SIGKILL)
+                wait_until(lambda now=now: is_replaced(folder, now), deadline_s=DEADLINE_S, what="another keeper")
+                assert workers_of_this_process("service.ray.main") != [killed]
+            if number == 20:
                 cluster.remove_node(next(iter(cluster.worker_nodes)))  # the other has room for all
                 wait_until(lambda now=now: is_whole(folder, now), deadline_s=DEADLINE_S, what="actors of the node")
         rank.result = loader.stats()["loaders_ready"], loader.order_digest
@@ -132,6 +137,12 @@ def is_whole(folder: Path, before: set[str]) -> bool:
     """Whether there are three loaders again, and some of those before are gone."""
     now = {one.endpoint for one in registered(folder)}
     return len(now) == 3 and bool(before - now)
+
+
+def is_replaced(folder: Path, before: set[str]) -> bool:
+    """Whether there are three loaders, none of those before, and their actors alone run."""
+    now = {one.endpoint for one in registered(folder)}
+    return len(now) == 3 == len(loader_actors()) and not now & before
 
 
 @needs_ray
