@@ -32,6 +32,7 @@ from torchmix.service.server import new_pair
 
 pytestmark = pytest.mark.system
 STEPS = 12
+SMALL_MODEL = {"layers": 2, "hidden": 8, "ffn": 16, "heads": 2}
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +203,7 @@ def test_a_node_worker_that_waits_for_a_slow_loader_is_not_stuck(job, monkeypatc
 
 
 def test_images_in_files_that_rows_name_are_refused_by_name(tmp_path):
-    write_project(tmp_path, ["parquet", "paths"])
+    vision = {"items": "image", "sizes": "patches", "decode_at": "worker", "model": SMALL_MODEL}
+    write_project(tmp_path, ["parquet", "paths"], modules={"vision": vision})
     with pytest.raises(OptionError, match="rows of s1 name files of images"):
         run_job(tmp_path / "recipe.yaml", Topology(), steps=1, loaders={"where": "remote", "endpoints": "nowhere"})
