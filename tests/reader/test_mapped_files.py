@@ -155,7 +155,7 @@ def test_a_file_that_is_overwritten_in_place_is_told(reading, monkeypatch):
         reading.read(ALL)
 
 
-def test_a_file_that_is_replaced_touched_or_deleted_stays_the_indexed_one(reading, monkeypatch, tmp_path):
+def test_a_file_that_is_replaced_touched_or_deleted_stays_the_indexed_one(reading, monkeypatch, tmp_path, caplog):
     reading.check(ALL)
     monkeypatch.setattr(reader, "CHECK_EVERY_S", 0)
     (tmp_path / "new").write_bytes(b"something else")
@@ -164,6 +164,8 @@ def test_a_file_that_is_replaced_touched_or_deleted_stays_the_indexed_one(readin
     reading.paths[2].unlink()
     for _ in range(3):
         reading.check(ALL)
+    [record] = caplog.records
+    assert f"{reading.paths[0].name}: another file lies there" in record.getMessage()
 
 
 def test_files_are_looked_at_no_more_often_than_that(reading, monkeypatch):

@@ -122,13 +122,19 @@ def test_a_file_that_may_not_be_read_is_an_error_that_names_it(files, monkeypatc
         files.read(1, 0, 4)
 
 
-def test_a_file_that_is_replaced_while_it_is_open_stays_the_indexed_one(files, tmp_path):
+def test_a_file_that_is_replaced_while_it_is_open_stays_the_indexed_one_with_a_warning(
+    files, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("torchmix.reader.open_files.LOOK_S", 0.0)
     path = tmp_path / "web" / "0.parquet"
     content = path.read_bytes()
     files.read(0, 0, 4)
     longer(tmp_path / "new.parquet")
+    assert files.read(0, 0, 4) and not caplog.records
     (tmp_path / "new.parquet").replace(path)
-    assert files.read(0, 4, 200) == content[4:204]
+    assert files.read(0, 4, 200) == content[4:204] == files.read(0, 4, 200)
+    [record] = caplog.records
+    assert "0.parquet: another file lies there since this process opened it" in record.getMessage()
 
 
 def test_a_file_that_is_cut_while_it_is_open_has_changed(files, tmp_path):

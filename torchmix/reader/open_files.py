@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -324,14 +325,16 @@ class RangeFetch:
 # --- Bytes of indexed files: opened when needed, checked against the catalog, read at offsets.
 #
 # A file that is not the indexed one, by size and footer, is not opened; one that is replaced while it is open stays
-# the indexed one (one overwritten in place, or in a store, is found by what its pages decode to). After a passing
-# error of a shared disk, the file is opened and read again; stores are in open_files.py. Cost: one `pread` a call.
-# Opening also reads the footer, once per file and process while the inode does not change, and not at all while the
-# file is as the catalog saw it (random_access.py). At most `most_files()` are open; the least recently used one is
-# closed first.
+# the indexed one, with a warning (one overwritten in place, or in a store, is found by what its pages decode to).
+# After a passing error of a shared disk, the file is opened and read again; stores are in open_files.py. Cost: one
+# `pread` a call, and a look at the path once a second. Opening also reads the footer, once per file and process while
+# the inode does not change, and not at all while the file is as the catalog saw it (random_access.py). At most
+# `most_files()` are open; the least recently used one is closed first.
 
 logger = logging.getLogger(__name__)
 
+LOOK_S = 1.0
+"""Between two looks whether another file lies at the path of an open one."""
 RETRY_WAITS_S = (0.05, 0.25, 1.0)
 PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN})
 
@@ -365,6 +368,8 @@ class OpenFiles:
         self._directory = directory
         self._descriptors = descriptors
         self._checked: dict[int, _Inode] = {}
+        self._looked_s: dict[int, float] = {}
+        self._replaced: set[int] = set()
         self._in_stores = [is_uri(entry.path) for entry in files]
         self._paths: dict[int, str] = {}
         self.objects = OpenObjects(source, files) if any(self._in_stores) else None
@@ -442,7 +447,7 @@ class OpenFiles:
             opened.will_read(offset, num_bytes)
 
     def check_in_place(self, file: int) -> None:
-        """Check that a file in use was not altered in place. A replaced or deleted file is out of reach.
+        """Check that a file in use was not altered in place; one that was replaced stays as it was, with a warning.
 
         Raises:
             SourceChanged: It was cut, or overwritten in place.
@@ -450,7 +455,10 @@ class OpenFiles:
         known = self._checked[file]
         try:
             status = Path(self.path(file)).stat()
-            if (status.st_dev, status.st_ino) != (known.device, known.inode) or _inode(status) == known:
+            if (status.st_dev, status.st_ino) != (known.device, known.inode):
+                self._warn_replaced(file)
+                return
+            if _inode(status) == known:
                 return
             self._descriptors.close(self._key(file))
             self._open(file)
@@ -463,6 +471,7 @@ class OpenFiles:
     def _open(self, file: int) -> LocalFile:
         opened = self._descriptors.use(self._key(file))
         if opened is not None:
+            self._look_for_another(file, opened)
             return opened
         opened = LocalFile(self.path(file))
         try:
@@ -478,6 +487,26 @@ class OpenFiles:
             raise
         self._descriptors.keep(self._key(file), opened)
         return opened
+
+    def _look_for_another(self, file: int, opened: LocalFile) -> None:
+        """Warn where another file lies at the path of an open one."""
+        now = time.monotonic()
+        if now - self._looked_s.get(file, -LOOK_S) < LOOK_S:
+            return
+        self._looked_s[file] = now
+        with suppress(OSError):  # it was deleted: whoever opens it next says so
+            status, known = Path(self.path(file)).stat(), opened.status
+            if (status.st_dev, status.st_ino) != (known.st_dev, known.st_ino):
+                self._warn_replaced(file)
+
+    def _warn_replaced(self, file: int) -> None:
+        if file not in self._replaced:
+            self._replaced.add(file)
+            logger.warning(
+                "%s: another file lies there since this process opened it. It reads on from the one that was indexed; "
+                "processes that start from now on refuse the new one. Put the old file back, or run torchmix index",
+                self.where(file),
+            )
 
     def _changed(self, file: int, found: str) -> SourceChanged:
         return changed(self._source, self._files[file], self.path(file), found)
